@@ -1,0 +1,122 @@
+"""Cut an image batch into a grid of patches, and say which pixels each patch covers."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pivotpatch.core.errors import InputError
+
+
+class PatchBox(NamedTuple):
+    """The pixels of one patch: columns `left` to `right` and rows `top` to `bottom`, ends excluded."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+def check_images(images: Tensor, where: str) -> None:
+    """Refuse what is not a batch of images (B,C,H,W) with at least one image in it."""
+    if images.ndim != 4:
+        todo = "add the batch dimension with images[None]" if images.ndim == 3 else "give (B, C, H, W)"
+        raise InputError(where, f"images have shape {tuple(images.shape)}", todo)
+    if images.shape[0] == 0:
+        raise InputError(where, f"the batch is empty, shape {tuple(images.shape)}", "give at least one image")
+    if images.shape[1] > 4 and images.shape[3] in (1, 3, 4):
+        raise InputError(
+            where,
+            f"images of shape {tuple(images.shape)} have {images.shape[1]} channels and look channels-last",
+            "permute them to (B, C, H, W)",
+        )
+    if not (images.is_floating_point() or images.dtype == torch.uint8):
+        raise InputError(where, f"images are {images.dtype}", "give a floating-point or uint8 tensor")
+
+
+def _starts(length: int, grid: int) -> tuple[list[int], int]:
+    """First pixel of each of `grid` equal spans that cover `length`, and their common size.
+
+    Where `grid` does not divide `length` the spans are rounded up and overlap by the few pixels
+    that are left, so that no border is lost and all stay equal.
+    """
+    size = -(-length // grid)
+    return [i * (length - size) // max(grid - 1, 1) for i in range(grid)], size
+
+
+def patch_boxes(height: int, width: int, *, grid: int = 2) -> list[PatchBox]:
+    """Pixel boxes of the patches of an image, row by row.
+
+    Args:
+        height: H, rows of the image.
+        width: W, columns of the image.
+        grid: patches per side; the result has P = grid * grid boxes of equal size that together
+            cover every pixel.
+
+    >>> patch_boxes(4, 6, grid=2)[1]
+    PatchBox(left=3, top=0, right=6, bottom=2)
+    >>> [(box.left, box.right) for box in patch_boxes(1, 7, grid=1)]
+    [(0, 7)]
+    """
+    if grid < 1:
+        raise InputError("patch_boxes", f"grid is {grid}", "give a whole number of patches per side, 1 or more")
+    if grid > min(height, width):
+        raise InputError(
+            "patch_boxes",
+            f"grid {grid} is larger than the image, {height} x {width} pixels",
+            "give a smaller grid or a larger image",
+        )
+    tops, rows = _starts(height, grid)
+    lefts, columns = _starts(width, grid)
+    return [PatchBox(left, top, left + columns, top + rows) for top in tops for left in lefts]
+
+
+def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize a batch with bilinear interpolation, anti-aliased where it shrinks.
+
+    Args:
+        images: (B,C,H,W), floating point or uint8.
+        size: rows and columns of the result.
+
+    Returns:
+        (B,C,*size) in the dtype of `images`; `images` itself where the size is already right.
+
+    >>> resize_images(torch.ones(1, 3, 4, 4), (8, 6)).shape
+    torch.Size([1, 3, 8, 6])
+    """
+    height, width = images.shape[-2:]
+    if (height, width) == tuple(size):
+        return images
+    # Anti-aliasing changes nothing when both sides grow, and exporters know the plain form better.
+    shrinks = size[0] < height or size[1] < width
+    exact = images if images.dtype in (torch.float32, torch.float64) else images.float()
+    resized = F.interpolate(exact, size=size, mode="bilinear", align_corners=False, antialias=shrinks)
+    return resized.round().to(torch.uint8) if images.dtype == torch.uint8 else resized.to(images.dtype)
+
+
+def cut_patches(source: Tensor, *, grid: int = 2, size: tuple[int, int] | None = None) -> Tensor:
+    """Cut each image into grid x grid equal patches and resize every patch to the network's input.
+
+    The paper cuts the image that the network sees, so `size` stays its default. Cutting a larger
+    `source` instead ("native" patches) gives each patch the detail that the resized image has lost.
+
+    Args:
+        source: images (B,C,H,W) to cut, floating point or uint8.
+        grid: patches per side, P = grid * grid.
+        size: rows and columns of each patch after resizing; those of `source` by default.
+
+    Returns:
+        Patches (B,P,C,*size), row by row as in `patch_boxes`.
+
+    >>> cut_patches(torch.rand(2, 3, 32, 32), grid=2).shape
+    torch.Size([2, 4, 3, 32, 32])
+    >>> cut_patches(torch.rand(2, 3, 64, 64), grid=2, size=(32, 32)).shape
+    torch.Size([2, 4, 3, 32, 32])
+    """
+    check_images(source, "cut_patches")
+    height, width = source.shape[-2:]
+    boxes = patch_boxes(height, width, grid=grid)
+    patches = torch.stack([source[..., b.top : b.bottom, b.left : b.right] for b in boxes], dim=1)
+    resized = resize_images(patches.flatten(0, 1), (height, width) if size is None else size)
+    return resized.unflatten(0, (-1, len(boxes)))

@@ -1,0 +1,96 @@
+"""One way to name a data set everywhere: `scheme:location@split?option=value&option=value`."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Literal, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qsl
+
+from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.data.records import RecordSet
+
+# scheme -> module and function; imported when first asked for, so that `--help` stays quick.
+READERS: Mapping[str, str] = {
+    "coco": "pivotpatch.data.coco:read_coco",
+    "voc": "pivotpatch.data.voc:read_voc",
+    "vg": "pivotpatch.data.visual_genome:read_visual_genome",
+    "table": "pivotpatch.data.table:read_table",
+    "folder": "pivotpatch.data.folder:read_folder",
+    "scenes": "pivotpatch.data.scenes:read_scenes",
+}
+
+
+@dataclass(frozen=True)
+class Address:
+    """A data set's address, taken apart."""
+
+    scheme: str
+    location: str
+    split: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        split = f"@{self.split}" if self.split else ""
+        options = "?" + "&".join(f"{k}={v}" for k, v in self.options.items()) if self.options else ""
+        return f"{self.scheme}:{self.location}{split}{options}"
+
+
+def parse_address(text: str) -> Address:
+    """Take an address apart.
+
+    >>> parse_address("voc:/data/VOCdevkit@2007-test?difficult=unknown")
+    Address(scheme='voc', location='/data/VOCdevkit', split='2007-test', options={'difficult': 'unknown'})
+    >>> parse_address("scenes:").location
+    ''
+    """
+    scheme, colon, rest = text.partition(":")
+    if not colon or scheme not in READERS:
+        wrong = f"unknown scheme {scheme!r}" if colon else "no scheme before a colon"
+        todo = choose_one_of(scheme, READERS) if colon else "write for example table:photos.csv or coco:/data@train2017"
+        raise InputError(f"address {text!r}", wrong, todo)
+    rest, _, query = rest.partition("?")
+    head, at, split = rest.rpartition("@")
+    if not at or "/" in split:  # an @ inside a folder's name
+        head, split = rest, ""
+    return Address(scheme, head, split or None, dict(parse_qsl(query, keep_blank_values=True)))
+
+
+def open_records(address: str) -> RecordSet:
+    """Read the data set at an address."""
+    parsed = parse_address(address)
+    module, _, function = READERS[parsed.scheme].partition(":")
+    reader: Callable[..., RecordSet] = getattr(import_module(module), function)
+    return reader(parsed.location, parsed.split, **_typed_options(reader, parsed))
+
+
+def _typed_options(reader: Callable[..., RecordSet], address: Address) -> dict[str, object]:
+    """The options of an address in the types that the reader's signature states."""
+    hints = get_type_hints(reader)
+    known = [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    typed: dict[str, object] = {}
+    for name, text in address.options.items():
+        if name not in known:
+            todo = choose_one_of(name, known) if known else "this reader has no options"
+            raise InputError(f"address {str(address)!r}", f"unknown option {name!r}", todo)
+        typed[name] = _convert(text, hints[name], f"address {str(address)!r}, option {name}")
+    return typed
+
+
+def _convert(text: str, hint: object, where: str) -> object:
+    if get_origin(hint) is Literal:
+        if text not in get_args(hint):
+            raise InputError(where, f"value {text!r}", choose_one_of(text, get_args(hint)))
+        return text
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
+    if bool in kinds:
+        if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
+            raise InputError(where, f"value {text!r}", "write true or false")
+        return text.lower() in ("true", "1", "yes")
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                raise InputError(where, f"value {text!r}", f"write a number ({kind.__name__})") from None
+    return text
