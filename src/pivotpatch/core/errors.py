@@ -9,6 +9,10 @@ class InputError(ValueError):
 
     def __init__(self, where: str, wrong: str, todo: str) -> None:
         super().__init__(f"{where}: {wrong}; {todo}")
+        self.parts = where, wrong, todo
+
+    def __reduce__(self) -> tuple[type["InputError"], tuple[str, str, str]]:
+        return type(self), self.parts  # so that it survives the way out of a worker process
 
 
 def choose_one_of(name: str, known: Iterable[str]) -> str:

@@ -118,5 +118,45 @@ def cut_patches(source: Tensor, *, grid: int = 2, size: tuple[int, int] | None =
     height, width = source.shape[-2:]
     boxes = patch_boxes(height, width, grid=grid)
     patches = torch.stack([source[..., b.top : b.bottom, b.left : b.right] for b in boxes], dim=1)
-    resized = resize_images(patches.flatten(0, 1), (height, width) if size is None else size)
-    return resized.unflatten(0, (-1, len(boxes)))
+    resized: Tensor = resize_images(patches.flatten(0, 1), (height, width) if size is None else size)
+    return resized.reshape(-1, len(boxes), *resized.shape[1:])
+
+
+def stack_views(images: Tensor, patches: Tensor) -> Tensor:
+    """Put whole images and their patches into one batch, so that the network runs once.
+
+    Args:
+        images: (B,C,H,W).
+        patches: (B,P,C,H,W).
+
+    Returns:
+        Views (B + B * P,C,H,W): all images, then the patches image by image.
+
+    >>> stack_views(torch.rand(2, 3, 8, 8), torch.rand(2, 4, 3, 8, 8)).shape
+    torch.Size([10, 3, 8, 8])
+    """
+    if patches.ndim != 5 or patches.shape[0] != images.shape[0] or patches.shape[2:] != images.shape[1:]:
+        raise InputError(
+            "stack_views",
+            f"images have shape {tuple(images.shape)} and patches {tuple(patches.shape)}",
+            "give (B, C, H, W) and (B, P, C, H, W)",
+        )
+    return torch.cat([images, patches.flatten(0, 1)])
+
+
+def split_views(outputs: Tensor, *, patches: int) -> tuple[Tensor, Tensor]:
+    """Undo `stack_views` on what the network made of the views.
+
+    Args:
+        outputs: (B + B * P, ...), one row a view.
+        patches: P.
+
+    Returns:
+        The images' rows (B, ...) and the patches' rows (B,P, ...).
+
+    >>> image, patch = split_views(torch.arange(10), patches=4)
+    >>> image.tolist(), patch[0].tolist()
+    ([0, 1], [2, 3, 4, 5])
+    """
+    batch = outputs.shape[0] // (1 + patches)
+    return outputs[:batch], outputs[batch:].reshape(batch, patches, *outputs.shape[1:])

@@ -1,0 +1,1 @@
+"""From disk to tensors; knows no model."""

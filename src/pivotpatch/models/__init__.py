@@ -1,0 +1,1 @@
+"""Networks: timm in, logits out; knows no data."""

@@ -1,0 +1,256 @@
+"""Average precision in both published definitions, and precision, recall and F1 under a named policy.
+
+Every result says by which definition it was computed, which labels were skipped for want of a
+positive image, and leaves unknown labels (NaN in the target) out. Values are fractions, not per cent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pivotpatch.core.errors import InputError, choose_one_of, shorten
+from pivotpatch.core.policies import Fixed, ThresholdPolicy
+
+Definition = Literal["step", "envelope"]
+DEFINITIONS: dict[str, str] = {
+    "step": "step-wise sum over recall (scikit-learn)",
+    "envelope": "all points under the monotone precision envelope (VOC 2010)",
+}
+EmptyRule = Literal["zero", "skip"]
+_DEFAULT_POLICY = Fixed(0.5)
+
+
+@dataclass(frozen=True)
+class AveragePrecision:
+    """Average precision of each label and their mean.
+
+    Attributes:
+        definition: "step" or "envelope", see `DEFINITIONS`.
+        labels: names of the L labels.
+        per_label: L values; None for a label without a positive image.
+        positives: L counts of positive images.
+        skipped: names of the labels without a positive image; they are not in the mean.
+    """
+
+    definition: Definition
+    labels: tuple[str, ...]
+    per_label: tuple[float | None, ...]
+    positives: tuple[int, ...]
+    skipped: tuple[str, ...]
+
+    @property
+    def mean(self) -> float:
+        """MAP over the labels that are not skipped."""
+        values = [value for value in self.per_label if value is not None]
+        return sum(values) / len(values)
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it in plain types, for JSON."""
+        return {"mean": self.mean, **asdict(self)}
+
+    def __str__(self) -> str:
+        text = f"mAP {100 * self.mean:.2f} ({DEFINITIONS[self.definition]}; {len(self.labels)} labels"
+        return text + (f", without a positive and skipped: {shorten(self.skipped)})" if self.skipped else ")")
+
+
+@dataclass(frozen=True)
+class PrecisionRecall:
+    """Precision, recall and F1, per class (C) and overall (O), as the literature writes them.
+
+    CF1 and OF1 are the harmonic means of the two values before them; `macro_f1` is the mean of the
+    labels' own F1, which other fields call macro F1.
+
+    Attributes:
+        definition: the threshold policy in words.
+        empty: "zero" counts the precision of a label that was never given as 0, "skip" leaves it
+            out of CP.
+        CP: mean precision of the labels.
+        CR: mean recall of the labels.
+        CF1: harmonic mean of CP and CR.
+        OP: precision over all decisions.
+        OR: recall over all decisions.
+        OF1: harmonic mean of OP and OR.
+        macro_f1: mean F1 of the labels.
+        labels: names of the L labels.
+        precision: L values; None for a label without a positive image, or never given under "skip".
+        recall: L values; None for a label without a positive image.
+        skipped: labels without a positive image: in OP and OR, not in CP, CR and `macro_f1`.
+        never_given: labels, among those not skipped, that no image was given.
+    """
+
+    definition: str
+    empty: EmptyRule
+    CP: float
+    CR: float
+    CF1: float
+    OP: float
+    OR: float
+    OF1: float
+    macro_f1: float
+    labels: tuple[str, ...]
+    precision: tuple[float | None, ...]
+    recall: tuple[float | None, ...]
+    skipped: tuple[str, ...]
+    never_given: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it in plain types, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        values = " ".join(f"{k} {100 * getattr(self, k):.1f}" for k in ("CP", "CR", "CF1", "OP", "OR", "OF1"))
+        return f"{values} ({self.definition}; labels never given: {self.empty})"
+
+
+def average_precision(
+    scores: Tensor, target: Tensor, *, definition: Definition = "step", labels: Sequence[str] | None = None
+) -> AveragePrecision:
+    """Average precision of each label.
+
+    Equal scores share one threshold, so the order of the images never matters.
+
+    Args:
+        scores: (B,L), higher means more likely; any scale.
+        target: (B,L), 1 present, 0 absent, NaN unknown.
+        definition: "step" or "envelope", see `DEFINITIONS`; the second is the higher.
+        labels: names of the L labels.
+
+    >>> average_precision(torch.tensor([[0.9], [0.8], [0.1]]), torch.tensor([[1.0], [0.0], [1.0]])).mean
+    0.8333333333333333
+    """
+    if definition not in DEFINITIONS:
+        raise InputError(
+            "average_precision", f"unknown definition {definition!r}", choose_one_of(definition, DEFINITIONS)
+        )
+    target, names = _check(scores, target, labels, "average_precision")
+    by_label = scores.detach().to(torch.promote_types(scores.dtype, torch.float32)).t().contiguous()
+    target = target.t().contiguous()
+    all_known = not torch.isnan(target).any()
+    values: list[float | None] = []
+    positives: list[int] = []
+    for label_scores, label_target in zip(by_label, target, strict=True):
+        present = _sort(label_scores[label_target == 1])
+        known = _sort(label_scores if all_known else label_scores[~torch.isnan(label_target)])
+        positives.append(len(present))
+        values.append(_average_precision_sorted(present, known, definition) if len(present) else None)
+    skipped = tuple(name for name, value in zip(names, values, strict=True) if value is None)
+    if len(skipped) == len(names):
+        raise InputError("average_precision", "no label has a positive image", "check the target")
+    return AveragePrecision(definition, names, tuple(values), tuple(positives), skipped)
+
+
+def _sort(values: Tensor) -> Tensor:
+    """Sort a vector (N,) upwards."""
+    if values.is_cuda:
+        return values.sort().values
+    # torch always sorts indices along; without them NumPy is ten times faster on the same memory.
+    values = values.clone()
+    values.numpy().sort()
+    return values
+
+
+def _average_precision_sorted(present: Tensor, known: Tensor, definition: Definition) -> float:
+    """Average precision from the ascending scores of the positives (P,) and of all images (N,).
+
+    The precision at a positive's score is the share of positives among all that score at least as
+    much, and recall rises by 1 / P at each positive: the sum over recall is a mean over positives.
+    """
+    hits = len(present) - torch.searchsorted(present, present)
+    given = len(known) - torch.searchsorted(known, present)
+    precision = hits.double() / given
+    if definition == "envelope":  # the best precision at this recall or a higher one
+        precision = precision.cummax(0).values
+    return precision.mean().item()
+
+
+def precision_recall(
+    scores: Tensor,
+    target: Tensor,
+    *,
+    policy: ThresholdPolicy = _DEFAULT_POLICY,
+    empty: EmptyRule = "zero",
+    labels: Sequence[str] | None = None,
+) -> PrecisionRecall:
+    """CP, CR, CF1, OP, OR and OF1 of the decisions that a policy makes.
+
+    Args:
+        scores: (B,L); probabilities where the policy needs them.
+        target: (B,L), 1 present, 0 absent, NaN unknown.
+        policy: `Fixed`, `PerLabel`, `PriorMatched` or `TopK`.
+        empty: what the precision of a label that is never given counts: "zero" or "skip".
+        labels: names of the L labels.
+
+    >>> result = precision_recall(torch.tensor([[0.9, 0.8], [0.1, 0.2]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> result.OP, result.CR, result.definition
+    (0.5, 0.5, 'fixed threshold 0.5')
+    """
+    if empty not in ("zero", "skip"):
+        raise InputError("precision_recall", f"unknown rule {empty!r}", choose_one_of(empty, ("zero", "skip")))
+    target, names = _check(scores, target, labels, "precision_recall")
+    given = policy.decide(scores.detach()) & ~torch.isnan(target)
+    present = target == 1
+    hits = (given & present).sum(0).double().cpu()
+    gives, presents = given.sum(0).double().cpu(), present.sum(0).double().cpu()
+    counted = presents > 0
+    if not counted.any():
+        raise InputError("precision_recall", "no label has a positive image", "check the target")
+    precision = hits / gives.clamp(min=1)
+    recall = hits / presents.clamp(min=1)
+    in_precision = counted if empty == "zero" else counted & (gives > 0)
+    class_precision = precision[in_precision].mean().item() if in_precision.any() else 0.0
+    class_recall = recall[counted].mean().item()
+    overall_precision = (hits.sum() / gives.sum().clamp(min=1)).item()
+    overall_recall = (hits.sum() / presents.sum()).item()
+    return PrecisionRecall(
+        policy.definition,
+        empty,
+        CP=class_precision,
+        CR=class_recall,
+        CF1=_harmonic_mean(class_precision, class_recall),
+        OP=overall_precision,
+        OR=overall_recall,
+        OF1=_harmonic_mean(overall_precision, overall_recall),
+        macro_f1=(2 * hits / (gives + presents).clamp(min=1))[counted].mean().item(),
+        labels=names,
+        precision=_known_values(precision, in_precision),
+        recall=_known_values(recall, counted),
+        skipped=_chosen(names, ~counted),
+        never_given=_chosen(names, counted & (gives == 0)),
+    )
+
+
+def _harmonic_mean(a: float, b: float) -> float:
+    return 2 * a * b / (a + b) if a + b > 0 else 0.0
+
+
+def _known_values(values: Tensor, known: Tensor) -> tuple[float | None, ...]:
+    """Values (L,) with None where they are not known."""
+    return tuple(v if k else None for v, k in zip(values.tolist(), known.tolist(), strict=True))
+
+
+def _chosen(names: tuple[str, ...], mask: Tensor) -> tuple[str, ...]:
+    return tuple(name for name, chosen in zip(names, mask.tolist(), strict=True) if chosen)
+
+
+def _check(scores: Tensor, target: Tensor, labels: Sequence[str] | None, where: str) -> tuple[Tensor, tuple[str, ...]]:
+    """The target as floats (B,L) on the device of the scores, and the labels' names."""
+    if scores.ndim != 2 or scores.shape != target.shape:
+        raise InputError(
+            where, f"scores have shape {tuple(scores.shape)} and target {tuple(target.shape)}", "give both as (B, L)"
+        )
+    if scores.shape[0] == 0:
+        raise InputError(where, "there is no image", "give at least one")
+    names = tuple(labels) if labels is not None else tuple(f"label {i}" for i in range(scores.shape[1]))
+    if len(names) != scores.shape[1]:
+        raise InputError(where, f"{len(names)} label names for {scores.shape[1]} columns", "give one name a column")
+    broken = torch.isnan(scores).any(0)
+    if broken.any():
+        raise InputError(where, f"scores of {shorten(_chosen(names, broken))} hold NaN", "find where the model made it")
+    target = target.to(device=scores.device, dtype=torch.float32)
+    wrong = ~(torch.isnan(target) | (target == 0) | (target == 1))
+    if wrong.any():
+        raise InputError(where, f"target holds {target[wrong][0].item():g}", "write 1, 0, or NaN for unknown")
+    return target, names

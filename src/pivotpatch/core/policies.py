@@ -1,0 +1,140 @@
+"""Threshold policies by name: how scores become decisions.
+
+Precision and recall mean nothing without the rule behind them, and published tables use four:
+one threshold for all labels, one for each label, thresholds that reproduce the training priors
+(PAT's tables), and the k highest labels of each image.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pivotpatch.core.errors import InputError
+
+
+class ThresholdPolicy(Protocol):
+    """A rule that turns scores (B,L) into decisions (B,L)."""
+
+    @property
+    def definition(self) -> str:
+        """The rule in words, for tables."""
+        ...
+
+    def decide(self, scores: Tensor) -> Tensor:
+        """Decisions (B,L), boolean, for scores (B,L)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A label is given where its probability is above one threshold.
+
+    >>> Fixed(0.5).decide(torch.tensor([[0.4, 0.6]])).tolist()
+    [[False, True]]
+    """
+
+    threshold: float = 0.5
+
+    @property
+    def definition(self) -> str:
+        """The rule in words."""
+        return f"fixed threshold {self.threshold:g}"
+
+    def decide(self, scores: Tensor) -> Tensor:
+        """Decisions (B,L) for probabilities (B,L)."""
+        _check_probabilities(scores, "Fixed")
+        return scores > self.threshold
+
+
+@dataclass(frozen=True)
+class PerLabel:
+    """A label is given where its probability is above its own threshold.
+
+    >>> PerLabel((0.3, 0.7)).decide(torch.tensor([[0.4, 0.6]])).tolist()
+    [[True, False]]
+    """
+
+    thresholds: tuple[float, ...]
+
+    @property
+    def definition(self) -> str:
+        """The rule in words."""
+        return f"per-label thresholds ({min(self.thresholds):g} to {max(self.thresholds):g})"
+
+    def decide(self, scores: Tensor) -> Tensor:
+        """Decisions (B,L) for probabilities (B,L)."""
+        _check_probabilities(scores, "PerLabel")
+        _check_count(len(self.thresholds), scores, "PerLabel: thresholds")
+        return scores > torch.tensor(self.thresholds, dtype=scores.dtype, device=scores.device)
+
+
+@dataclass(frozen=True)
+class PriorMatched:
+    """Each label is given to its highest-scored images, as many as its share in training says.
+
+    With N images a label of prior r is given to the round(r * N) images that score highest for it;
+    images that tie with the last of them are given it too.
+
+    >>> PriorMatched((0.5,)).decide(torch.tensor([[3.0], [1.0], [2.0], [0.0]])).flatten().tolist()
+    [True, False, True, False]
+    """
+
+    priors: tuple[float, ...]
+
+    @classmethod
+    def from_target(cls, target: Tensor) -> "PriorMatched":
+        """The priors of a training target (N,L); unknown labels are left out of their mean."""
+        return cls(tuple(torch.nanmean(target.double(), dim=0).nan_to_num(0.0).tolist()))
+
+    @property
+    def definition(self) -> str:
+        """The rule in words."""
+        return "class-prior matched thresholds"
+
+    def decide(self, scores: Tensor) -> Tensor:
+        """Decisions (B,L) for scores (B,L) of any scale."""
+        _check_count(len(self.priors), scores, "PriorMatched: priors")
+        count = len(scores)
+        wanted = (torch.tensor(self.priors, dtype=torch.float64) * count).round().long().clamp(0, count)
+        last = scores.sort(dim=0, descending=True).values.gather(0, (wanted - 1).clamp(min=0)[None].to(scores.device))
+        return (scores >= last) & (wanted > 0).to(scores.device)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Each image is given its k highest labels.
+
+    >>> TopK(1).decide(torch.tensor([[0.1, 0.3, 0.2]])).tolist()
+    [[False, True, False]]
+    """
+
+    k: int = 3
+
+    @property
+    def definition(self) -> str:
+        """The rule in words."""
+        return f"top-{self.k} labels of each image"
+
+    def decide(self, scores: Tensor) -> Tensor:
+        """Decisions (B,L) for scores (B,L) of any scale; exactly k are given, ties or not."""
+        if not 1 <= self.k <= scores.shape[1]:
+            raise InputError("TopK", f"k is {self.k} for {scores.shape[1]} labels", "give 1 to the number of labels")
+        chosen = torch.zeros_like(scores, dtype=torch.bool)
+        return chosen.scatter_(1, scores.topk(self.k, dim=1).indices, value=True)
+
+
+def _check_probabilities(scores: Tensor, where: str) -> None:
+    low, high = scores.aminmax()
+    if low < 0 or high > 1:
+        raise InputError(
+            where,
+            f"scores from {low.item():.3g} to {high.item():.3g} are no probabilities",
+            "apply torch.sigmoid to logits first",
+        )
+
+
+def _check_count(count: int, scores: Tensor, where: str) -> None:
+    if count != scores.shape[1]:
+        raise InputError(where, f"{count} values for {scores.shape[1]} labels", "give one value a label")

@@ -1,0 +1,98 @@
+"""Any timm model as images in, feature map out."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+from timm.models import get_pretrained_cfg_value
+from torch import Tensor, nn
+
+from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.patches import check_images
+from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
+from pivotpatch.models.weights import load_exactly, read_weights
+
+BackboneOption = str | int | float | bool | None
+
+
+class Backbone(nn.Module):
+    """A timm model without its classifier.
+
+    Attributes:
+        features: D of the feature map it gives.
+        preprocessing: what timm states for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        image_size: int | None = None,
+        options: Mapping[str, BackboneOption] | None = None,
+        pretrained: bool = False,
+        weights: str | Path | None = None,
+    ) -> None:
+        """Build a backbone.
+
+        Args:
+            name: a timm model, with its weights' tag after a dot where `pretrained` needs one.
+            image_size: rows and columns of the images; the model's own by default. Networks of
+                convolutions take any other size too.
+            options: further arguments of timm's constructor, such as `drop_path_rate`.
+            pretrained: fetch timm's weights from the hub.
+            weights: a local file of weights instead, .safetensors or a torch file without pickled
+                code; every key must match except the classifier's.
+        """
+        super().__init__()
+        if not timm.is_model(name.partition(".")[0]):
+            raise InputError(
+                "backbone", f"timm has no model {name!r}", choose_one_of(name.partition(".")[0], timm.list_models())
+            )
+        if pretrained and weights is not None:
+            raise InputError("backbone", "both pretrained and weights are given", "give one of them")
+        arguments = dict(options or {})
+        if image_size is not None and get_pretrained_cfg_value(name, "fixed_input_size"):
+            arguments.setdefault("img_size", image_size)
+        try:
+            self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
+        except TypeError as error:
+            raise InputError(
+                f"backbone {name!r}", f"options {arguments}: {error}", "remove what it does not take"
+            ) from error
+        if weights is not None:
+            _load_backbone(self.network, Path(weights))
+        self.features: int = self.network.num_features
+        self.preprocessing: Preprocessing = read_preprocessing(self.network, image_size=image_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Feature map (B,D,h,w) of images (B,C,H,W)."""
+        check_images(images, "backbone")
+        channels = len(self.preprocessing.mean)
+        if images.shape[1] != channels:
+            raise InputError("backbone", f"images have {images.shape[1]} channels", f"give (B, {channels}, H, W)")
+        features: Tensor = self.network.forward_features(images)
+        if features.ndim == 4:
+            return features.permute(0, 3, 1, 2) if getattr(self.network, "output_fmt", "NCHW") == "NHWC" else features
+        return self._map_of_tokens(features, images)
+
+    def _map_of_tokens(self, tokens: Tensor, images: Tensor) -> Tensor:
+        """Lay a transformer's tokens (B,N,D) out as the map (B,D,h,w) they came from."""
+        tokens = tokens[:, getattr(self.network, "num_prefix_tokens", 0) :]
+        measure = getattr(getattr(self.network, "patch_embed", None), "dynamic_feat_size", None)
+        if measure is not None:
+            height, width = measure(tuple(images.shape[-2:]))
+        else:
+            height = width = int(tokens.shape[1] ** 0.5)
+        if height * width != tokens.shape[1]:
+            raise InputError("backbone", f"{tokens.shape[1]} tokens form no map", "choose another backbone")
+        return tokens.transpose(1, 2).reshape(len(tokens), -1, height, width)
+
+
+def _load_backbone(network: Any, path: Path) -> None:
+    """Load a file of weights that fits except for the classifier, which the network has not."""
+    classifier = network.pretrained_cfg["classifier"]
+    prefixes = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    state = read_weights(path)
+    body = {key: value for key, value in state.items() if not key.startswith(tuple(f"{p}." for p in prefixes))}
+    load_exactly(network, body, where=str(path))

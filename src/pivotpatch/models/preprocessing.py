@@ -1,0 +1,66 @@
+"""What a network wants done to a picture before it looks at it."""
+
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+from timm.data import resolve_model_data_config
+from torch import Tensor, nn
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as transforms
+
+from pivotpatch.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize to a square, scale to [0, 1], subtract the mean, divide by the standard deviation.
+
+    Multi-label work squashes pictures to the square: a crop could lose the object a label is about.
+
+    Attributes:
+        image_size: rows and columns the network sees.
+        mean: one value a channel.
+        std: one value a channel.
+        interpolation: "bilinear" or "bicubic", always anti-aliased.
+    """
+
+    image_size: int
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    interpolation: str = "bilinear"
+
+    def __call__(self, picture: Image.Image | Tensor) -> Tensor:
+        """Prepare a picture.
+
+        Args:
+            picture: a PIL picture of any mode, or pixels (C,H,W) or (B,C,H,W), uint8 or floats in [0, 1].
+
+        Returns:
+            Floats (C,S,S) or (B,C,S,S) with S = image_size.
+        """
+        pixels: Tensor = (
+            transforms.pil_to_tensor(picture.convert("RGB")) if isinstance(picture, Image.Image) else picture
+        )
+        if pixels.ndim not in (3, 4) or pixels.shape[-3] != len(self.mean):
+            raise InputError(
+                "Preprocessing",
+                f"pixels have shape {tuple(pixels.shape)}",
+                f"give ({len(self.mean)}, H, W) or a batch of such",
+            )
+        size = [self.image_size, self.image_size]
+        resized = transforms.resize(pixels, size, InterpolationMode(self.interpolation), antialias=True)
+        scaled = transforms.to_dtype(resized, torch.float32, scale=True)
+        normalised: Tensor = transforms.normalize(scaled, list(self.mean), list(self.std))
+        return normalised
+
+
+def read_preprocessing(backbone: nn.Module, *, image_size: int | None = None) -> Preprocessing:
+    """The preprocessing that timm states for one of its models, at its own size or another."""
+    stated = resolve_model_data_config(backbone)
+    return Preprocessing(
+        image_size=image_size or stated["input_size"][-1],
+        mean=tuple(stated["mean"]),
+        std=tuple(stated["std"]),
+        interpolation=stated["interpolation"] if stated["interpolation"] in ("bilinear", "bicubic") else "bicubic",
+    )

@@ -1,0 +1,60 @@
+"""Weights from files: read without pickled code, loaded only where every key and shape agrees."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pivotpatch.core.errors import InputError, shorten
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, or of a torch file that holds nothing but tensors."""
+    if not path.is_file():
+        raise InputError(str(path), "there is no such file", "check the path")
+    if path.suffix == ".safetensors":
+        try:
+            return dict(load_file(path))
+        except SafetensorError as error:
+            raise InputError(
+                str(path), f"cannot be read ({error})", "it is damaged or cut short, copy it again"
+            ) from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch reports a damaged file in many ways
+        raise InputError(
+            str(path),
+            f"cannot be read as plain tensors ({type(error).__name__})",
+            "save its state_dict as .safetensors",
+        ) from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(str(path), "holds more than named tensors", "save its state_dict as .safetensors")
+    return {key.removeprefix("module."): value for key, value in state.items()}
+
+
+def load_exactly(module: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
+    """Load tensors into a module; a missing, extra or misshapen key is an error that names it."""
+    expected = module.state_dict()
+    missing = [key for key in expected if key not in state]
+    extra = [key for key in state if key not in expected]
+    misshapen = [
+        f"{key} is {tuple(state[key].shape)} instead of {tuple(value.shape)}"
+        for key, value in expected.items()
+        if key in state and state[key].shape != value.shape
+    ]
+    parts = [
+        f"{len(names)} {kind} ({shorten(names)})"
+        for kind, names in (("missing", missing), ("extra", extra), ("misshapen", misshapen))
+        if names
+    ]
+    if parts:
+        raise InputError(
+            where, "weights do not fit the network: " + ", ".join(parts), "give the weights of this very architecture"
+        )
+    module.load_state_dict(dict(state))

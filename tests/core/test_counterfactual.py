@@ -1,0 +1,140 @@
+import pytest
+import torch
+from reference import pat
+from torch import Tensor
+
+from pivotpatch.core.counterfactual import combine_logits, patch_weights, pool_patches, tde_logits
+from pivotpatch.core.errors import InputError
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("lam", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("own_weights", [False, True])
+def test_agrees_with_the_equations_written_with_loops(temperature: float, lam: float, own_weights: bool) -> None:
+    image, patches, weights = draw(3, 5), draw(3, 4, 5), draw(4, 3, 5).transpose(0, 1)
+    out = combine_logits(
+        image, patches, weight_logits=weights if own_weights else None, lam=lam, temperature=temperature
+    )
+    used = weights if own_weights else patches
+    for b in range(3):
+        for k in range(5):
+            expected = pat.tde(
+                image[b, k].item(),
+                patches[b, :, k].tolist(),
+                weight_logits=used[b, :, k].tolist(),
+                lam=lam,
+                temperature=temperature,
+            )
+            assert out.tde_logits[b, k].item() == pytest.approx(expected, abs=1e-12)
+            assert out.weights[b, :, k].tolist() == pytest.approx(pat.weights(used[b, :, k].tolist(), temperature))
+
+
+def test_patch_order_does_not_matter() -> None:
+    image, patches, weights = draw(2, 3), draw(2, 9, 3), draw(9, 2, 3).transpose(0, 1)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
+    straight = combine_logits(image, patches, weight_logits=weights)
+    shuffled = combine_logits(image, patches[:, order], weight_logits=weights[:, order])
+    torch.testing.assert_close(straight.tde_logits, shuffled.tde_logits)
+    torch.testing.assert_close(straight.weights[:, order], shuffled.weights)
+
+
+def test_one_patch_gives_p_plus_lam_p() -> None:
+    image = draw(4, 3)
+    torch.testing.assert_close(combine_logits(image, image[:, None], lam=0.7).tde_logits, 1.7 * image)
+
+
+def test_equal_weights_give_the_mean() -> None:
+    patches = draw(2, 4, 3)
+    even = patch_weights(torch.zeros_like(patches))
+    torch.testing.assert_close(pool_patches(patches, even), patches.mean(1))
+    hot = patch_weights(patches, temperature=1e9)
+    torch.testing.assert_close(pool_patches(patches, hot), patches.mean(1))
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 5e-324])
+def test_temperature_near_zero_gives_the_strongest_patch(temperature: float) -> None:
+    patches = draw(2, 4, 3)
+    out = combine_logits(torch.zeros(2, 3, dtype=torch.float64), patches, temperature=temperature)
+    torch.testing.assert_close(out.pooled_logits, patches.amax(1))
+
+
+def test_weights_sum_to_one_and_ignore_a_common_shift() -> None:
+    patches = draw(2, 4, 3)
+    torch.testing.assert_close(patch_weights(patches).sum(1), torch.ones(2, 3, dtype=torch.float64))
+    torch.testing.assert_close(patch_weights(patches + 50), patch_weights(patches))
+
+
+def test_normalised_form_keeps_ranking_and_the_decision_at_one_half() -> None:
+    image, pooled = draw(50, 1), draw(1, 50).t()
+    plain = tde_logits(image, pooled, lam=0.5)
+    scaled = tde_logits(image, pooled, lam=0.5, normalised=True)
+    torch.testing.assert_close(scaled * 1.5, plain)
+    assert torch.equal(plain.argsort(0), scaled.argsort(0))
+    assert torch.equal(plain.sigmoid() > 0.5, scaled.sigmoid() > 0.5)
+
+
+def test_probs_say_which_form_they_are() -> None:
+    image, patches = draw(2, 3), draw(2, 4, 3)
+    normalised, raw = (combine_logits(image, patches, lam=3.0, normalised=n) for n in (True, False))
+    torch.testing.assert_close(normalised.probs, torch.sigmoid(normalised.tde_logits / 4))
+    torch.testing.assert_close(raw.probs, torch.sigmoid(raw.tde_logits))
+    assert torch.equal(raw.tde_logits, normalised.tde_logits)
+
+
+def test_lam_and_temperature_may_differ_by_label() -> None:
+    image, patches = draw(2, 3), draw(2, 4, 3)
+    lam, temperature = torch.tensor([0.0, 1.0, 2.0]).double(), torch.tensor([0.5, 1.0, 2.0]).double()
+    together = combine_logits(image, patches, lam=lam, temperature=temperature)
+    for k in range(3):
+        alone = combine_logits(image[:, [k]], patches[:, :, [k]], lam=lam[k].item(), temperature=temperature[k].item())
+        torch.testing.assert_close(together.tde_logits[:, [k]], alone.tde_logits)
+        torch.testing.assert_close(together.probs[:, [k]], alone.probs)
+
+
+def test_gradients_are_right() -> None:
+    inputs = (
+        draw(2, 3).requires_grad_(),
+        draw(2, 4, 3).requires_grad_(),
+        draw(4, 2, 3).transpose(0, 1).requires_grad_(),
+    )
+
+    def run(image: Tensor, patches: Tensor, weights: Tensor) -> Tensor:
+        return combine_logits(image, patches, weight_logits=weights, lam=0.8, temperature=0.5).tde_logits
+
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradcheck(lambda q: patch_weights(q, temperature=0.7), draw(2, 4, 3).requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_raised_to_float32(dtype: torch.dtype) -> None:
+    image, patches = draw(2, 3).to(dtype), draw(2, 4, 3).to(dtype)
+    out = combine_logits(image, patches)
+    assert out.tde_logits.dtype == out.weights.dtype == out.probs.dtype == torch.float32
+    torch.testing.assert_close(out.tde_logits, combine_logits(image.float(), patches.float()).tde_logits)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+def test_bad_temperature_is_named(temperature: float) -> None:
+    with pytest.raises(InputError, match=rf"patch_weights: temperature is {temperature}; give a number above 0"):
+        patch_weights(torch.zeros(1, 2, 3), temperature=temperature)
+
+
+@pytest.mark.parametrize("lam", [-0.1, float("inf"), float("nan")])
+def test_bad_lam_is_named(lam: float) -> None:
+    with pytest.raises(InputError, match=rf"tde_logits: lam is {lam}; give a finite number, 0 or more"):
+        tde_logits(torch.zeros(1, 2), torch.zeros(1, 2), lam=lam)
+
+
+def test_shapes_that_do_not_match_are_named() -> None:
+    with pytest.raises(InputError, match=r"weight_logits have shape \(2, 3\); give one row of logits a patch"):
+        patch_weights(torch.zeros(2, 3))
+    with pytest.raises(InputError, match=r"patch_logits have shape \(1, 4, 3\) and weights \(1, 4, 2\)"):
+        pool_patches(torch.zeros(1, 4, 3), torch.zeros(1, 4, 2))
+    with pytest.raises(InputError, match=r"image_logits have shape \(1, 3\) and pooled_logits \(1, 2\)"):
+        tde_logits(torch.zeros(1, 3), torch.zeros(1, 2))
+    with pytest.raises(InputError, match=r"image_logits have shape \(2, 3\) and patch_logits \(2, 4, 5\)"):
+        combine_logits(torch.zeros(2, 3), torch.zeros(2, 4, 5))

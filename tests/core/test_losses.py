@@ -1,0 +1,161 @@
+import pytest
+import torch
+from reference import losses as oracle
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.core.losses import (
+    AsymmetricLoss,
+    BinaryCrossEntropyLoss,
+    Reduction,
+    asymmetric_loss,
+    binary_cross_entropy,
+)
+
+NAN = float("nan")
+
+
+def draw_logits() -> Tensor:
+    return torch.randn(6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 3
+
+
+def draw_target() -> Tensor:
+    return (torch.rand(6, 5, generator=torch.Generator().manual_seed(4)) < 0.4).double()
+
+
+@pytest.mark.parametrize(("gamma_neg", "gamma_pos", "clip"), [(4, 0, 0.05), (2, 1, 0), (0.5, 0.5, 0.2), (0, 0, 0.05)])
+@pytest.mark.parametrize("soft", [False, True])
+def test_asymmetric_loss_agrees_with_its_formula(gamma_neg: float, gamma_pos: float, clip: float, soft: bool) -> None:
+    logits = draw_logits()
+    target = draw_target() * 0.7 + 0.1 if soft else draw_target()
+    loss = asymmetric_loss(logits, target, gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, reduction="none")
+    for row in range(6):
+        for k in range(5):
+            expected = oracle.asymmetric(
+                logits[row, k].item(), target[row, k].item(), gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip
+            )
+            assert loss[row, k].item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+def test_cross_entropy_agrees_with_torch(reduction: Reduction) -> None:
+    logits, target = draw_logits(), draw_target()
+    expected = F.binary_cross_entropy_with_logits(logits, target, reduction=reduction)
+    torch.testing.assert_close(binary_cross_entropy(logits, target, reduction=reduction), expected)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_asymmetric_loss_without_asymmetry_is_cross_entropy(reduction: Reduction) -> None:
+    logits, target = draw_logits(), draw_target()
+    plain = asymmetric_loss(logits, target, gamma_neg=0, gamma_pos=0, clip=0, reduction=reduction)
+    torch.testing.assert_close(plain, binary_cross_entropy(logits, target, reduction=reduction))
+
+
+@pytest.mark.parametrize(("gamma_neg", "gamma_pos", "clip"), [(4, 0, 0.05), (4, 1, 0), (0.5, 0.5, 0.05)])
+def test_gradients_are_right(gamma_neg: float, gamma_pos: float, clip: float) -> None:
+    logits, target = draw_logits().requires_grad_(), draw_target()
+
+    def run(x: Tensor) -> Tensor:
+        return asymmetric_loss(x, target, gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip)
+
+    assert torch.autograd.gradcheck(run, logits)
+    assert torch.autograd.gradcheck(lambda x: binary_cross_entropy(x, target), logits)
+
+
+def test_detached_focus_scales_the_gradient_of_cross_entropy() -> None:
+    """With the focusing factor constant, a positive's gradient is that factor times BCE's."""
+    logits, target = draw_logits().requires_grad_(), torch.ones(6, 5, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(asymmetric_loss(logits, target, gamma_pos=2, detach_focus=True), logits)
+    (plain,) = torch.autograd.grad(binary_cross_entropy(logits, target), logits)
+    torch.testing.assert_close(gradient, plain * torch.sigmoid(-logits.detach()) ** 2)
+    (full,) = torch.autograd.grad(asymmetric_loss(logits, target, gamma_pos=2), logits)
+    assert not torch.allclose(full, gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "loss",
+    [AsymmetricLoss(), AsymmetricLoss(clip=0), AsymmetricLoss(gamma_neg=0.5, gamma_pos=0.5), BinaryCrossEntropyLoss()],
+)
+def test_extreme_logits_stay_finite(dtype: torch.dtype, loss: nn.Module) -> None:
+    logits = torch.tensor([[100.0, -100.0, 0.0]] * 2, dtype=dtype, requires_grad=True)
+    value = loss(logits, torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]))
+    value.backward()
+    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert torch.isfinite(value)
+    assert value > 99  # the two confident mistakes are not lost
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+    assert logits.grad.dtype == dtype
+
+
+def test_half_precision_is_computed_in_float32() -> None:
+    logits = draw_logits().half()
+    torch.testing.assert_close(
+        asymmetric_loss(logits, draw_target()), asymmetric_loss(logits.float(), draw_target().float())
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = asymmetric_loss(logits.float(), draw_target())
+    torch.testing.assert_close(inside, asymmetric_loss(logits.float(), draw_target()))
+
+
+@pytest.mark.parametrize("loss", [asymmetric_loss, binary_cross_entropy])
+def test_unknown_labels_contribute_nothing(loss) -> None:  # type: ignore[no-untyped-def]
+    logits, target = draw_logits().requires_grad_(), draw_target()
+    target[0, :3] = NAN
+    target[4] = NAN
+    known = ~torch.isnan(target)
+    each = loss(draw_logits(), draw_target(), reduction="none")
+    torch.testing.assert_close(loss(logits, target), each[known].sum())
+    torch.testing.assert_close(loss(logits, target, reduction="mean"), each[known].mean())
+    assert (loss(logits, target, reduction="none")[~known] == 0).all()
+    (gradient,) = torch.autograd.grad(loss(logits, target), logits)
+    assert (gradient[~known] == 0).all()
+    assert torch.isfinite(gradient).all()
+
+
+def test_no_known_label_costs_nothing() -> None:
+    logits = torch.zeros(1, 2, requires_grad=True)
+    value = asymmetric_loss(logits, torch.full((1, 2), NAN), reduction="mean")
+    value.backward()
+    assert value.item() == 0
+    assert logits.grad is not None
+    assert (logits.grad == 0).all()
+
+
+@pytest.mark.parametrize("recording", [False, True])
+@pytest.mark.parametrize("detach_focus", [False, True])
+def test_the_callers_grad_mode_is_left_alone(recording: bool, detach_focus: bool) -> None:
+    with torch.set_grad_enabled(recording):
+        value = asymmetric_loss(draw_logits().requires_grad_(), draw_target(), detach_focus=detach_focus)
+        assert torch.is_grad_enabled() is recording
+    assert value.requires_grad is recording
+
+
+def test_integer_and_boolean_targets_are_taken() -> None:
+    logits, target = draw_logits(), draw_target()
+    assert asymmetric_loss(logits, target.bool()) == asymmetric_loss(logits, target)
+    assert binary_cross_entropy(logits, target.long()) == binary_cross_entropy(logits, target)
+
+
+def test_modules_are_the_functions() -> None:
+    logits, target = draw_logits(), draw_target()
+    module = AsymmetricLoss(gamma_neg=3, gamma_pos=1, clip=0.1, reduction="mean")
+    expected = asymmetric_loss(logits, target, gamma_neg=3, gamma_pos=1, clip=0.1, reduction="mean")
+    assert module(logits, target) == expected
+    assert "gamma_neg=3" in repr(module)
+    assert BinaryCrossEntropyLoss(reduction="mean")(logits, target) == binary_cross_entropy(
+        logits, target, reduction="mean"
+    )
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(InputError, match=r"asymmetric_loss: logits have shape \(2, 3\) and target \(2, 4\); give both"):
+        asymmetric_loss(torch.zeros(2, 3), torch.zeros(2, 4))
+    with pytest.raises(InputError, match=r"binary_cross_entropy: logits are torch.int64; give floating-point logits"):
+        binary_cross_entropy(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3))
+    with pytest.raises(InputError, match=r"gamma_neg is -1, gamma_pos 0.0 and clip 0.05; give gammas of 0 or more"):
+        asymmetric_loss(torch.zeros(2, 3), torch.zeros(2, 3), gamma_neg=-1)
+    with pytest.raises(InputError, match=r"unknown reduction 'average'; .*known: mean, none, sum"):
+        binary_cross_entropy(torch.zeros(2, 3), torch.zeros(2, 3), reduction="average")  # type: ignore[arg-type]

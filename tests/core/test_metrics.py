@@ -1,0 +1,209 @@
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.average_precision import envelope
+from sklearn import metrics as sklearn
+from torch import Tensor
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.core.metrics import average_precision, precision_recall
+from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, ThresholdPolicy, TopK
+
+NAN = float("nan")
+
+
+def draw(rows: int = 300, labels: int = 7, *, levels: int | None = None) -> tuple[Tensor, Tensor]:
+    """Scores in [0,1] and a target; with `levels`, few different scores and so many ties."""
+    generator = torch.Generator().manual_seed(5)
+    target = (torch.rand(rows, labels, generator=generator) < torch.linspace(0.05, 0.6, labels)).float()
+    scores = (torch.rand(rows, labels, generator=generator) + target) / 2
+    return (scores * levels).round() / levels if levels else scores, target
+
+
+@pytest.mark.parametrize("levels", [None, 1, 5, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_step_definition_is_scikit_learns(levels: int | None, dtype: torch.dtype) -> None:
+    scores, target = draw(levels=levels)
+    result = average_precision(scores.to(dtype), target)
+    for k in range(7):
+        expected = sklearn.average_precision_score(target[:, k].numpy(), scores[:, k].numpy())
+        assert result.per_label[k] == pytest.approx(expected, abs=1e-12)
+    expected = sklearn.average_precision_score(target.numpy(), scores.numpy(), average="macro")
+    assert result.mean == pytest.approx(expected, abs=1e-12)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(-4, 4), st.sampled_from([0.0, 1.0])), min_size=1, max_size=25).filter(
+        lambda rows: any(t for _, t in rows)
+    )
+)
+def test_both_definitions_agree_with_their_oracles(rows: list[tuple[int, float]]) -> None:
+    scores = torch.tensor([[float(s)] for s, _ in rows])
+    target = torch.tensor([[t] for _, t in rows])
+    step = average_precision(scores, target).mean
+    above = average_precision(scores, target, definition="envelope").mean
+    assert step == pytest.approx(sklearn.average_precision_score(target.numpy(), scores.numpy()), abs=1e-12)
+    assert above == pytest.approx(envelope(scores.flatten().tolist(), target.flatten().tolist()), abs=1e-12)
+    assert above >= step - 1e-12
+
+
+def test_image_order_and_monotone_rescaling_do_not_matter() -> None:
+    scores, target = draw(levels=10)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(6))
+    base = average_precision(scores, target).per_label
+    assert average_precision(scores[order], target[order]).per_label == base
+    assert average_precision(scores.double() * 7 - 3, target).per_label == base
+
+
+def test_half_precision_and_infinite_scores_are_ranked() -> None:
+    scores, target = draw()
+    assert average_precision(scores.bfloat16(), target) == average_precision(scores.bfloat16().float(), target)
+    extreme = torch.tensor([[float("inf")], [0.0], [-float("inf")]])
+    assert average_precision(extreme, torch.tensor([[1.0], [0.0], [0.0]])).mean == 1
+
+
+def test_unknown_labels_are_left_out() -> None:
+    scores, target = draw()
+    target[:100, 2] = NAN
+    result = average_precision(scores, target)
+    alone = average_precision(scores[100:, [2]], target[100:, [2]])
+    assert result.per_label[2] == alone.per_label[0]
+    assert result.positives[2] == alone.positives[0]
+
+
+def test_labels_without_a_positive_are_skipped_and_named() -> None:
+    scores, target = draw(labels=3)
+    target[:, 1] = 0
+    result = average_precision(scores, target, labels=["cat", "dog", "cow"])
+    assert result.skipped == ("dog",)
+    assert result.per_label[1] is None
+    assert result.mean == average_precision(scores[:, [0, 2]], target[:, [0, 2]]).mean
+    assert "without a positive and skipped: dog" in str(result)
+    assert "step-wise sum over recall" in str(result)
+    assert json.loads(json.dumps(result.to_dict()))["skipped"] == ["dog"]
+
+
+def test_inputs_are_left_alone() -> None:
+    scores, target = draw()
+    kept = scores.clone()
+    average_precision(scores, target)
+    precision_recall(scores, target)
+    assert torch.equal(scores, kept)
+
+
+POLICIES: list[ThresholdPolicy] = [
+    Fixed(0.5),
+    Fixed(0.8),
+    PerLabel((0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)),
+    PriorMatched((0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.4)),
+    TopK(3),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_precision_and_recall_are_scikit_learns(policy: ThresholdPolicy) -> None:
+    scores, target = draw()
+    result = precision_recall(scores, target, policy=policy)
+    truth, given_labels = target.numpy(), policy.decide(scores).numpy()
+    for ours, score, average in [
+        (result.CP, sklearn.precision_score, "macro"),
+        (result.CR, sklearn.recall_score, "macro"),
+        (result.OP, sklearn.precision_score, "micro"),
+        (result.OR, sklearn.recall_score, "micro"),
+        (result.OF1, sklearn.f1_score, "micro"),
+        (result.macro_f1, sklearn.f1_score, "macro"),
+    ]:
+        assert ours == pytest.approx(score(truth, given_labels, average=average, zero_division=0), abs=1e-12)
+    assert result.CF1 == pytest.approx(2 * result.CP * result.CR / (result.CP + result.CR))
+    assert result.definition == policy.definition
+    assert policy.definition in str(result)
+
+
+def test_labels_never_given_count_zero_or_are_skipped() -> None:
+    scores = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
+    target = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    zero = precision_recall(scores, target, labels=["a", "b"])
+    skip = precision_recall(scores, target, empty="skip", labels=["a", "b"])
+    assert (zero.CP, skip.CP) == (0.25, 0.5)
+    assert zero.never_given == skip.never_given == ("b",)
+    assert (zero.CR, zero.OP, zero.OR) == (skip.CR, skip.OP, skip.OR) == (0.5, 0.5, 0.5)
+    assert skip.precision == (0.5, None)
+
+
+def test_labels_without_a_positive_count_only_overall() -> None:
+    scores = torch.tensor([[0.9, 0.9], [0.1, 0.9]])
+    target = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    result = precision_recall(scores, target, labels=["a", "b"])
+    assert (result.CP, result.CR, result.skipped) == (1.0, 1.0, ("b",))
+    assert result.OP == pytest.approx(1 / 3)
+
+
+def test_unknown_labels_are_neither_right_nor_wrong() -> None:
+    scores, target = draw()
+    hidden = target.clone()
+    hidden[:150] = NAN
+    assert precision_recall(scores, hidden).to_dict() == precision_recall(scores[150:], target[150:]).to_dict()
+
+
+def test_prior_matched_gives_as_many_as_the_prior_says() -> None:
+    scores, target = draw()
+    policy = PriorMatched.from_target(target)
+    assert policy.decide(scores).sum(0).tolist() == target.sum(0).tolist()
+    assert PriorMatched((0.0,) * 7).decide(scores).sum() == 0
+    assert PriorMatched((1.0,) * 7).decide(scores).all()
+    assert PriorMatched.from_target(torch.tensor([[1.0], [NAN], [0.0]])).priors == (0.5,)
+
+
+def test_top_k_gives_exactly_k_even_to_ties() -> None:
+    assert TopK(2).decide(torch.zeros(5, 4)).sum(1).tolist() == [2] * 5
+
+
+def test_perfect_and_worst_scores() -> None:
+    _, target = draw()
+    best = precision_recall(target, target)
+    assert (best.CF1, best.OF1) == (1.0, 1.0)
+    worst = precision_recall(1 - target, target)
+    assert (worst.CF1, worst.OF1) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "target", "message"),
+    [
+        (
+            torch.zeros(2, 3),
+            torch.zeros(2, 4),
+            r"scores have shape \(2, 3\) and target \(2, 4\); give both as \(B, L\)",
+        ),
+        (torch.zeros(0, 3), torch.zeros(0, 3), "there is no image; give at least one"),
+        (torch.tensor([[NAN, 0.0]]), torch.ones(1, 2), "scores of label 0 hold NaN"),
+        (torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), "target holds -1; write 1, 0, or NaN for unknown"),
+        (torch.zeros(1, 2), torch.zeros(1, 2), "no label has a positive image; check the target"),
+    ],
+)
+def test_bad_input_is_named(scores: Tensor, target: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match="average_precision: " + message):
+        average_precision(scores, target)
+    with pytest.raises(InputError, match="precision_recall: " + message):
+        precision_recall(scores, target)
+
+
+def test_bad_choices_are_named() -> None:
+    scores, target = draw()
+    with pytest.raises(InputError, match=r"unknown definition 'envelop'; did you mean 'envelope'\?"):
+        average_precision(scores, target, definition="envelop")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="2 label names for 7 columns; give one name a column"):
+        average_precision(scores, target, labels=["a", "b"])
+    with pytest.raises(InputError, match="unknown rule 'drop'; .*known: skip, zero"):
+        precision_recall(scores, target, empty="drop")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="are no probabilities; apply torch.sigmoid to logits first"):
+        precision_recall(scores * 20 - 10, target)
+    with pytest.raises(InputError, match="PerLabel: thresholds: 2 values for 7 labels; give one value a label"):
+        precision_recall(scores, target, policy=PerLabel((0.5, 0.5)))
+    with pytest.raises(InputError, match="PriorMatched: priors: 1 values for 7 labels"):
+        precision_recall(scores, target, policy=PriorMatched((0.5,)))
+    with pytest.raises(InputError, match="TopK: k is 8 for 7 labels; give 1 to the number of labels"):
+        precision_recall(scores, target, policy=TopK(8))

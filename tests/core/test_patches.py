@@ -1,0 +1,111 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms.v2 import functional as transforms
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.core.patches import cut_patches, patch_boxes, resize_images, split_views, stack_views
+
+
+@given(st.integers(1, 9), st.integers(0, 40), st.integers(0, 40))
+def test_boxes_are_equal_and_cover_every_pixel(grid: int, more_rows: int, more_columns: int) -> None:
+    height, width = grid + more_rows, grid + more_columns
+    boxes = patch_boxes(height, width, grid=grid)
+    covered = torch.zeros(height, width, dtype=torch.int64)
+    for box in boxes:
+        assert 0 <= box.left < box.right <= width
+        assert 0 <= box.top < box.bottom <= height
+        covered[box.top : box.bottom, box.left : box.right] += 1
+    assert len(boxes) == grid * grid
+    assert len({(b.right - b.left, b.bottom - b.top) for b in boxes}) == 1
+    assert covered.min() == 1
+    if height % grid == 0 and width % grid == 0:
+        assert covered.max() == 1
+
+
+def test_boxes_overlap_by_no_more_than_what_does_not_divide() -> None:
+    columns = [(box.left, box.right) for box in patch_boxes(3, 10, grid=3)[:3]]
+    assert columns == [(0, 4), (3, 7), (6, 10)]
+
+
+def test_patches_are_the_pixels_of_their_boxes() -> None:
+    images = torch.rand(2, 3, 7, 9)
+    boxes = patch_boxes(7, 9, grid=2)
+    height, width = boxes[0].bottom - boxes[0].top, boxes[0].right - boxes[0].left
+    patches = cut_patches(images, grid=2, size=(height, width))
+    for j, box in enumerate(boxes):
+        assert torch.equal(patches[:, j], images[:, :, box.top : box.bottom, box.left : box.right])
+
+
+def test_grid_one_is_the_image_itself() -> None:
+    images = torch.rand(2, 3, 8, 8)
+    assert torch.equal(cut_patches(images, grid=1)[:, 0], images)
+
+
+def test_resized_patches_agree_with_pil() -> None:
+    picture = torch.randint(0, 256, (1, 3, 20, 28), dtype=torch.uint8)
+    patches = cut_patches(picture, grid=2)
+    crop = Image.fromarray(picture[0].permute(1, 2, 0).numpy()).crop((14, 0, 28, 10))
+    expected = transforms.pil_to_tensor(crop.resize((28, 20), Image.Resampling.BILINEAR))
+    assert patches.dtype == torch.uint8
+    assert (patches[0, 1].int() - expected.int()).abs().max() <= 1
+
+
+def test_shrinking_is_anti_aliased_like_pil() -> None:
+    picture = torch.randint(0, 256, (1, 3, 64, 48), dtype=torch.uint8)
+    expected = Image.fromarray(picture[0].permute(1, 2, 0).numpy()).resize((12, 16), Image.Resampling.BILINEAR)
+    resized = resize_images(picture, (16, 12))
+    assert (resized[0].int() - transforms.pil_to_tensor(expected).int()).abs().max() <= 1
+
+
+def test_native_patches_keep_detail_that_the_resized_image_has_lost() -> None:
+    fine = (torch.arange(64) % 2).float().expand(1, 3, 64, 64).contiguous()  # stripes one pixel wide
+    seen = resize_images(fine, (32, 32))
+    paper = cut_patches(seen, grid=2)
+    native = cut_patches(fine, grid=2, size=(32, 32))
+    assert paper.shape == native.shape == (1, 4, 3, 32, 32)
+    assert native.std() > 0.4
+    assert paper.std() < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtype_is_kept(dtype: torch.dtype) -> None:
+    assert cut_patches(torch.rand(1, 3, 8, 8).to(dtype), grid=2).dtype == dtype
+
+
+def test_gradients_flow_through_cutting() -> None:
+    images = torch.rand(1, 1, 5, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: cut_patches(x, grid=2, size=(4, 4)), images)
+
+
+def test_split_views_undoes_stack_views() -> None:
+    images, patches = torch.rand(3, 2, 4, 4), torch.rand(3, 4, 2, 4, 4)
+    again = split_views(stack_views(images, patches), patches=4)
+    assert torch.equal(again[0], images)
+    assert torch.equal(again[1], patches)
+
+
+@pytest.mark.parametrize(
+    ("images", "grid", "message"),
+    [
+        (torch.rand(3, 8, 8), 2, r"images have shape \(3, 8, 8\); add the batch dimension with images\[None\]"),
+        (torch.rand(8, 8), 2, r"images have shape \(8, 8\); give \(B, C, H, W\)"),
+        (torch.rand(0, 3, 8, 8), 2, r"the batch is empty, shape \(0, 3, 8, 8\); give at least one image"),
+        (torch.rand(1, 8, 8, 3), 2, r"have 8 channels and look channels-last; permute them to \(B, C, H, W\)"),
+        (torch.zeros(1, 3, 8, 8, dtype=torch.int64), 2, "images are torch.int64; give a floating-point or uint8"),
+        (torch.rand(1, 3, 4, 8), 5, "grid 5 is larger than the image, 4 x 8 pixels; give a smaller grid"),
+        (torch.rand(1, 3, 8, 8), 0, "grid is 0; give a whole number of patches per side"),
+    ],
+)
+def test_bad_input_is_named(images: torch.Tensor, grid: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        cut_patches(images, grid=grid)
+
+
+def test_views_that_do_not_belong_together_are_named() -> None:
+    with pytest.raises(
+        InputError, match=r"stack_views: images have shape \(2, 3, 4, 4\) and patches \(1, 4, 3, 4, 4\)"
+    ):
+        stack_views(torch.rand(2, 3, 4, 4), torch.rand(1, 4, 3, 4, 4))

@@ -1,0 +1,151 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
+from pivotpatch.core.errors import InputError
+from pivotpatch.models.classifier import Classifier
+
+LABELS = ["cat", "dog", "cow"]
+
+
+@pytest.fixture
+def model() -> Classifier:
+    torch.manual_seed(0)
+    return PatchClassifier("test_resnet", LABELS, grid=3, lam=0.5, temperature=2.0).eval()
+
+
+@pytest.fixture
+def folder(model: Classifier, tmp_path: Path) -> Path:
+    save_checkpoint(model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
+    model.thresholds = (0.1, 0.2, 0.3)
+    model.preprocessing = replace(model.preprocessing, image_size=96)
+    save_checkpoint(model, tmp_path / "deep" / "model")
+    state = torch.random.get_rng_state()
+    loaded = load_checkpoint(tmp_path / "deep" / "model")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert isinstance(loaded, PatchClassifier)
+    assert (loaded.grid, loaded.lam, loaded.temperature) == (3, 0.5, 2.0)
+    assert loaded.thresholds == (0.1, 0.2, 0.3)
+    assert loaded.preprocessing == model.preprocessing
+    assert loaded.architecture == model.architecture
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
+    assert not loaded.training
+
+
+def test_the_ordinary_network_comes_back_too(tmp_path: Path) -> None:
+    save_checkpoint(MultiLabelClassifier("test_resnet", LABELS), tmp_path / "m")
+    assert type(load_checkpoint(tmp_path / "m")) is MultiLabelClassifier
+
+
+def test_the_folder_holds_two_files_and_explains_itself(folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.safetensors"]
+    described = json.loads((folder / "model.json").read_text("utf-8"))
+    assert described["labels"] == LABELS
+    assert described["architecture"]["backbone"] == "test_resnet"
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_nothing_is_overwritten_unless_asked(model: Classifier, folder: Path) -> None:
+    with pytest.raises(InputError, match="exists already; choose another folder or allow overwriting"):
+        save_checkpoint(model, folder)
+    model.thresholds = (0.5, 0.5, 0.5)
+    save_checkpoint(model, folder, overwrite=True)
+    assert load_checkpoint(folder).thresholds == (0.5, 0.5, 0.5)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_failed_save_leaves_the_last_good_one(model: Classifier, folder: Path) -> None:
+    before = (folder / "model.json").read_bytes(), (folder / "model.safetensors").read_bytes()
+    model.labels = ("cat", "dog", object())  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        save_checkpoint(model, folder, overwrite=True)
+    assert before == ((folder / "model.json").read_bytes(), (folder / "model.safetensors").read_bytes())
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_crash_between_the_two_renames_is_explained(folder: Path) -> None:
+    folder.rename(folder.with_name("model.old"))
+    with pytest.raises(InputError, match="an interrupted save left the last one in .*model.old, rename it"):
+        load_checkpoint(folder)
+
+
+def edit_json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        described = json.loads((folder / "model.json").read_text("utf-8"))
+        change(described)
+        (folder / "model.json").write_text(json.dumps(described), "utf-8")
+
+    return apply
+
+
+def edit_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors")
+
+    return apply
+
+
+def cut(name: str, keep: float) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: int(len(content) * keep)])
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            edit_weights(lambda s: s.pop("head.project.bias")),
+            r"1 missing \(head.project.bias\); give the weights of this",
+        ),
+        (edit_weights(lambda s: s.update(more=torch.zeros(1))), r"1 extra \(more\)"),
+        (
+            edit_weights(lambda s: s.update({"head.project.bias": torch.zeros(7)})),
+            r"1 misshapen \(head.project.bias is \(7,\) instead of \(3,\)\)",
+        ),
+        (edit_json(lambda d: d["labels"].append("owl")), r"misshapen .*instead of \(4,"),
+        (
+            cut("model.safetensors", 0.5),
+            "model.safetensors: cannot be read .*; it is damaged or cut short, copy it again",
+        ),
+        (cut("model.safetensors", 0), "model.safetensors: cannot be read"),
+        (cut("model.json", 0.5), "model.json: is no JSON .*line .*; it is damaged, copy the checkpoint again"),
+        (lambda f: (f / "model.json").write_bytes(b"\xff\xfe"), "model.json: is no JSON .*utf-8"),
+        (lambda f: (f / "model.json").write_text("[]"), "states no schema; it is not a checkpoint of pivotpatch"),
+        (lambda f: (f / "model.json").unlink(), "is no checkpoint, model.json is missing; check the path"),
+        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors: there is no such file"),
+        (edit_json(lambda d: d.update(schema=99)), "schema 99 is newer than 1, .*; upgrade pivotpatch"),
+        (edit_json(lambda d: d.pop("labels")), "model.json: lacks labels; save the checkpoint again"),
+        (
+            edit_json(lambda d: d.update(kind="PatchClasifier")),
+            "unknown kind 'PatchClasifier'; did you mean 'PatchClassifier'",
+        ),
+        (edit_json(lambda d: d["architecture"].update(neck="x")), "does not describe a network .*neck"),
+        (edit_json(lambda d: d["preprocessing"].pop("mean")), "does not describe a network .*mean"),
+        (
+            edit_json(lambda d: d["architecture"].update(backbone="tset_resnet")),
+            "timm has no model 'tset_resnet'; did you",
+        ),
+        (edit_json(lambda d: d.update(thresholds=[0.5])), "1 thresholds for 3 labels; fit them again"),
+    ],
+)
+def test_damage_is_named_in_one_line(damage: Callable[[Path], None], message: str, folder: Path) -> None:
+    damage(folder)
+    with pytest.raises(InputError, match=message) as caught:
+        load_checkpoint(folder)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,222 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference, load_checkpoint, save_checkpoint
+from pivotpatch.core.errors import InputError
+from pivotpatch.models.classifier import Architecture
+from pivotpatch.models.heads import HeadOption
+
+LABELS = ["cat", "dog", "straße", "日本"]
+SMALL: dict[str, dict[str, HeadOption]] = {
+    "linear": {},
+    "query2label": {"width": 32, "feedforward": 64},
+    "ml_decoder": {"width": 32, "groups": 3},
+}
+BACKBONES = {
+    "resnet101": None,
+    "tresnet_l": None,
+    "tresnet_v2_l": None,
+    "swin_large_patch4_window12_384": 96,
+    "vit_tiny_patch16_224": 64,
+    "test_resnet": None,
+}
+SHARED_WEIGHTS = Path(__file__).parents[2].parent / "shared" / "weights"
+
+
+def small(backbone: str = "test_resnet", head: str = "linear") -> Architecture:
+    return Architecture(backbone, head, BACKBONES.get(backbone), head_options=SMALL[head])
+
+
+@pytest.mark.parametrize("head", SMALL)
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_every_backbone_with_every_head(backbone: str, head: str, tmp_path: Path) -> None:
+    """Builds, runs forward and backward in one pass over all views, and survives a round trip."""
+    torch.manual_seed(0)
+    model = PatchClassifier(small(backbone, head), LABELS)
+    size = BACKBONES[backbone] or 64
+    images = torch.rand(1, 3, size, size)
+    out = model.eval()(images)
+    assert out.patch_logits.shape == (1, 4, 4)
+    (out.image_logits.sum() + out.pooled_logits.sum()).backward()
+    lazy = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert lazy == []
+    save_checkpoint(model, tmp_path / "model")
+    loaded = load_checkpoint(tmp_path / "model")
+    with torch.inference_mode():
+        assert torch.equal(loaded(images).tde_logits, model(images).tde_logits)
+    assert (loaded.labels, loaded.preprocessing) == (model.labels, model.preprocessing)
+    assert isinstance(loaded, PatchClassifier)
+
+
+@pytest.mark.parametrize("head", SMALL)
+def test_one_pass_over_all_views_equals_a_pass_for_each(head: str) -> None:
+    torch.manual_seed(0)
+    model = PatchClassifier(small(head=head), LABELS, lam=0.5, temperature=2.0).eval()
+    images, patches = torch.rand(2, 3, 64, 64), torch.rand(2, 4, 3, 64, 64)
+    with torch.inference_mode():
+        out = model.forward_views(images, patches)
+        whole = model.head.embed(model.backbone(images))
+        parts = [model.head.embed(model.backbone(patches[:, j])) for j in range(4)]
+        q = torch.stack([model.patch_projection(part) for part in parts], dim=1)
+        w = torch.stack([model.weight_projection(part) for part in parts], dim=1)
+        expected = model.head.project(whole) + 0.5 * (torch.softmax(w / 2, dim=1) * q).sum(1)
+    torch.testing.assert_close(out.tde_logits, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out.patch_logits, q, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", SMALL)
+def test_from_classifier_starts_as_pat_i(head: str) -> None:
+    torch.manual_seed(0)
+    trained = MultiLabelClassifier(small(head=head), LABELS).eval()
+    before = {key: value.clone() for key, value in trained.state_dict().items()}
+    state = torch.random.get_rng_state()
+    model = PatchClassifier.from_classifier(trained, lam=0.5, temperature=0.7)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    images = torch.rand(2, 3, 64, 64)
+    expected = PatchInference(trained, lam=0.5, temperature=0.7)(images)
+    for ours, theirs in zip(model(images), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert not model.training
+    model(images).tde_logits.sum().backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    assert all(torch.equal(value, before[key]) for key, value in trained.state_dict().items())
+
+
+def test_the_three_projections_are_independent() -> None:
+    model = PatchClassifier(small(), LABELS)
+    heads = [model.head.project, model.patch_projection, model.weight_projection]
+    assert len({id(p) for head in heads for p in head.parameters()}) == 6
+    out = model(torch.rand(1, 3, 64, 64))
+    (gradient,) = torch.autograd.grad(out.pooled_logits.sum(), model.weight_projection.get_parameter("weight"))
+    assert gradient.abs().sum() > 0  # the weight head is not detached
+
+
+def test_native_patches_reach_the_network() -> None:
+    model = PatchClassifier(small(), LABELS).eval()
+    source = torch.rand(1, 3, 128, 128)
+    images = torch.nn.functional.interpolate(source, size=(64, 64), mode="bilinear", antialias=True)
+    with torch.inference_mode():
+        native, paper = model(images, source=source), model(images)
+    assert torch.equal(native.image_logits, paper.image_logits)
+    assert not torch.allclose(native.patch_logits, paper.patch_logits)
+
+
+def test_preprocessing_is_timms() -> None:
+    assert MultiLabelClassifier("tresnet_l", LABELS).preprocessing.mean == (0.0, 0.0, 0.0)
+    lite = MultiLabelClassifier("tf_efficientnet_lite0", LABELS).preprocessing
+    assert (lite.image_size, lite.mean, lite.interpolation) == (224, (0.5, 0.5, 0.5), "bicubic")
+    assert MultiLabelClassifier("test_vit3", LABELS, image_size=64).preprocessing.image_size == 64
+    tagged = MultiLabelClassifier("tresnet_l.miil_in1k_448", LABELS).preprocessing
+    assert tagged.image_size == 448
+
+
+@pytest.mark.parametrize("backbone", ["convnext_atto", "test_vit3", "levit_128s", "mobilenetv3_small_050"])
+def test_other_kinds_of_backbone_give_a_map(backbone: str) -> None:
+    model = MultiLabelClassifier(backbone, LABELS).eval()
+    size = model.preprocessing.image_size
+    with torch.inference_mode():
+        features = model.backbone(torch.rand(1, 3, size, size))
+    assert features.shape[:2] == (1, model.backbone.features)
+    assert features.ndim == 4
+
+
+def test_a_vit_map_keeps_its_rows_and_columns() -> None:
+    """Changing the right half of an image changes the right half of the map most."""
+    torch.manual_seed(0)
+    backbone = MultiLabelClassifier("test_vit3", LABELS, image_size=64).backbone.eval()
+    images = torch.rand(1, 3, 64, 64)
+    other = images.clone()
+    other[..., 32:] = torch.rand(1, 3, 64, 32)
+    with torch.inference_mode():
+        change = (backbone(images) - backbone(other)).abs().sum((0, 1, 2))
+    assert change[2:].sum() > 2 * change[:2].sum()
+
+
+@pytest.mark.skipif(not SHARED_WEIGHTS.is_dir(), reason="the weights are not part of the project")
+@pytest.mark.parametrize(
+    ("backbone", "name"),
+    [("resnet50", "resnet50_v1_in1k.fp16"), ("tf_efficientnet_lite0", "tf_efficientnet_lite0_in1k.fp16")],
+)
+def test_published_weights_match_key_by_key(backbone: str, name: str) -> None:
+    model = MultiLabelClassifier(backbone, LABELS, weights=SHARED_WEIGHTS / f"{name}.safetensors").eval()
+    with torch.inference_mode():
+        assert torch.isfinite(model(torch.rand(1, 3, 64, 64))).all()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_local_weights_are_loaded_and_the_classifier_left_out(suffix: str, tmp_path: Path) -> None:
+    import timm
+    from safetensors.torch import save_file
+
+    full = timm.create_model("test_resnet", pretrained=False, num_classes=10)
+    path = tmp_path / f"weights{suffix}"
+    state = full.state_dict()
+    save_file(state, path) if suffix == ".safetensors" else torch.save({"state_dict": state}, path)
+    model = MultiLabelClassifier("test_resnet", LABELS, weights=path)
+    images = torch.rand(1, 3, 64, 64)
+    torch.testing.assert_close(model.eval().backbone(images), full.eval().forward_features(images))
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    import timm
+    from safetensors.torch import save_file
+
+    state = timm.create_model("test_resnet", pretrained=False, num_classes=0).state_dict()
+    state["extra.weight"] = torch.zeros(1)
+    state["conv1.0.weight"] = torch.zeros(1, 2)
+    removed = next(key for key in state if key.startswith("layer1"))
+    del state[removed]
+    save_file(state, tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=rf"1 missing \({removed}\), 1 extra \(extra.weight\), 1 misshapen \(conv1.0"):
+        MultiLabelClassifier("test_resnet", LABELS, weights=tmp_path / "w.safetensors")
+
+
+def test_pickled_code_is_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": Path("x")}, tmp_path / "evil.pth")
+    with pytest.raises(InputError, match="evil.pth: cannot be read as plain tensors .*; save its state_dict"):
+        MultiLabelClassifier("test_resnet", LABELS, weights=tmp_path / "evil.pth")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: MultiLabelClassifier("resnet_101", LABELS),
+            r"timm has no model 'resnet_101'; did you mean 'resnet101'\?",
+        ),
+        (
+            lambda: MultiLabelClassifier("test_resnet", LABELS, head="lineal"),
+            "unknown head 'lineal'; did you mean 'linear'",
+        ),
+        (lambda: MultiLabelClassifier("test_resnet", ["a", "a"]), "are not different names; give a list"),
+        (lambda: MultiLabelClassifier("test_resnet", "cat"), "'cat' are not different names; give a list"),
+        (lambda: MultiLabelClassifier("test_resnet", LABELS, weights="no.safetensors"), "there is no such file; check"),
+        (
+            lambda: MultiLabelClassifier("test_resnet", LABELS, pretrained=True, weights="w"),
+            "both pretrained and weights are given; give one of them",
+        ),
+        (
+            lambda: MultiLabelClassifier(Architecture("test_resnet", backbone_options={"colour": 1}), LABELS),
+            "backbone 'test_resnet': options {'colour': 1}: .*; remove what it does not take",
+        ),
+    ],
+)
+def test_bad_choices_are_named(build, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 4, 64, 64), r"backbone: images have 4 channels; give \(B, 3, H, W\)"),
+        ((3, 64, 64), r"images have shape \(3, 64, 64\); add the batch dimension"),
+        ((0, 3, 64, 64), "the batch is empty"),
+    ],
+)
+def test_bad_images_are_named(shape: tuple[int, ...], message: str) -> None:
+    for kind in (MultiLabelClassifier, PatchClassifier):
+        with pytest.raises(InputError, match=message):
+            kind(small(), LABELS)(torch.rand(shape))
