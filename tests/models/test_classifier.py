@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -173,6 +176,18 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         MultiLabelClassifier("test_resnet", LABELS, weights=tmp_path / "w.safetensors")
 
 
+def test_weights_that_cannot_be_fetched_are_explained(tmp_path: Path) -> None:
+    code = (
+        "from pivotpatch import InputError, MultiLabelClassifier\n"
+        "try: MultiLabelClassifier('test_resnet', ['a'], pretrained=True)\n"
+        "except InputError as error: print(error)"
+    )
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=offline)
+    assert "backbone 'test_resnet': its weights cannot be fetched" in done.stdout
+    assert "check the connection or give a local file with weights=" in done.stdout
+
+
 def test_pickled_code_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": Path("x")}, tmp_path / "evil.pth")
     with pytest.raises(InputError, match="evil.pth: cannot be read as plain tensors .*; save its state_dict"):
@@ -192,6 +207,10 @@ def test_pickled_code_is_refused(tmp_path: Path) -> None:
         ),
         (lambda: MultiLabelClassifier("test_resnet", ["a", "a"]), "are not different names; give a list"),
         (lambda: MultiLabelClassifier("test_resnet", "cat"), "'cat' are not different names; give a list"),
+        (
+            lambda: MultiLabelClassifier("tresnet_l.miil_in1k_488", LABELS),
+            r"timm has no weights 'tresnet_l.miil_in1k_488'; did you mean 'tresnet_l.miil_in1k_448'\?",
+        ),
         (lambda: MultiLabelClassifier("test_resnet", LABELS, weights="no.safetensors"), "there is no such file; check"),
         (
             lambda: MultiLabelClassifier("test_resnet", LABELS, pretrained=True, weights="w"),

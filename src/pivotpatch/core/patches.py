@@ -90,9 +90,13 @@ def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
         return images
     # Anti-aliasing changes nothing when both sides grow, and exporters know the plain form better.
     shrinks = size[0] < height or size[1] < width
-    exact = images if images.dtype in (torch.float32, torch.float64) else images.float()
-    resized = F.interpolate(exact, size=size, mode="bilinear", align_corners=False, antialias=shrinks)
-    return resized.round().to(torch.uint8) if images.dtype == torch.uint8 else resized.to(images.dtype)
+    # The CPU has a kernel for bytes, many times faster than going through floats; CUDA has none.
+    direct = images.dtype in (torch.float32, torch.float64) or (images.dtype == torch.uint8 and images.is_cpu)
+    pixels = images if direct else images.float()
+    resized = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False, antialias=shrinks)
+    if images.dtype == torch.uint8 and not direct:
+        resized = resized.round()
+    return resized.to(images.dtype)
 
 
 def cut_patches(source: Tensor, *, grid: int = 2, size: tuple[int, int] | None = None) -> Tensor:

@@ -45,10 +45,7 @@ class Backbone(nn.Module):
                 code; every key must match except the classifier's.
         """
         super().__init__()
-        if not timm.is_model(name.partition(".")[0]):
-            raise InputError(
-                "backbone", f"timm has no model {name!r}", choose_one_of(name.partition(".")[0], timm.list_models())
-            )
+        _check_name(name)
         if pretrained and weights is not None:
             raise InputError("backbone", "both pretrained and weights are given", "give one of them")
         arguments = dict(options or {})
@@ -59,6 +56,12 @@ class Backbone(nn.Module):
         except TypeError as error:
             raise InputError(
                 f"backbone {name!r}", f"options {arguments}: {error}", "remove what it does not take"
+            ) from error
+        except OSError as error:  # what the hub's client raises for want of a connection and of a cached copy
+            raise InputError(
+                f"backbone {name!r}",
+                f"its weights cannot be fetched ({type(error).__name__})",
+                "check the connection or give a local file with weights=",
             ) from error
         if weights is not None:
             _load_backbone(self.network, Path(weights))
@@ -87,6 +90,16 @@ class Backbone(nn.Module):
         if height * width != tokens.shape[1]:
             raise InputError("backbone", f"{tokens.shape[1]} tokens form no map", "choose another backbone")
         return tokens.transpose(1, 2).reshape(len(tokens), -1, height, width)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a model, or a tag of its weights, that timm does not know."""
+    model, _, tag = name.partition(".")
+    if not timm.is_model(model):
+        raise InputError("backbone", f"timm has no model {name!r}", choose_one_of(model, timm.list_models()))
+    tagged = timm.list_pretrained(f"{model}.*")
+    if tag and name not in tagged:
+        raise InputError("backbone", f"timm has no weights {name!r}", choose_one_of(name, tagged))
 
 
 def _load_backbone(network: Any, path: Path) -> None:

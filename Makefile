@@ -1,0 +1,34 @@
+# `make demo` and `make test` do everything on a fresh machine with Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test check format benchmark clean
+
+demo: $(VENV)/installed
+	$(RUN) examples/demo.py
+
+test: $(VENV)/installed
+	$(RUN) -m pytest
+
+check: $(VENV)/installed
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(MAKE) test
+
+format: $(VENV)/installed
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+benchmark: $(VENV)/installed
+	$(RUN) benchmarks/metrics.py
+
+# Installed again whenever what it depends on changes.
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo
