@@ -79,6 +79,20 @@ class LabelLists:
         np.cumsum([len(item) for item in held], out=offsets[1:])
         return cls(offsets, np.fromiter((i for item in held for i in item), dtype=np.int32, count=int(offsets[-1])))
 
+    @classmethod
+    def from_pairs(cls, rows: NDArray[np.int64], indices: NDArray[np.int64], *, count: int) -> "LabelLists":
+        """Pack (record, index) pairs of `count` records, given in any order; a pair that comes twice counts once.
+
+        >>> lists = LabelLists.from_pairs(np.array([2, 0, 2, 2]), np.array([7, 3, 1, 7]), count=4)
+        >>> [lists[record] for record in range(4)]
+        [(3,), (), (1, 7), ()]
+        """
+        width = int(indices.max(initial=0)) + 1
+        rows, indices = np.divmod(np.unique(rows * width + indices), width)
+        offsets = np.zeros(count + 1, dtype=np.int64)
+        np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
+        return cls(offsets, indices.astype(np.int32))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

@@ -1,0 +1,288 @@
+"""Read the objects of Visual Genome as multi-label data (VG-256), with a label map given or built here."""
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.data.address import Address
+from pivotpatch.data.files import check_name, read_json
+from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
+
+# Words that look like the plural of another thing's name.
+_OWN_WORDS = frozenset({"glasses"})
+
+
+def read_visual_genome(
+    location: str,
+    split: str | None,
+    *,
+    label_map: str | None = None,
+    min_images: int = 500,
+    num_labels: int = 256,
+    seed: int = 1,
+) -> RecordSet:
+    """Read Visual Genome: a label is present where an image has an object that goes by one of the label's names.
+
+    Every image of `objects.json` is a record, also one without any label, in the order of the image ids. The split
+    is that of `split_images` with `numpy.random.default_rng(seed)` over the images in this order. That a picture
+    exists is not checked here.
+
+    Args:
+        location: the folder that holds `objects.json` (release 1.0, 1.2 or 1.4) and the pictures in `VG_100K` and
+            `VG_100K_2`.
+        split: train (70 %), test (30 %), or None for all images.
+        label_map: JSON file, relative to `location`, that gives each label the list of its names:
+            `{"bicycle": ["bicycle", "bike"], ...}`. Names are compared as `clean_name` leaves them; one that is
+            listed under two labels goes to the later. By default the map of `build_label_map`.
+        min_images: without `label_map`, the images a label needs.
+        num_labels: without `label_map`, the most labels to keep.
+        seed: seed of the split.
+    """
+    if split not in (None, "train", "test"):
+        raise InputError(location, f"there is no split {split!r}", choose_one_of(split, ["train", "test"]))
+    if seed < 0:
+        raise InputError(location, f"seed is {seed}", "give a whole number, 0 or more")
+    root = Path(location)
+    named = read_named_images(root / "objects.json")
+    if label_map is None:
+        forms = build_label_map(named, min_images=min_images, num_labels=num_labels)
+    else:
+        forms = _read_label_map(root / label_map)
+    records = RecordSet(
+        str(Address("vg", location, split)),
+        LabelSpace(tuple(forms)),
+        images=FileStore(root, _picture_paths(root, named.image_ids)),
+        positive=_apply_label_map(named, forms),
+    )
+    if split is None:
+        return records
+    parts = split_images(len(records), generator=np.random.default_rng(seed))
+    return records.select(parts.train if split == "train" else parts.test)
+
+
+class ImageSplit(NamedTuple):
+    """Positions of the images of each part, in ascending order."""
+
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+
+def split_images(count: int, *, generator: np.random.Generator) -> ImageSplit:
+    """Split `count` images at random: the first 70 % of a permutation, rounded down, are train, the rest test.
+
+    >>> [len(part) for part in split_images(108_249, generator=np.random.default_rng(1))]
+    [75774, 32475]
+    """
+    order = generator.permutation(count)
+    cut = count * 7 // 10
+    return ImageSplit(np.sort(order[:cut]), np.sort(order[cut:]))
+
+
+class NamedImages(NamedTuple):
+    """The images of `objects.json`, by ascending id, and the names of their objects.
+
+    Attributes:
+        image_ids: (N,) the ids.
+        names: every name that occurs, cleaned.
+        shown: positions in `names` of the names in each image.
+        synsets: for each name, how many objects of that name have which synset.
+    """
+
+    image_ids: NDArray[np.int64]
+    names: list[str]
+    shown: LabelLists
+    synsets: list[Counter[str]]
+
+
+def clean_name(name: str) -> str:
+    """A name in lower case, with single spaces between its words and no punctuation around it.
+
+    >>> clean_name("  Traffic   Light. ")
+    'traffic light'
+    """
+    return " ".join(name.lower().split()).strip(" .,;:!?'\"")
+
+
+class _ObjectColumns:
+    """The columns of `objects.json`, filled while it is parsed, so that its tree never stands in memory.
+
+    Attributes:
+        image_ids: the id of each image.
+        lengths: how many objects each image has.
+        kinds: names and synsets of an object, each combination once, numbered.
+        codes: number of the kind of each object, one image after the other.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.image_ids: list[int] = []
+        self.lengths = array("q")
+        self.kinds: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
+        self.codes = array("q")
+
+    def convert(self, item: dict[str, object]) -> object:
+        """Take in an image and leave its id; of an object, leave its names and synsets."""
+        if "objects" in item:
+            return self._add_image(item)
+        names, synsets = item.get("names"), item.get("synsets") or []  # release 1.0 has no synsets
+        if isinstance(names, list) and isinstance(synsets, list):
+            return tuple(names), tuple(synsets)
+        return item
+
+    def _add_image(self, item: dict[str, object]) -> int:
+        image_id, objects = item.get("image_id", item.get("id")), item["objects"]
+        if not isinstance(image_id, int) or not isinstance(objects, list):
+            wrong = f"an image with id {image_id!r} and objects of type {type(objects).__name__}"
+            raise InputError(str(self.path), wrong, "give an integer and a list")
+        for place, kind in enumerate(objects):
+            try:
+                self.codes.append(self.kinds[kind])
+            except (KeyError, TypeError):
+                self.codes.append(self._add_kind(kind, f"{self.path}, image {image_id}, object {place}"))
+        self.image_ids.append(image_id)
+        self.lengths.append(len(objects))
+        return image_id
+
+    def _add_kind(self, kind: object, where: str) -> int:
+        match kind:
+            case (tuple() as names, tuple() as synsets) if all(isinstance(text, str) for text in names + synsets):
+                return self.kinds.setdefault((names, synsets), len(self.kinds))
+        raise InputError(where, "names or synsets are not lists of strings", 'give for example "names": ["tree"]')
+
+
+def read_named_images(path: Path) -> NamedImages:
+    """Read the names of all objects of `objects.json`."""
+    columns = _ObjectColumns(path)
+    content = read_json(path, convert=columns.convert)
+    if not content or content != columns.image_ids:  # convert() leaves nothing but the ids
+        raise InputError(str(path), "not a list of images with their objects", "give objects.json of Visual Genome")
+    order = np.argsort(columns.image_ids, kind="stable")
+    image_ids = np.array(columns.image_ids, dtype=np.int64)[order]
+    twice = image_ids[1:][np.diff(image_ids) == 0]
+    if len(twice):
+        raise InputError(str(path), f"image {twice[0]} stands twice", "remove one of them")
+
+    at: dict[str, int] = {}
+    cleaned = [[clean_name(name) for name in names] for names, _ in columns.kinds]
+    named = LabelLists.from_lists([[at.setdefault(name, len(at)) for name in names if name] for names in cleaned])
+    codes = np.array(columns.codes, dtype=np.int64)
+    rows = np.repeat(np.arange(len(image_ids)), np.array(columns.lengths, dtype=np.int64))
+    each = named.select(codes)
+    shown = LabelLists.from_pairs(rows[each.rows()], each.indices.astype(np.int64), count=len(image_ids)).select(order)
+
+    synsets: list[Counter[str]] = [Counter() for _ in at]
+    counts = np.bincount(codes, minlength=len(columns.kinds)).tolist()
+    for (_, of_kind), names, count in zip(columns.kinds, cleaned, counts, strict=True):
+        # Of several names and synsets nothing says which belong together.
+        if len(names) == len(of_kind) == 1 and names[0]:
+            synsets[at[names[0]]][of_kind[0]] += count
+    return NamedImages(image_ids, list(at), shown, synsets)
+
+
+def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: int = 256) -> dict[str, list[str]]:
+    """Merge the names that mean the same and keep the labels with most images.
+
+    1. Spelling: names that differ only in spaces and punctuation are one ("t-shirt", "tshirt").
+    2. Number: a name joins the one without its -s, -es or -ies, where that occurs and the synsets do not contradict.
+    3. Meaning: names with the same synset are one, where a name's synset is the one that more than half of its
+       objects with a synset have; a name without such a synset stays on its own.
+
+    A label is called by its name with most images. Labels stand by falling number of images, equal ones in
+    alphabetical order.
+
+    Args:
+        named: the images and names.
+        min_images: images a label needs.
+        num_labels: the most labels to keep.
+
+    Returns:
+        The names of each label, that with most images first.
+    """
+    groups = _group_names(named)
+    group_at = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+    group_of = np.array([group_at[group] for group in groups], dtype=np.int64)
+    by_group = LabelLists.from_pairs(named.shown.rows(), group_of[named.shown.indices], count=len(named.image_ids))
+    group_images = np.bincount(by_group.indices, minlength=len(group_at))
+    name_images = np.bincount(named.shown.indices, minlength=len(named.names)).tolist()
+
+    members: dict[int, list[tuple[int, str]]] = {}
+    for name, group, images in zip(named.names, group_of.tolist(), name_images, strict=True):
+        if group_images[group] >= min_images:
+            members.setdefault(group, []).append((-images, name))
+    ranked = sorted((-int(group_images[group]), [name for _, name in sorted(held)]) for group, held in members.items())
+    if not ranked[:num_labels]:
+        wrong = f"no label for min_images={min_images} and num_labels={num_labels}"
+        raise InputError("build_label_map", f"{wrong} among {len(named.image_ids)} images", "lower min_images")
+    return {names[0]: names for _, names in ranked[:num_labels]}
+
+
+def _group_names(named: NamedImages) -> list[str]:
+    """What each name is merged under: a synset, or the spelling of its singular."""
+    keys = [re.sub(r"[\W_]+", "", name) or name for name in named.names]
+    synsets: dict[str, Counter[str]] = {}
+    for key, counts in zip(keys, named.synsets, strict=True):
+        synsets.setdefault(key, Counter()).update(counts)
+    main = {key: _main_synset(counts) for key, counts in synsets.items()}
+    root_of: dict[str, str] = {}
+    merged: dict[str, Counter[str]] = {}
+    for key in sorted(synsets, key=len):  # the singular is shorter, so its own root is known by then
+        agree = (one for one in _singulars(key) if one in main and len({main[key], main[one]} - {None}) < 2)
+        single = next(agree, None)
+        root_of[key] = key if single is None else root_of[single]
+        merged.setdefault(root_of[key], Counter()).update(synsets[key])
+    return [_main_synset(merged[root_of[key]]) or root_of[key] for key in keys]
+
+
+def _singulars(key: str) -> Iterable[str]:
+    """What a word may be the plural of, likeliest first."""
+    if len(key) < 4 or key in _OWN_WORDS or not key.endswith("s") or key.endswith(("ss", "us", "is")):
+        return
+    if key.endswith("ies"):
+        yield key[:-3] + "y"
+    if key.endswith(("sses", "xes", "ches", "shes")):
+        yield key[:-2]
+    yield key[:-1]
+    if key.endswith("ses"):  # horses have an e of their own, buses have not
+        yield key[:-2]
+
+
+def _main_synset(counts: Counter[str]) -> str | None:
+    """The synset that more than half of the objects have."""
+    return next((synset for synset, count in counts.items() if 2 * count > counts.total()), None)
+
+
+def _read_label_map(path: Path) -> dict[str, list[str]]:
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise InputError(str(path), "not a JSON object", 'give {"label": ["name", ...], ...}')
+    for label, names in content.items():
+        check_name(label, where=str(path))
+        if not isinstance(names, list) or not all(isinstance(name, str) and clean_name(name) for name in names):
+            raise InputError(str(path), f"the names of {label!r} are not a list of words", "give for example ['tree']")
+    return content
+
+
+def _apply_label_map(named: NamedImages, forms: Mapping[str, Sequence[str]]) -> LabelLists:
+    """The labels of each image."""
+    label_at = {clean_name(name): label for label, names in enumerate(forms.values()) for name in names}
+    label_of = np.array([label_at.get(name, -1) for name in named.names], dtype=np.int64)
+    labels = label_of[named.shown.indices]
+    return LabelLists.from_pairs(named.shown.rows()[labels >= 0], labels[labels >= 0], count=len(named.image_ids))
+
+
+def _picture_paths(root: Path, image_ids: NDArray[np.int64]) -> pa.Array:
+    """The path of each picture; one listing of a folder tells in which of the two all of them are."""
+    first, second = root / "VG_100K", root / "VG_100K_2"
+    if not first.is_dir() and not second.is_dir():
+        raise InputError(str(root), "there is neither VG_100K nor VG_100K_2", "unpack the pictures there")
+    in_second = {path.name for path in second.iterdir()} if second.is_dir() else set()
+    names = (f"{image_id}.jpg" for image_id in image_ids.tolist())
+    return pa.array([f"{(second if name in in_second else first).name}/{name}" for name in names], pa.string())

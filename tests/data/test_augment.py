@@ -1,0 +1,220 @@
+"""Drawing and applying augmentation, and the views that come of it."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.core.patches import cut_patches, resize_images
+from pivotpatch.data.augment import Augmentation, AugmentPolicy, apply_augmentation, draw_augmentation, make_views
+from pivotpatch.data.augment_ops import OPERATIONS
+
+SIZE = (32, 40)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ZERO, ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+NOTHING = AugmentPolicy(flip=0, cutout=0, operations=0)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def photographs(count: int, size: tuple[int, int] = SIZE) -> Tensor:
+    coarse = torch.randint(256, (count, 3, 5, 6), generator=generator(1), dtype=torch.uint8)
+    grain = torch.randint(20, (count, 3, *size), generator=generator(2), dtype=torch.uint8)
+    return resize_images(coarse, size) // 20 * 19 + grain // 2
+
+
+def draw(count: int, policy: AugmentPolicy | None = None, seed: int = 0) -> Augmentation:
+    return draw_augmentation(count, policy=policy or AugmentPolicy(flip=0.5), generator=generator(seed))
+
+
+def rows(augmentation: Augmentation, chosen: slice) -> Augmentation:
+    return Augmentation(*(tensor[chosen] for tensor in augmentation))
+
+
+def test_a_batch_is_its_views_one_by_one() -> None:
+    views, drawn = photographs(60), draw(60)
+    before = views.clone()
+    together = apply_augmentation(views, drawn)
+    apart = [apply_augmentation(views[i : i + 1], rows(drawn, slice(i, i + 1))) for i in range(60)]
+    assert torch.equal(together, torch.cat(apart))
+    assert torch.equal(views, before)
+    assert len(drawn.operation.unique()) == len(OPERATIONS)
+    assert (together != views).flatten(1).any(dim=1).all()
+
+
+def test_order_is_flip_then_cutout_then_operations() -> None:
+    views, drawn = photographs(30), draw(30, AugmentPolicy(flip=1.0, operations=3))
+    step = drawn._replace(operation=drawn.operation[:, :0], strength=drawn.strength[:, :0])
+    uncovered = torch.zeros_like(drawn.cutout)
+    expected = apply_augmentation(views.flip(-1), step._replace(flip=torch.zeros(30, dtype=torch.bool)))
+    for k in range(3):
+        one = drawn._replace(
+            flip=torch.zeros(30, dtype=torch.bool),
+            cutout=uncovered,
+            operation=drawn.operation[:, k : k + 1],
+            strength=drawn.strength[:, k : k + 1],
+        )
+        expected = apply_augmentation(expected, one)
+    assert torch.equal(apply_augmentation(views, drawn), expected)
+
+
+def test_cutout_covers_the_pixels_whose_centre_is_in_the_box() -> None:
+    views = photographs(40)
+    drawn = draw(40, AugmentPolicy(operations=0))
+    covered = apply_augmentation(views, drawn)
+    height, width = SIZE
+    for index in range(40):
+        top, left, bottom, right = drawn.cutout[index].tolist()
+        for y in range(height):
+            for x in range(width):
+                inside = top <= (y + 0.5) / height < bottom and left <= (x + 0.5) / width < right
+                expected = drawn.colour[index] if inside else views[index, :, y, x]
+                assert torch.equal(covered[index, :, y, x], expected)
+
+
+def test_cutout_has_half_the_side_and_is_clipped_at_the_border() -> None:
+    drawn = draw(20_000)
+    sides = drawn.cutout[:, 2:] - drawn.cutout[:, :2]
+    torch.testing.assert_close(sides, torch.full_like(sides, 0.5))
+    seen = drawn.cutout.clamp(0, 1)
+    # The centre is uniform, so what is left within the view is 0.5 - 2 * (0.25 ** 2) / 2 of each side on average.
+    assert (seen[:, 2:] - seen[:, :2]).mean().item() == pytest.approx(0.4375, abs=0.003)
+    assert drawn.colour.float().mean().item() == pytest.approx(127.5, abs=1)
+
+
+def test_nothing_is_nothing() -> None:
+    views = photographs(3)
+    assert torch.equal(apply_augmentation(views, draw(3, NOTHING)), views)
+    still = draw(3, AugmentPolicy(cutout=0, magnitude=0))
+    keep = [list(OPERATIONS).index(name) for name in ("rotate", "contrast", "posterize")]
+    still = still._replace(operation=torch.tensor(keep)[:, None].expand(3, 2))
+    assert torch.equal(apply_augmentation(views, still), views)
+
+
+def test_drawing_depends_on_the_generator_alone() -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = draw(50, seed=4)
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(2)
+    assert all(torch.equal(a, b) for a, b in zip(first, draw(50, seed=4), strict=True))
+    assert not torch.equal(first.operation, draw(50, seed=5).operation)
+
+
+def test_draws_are_uniform_and_signed() -> None:
+    drawn = draw(28_000, AugmentPolicy(flip=0.25))
+    assert drawn.flip.float().mean().item() == pytest.approx(0.25, abs=0.015)
+    share = drawn.operation.flatten().bincount() / drawn.operation.numel()
+    assert share.tolist() == pytest.approx([1 / 14] * 14, abs=0.006)
+    for index, kind in enumerate(OPERATIONS.values()):
+        strength = drawn.strength[drawn.operation == index]
+        torch.testing.assert_close(strength.abs(), torch.full_like(strength, kind.full * 9 / 30))
+        assert (strength < 0).float().mean().item() == pytest.approx(0.5 * kind.signed, abs=0.04)
+
+
+def test_image_and_patches_draw_independently() -> None:
+    batch, patches = 4000, 4
+    drawn = draw(batch * (1 + patches))
+    kinds = len(OPERATIONS)
+    first = drawn.operation[:, 0]
+    image, patch = first[:batch], first[batch:].reshape(batch, patches)
+    centre = (drawn.cutout[:, :2] + drawn.cutout[:, 2:]) / 2
+    for other in (patch[:, 0], patch[:, 3], drawn.operation[:batch, 1]):
+        joint = (image * kinds + other).bincount(minlength=kinds**2).double()
+        expected = batch / kinds**2
+        chi_square = ((joint - expected) ** 2 / expected).sum().item()
+        assert chi_square < 300  # 195 degrees of freedom: one draw in a million exceeds it
+    together = torch.cat([centre[:batch], centre[batch:].reshape(batch, -1), drawn.flip[:batch, None]], dim=1)
+    correlation = torch.corrcoef(together.T) - torch.eye(together.shape[1])
+    assert correlation.abs().max().item() < 0.08  # five deviations
+
+
+def test_views_without_augmentation_are_resized_cut_and_normalised() -> None:
+    images = photographs(2, (64, 80))
+    views = make_views(images, size=SIZE, mean=MEAN, std=STD)
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    for index in range(2):
+        pillow = Image.fromarray(images[index].permute(1, 2, 0).numpy()).resize(SIZE[::-1], Image.Resampling.BILINEAR)
+        expected = torch.from_numpy(np.array(pillow)).permute(2, 0, 1) / 255
+        assert ((views.image[index] * std + mean) - expected).abs().max() <= 1.01 / 255
+        corner = pillow.crop((20, 0, 40, 16)).resize(SIZE[::-1], Image.Resampling.BILINEAR)
+        expected = torch.from_numpy(np.array(corner)).permute(2, 0, 1) / 255
+        assert ((views.patches[index, 1] * std + mean) - expected).abs().max() <= 2.01 / 255
+    assert views.image.shape == (2, 3, *SIZE)
+    assert views.patches.shape == (2, 4, 3, *SIZE)
+    assert views.image.dtype == torch.float32
+
+
+def test_native_patches_are_cut_from_the_source() -> None:
+    images = photographs(2, (64, 80))
+    native = make_views(images, size=SIZE, native=True, grid=2, mean=ZERO, std=ONE)
+    # Each quarter of the source has the network's size already.
+    torch.testing.assert_close(native.patches, cut_patches(images, grid=2, size=SIZE) / 255)
+    assert torch.equal((native.patches[0, 3] * 255).round().to(torch.uint8), images[0, :, 32:, 40:])
+    resized = make_views(images, size=SIZE, grid=2, mean=ZERO, std=ONE)
+    torch.testing.assert_close(resized.image, native.image)
+    assert (resized.patches - native.patches).abs().mean() > 0.005
+    assert make_views(images, size=SIZE, grid=3, mean=ZERO, std=ONE).patches.shape[1] == 9
+
+
+def test_each_view_takes_its_own_augmentation() -> None:
+    images = photographs(3)
+    drawn = draw(15)
+    views = make_views(images, size=SIZE, mean=ZERO, std=ONE, augmentation=drawn)
+    torch.testing.assert_close(views.image, apply_augmentation(images, rows(drawn, slice(3))) / 255)
+    patches = cut_patches(images, grid=2, size=SIZE)
+    for index in range(3):
+        chosen = slice(3 + 4 * index, 7 + 4 * index)
+        torch.testing.assert_close(views.patches[index], apply_augmentation(patches[index], rows(drawn, chosen)) / 255)
+
+
+def test_mixed_precision_around_it_changes_nothing() -> None:
+    images, drawn = photographs(12), draw(60)
+    expected = make_views(images, size=SIZE, mean=MEAN, std=STD, augmentation=drawn)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        views = make_views(images, size=SIZE, mean=torch.tensor(MEAN), std=torch.tensor(STD), augmentation=drawn)
+    assert torch.equal(views.image, expected.image)
+    assert torch.equal(views.patches, expected.patches)
+
+
+def test_memory_layout_changes_nothing() -> None:
+    images, drawn = photographs(12), draw(60)
+    expected = make_views(images, size=SIZE, mean=MEAN, std=STD, augmentation=drawn)
+    last = images.to(memory_format=torch.channels_last)
+    views = make_views(last, size=SIZE, mean=MEAN, std=STD, augmentation=drawn)
+    assert torch.equal(views.patches, expected.patches)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_makes_the_same_views() -> None:
+    images, drawn = photographs(20, (64, 80)), draw(100)
+    expected = make_views(images, size=SIZE, mean=MEAN, std=STD, augmentation=drawn)
+    mean, std = torch.tensor(MEAN, device="cuda"), torch.tensor(STD, device="cuda")
+    sent = images.cuda()
+    torch.cuda.set_sync_debug_mode("error")  # nothing may wait for the device
+    try:
+        views = make_views(sent, size=SIZE, mean=mean, std=std, augmentation=drawn)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for here, there in zip(expected, views, strict=True):
+        close = (here - there.cpu()).abs() < 2.01 / 255 / min(STD)
+        assert close.float().mean() > 0.995
+
+
+def test_wrong_input_is_refused() -> None:
+    with pytest.raises(InputError, match="augment policy: flip is 1.5; give 0 to 1"):
+        AugmentPolicy(flip=1.5)
+    with pytest.raises(InputError, match="augment policy: magnitude is 31; give 0 to 30"):
+        AugmentPolicy(magnitude=31)
+    with pytest.raises(InputError, match="operations is -1"):
+        AugmentPolicy(operations=-1)
+    with pytest.raises(InputError, match=r"3 augmentations for 2 views; draw one a view, .* B \* \(1 \+ P\)"):
+        apply_augmentation(photographs(2), draw(3))
+    with pytest.raises(InputError, match=r"views are torch.float32 .*; give uint8 RGB"):
+        apply_augmentation(photographs(2).float(), draw(2))
+    with pytest.raises(InputError, match="make_views: images are torch.float32; give uint8"):
+        make_views(photographs(2).float(), size=SIZE, mean=MEAN, std=STD)
