@@ -190,7 +190,7 @@ def make_views(
         views = apply_augmentation(views, augmentation)
     scale = 1 / (255 * _per_channel(std, views.device))
     shift = -255 * scale * _per_channel(mean, views.device)
-    return Views(*split_views(views.float().mul_(scale).add_(shift), patches=grid * grid))
+    return Views(*split_views((views * scale).add_(shift), patches=grid * grid))
 
 
 def _per_channel(values: Sequence[float] | Tensor, device: torch.device) -> Tensor:

@@ -1,0 +1,165 @@
+import io
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.data.embedded import EmbeddedStore, list_row_groups
+from pivotpatch.data.table import read_table
+
+HF_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PIVOTPATCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def encode_picture(level: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (1 + level, 2), level).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+PICTURES = [encode_picture(level) for level in range(10)]
+
+
+def write_shards(folder: Path, *, kind: str = "struct", **options: Any) -> None:
+    """Ten pictures in two files of two row groups each, labelled by their level."""
+    for shard in (0, 1):
+        levels = range(5 * shard, 5 * shard + 5)
+        if kind == "struct":
+            values = [{"bytes": PICTURES[i], "path": f"{i}.png"} for i in levels]
+            image = pa.array(values, HF_IMAGE)
+        else:
+            image = pa.array([PICTURES[i] for i in levels], pa.large_binary() if kind == "large" else pa.binary())
+        table = pa.table({"image": image, "labels": [[str(i)] for i in levels]})
+        pq.write_table(table, folder / f"train-{shard:05d}-of-00002.parquet", row_group_size=3, **options)
+
+
+@pytest.mark.parametrize("kind", ["struct", "binary", "large"])
+@pytest.mark.parametrize("options", [{}, {"compression": "none", "use_dictionary": False}, {"write_statistics": False}])
+def test_pictures_come_back_in_any_order(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    write_shards(tmp_path, kind=kind, **options)
+    records = read_table(str(tmp_path), "train")
+    for index in (7, 0, 9, 2, 3, 7, 5, 1, 8, 4, 6):
+        record = records[index]
+        assert record.image == PICTURES[index]
+        assert record.name == (
+            f"{index}.png" if kind == "struct" else f"train-0000{index // 5}-of-00002.parquet#{index % 5 + 1}"
+        )
+        assert records.labels.names[record.positive[0]] == str(index)
+
+
+def test_only_row_groups_in_use_are_unpacked(tmp_path: Path, cache: Path) -> None:
+    write_shards(tmp_path)
+    records = read_table(str(tmp_path), None)
+    assert not cache.exists()
+    assert [records[i].image for i in (3, 4)] == PICTURES[3:5]
+    (unpacked,) = cache.rglob("*.*")
+    assert unpacked.name == "1.pictures"
+    unpacked.unlink()  # the cache may go at any time
+    assert records[4].image == PICTURES[4]
+
+
+def test_a_new_file_is_not_read_from_the_old_cache(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    for old, new in ((0, 1), (1, 0)):
+        pq.write_table(pa.table({"image": [PICTURES[old]], "labels": ["x"]}), path)
+        os.utime(path, ns=(0, old))
+        records = read_table(str(path), None)
+        assert records[0].image == PICTURES[old]
+        pq.write_table(pa.table({"image": [PICTURES[new]], "labels": ["x"]}), path)
+        os.utime(path, ns=(0, new))
+        assert read_table(str(path), None)[0].image == PICTURES[new]
+
+
+def test_a_file_that_changes_under_the_records(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    records = read_table(str(tmp_path), None)
+    (tmp_path / "train-00000-of-00002.parquet").unlink()
+    with pytest.raises(InputError, match=r"train-00000-of-00002\.parquet: the file has changed since it was opened"):
+        records[0]
+    assert records[5].image == PICTURES[5]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, cache: Path) -> None:
+    write_shards(tmp_path)
+    records = read_table(str(tmp_path), None)
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(InputError, match=r"cache: pictures of .* cannot be unpacked here .*; set PIVOTPATCH_CACHE to"):
+        records[0]
+
+
+def test_damage_inside_the_pictures(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "t.parquet"
+    table = pa.table({"image": [os.urandom(5000)], "labels": ["x"]})
+    pq.write_table(table, path, compression="gzip", use_dictionary=False)  # gzip has a checksum
+    content = path.read_bytes()
+    path.write_bytes(content[:2000] + bytes(40) + content[2040:])
+    records = read_table(str(path), None)
+    with pytest.raises(InputError, match=r"t\.parquet: damaged or cut short"):
+        records[0]
+    assert not any(cache.rglob("*.part"))
+
+
+def test_names_that_tell_nothing_are_not_used(tmp_path: Path) -> None:
+    image = pa.array([{"bytes": PICTURES[i], "path": "image.png"} for i in range(2)], HF_IMAGE)
+    pq.write_table(pa.table({"image": image, "labels": [["x"], ["x"]]}), tmp_path / "t.parquet")
+    assert [r.name for r in read_table(str(tmp_path / "t.parquet"), None)] == ["t.parquet#1", "t.parquet#2"]
+
+
+def test_paths_without_bytes_are_files(tmp_path: Path) -> None:
+    image = pa.array([{"bytes": None, "path": "a.png"}], HF_IMAGE)
+    pq.write_table(pa.table({"image": image, "labels": [["x"]]}), tmp_path / "t.parquet")
+    assert read_table(str(tmp_path / "t.parquet"), None)[0].image == tmp_path / "a.png"
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_a_row_without_a_picture(tmp_path: Path, statistics: bool) -> None:
+    image = pa.array([*PICTURES[:4], None], pa.binary())
+    table = pa.table({"image": image, "labels": [["x"]] * 5})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2, write_statistics=statistics)
+    with pytest.raises(InputError, match=r"t\.parquet, row 5: the row has no picture; add it or leave out the row"):
+        read_table(str(tmp_path / "t.parquet"), None)
+
+
+def test_a_shard_without_the_column(tmp_path: Path) -> None:
+    write_shards(tmp_path, kind="binary")
+    pq.write_table(pa.table({"img": [PICTURES[0]], "labels": [["0"]]}), tmp_path / "train-00002-of-00002.parquet")
+    with pytest.raises(
+        InputError, match=r"train-00002-of-00002\.parquet: there is no column 'image'; did you mean 'img'"
+    ):
+        read_table(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_worker_processes(tmp_path: Path, cache: Path, start: str) -> None:
+    if start not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"{start} is not to be had here")
+    write_shards(tmp_path)
+    store = EmbeddedStore(
+        list_row_groups(sorted(tmp_path.glob("*.parquet")), "image.bytes"), "image.bytes", names=None, cache=cache
+    )
+    assert store.source(0) == PICTURES[0]  # so that a fork happens after a read
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(start)) as workers:
+        assert list(workers.map(store.source, range(10))) == PICTURES
+
+
+def test_records_travel_without_their_pictures(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": [os.urandom(100_000)], "labels": ["x"]}), tmp_path / "t.parquet")
+    records = read_table(str(tmp_path / "t.parquet"), None)
+    picture = records[0].image
+    travelling = pickle.dumps(records)
+    assert len(travelling) < 5000
+    assert pickle.loads(travelling)[0].image == picture

@@ -1,0 +1,368 @@
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.data.address import open_records
+from pivotpatch.data.records import RecordSet
+from pivotpatch.data.table import IMAGE_COLUMNS, LABEL_COLUMNS, read_table
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "coco256"
+Labels = tuple[set[str], set[str]]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PIVOTPATCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def labels_of(records: RecordSet) -> dict[str, Labels]:
+    """Present and unknown labels of each picture, by its name."""
+    names = records.labels.names
+    return {r.name: ({names[i] for i in r.positive}, {names[i] for i in r.unknown}) for r in records}
+
+
+def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> str:
+    """Write columns as the suffix says: CSV and TSV by Python's module, JSON lines, Parquet."""
+    rows = list(zip(*columns.values(), strict=True))
+    if path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writerows([list(columns), *rows])
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), path)
+    return str(path)
+
+
+TEXT = {"image": ["a.jpg", "b.jpg", "c.jpg"], "labels": ["dog|cat", "", "dog | ?bird|"]}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_delimited_text(tmp_path: Path, suffix: str) -> None:
+    records = open_records(f"table:{write_table(tmp_path / f't{suffix}', TEXT)}")
+    assert records.labels.names == ("bird", "cat", "dog")
+    assert labels_of(records) == {
+        "a.jpg": ({"cat", "dog"}, set()),
+        "b.jpg": (set(), set()),
+        "c.jpg": ({"dog"}, {"bird"}),
+    }
+    expected = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [torch.nan, 0.0, 1.0]])
+    torch.testing.assert_close(records.target(), expected, equal_nan=True)
+    assert records[0].image == tmp_path / "a.jpg"
+
+
+@pytest.mark.parametrize(("cells", "delimiter", "expected"), [
+    (["a;b", "c,d"], None, [{"a", "b"}, {"c,d"}]),
+    (["a, b", "c"], None, [{"a", "b"}, {"c"}]),
+    (["a b", "c"], " ", [{"a", "b"}, {"c"}]),
+    (["a, b", "c"], "", [{"a, b"}, {"c"}]),
+])  # fmt: skip
+def test_delimiters(tmp_path: Path, cells: list[str], delimiter: str | None, expected: list[set[str]]) -> None:
+    location = write_table(tmp_path / "t.csv", {"file_name": ["1.jpg", "2.jpg"], "tags": cells})
+    records = read_table(location, None, delimiter=delimiter)
+    assert [present for present, _ in labels_of(records).values()] == expected
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_lists_load_exactly(tmp_path: Path, suffix: str) -> None:
+    lists = [[" dog ", "a|b", 'so "called"', "line\nbreak", "Ünïcödé 猫"], [], ["?cat", "a|b", "a|b"]]
+    columns: dict[str, Any] = {"Image": TEXT["image"], "labels": lists}
+    records = read_table(write_table(tmp_path / f"t{suffix}", columns), None)
+    assert labels_of(records) == {"a.jpg": (set(lists[0]), set()), "b.jpg": (set(), set()), "c.jpg": ({"a|b"}, {"cat"})}
+
+
+def test_odd_characters_in_csv_load_exactly(tmp_path: Path) -> None:
+    cells = ['so "called"|line\r\nbreak', "Ünïcödé 猫| 'x' ", "NULL|nan|007"]
+    records = read_table(
+        write_table(tmp_path / "t.csv", {"image": ["1", "é,.jpg", "new\nline"], "labels": cells}), None
+    )
+    assert labels_of(records) == {
+        "1": ({'so "called"', "line\r\nbreak"}, set()),
+        "é,.jpg": ({"Ünïcödé 猫", "'x'"}, set()),
+        "new\nline": ({"NULL", "nan", "007"}, set()),
+    }
+
+
+def test_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("image,labels\na.jpg,cat\n", encoding="utf-8-sig")
+    (tmp_path / "t.jsonl").write_text('{"image": "a.jpg", "labels": ["cat"]}\n\n', encoding="utf-8-sig")
+    for name in ("t.csv", "t.jsonl"):
+        assert labels_of(read_table(str(tmp_path / name), None)) == {"a.jpg": ({"cat"}, set())}
+
+
+@pytest.mark.parametrize(("suffix", "zebra", "ant"), [
+    (".csv", ["1", "0", "-1", ""], ["0.0", "1.0", "true", "nan"]),
+    (".jsonl", [1, 0, -1, None], [False, True, True, None]),
+    (".parquet", [1, 0, -1, None], [0.0, 1.0, 1.0, float("nan")]),
+])  # fmt: skip
+def test_one_column_a_label(tmp_path: Path, suffix: str, zebra: list[Any], ant: list[Any]) -> None:
+    columns: dict[str, list[Any]] = {"path": list("abcd"), "zebra": zebra, "ant": ant, "split": ["x"] * 4}
+    records = read_table(write_table(tmp_path / f"t{suffix}", columns), None)
+    assert records.labels.names == ("zebra", "ant")  # the order of the columns
+    nan = torch.nan
+    expected = torch.tensor([[1.0, 0.0], [0.0, 1.0], [nan, 1.0], [nan, nan]])
+    torch.testing.assert_close(records.target(), expected, equal_nan=True)
+
+
+def test_names_choose_and_order_the_columns(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {"Path": ["a", "b"], "Age": [63, 41], "cat": [0, 1], "dog": [1, None]}
+    location = write_table(tmp_path / "t.csv", columns)
+    (tmp_path / "names.txt").write_text("dog\n\n cat \n")
+    records = open_records(f"table:{location}?names=names.txt")
+    assert records.labels.names == ("dog", "cat")
+    assert labels_of(records) == {"a": ({"dog"}, set()), "b": ({"cat"}, {"dog"})}
+    with pytest.raises(InputError, match=r"t\.csv, row 2: no column of labels was found, and column 'Age' .* '63'"):
+        read_table(location, None)
+    (tmp_path / "names.txt").write_text("dog\ncaat\n")
+    with pytest.raises(InputError, match=r"none for the label 'caat'; did you mean 'cat'\?"):
+        read_table(location, None, names="names.txt")
+
+
+def test_names_order_the_labels_and_refuse_others(tmp_path: Path) -> None:
+    location = write_table(tmp_path / "t.csv", TEXT)
+    (tmp_path / "labels.json").write_text('["dog", "cow", "bird", "cat"]')
+    assert read_table(location, None).labels.names == ("dog", "cow", "bird", "cat")
+    (tmp_path / "labels.json").write_text('["dog", "birds", "cat"]')
+    with pytest.raises(InputError, match=r"t\.csv, row 4: unknown label 'bird'; did you mean 'birds'\?"):
+        read_table(location, None)
+    (tmp_path / "labels.json").write_text('{"dog": 1}')
+    with pytest.raises(InputError, match=r"labels\.json: it is not a JSON list of label names"):
+        read_table(location, None)
+
+
+def test_numbered_labels(tmp_path: Path) -> None:
+    location = write_table(tmp_path / "t.parquet", {"image": ["a", "b"], "label": [[2, 0], []]})
+    with pytest.raises(InputError, match=r"row 1: labels are numbers; give their names in order with \?names=FILE"):
+        read_table(location, None)
+    (tmp_path / "labels.json").write_text('["z", "y", "x"]')
+    assert labels_of(read_table(location, None)) == {"a": ({"z", "x"}, set()), "b": (set(), set())}
+    (tmp_path / "labels.json").write_text('["z", "y"]')
+    with pytest.raises(InputError, match="row 1: label number 2 is outside 0 to 1"):
+        read_table(location, None)
+
+
+@pytest.mark.parametrize("shape", ["list", "scalar"])
+def test_hugging_face_class_labels(tmp_path: Path, shape: str) -> None:
+    feature: dict[str, Any] = {"names": ["no", "yes"], "_type": "ClassLabel"}
+    feature = {"feature": feature, "length": -1, "_type": "Sequence"} if shape == "list" else feature
+    values = [[1], [0]] if shape == "list" else [1, 0]
+    table = pa.table({"image": ["a", "b"], "label": values})
+    info = {"info": {"features": {"image": {"_type": "Value"}, "label": feature}}}
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / "t.parquet")
+    records = read_table(str(tmp_path / "t.parquet"), None)
+    assert records.labels.names == ("no", "yes")
+    assert labels_of(records) == {"a": ({"yes"}, set()), "b": ({"no"}, set())}
+
+
+def test_columns_as_pandas_and_polars_write_them(tmp_path: Path) -> None:
+    lists = pa.array([["dog", "cat"], [], ["dog"]])
+    for number, (image, labels) in enumerate([
+        (pa.array(TEXT["image"]).dictionary_encode(), pa.array(TEXT["labels"]).dictionary_encode()),
+        (pa.array(TEXT["image"], pa.string_view()), lists.cast(pa.list_(pa.string_view()))),
+        (pa.array(TEXT["image"], pa.large_string()), lists.cast(pa.large_list(pa.large_string()))),
+        (pa.array([b"a", b"b", b"c"], pa.binary_view()), lists),
+    ]):  # fmt: skip
+        pq.write_table(pa.table({"image": image, "labels": labels}), tmp_path / f"{number}.parquet")
+        records = read_table(str(tmp_path / f"{number}.parquet"), None)
+        assert [present for present, _ in labels_of(records).values()] == [{"cat", "dog"}, set(), {"dog"}]
+        assert records[2].image == (b"c" if number == 3 else tmp_path / "c.jpg")
+
+
+def test_columns_that_are_named(tmp_path: Path) -> None:
+    columns = {"image": ["x", "y"], "where": ["a", "b"], "labels": ["1", "2"], "what": ["cat", "dog"]}
+    location = write_table(tmp_path / "t.csv", columns)
+    assert labels_of(open_records(f"table:{location}?image=where&labels=what")) == {
+        "a": ({"cat"}, set()),
+        "b": ({"dog"}, set()),
+    }
+    with pytest.raises(InputError, match=r"there is no column 'wat'; did you mean 'what'\?"):
+        read_table(location, None, labels="wat")
+
+
+def test_split_column(tmp_path: Path) -> None:
+    columns = {"image": list("abc"), "labels": ["cat", "dog", "cow"], "split": ["train", "test", "train"]}
+    location = write_table(tmp_path / "t.csv", columns)
+    train, test = open_records(f"table:{location}@train"), open_records(f"table:{location}@test")
+    assert train.labels == test.labels  # of the whole table, so that splits agree
+    assert labels_of(train) == {"a": ({"cat"}, set()), "c": ({"cow"}, set())}
+    assert labels_of(test) == {"b": ({"dog"}, set())}
+    assert test.name == f"table:{location}@test"
+    assert len(read_table(location, None)) == 3
+    with pytest.raises(InputError, match=r"no split 'trian'; did you mean 'train'\? known: test, train"):
+        read_table(location, "trian")
+    with pytest.raises(InputError, match=r"there is no column 'part'"):
+        read_table(location, "train", split_column="part")
+    location = write_table(tmp_path / "t.jsonl", {"image": ["a"], "labels": ["cat"], "split": [["train"]]})
+    with pytest.raises(InputError, match=r"column 'split' holds list<.*; write one split a row"):
+        read_table(location, "train")
+
+
+def test_split_without_a_column(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"split 'train' was asked for but there is no column 'split'; leave out @train"
+    ):
+        read_table(write_table(tmp_path / "t.csv", TEXT), "train")
+
+
+def test_shards_state_their_split(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name, image, label in [
+        ("train-00000-of-00002", "a", "cat"),
+        ("train-00001-of-00002", "b", "dog"),
+        ("test-00000-of-00001", "a", "cow"),
+    ]:
+        write_table(tmp_path / "data" / f"{name}.parquet", {"image": [f"{name}-{image}"], "labels": [[label]]})
+    train, test = open_records(f"table:{tmp_path}@train"), open_records(f"table:{tmp_path}@test")
+    assert train.labels == test.labels
+    assert train.labels.names == ("cat", "cow", "dog")
+    assert [present for present, _ in labels_of(train).values()] == [{"cat"}, {"dog"}]
+    assert [present for present, _ in labels_of(test).values()] == [{"cow"}]
+    assert test[0].image == tmp_path / "data" / "test-00000-of-00001-a"
+    with pytest.raises(InputError, match="no split 'val'; .*known: test, train"):
+        read_table(str(tmp_path), "val")
+
+
+def test_glob_over_folders(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        write_table(tmp_path / folder / "t.jsonl", {"image": ["a.jpg"], "labels": [[folder]]})
+    records = open_records(f"table:{tmp_path}/*/t.jsonl")
+    assert [r.image for r in records] == [tmp_path / "one" / "a.jpg", tmp_path / "two" / "a.jpg"]
+    write_table(tmp_path / "two" / "t.jsonl", {"image": ["a.jpg"], "tags": [[folder]]})
+    with pytest.raises(InputError, match=r"two/t\.jsonl: there is no column 'labels'; .*known: image, tags"):
+        read_table(f"{tmp_path}/*/t.jsonl", None)
+
+
+def test_paths_stay_inside_the_root(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    images = ["a.jpg", str(tmp_path / "tables" / "b.jpg"), "../c.jpg", "x..y/d.jpg"]
+    location = write_table(tmp_path / "tables" / "t.csv", {"image": images, "labels": ["cat"] * 4})
+    with pytest.raises(InputError, match=r"t\.csv, row 4: '\.\./c\.jpg' lies outside .*allow_escape=true"):
+        read_table(location, None)
+    assert read_table(location, None, allow_escape=True)[2].image.resolve() == tmp_path / "c.jpg"  # type: ignore[union-attr]
+    location = write_table(tmp_path / "tables" / "t.csv", {"image": ["pictures/../a.jpg"], "labels": ["cat"]})
+    assert read_table(location, None, root="..")[0].image.resolve() == tmp_path / "a.jpg"  # type: ignore[union-attr]
+
+
+def test_the_same_picture_twice(tmp_path: Path) -> None:
+    columns = {"image": ["a", "b", "a"], "labels": ["cat", "cat", "cat"], "split": ["train", "train", "test"]}
+    location = write_table(tmp_path / "t.csv", columns)
+    with pytest.raises(InputError, match=r"t\.csv: picture 'a' stands on 2 rows \(1 pictures do so\); give each"):
+        read_table(location, None)
+    assert len(read_table(location, "train")) == 2
+
+
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"image": ["a", " "], "labels": ["x", "y"]}, r"row 3: the row has no picture in column 'image'"),
+    ({"image": ["a", "b"], "labels": ["x", "y|?y"]}, r"row 3: label 'y' is both present and unknown"),
+    ({"image": ["a", "b"], "labels": ["x", "y|?"]}, r"row 3: label '\?' has no name"),
+    ({"image": ["a", "b"], "labels": ["", ""]}, r"labels: there is no label at all"),
+    ({"image": ["a", "b"]}, r"t\.csv: no column of labels beside 'image'; add one"),
+    ({"image": ["a", "b"], "": [0, 1]}, r"row 2: a column of labels is named ''"),
+    ({"jpeg": ["a", "b"], "labels": ["x", "y"]}, r"no column of pictures among jpeg, labels; name it with \?image="),
+])  # fmt: skip
+def test_rows_that_say_too_little(tmp_path: Path, columns: dict[str, list[Any]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_table(write_table(tmp_path / "t.csv", columns), None)
+
+
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"image": ["a", "b"], "labels": [["x"], None]}, r"row 2: a label is missing \(null\); write an empty list"),
+    ({"image": ["a", "b"], "labels": [["x"], ["y", None]]}, r"row 2: a label is missing \(null\)"),
+    ({"image": ["a", "b"], "labels": [["x"], [" "]]}, r"row 2: label ' ' has no name"),
+    ({"image": ["a", None], "labels": [["x"], []]}, r"row 2: the row has no picture"),
+    ({"image": [1, 2], "labels": [["x"], []]}, r"column 'image' holds int64, neither paths nor encoded pictures"),
+    ({"image": ["a", "b"], "labels": [0.5, 1.0]}, r"row 1: labels are of type double"),
+    ({"image": ["a", "b"], "cat": [[1], [0]]}, r"column 'cat' is not one of 0, 1 and -1: it holds list<"),
+])  # fmt: skip
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_values_of_the_wrong_kind(tmp_path: Path, suffix: str, columns: dict[str, list[Any]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_table(write_table(tmp_path / f"t{suffix}", columns), None)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the COCO shards")
+@pytest.mark.parametrize("scheme", ["table", "folder"])
+def test_coco_shards(scheme: str) -> None:
+    train, test = open_records(f"{scheme}:{SHARED}@train"), open_records(f"{scheme}:{SHARED}@test")
+    assert (len(train), len(test)) == (16_000, 5_000)
+    assert list(train.labels.names) == list(test.labels.names) == json.loads((SHARED / "labels.json").read_text())
+    picture = test[4_999].image
+    assert isinstance(picture, bytes)
+    assert picture[:4] == b"RIFF"
+
+
+# Text that any of the formats can hold: all of Unicode but halves of UTF-16 pairs.
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+pictures = st.lists(texts.filter(str.strip), min_size=1, max_size=5, unique=True)
+plain_labels = texts.filter(lambda t: t == t.strip() and "|" not in t and t[0] != "?")
+RESERVED = {*IMAGE_COLUMNS, *LABEL_COLUMNS, "split"}
+
+
+def states_for(names: Sequence[str], labels: Sequence[str]) -> st.SearchStrategy[list[list[int]]]:
+    one = st.lists(st.sampled_from([1, 0, -1]), min_size=len(labels), max_size=len(labels))
+    return st.lists(one, min_size=len(names), max_size=len(names))
+
+
+def as_text(labels: Sequence[str], states: Sequence[int]) -> str:
+    return " | ".join({1: "", -1: "?"}[s] + name for name, s in zip(labels, states, strict=True) if s)
+
+
+def as_list(labels: Sequence[str], states: Sequence[int]) -> list[str]:
+    return [{1: "", -1: "?"}[s] + name for name, s in zip(labels, states, strict=True) if s]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_what_is_written_is_read(tmp_path: Path, data: st.DataObject) -> None:
+    suffix = data.draw(st.sampled_from([".csv", ".tsv", ".jsonl", ".parquet"]))
+    style = data.draw(st.sampled_from(["text", "hot", *(["list"] if suffix in (".jsonl", ".parquet") else [])]))
+    names = data.draw(pictures)
+    free = texts.filter(lambda t: t.strip() and t[0] != "?") if style == "list" else plain_labels
+    free = free.filter(lambda t: "".join(t.split()).replace("_", "").replace("-", "").lower() not in RESERVED)
+    labels = data.draw(st.lists(free, min_size=1, max_size=4, unique=True))
+    states = data.draw(states_for(names, labels))
+    columns: dict[str, Any] = {"image": names}
+    if style == "hot":
+        columns |= {name: [row[i] for row in states] for i, name in enumerate(labels)}
+    else:
+        write: Callable[..., Any] = as_text if style == "text" else as_list
+        columns["labels"] = [write(labels, row) for row in states]
+    expected = {
+        name: tuple({label for label, s in zip(labels, row, strict=True) if s == sign} for sign in (1, -1))
+        for name, row in zip(names, states, strict=True)
+    }
+    location = write_table(tmp_path / f"t{suffix}", columns)
+    if style != "hot" and not np.any(states):
+        with pytest.raises(InputError, match="there is no label at all"):
+            read_table(location, None, delimiter="|", allow_escape=True)
+        return
+    records = read_table(location, None, delimiter="|", allow_escape=True)
+    assert [record.name for record in records] == names
+    assert labels_of(records) == expected
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(suffix=st.sampled_from([".csv", ".jsonl", ".parquet"]), at=st.floats(0, 1), byte=st.none() | st.integers(0, 255))
+def test_damage_is_an_input_error_or_harmless(tmp_path: Path, suffix: str, at: float, byte: int | None) -> None:
+    path = Path(write_table(tmp_path / f"t{suffix}", TEXT))
+    content = path.read_bytes()
+    place = int(at * (len(content) - 1))
+    path.write_bytes(content[:place] if byte is None else content[:place] + bytes([byte]) + content[place + 1 :])
+    with suppress(InputError):
+        records = read_table(str(path), None)
+        assert len(labels_of(records)) == len(records) <= len(TEXT["image"]) + 1

@@ -1,0 +1,88 @@
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.data.table import read_table
+from pivotpatch.data.table_files import find_tables, read_columns, read_schema
+
+GOOD = "image,labels\na.jpg,cat\n"
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("t.csv", b"", r"t\.csv: the file is empty; copy or write it again"),
+    ("t.csv", b"\n\n", r"t\.csv: the file is empty"),
+    ("t.csv", b"image,labels", r"t\.csv: the table has no rows; give at least one picture"),
+    ("t.csv", b"image,labels\n", r"t\.csv: the table has no rows"),
+    ("t.csv", b"image,labels\na,cat\nb,caf\xe9\n", r"line 3 is not UTF-8 \(byte 0xe9 .*; save the file as UTF-8"),
+    ("t.csv", b"image,caf\xe9\na,1\n", r"line 1 is not UTF-8"),
+    ("t.csv", GOOD.encode("utf-16"), r"line 1 is not UTF-8"),
+    ("t.csv", b"image,labels\na,cat\nb,cat,dog\n", r"row 3 \(the header is row 1\) has 3 columns, not 2; quote values"),
+    ("t.csv", b"image,labels\na,cat\nb", r"row 3 \(the header is row 1\) has 1 columns, not 2"),
+    ("t.csv", b'image,labels\na,cat\nb,"cat\nc,dog\n', r"the row that begins on line 3 is badly quoted"),
+    ("t.csv", b"image,labels,image\na,cat,b\n", r"two columns are named 'image'; give each column its own name"),
+    ("t.jsonl", b"", r"t\.jsonl: the file is empty"),
+    ("t.jsonl", b"\n\n", r"t\.jsonl: the table has no rows"),
+    ("t.jsonl", b'{"image": "a", "labels": []}\n{"image": "b", "lab', r"jsonl, line 2: not JSON \(Unterminated"),
+    ("t.jsonl", b'{"image": "a"}\n\n[1]\n', r"t\.jsonl, line 3: holds '\[1\]'; write one JSON object a line"),
+    ("t.jsonl", b'{"image": "a"\n"labels": []}\n', r"t\.jsonl, line 1: not JSON \(Expecting ',' delimiter"),
+    ("t.jsonl", b'{"image": "a"}\n{"image": "\xe9"}\n', r"t\.jsonl, line 2: not UTF-8; save the file as UTF-8"),
+    ("t.jsonl", b'{"image": "a", "labels": "x"}\n{"image": "b", "labels": ["x"]}', r"column 'labels' cannot be held"),
+    ("t.jsonl", b'{"image": "\\ud800", "labels": ["x"]}', r"column 'image' cannot be held \(.*surrogates"),
+    ("t.parquet", b"", r"t\.parquet: the file is empty"),
+    ("t.parquet", b"PAR1 and no more", r"t\.parquet: damaged or cut short \(.*; copy or write it again"),
+    ("t.xlsx", b"PK", r"t\.xlsx: unknown kind of table '\.xlsx'; give one of \.csv, \.tsv"),
+])  # fmt: skip
+def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_table(str(tmp_path / name), None)
+    assert "\n" not in str(caught.value)
+
+
+def test_truncated_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"image": ["a.jpg"], "labels": ["cat"]}), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"t\.parquet: damaged or cut short"):
+        read_table(str(path), None)
+
+
+def test_a_json_column_that_changes_its_type_far_down(tmp_path: Path) -> None:
+    lines = [json.dumps({"image": str(i), "labels": []}) for i in range(1024)]
+    (tmp_path / "t.jsonl").write_text("\n".join([*lines, '{"image": "x", "labels": "cat"}']))
+    with pytest.raises(InputError, match=r"a column changes its type \(.*; write values of one kind"):
+        read_table(str(tmp_path / "t.jsonl"), None)
+
+
+def test_json_rows_keep_their_order_over_chunks(tmp_path: Path) -> None:
+    names = [f"2020-01-{i:05d}" for i in range(1000)]  # dates to a reader that guesses
+    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"image": name, "other": {"x": 1}}) for name in names))
+    assert read_schema(tmp_path / "t.jsonl").names == ["image", "other"]
+    assert read_columns(tmp_path / "t.jsonl", ["image"]).to_pydict() == {"image": names}
+
+
+def test_stray_quotes_are_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('image,labels\n5" disk.jpg,cat\n')
+    assert read_columns(tmp_path / "t.csv", ["labels", "image"]).to_pydict() == {
+        "labels": ["cat"],
+        "image": ['5" disk.jpg'],
+    }
+
+
+@pytest.mark.parametrize(("location", "message"), [
+    ("none.csv", r"none\.csv: there is no such file or folder; check the location"),
+    ("*.parquet", r"there is no such file or folder"),
+    ("", r"no Parquet file in this folder or its data folder; name the table's file"),
+])  # fmt: skip
+def test_nothing_there(tmp_path: Path, location: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_tables(str(tmp_path / location))
+
+
+def test_a_file_named_like_a_pattern(tmp_path: Path) -> None:
+    (tmp_path / "t[1].csv").write_text(GOOD)
+    assert len(read_table(str(tmp_path / "t[1].csv"), None)) == 1
