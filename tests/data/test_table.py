@@ -168,18 +168,27 @@ def test_hugging_face_class_labels(tmp_path: Path, shape: str) -> None:
     assert labels_of(records) == {"a": ({"yes"}, set()), "b": ({"no"}, set())}
 
 
-def test_columns_as_pandas_and_polars_write_them(tmp_path: Path) -> None:
-    lists = pa.array([["dog", "cat"], [], ["dog"]])
-    for number, (image, labels) in enumerate([
+LISTS = pa.array([["dog", "cat"], [], ["dog"]])
+
+
+@pytest.mark.parametrize(
+    ("image", "labels"),
+    [
         (pa.array(TEXT["image"]).dictionary_encode(), pa.array(TEXT["labels"]).dictionary_encode()),
-        (pa.array(TEXT["image"], pa.string_view()), lists.cast(pa.list_(pa.string_view()))),
-        (pa.array(TEXT["image"], pa.large_string()), lists.cast(pa.large_list(pa.large_string()))),
-        (pa.array([b"a", b"b", b"c"], pa.binary_view()), lists),
-    ]):  # fmt: skip
-        pq.write_table(pa.table({"image": image, "labels": labels}), tmp_path / f"{number}.parquet")
-        records = read_table(str(tmp_path / f"{number}.parquet"), None)
-        assert [present for present, _ in labels_of(records).values()] == [{"cat", "dog"}, set(), {"dog"}]
-        assert records[2].image == (b"c" if number == 3 else tmp_path / "c.jpg")
+        (pa.array(TEXT["image"], pa.large_string()), LISTS.cast(pa.large_list(pa.large_string()))),
+        (pa.array(TEXT["image"], pa.string_view()), LISTS),
+        (pa.array([b"a", b"b", b"c"], pa.binary_view()), LISTS),
+    ],
+    ids=["dictionary", "large", "string_view", "binary_view"],
+)
+def test_columns_as_pandas_and_polars_write_them(image: pa.Array, labels: pa.Array, tmp_path: Path) -> None:
+    try:
+        pq.write_table(pa.table({"image": image, "labels": labels}), tmp_path / "t.parquet")
+    except pa.ArrowNotImplementedError:
+        pytest.skip("this version of pyarrow cannot write views")
+    records = read_table(str(tmp_path / "t.parquet"), None)
+    assert [present for present, _ in labels_of(records).values()] == [{"cat", "dog"}, set(), {"dog"}]
+    assert records[2].image == (b"c" if image.type == pa.binary_view() else tmp_path / "c.jpg")
 
 
 def test_columns_that_are_named(tmp_path: Path) -> None:

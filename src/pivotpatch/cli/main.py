@@ -23,13 +23,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb: exit 0, 1 for what the user can mend (one line on stderr), 2 for usage."""
+    """Run one verb: exit 0, 1 for what the user can mend (one line on stderr), 2 for usage, 130 for an interrupt."""
     args = build_parser().parse_args(argv)
     try:
         return int(args.run(args))
     except InputError as error:
         print(f"pivotpatch: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("pivotpatch: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

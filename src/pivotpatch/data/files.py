@@ -9,7 +9,7 @@ from pathlib import Path
 from pivotpatch.core.errors import InputError
 
 # Only a name with one of these can leave its root: a root, a drive, or a step up.
-_MAY_ESCAPE = re.compile(r"^[/\\]|:|\.\.")
+MAY_ESCAPE = re.compile(r"^[/\\]|:|\.\.")
 # Control characters, which break lines and tables, and halves of UTF-16 pairs, which no file can hold.
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -71,7 +71,7 @@ def resolve_inside(root: Path, name: str, *, where: str, allow_escape: bool = Fa
         where: the place that gives the name, for the message.
         allow_escape: accept every name.
     """
-    if allow_escape or not _MAY_ESCAPE.search(name):
+    if allow_escape or not MAY_ESCAPE.search(name):
         return
     base = Path(os.path.abspath(root))  # noqa: PTH100 (resolve() would follow links and ask the disk)
     if not Path(os.path.abspath(base / name)).is_relative_to(base):  # noqa: PTH100

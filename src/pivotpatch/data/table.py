@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.data.embedded import EmbeddedStore, cache_folder, list_row_groups
-from pivotpatch.data.files import resolve_inside
+from pivotpatch.data.files import MAY_ESCAPE, resolve_inside
 from pivotpatch.data.records import FileStore, ImageStore, RecordSet
 from pivotpatch.data.table_files import TableFiles, find_tables, join_tables, read_columns, read_schema
 from pivotpatch.data.table_labels import (
@@ -265,7 +265,7 @@ def _picture_files(
     paths = paths.combine_chunks()
     if not options.allow_escape:
         # One pass of Arrow finds the few names that could leave the root at all.
-        for row in np.flatnonzero(pc.match_substring_regex(paths, r"^[/\\]|:|\.\.").to_numpy(zero_copy_only=False)):
+        for row in np.flatnonzero(pc.match_substring_regex(paths, MAY_ESCAPE.pattern).to_numpy(zero_copy_only=False)):
             resolve_inside(root, paths[row].as_py(), where=rows.name(int(row)))
     _refuse_twins(paths if chosen is None else paths.take(pa.array(chosen)), where=str(rows.tables.files[0].path))
     return FileStore(root, paths)

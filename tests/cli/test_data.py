@@ -1,0 +1,290 @@
+import hashlib
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from importlib import import_module
+from inspect import signature
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from file_server import FileServer
+from PIL import Image
+
+from pivotpatch.cli.main import build_parser, main
+from pivotpatch.data.address import READERS, open_records
+from pivotpatch.data.download import RemoteFile
+from pivotpatch.data.prepare import PLANS, DatasetPlan
+
+
+def save_picture(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> str:
+    """A table of 60 pictures, two of them equal, with a name that looks like markup."""
+    rows = ["image,labels,split"]
+    for i in range(60):
+        save_picture(tmp_path / "pictures" / f"{i:02}.png", 0 if i == 59 else i)
+        labels = ["[bold]cat[/bold]"] * (i % 2 == 0) + ["dog"] * (i % 3 == 0) + ["emu"] * (i % 20 == 0)
+        rows.append(f"pictures/{i:02}.png,{'|'.join(labels)},{'train' if i < 50 else 'test'}")
+    (tmp_path / "photos.csv").write_text("\n".join(rows))
+    return f"table:{tmp_path / 'photos.csv'}"
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    heavy = "torch", "numpy", "pyarrow", "matplotlib", "PIL", "rich", "sklearn"
+    script = (
+        "import sys; from pivotpatch.cli.main import main\n"
+        "try: main(['data', '--help'])\n"
+        f"except SystemExit: print('HEAVY', [name for name in {heavy} if name in sys.modules])\n"
+    )
+    out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert "prepare" in out
+    assert out.endswith("HEAVY []\n")
+
+
+def test_check_tells_people_what_there_is(photos: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", f"{photos}@train", f"{photos}@test"]) == 0
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if "photos.csv" not in line]
+    assert max(len(line) for line in lines) <= 80
+    assert "50 pictures, 3 labels, 0.90 labels a picture" in out
+    assert next(line.split()[:3] for line in lines if "cat" in line) == ["[bold]cat[/bold]", "25", "50.0%"]
+    assert "headers read, pixels not decoded (--decode does)" in out
+    assert "pictures/00.png in " in out[out.index("between the data sets") :]
+    assert "in more than one data set: 1" in out
+
+
+def test_check_lists_labels_that_never_occur_and_unknown_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_picture(tmp_path / "a.png", 0)
+    (tmp_path / "photos.jsonl").write_text('{"image": "a.png", "labels": ["dog", "?cat"]}\n')
+    (tmp_path / "labels.json").write_text('["cat", "dog", "emu", "fox"]')
+    assert main(["data", "check", "--fast", f"table:{tmp_path / 'photos.jsonl'}"]) == 0
+    out = capsys.readouterr().out
+    assert "never seen: 3 labels: cat, emu, fox" in out
+    assert "25.0% of the labels are unknown" in out
+    assert "pictures: files, not opened" in out
+
+
+def test_many_labels_and_long_histograms_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.dumps({"image": f"{i}.jpg", "labels": [f"label{j:02}" for j in range(i)]}) for i in range(41)]
+    (tmp_path / "photos.jsonl").write_text("\n".join(rows))
+    assert main(["data", "check", "--fast", f"table:{tmp_path / 'photos.jsonl'}"]) == 0
+    out = capsys.readouterr().out
+    assert "... 20 more ..." in out
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith("  39-")] == [["39-40", "2"]]
+    assert len(out.splitlines()) < 60
+
+
+def test_missing_and_broken_pictures_are_status_1_and_one_line(
+    photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pictures" / "03.png").unlink()
+    (tmp_path / "pictures" / "04.png").write_bytes(b"no picture")
+    assert main(["data", "check", photos]) == 1
+    out, err = capsys.readouterr()
+    assert "    pictures/04.png: is in none of the known formats" in out
+    last = err.splitlines()[-1]
+    assert "of 60 pictures, 1 missing (such as pictures/03.png) and 1 broken (such as pictures/04.png); restore" in last
+    assert last.startswith("pivotpatch: table:")
+    assert main(["data", "check", "--fast", photos]) == 0
+
+
+def test_only_decode_finds_a_picture_cut_short(photos: str, tmp_path: Path) -> None:
+    path = tmp_path / "pictures" / "07.png"
+    path.write_bytes(path.read_bytes()[:-200])
+    assert main(["data", "check", photos]) == 0
+    assert main(["data", "check", "--decode", photos]) == 1
+
+
+def test_check_writes_json_and_nothing_else(photos: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", "--json", photos]) == 0
+    held = json.loads(capsys.readouterr().out)
+    (summary,) = held["summaries"]
+    assert summary["label_counts"] == {"[bold]cat[/bold]": 30, "dog": 20, "emu": 3}
+    assert summary["duplicates"] == [["pictures/00.png", "pictures/59.png"]]
+    assert held["shared"] == []
+
+
+def test_check_draws(photos: str, tmp_path: Path) -> None:
+    assert main(["data", "check", "--fast", photos, "--plot", str(tmp_path / "one.PNG")]) == 0
+    assert (tmp_path / "one.PNG").read_bytes().startswith(b"\x89PNG")
+    two = [f"{photos}@train", f"{photos}@test", "--plot", str(tmp_path / "two.svg")]
+    assert main(["data", "check", "--fast", *two]) == 0
+    assert sorted(path.name for path in tmp_path.glob("two*")) == ["two-1.svg", "two-2.svg"]
+
+
+def test_plot_of_another_kind_is_refused_before_the_work(photos: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", "table:nowhere.csv", "--plot", "plot.jpg"]) == 1
+    assert "plot.jpg: is of no known kind of picture; end it in .png or .svg" in capsys.readouterr().err
+
+
+def test_scenes_are_checked_without_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", "--decode", "scenes:@val"]) == 0
+    assert "pictures: drawn when asked for, so none can be missing" in capsys.readouterr().out
+
+
+def test_split_writes_parts_that_open_again(photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["data", "split", photos, "--parts", "train=0.8", "rest=0.2", "--seed", "3"]
+    assert main([*arguments, "--out", str(tmp_path / "a"), "--format", "csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    addresses = [shlex.split(line)[0] for line in lines]
+    assert [line.split("  ")[1] for line in lines] == ["48 pictures, 3 of 3 labels", "12 pictures, 3 of 3 labels"]
+    parts = [open_records(address) for address in addresses]
+    names = {record.image for records in parts for record in records}
+    assert names == {record.image for record in open_records(photos)}
+    assert main([*arguments, "--out", str(tmp_path / "b"), "--format", "csv"]) == 0
+    assert (tmp_path / "a" / "split.csv").read_text() == (tmp_path / "b" / "split.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--parts", "train:0.8"], 2, "'train:0.8' is not NAME=FRACTION, such as train=0.8"),
+        (["--parts", "train=most"], 2, "'train=most' is not NAME=FRACTION"),
+        (["--seed", "-1"], 2, "'-1' is not a whole number, 0 or more"),
+        (["--parts", "a=0.5", "a=0.5"], 1, "pivotpatch: split: two parts have the same name; give each part its own"),
+        (["--parts", "a=0.5", "b=0.4"], 1, "pivotpatch: split: the fractions add up to 0.9; make them add up to 1"),
+    ],
+)
+def test_split_refuses_what_makes_no_sense(
+    arguments: list[str], status: int, message: str, photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = ["data", "split", photos, "--out", str(tmp_path / "out"), *arguments]
+    if status == 2:
+        with pytest.raises(SystemExit, match="2"):
+            main(whole)
+    else:
+        assert main(whole) == status
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def voc_tar(part: str, names: list[str]) -> bytes:
+    top, out = "VOCdevkit/VOC2007", BytesIO()
+    files = {f"{top}/ImageSets/Main/{part}.txt": "\n".join(names).encode()}
+    for name in names:
+        files[f"{top}/JPEGImages/{name}.jpg"] = np.random.default_rng(int(name)).bytes(20_000)
+        files[f"{top}/Annotations/{name}.xml"] = b"<annotation><object><name>cat</name></object></annotation>"
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for path, content in files.items():
+            info = tarfile.TarInfo(path)
+            info.size = len(content)
+            tar.addfile(info, BytesIO(content))
+    return out.getvalue()
+
+
+@pytest.fixture
+def small_voc(file_server: FileServer) -> DatasetPlan:
+    """The plan of VOC 2007, cut down to what the test server has."""
+    plan = PLANS["voc2007"]
+    parts = [("trainval", ["000005", "000007"]), ("test", ["000001"])]
+    archives = []
+    for remote, (part, names) in zip(plan.archives, parts, strict=True):
+        content = voc_tar(part, names)
+        file_server.serve(remote.name, content)
+        archives.append(RemoteFile(remote.url, len(content), hashlib.md5(content).hexdigest()))
+    counts = dict(zip(plan.records, [(2,), (1,)], strict=True))
+    return replace(plan, archives=tuple(archives), files=dict.fromkeys(plan.files, 3), records=counts)
+
+
+def test_parser_knows_every_plan() -> None:
+    for name in PLANS:
+        assert build_parser().parse_args(["data", "prepare", name, "--root", "x"]).dataset == name
+
+
+def test_prepare_from_a_mirror(
+    small_voc: DatasetPlan,
+    file_server: FileServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(PLANS, "voc2007", small_voc)
+    arguments = ["data", "prepare", "voc2007", "--root", str(tmp_path / "voc"), "--base-url", file_server.url]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        f"voc:{tmp_path}/voc/VOCdevkit@2007-trainval  2 records",
+        f"voc:{tmp_path}/voc/VOCdevkit@2007-test  1 records",
+    ]
+    steps = [line for line in err.splitlines() if line.startswith(("fetch", "check", "unpack"))]
+    assert steps == [
+        f"{step} {archive.name}" for archive in small_voc.archives for step in ("fetch", "check", "unpack")
+    ]
+    file_server.asked.clear()
+    assert main(arguments) == 0
+    assert file_server.asked == []
+
+
+def test_official_file_of_another_size_is_refused_at_once(
+    file_server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_server.serve("VOCtrainval_06-Nov-2007.tar", b"<html>moved</html>")
+    assert main(["data", "prepare", "voc2007", "--root", str(tmp_path), "--base-url", file_server.url]) == 1
+    assert "the server offers 18 bytes where 460,032,000 are published" in capsys.readouterr().err
+    assert main(["data", "prepare", "coco", "--root", str(tmp_path), "--base-url", file_server.url]) == 1
+    assert "annotations_trainval2014.zip: the server answered 404 Not Found" in capsys.readouterr().err
+
+
+def test_interrupted_prepare_is_status_130_and_goes_on_next_time(
+    small_voc: DatasetPlan, file_server: FileServer, tmp_path: Path
+) -> None:
+    script = (
+        "import sys\n"
+        "from pivotpatch.cli.main import main\n"
+        "from pivotpatch.data.download import RemoteFile\n"
+        "from pivotpatch.data.prepare import PLANS, DatasetPlan\n"
+        f"PLANS['voc2007'] = {small_voc!r}\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["data", "prepare", "voc2007", "--root", str(tmp_path), "--base-url", file_server.url]
+    command = [sys.executable, "-c", script, *arguments]
+    served = file_server.files["VOCtest_06-Nov-2007.tar"]
+    served.pause = 0.1
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while process.stderr.readline() != "fetch VOCtest_06-Nov-2007.tar\n":
+            pass
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert (process.returncode, rest) == (130, "pivotpatch: interrupted\n")
+    part = tmp_path / "downloads" / "VOCtest_06-Nov-2007.tar.part"
+    kept = part.stat().st_size
+    assert 0 < kept < len(served.content)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["VOCdevkit", "downloads"]
+    served.pause = 0.0
+    file_server.asked.clear()
+    subprocess.run(command, check=True, capture_output=True)
+    assert file_server.asked == [f"bytes={kept}-"]
+
+
+DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", READERS)
+def test_documentation_has_every_option_and_its_default(scheme: str) -> None:
+    section = DOCUMENTATION.partition(f"### `{scheme}:`")[2].partition("\n##")[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in section.splitlines() if line.startswith("| `")]
+    documented = {row[1].strip("`"): row[2] for row in rows}
+    module, _, function = READERS[scheme].partition(":")
+    for parameter in signature(getattr(import_module(module), function)).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            default = documented[parameter.name]
+            assert parameter.default is None or default == f"`{str(parameter.default).removesuffix('.0').lower()}`"
+
+
+def test_documentation_shows_what_check_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = DOCUMENTATION.partition("$ pivotpatch data check scenes:\n")[2].partition("\n```")[0]
+    assert main(["data", "check", "scenes:"]) == 0
+    assert [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()] == shown.splitlines()

@@ -1,0 +1,105 @@
+"""A web server on loopback that can break in every way that downloads know."""
+
+import re
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Served:
+    """A file on the test server and how it misbehaves.
+
+    Attributes:
+        content: its bytes.
+        etag: sent with each answer, unless None.
+        ranges: whether the server knows the Range header.
+        status: one answer a request that is not the file: an error status.
+        cuts: one a request: how many bytes of the body are sent before the connection closes; None for all.
+        announced: length to announce in place of the true one.
+        pause: seconds between pieces of 1,000 bytes.
+    """
+
+    content: bytes
+    etag: str | None = '"first"'
+    ranges: bool = True
+    status: deque[int] = field(default_factory=deque)
+    cuts: deque[int | None] = field(default_factory=deque)
+    announced: int | None = None
+    pause: float = 0.0
+
+
+class FileServer(ThreadingHTTPServer):
+    """Serves `files` on loopback, sends on to where they `moved`, and notes which bytes each request asked for."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files: dict[str, Served] = {}
+        self.asked: list[str | None] = []
+        self.moved: dict[str, str] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def serve(self, name: str, content: bytes) -> Served:
+        """Offer a file; the result can be told how to misbehave."""
+        self.files[name] = Served(content)
+        return self.files[name]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FileServer
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.headers.get("Range"))
+        served = self.server.files.get(self.path.lstrip("/"))
+        if self.path in self.server.moved:
+            self.send_response(301)
+            self.send_header("Location", self.server.moved[self.path])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif served is None:
+            self.send_error(404)
+        elif served.status:
+            self.send_error(served.status.popleft())
+        else:
+            self._send(served)
+
+    def _send(self, served: Served) -> None:
+        start, size = 0, len(served.content)
+        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if found and served.ranges and self.headers.get("If-Range", served.etag) == served.etag:
+            start = int(found[1])
+            if start >= size:
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{size}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        else:
+            self.send_response(200)
+        announced = size - start if served.announced is None else served.announced
+        self.send_header("Content-Length", str(announced))
+        if served.etag:
+            self.send_header("ETag", served.etag)
+        self.end_headers()
+        cut = served.cuts.popleft() if served.cuts else None
+        self._write(served.content[start:][:cut], served.pause)
+
+    def _write(self, body: bytes, pause: float) -> None:
+        try:
+            for at in range(0, len(body), 1000):
+                self.wfile.write(body[at : at + 1000])
+                time.sleep(pause)
+        except OSError:
+            pass  # the client went away, which some tests are about
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
+        pass
