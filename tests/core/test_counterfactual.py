@@ -56,10 +56,13 @@ def test_equal_weights_give_the_mean() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 5e-324])
-def test_temperature_near_zero_gives_the_strongest_patch(temperature: float) -> None:
-    patches = draw(2, 4, 3)
-    out = combine_logits(torch.zeros(2, 3, dtype=torch.float64), patches, temperature=temperature)
-    torch.testing.assert_close(out.pooled_logits, patches.amax(1))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_temperature_near_zero_gives_the_strongest_patch(temperature: float, dtype: torch.dtype) -> None:
+    patches = draw(2, 4, 3).to(dtype).requires_grad_()
+    out = combine_logits(torch.zeros(2, 3, dtype=dtype), patches, temperature=temperature)
+    torch.testing.assert_close(out.pooled_logits, patches.amax(1), check_dtype=False)
+    (gradient,) = torch.autograd.grad(out.pooled_logits.sum(), patches)
+    assert torch.isfinite(gradient).all()
 
 
 def test_weights_sum_to_one_and_ignore_a_common_shift() -> None:
@@ -127,6 +130,14 @@ def test_bad_temperature_is_named(temperature: float) -> None:
 def test_bad_lam_is_named(lam: float) -> None:
     with pytest.raises(InputError, match=rf"tde_logits: lam is {lam}; give a finite number, 0 or more"):
         tde_logits(torch.zeros(1, 2), torch.zeros(1, 2), lam=lam)
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 3), (2, 4, 3)])
+def test_values_of_the_wrong_shape_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"temperature has shape .*; give a number or a tensor \(3,\)"):
+        patch_weights(torch.zeros(2, 4, 3), temperature=torch.ones(shape))
+    with pytest.raises(InputError, match=r"lam has shape .*; give a number or a tensor \(3,\)"):
+        tde_logits(torch.zeros(2, 3), torch.zeros(2, 3), lam=torch.ones(shape))
 
 
 def test_shapes_that_do_not_match_are_named() -> None:

@@ -64,8 +64,12 @@ def test_gradients_are_right(gamma_neg: float, gamma_pos: float, clip: float) ->
 
 
 def test_detached_focus_scales_the_gradient_of_cross_entropy() -> None:
-    """With the focusing factor constant, a positive's gradient is that factor times BCE's."""
+    """With the focusing factor constant, the gradient is that factor times BCE's."""
     logits, target = draw_logits().requires_grad_(), torch.ones(6, 5, dtype=torch.float64)
+    options = {"gamma_neg": 3, "clip": 0, "detach_focus": True}
+    (gradient,) = torch.autograd.grad(asymmetric_loss(logits, 1 - target, **options), logits)  # type: ignore[arg-type]
+    (plain,) = torch.autograd.grad(binary_cross_entropy(logits, 1 - target), logits)
+    torch.testing.assert_close(gradient, plain * torch.sigmoid(logits.detach()) ** 3)
     (gradient,) = torch.autograd.grad(asymmetric_loss(logits, target, gamma_pos=2, detach_focus=True), logits)
     (plain,) = torch.autograd.grad(binary_cross_entropy(logits, target), logits)
     torch.testing.assert_close(gradient, plain * torch.sigmoid(-logits.detach()) ** 2)
@@ -76,7 +80,13 @@ def test_detached_focus_scales_the_gradient_of_cross_entropy() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "loss",
-    [AsymmetricLoss(), AsymmetricLoss(clip=0), AsymmetricLoss(gamma_neg=0.5, gamma_pos=0.5), BinaryCrossEntropyLoss()],
+    [
+        AsymmetricLoss(),
+        AsymmetricLoss(clip=1e-8),
+        AsymmetricLoss(clip=0),
+        AsymmetricLoss(gamma_neg=0.5, gamma_pos=0.5),
+        BinaryCrossEntropyLoss(),
+    ],
 )
 def test_extreme_logits_stay_finite(dtype: torch.dtype, loss: nn.Module) -> None:
     logits = torch.tensor([[100.0, -100.0, 0.0]] * 2, dtype=dtype, requires_grad=True)
@@ -157,5 +167,11 @@ def test_bad_input_is_named() -> None:
         binary_cross_entropy(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3))
     with pytest.raises(InputError, match=r"gamma_neg is -1, gamma_pos 0.0 and clip 0.05; give gammas of 0 or more"):
         asymmetric_loss(torch.zeros(2, 3), torch.zeros(2, 3), gamma_neg=-1)
+    with pytest.raises(InputError, match="gamma_neg is nan"):
+        AsymmetricLoss(gamma_neg=NAN)
+    with pytest.raises(InputError, match="unknown reduction 'avg'"):
+        AsymmetricLoss(reduction="avg")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="logits are a list and target a Tensor; give both as tensors"):
+        asymmetric_loss([[0.0]], torch.zeros(1, 1))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"unknown reduction 'average'; .*known: mean, none, sum"):
         binary_cross_entropy(torch.zeros(2, 3), torch.zeros(2, 3), reduction="average")  # type: ignore[arg-type]

@@ -140,13 +140,26 @@ def test_labels_without_a_positive_count_only_overall() -> None:
     result = precision_recall(scores, target, labels=["a", "b"])
     assert (result.CP, result.CR, result.skipped) == (1.0, 1.0, ("b",))
     assert result.OP == pytest.approx(1 / 3)
+    assert "without a positive and skipped: b" in str(result)
+    assert precision_recall(scores, target, empty="skip").CP == 1.0
 
 
-def test_unknown_labels_are_neither_right_nor_wrong() -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_unknown_labels_are_neither_right_nor_wrong(policy: ThresholdPolicy) -> None:
     scores, target = draw()
     hidden = target.clone()
     hidden[:150] = NAN
-    assert precision_recall(scores, hidden).to_dict() == precision_recall(scores[150:], target[150:]).to_dict()
+    alone = precision_recall(scores[150:], target[150:], policy=policy)
+    assert precision_recall(scores, hidden, policy=policy) == alone
+
+
+def test_decisions_at_the_boundary() -> None:
+    scores = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
+    assert Fixed(0.5).decide(scores).tolist() == [[i > 0, False] for i in range(5)]
+    assert PerLabel((0.8, 0.3)).decide(scores).tolist() == [[i > 3, i < 2] for i in range(5)]
+    assert PriorMatched((0.5, 0.3)).decide(scores).sum(0).tolist() == [2, 2]  # 2.5 and 1.5, rounded to even
+    assert PriorMatched((0.35, 0.25)).decide(scores).sum(0).tolist() == [2, 1]
+    assert TopK(1).decide(scores[1:]).tolist() == [[True, False]] * 4
 
 
 def test_prior_matched_gives_as_many_as_the_prior_says() -> None:
@@ -205,5 +218,13 @@ def test_bad_choices_are_named() -> None:
         precision_recall(scores, target, policy=PerLabel((0.5, 0.5)))
     with pytest.raises(InputError, match="PriorMatched: priors: 1 values for 7 labels"):
         precision_recall(scores, target, policy=PriorMatched((0.5,)))
+    with pytest.raises(InputError, match="TopK: k is 1.5 for 7 labels"):
+        precision_recall(scores, target, policy=TopK(1.5))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"policy is 0.5; write Fixed\(0.5\)"):
+        precision_recall(scores, target, policy=0.5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="PriorMatched: priors are .*; give shares in"):
+        PriorMatched((2.0,))
+    with pytest.raises(InputError, match="scores are a ndarray and target a Tensor; give both as tensors"):
+        average_precision(scores.numpy(), target)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="TopK: k is 8 for 7 labels; give 1 to the number of labels"):
         precision_recall(scores, target, policy=TopK(8))

@@ -104,6 +104,11 @@ def test_bad_input_is_named(images: torch.Tensor, grid: int, message: str) -> No
         cut_patches(images, grid=grid)
 
 
+def test_rows_that_do_not_divide_are_named() -> None:
+    with pytest.raises(InputError, match=r"split_views: 9 rows for 1 \+ 4 views an image; give the rows of all views"):
+        split_views(torch.zeros(9), patches=4)
+
+
 def test_views_that_do_not_belong_together_are_named() -> None:
     with pytest.raises(
         InputError, match=r"stack_views: images have shape \(2, 3, 4, 4\) and patches \(1, 4, 3, 4, 4\)"

@@ -12,6 +12,8 @@ from pivotpatch import CounterfactualLogits, MultiLabelClassifier, PatchInferenc
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import cut_patches
+from pivotpatch.models.classifier import Architecture
+from pivotpatch.models.heads import HeadOption
 
 
 class Small(nn.Module):
@@ -137,8 +139,9 @@ def test_autocast_runs_the_model_in_the_dtype_and_the_equations_in_float32(model
 
 def test_uint8_images_for_models_that_normalise_themselves(images: Tensor) -> None:
     pixels = (images * 255).to(torch.uint8)
-    out = PatchInference(lambda views: views.float().mean((2, 3)))(pixels)
-    assert out.image_logits.shape == (2, 3)
+    out = PatchInference(lambda views: views.float().mean((2, 3)) / 255)(pixels)
+    exact = PatchInference(lambda views: views.mean((2, 3)))(pixels / 255)
+    torch.testing.assert_close(out.tde_logits, exact.tde_logits, atol=2 / 255, rtol=0)
 
 
 def test_a_timm_model(images: Tensor) -> None:
@@ -222,6 +225,8 @@ def test_an_unsuitable_session_is_named() -> None:
         PatchInference(fake_session([("a", "tensor(float)"), ("b", "tensor(float)")], ["logits"]))
     with pytest.raises(InputError, match="its inputs are a tensor.int64."):
         PatchInference(fake_session([("a", "tensor(int64)")], ["logits"]))
+    with pytest.raises(InputError, match="it takes uint8 and images are torch.float32; give uint8 pixels"):
+        PatchInference(fake_session([("a", "tensor(uint8)")], ["logits"]))(torch.rand(1, 3, 8, 8))
     with pytest.raises(InputError, match="its outputs are x, y; name the one to use 'logits'"):
         PatchInference(fake_session([("a", "tensor(float)")], ["x", "y"]))
 
@@ -233,19 +238,24 @@ def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Ten
     with torch.no_grad():
         for ours, expected in zip(compiled(images), pat(images), strict=True):
             torch.testing.assert_close(ours, expected)
-        native = compiled(images, source=torch.nn.functional.interpolate(images, size=(48, 64)))
-    assert native.tde_logits.shape == (2, 5)
+        source = torch.nn.functional.interpolate(images, size=(48, 64))
+        torch.testing.assert_close(compiled(images, source=source).probs, pat(images, source=source).probs)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_works_under_export_for_any_batch(model: nn.Module, images: Tensor) -> None:
-    pat = PatchInference(model, chunk_size=None)
+@pytest.mark.parametrize("head", ["plain", "linear", "query2label", "ml_decoder"])
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit3"])
+def test_works_under_export_for_any_batch(model: nn.Module, head: str, backbone: str) -> None:
+    if head != "plain":
+        options: dict[str, HeadOption] = {} if head == "linear" else {"width": 16}
+        model = MultiLabelClassifier(Architecture(backbone, head, 64, head_options=options), list("abc")).eval()
+    pat = PatchInference(model)
     batch = torch.export.Dim("batch", min=2, max=64)
-    program = torch.export.export(pat, (images,), dynamic_shapes={"images": {0: batch}})
+    program = torch.export.export(pat, (torch.rand(3, 3, 64, 64),), dynamic_shapes={"images": {0: batch}})
     for size in (2, 5):
-        other = torch.rand(size, 3, 24, 32)
+        other = torch.rand(size, 3, 64, 64)
         for ours, expected in zip(program.module()(other), pat(other), strict=True):
-            torch.testing.assert_close(ours, expected)
+            torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -275,10 +285,35 @@ def test_bad_input_is_named(model: nn.Module, images: Tensor) -> None:
         PatchInference(model, grid=25)(images)
     with pytest.raises(InputError, match="PatchInference: grid is 0; give a whole number"):
         PatchInference(model, grid=0)
-    with pytest.raises(InputError, match="PatchInference: chunk_size is 0; give 1 or more"):
+    with pytest.raises(InputError, match="PatchInference: chunk_size is 0; give a whole number"):
         PatchInference(model, chunk_size=0)
+    with pytest.raises(InputError, match="PatchInference: chunk_size is 2.5; give a whole number"):
+        PatchInference(model, chunk_size=2.5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="PatchInference: grid is 2.0; give a whole number"):
+        PatchInference(model, grid=2.0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="PatchInference: lam is '1'; give a finite number"):
+        PatchInference(model, lam="1")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"images have 1 channels; give \(B, 3, H, W\), or set channels="):
+        pat(images[:, :1])
+    with pytest.raises(InputError, match="images are a ndarray; give a tensor"):
+        pat(images.numpy())
+    with pytest.raises(InputError, match=r"lam has shape \(2,\); give a number or a tensor \(5,\)"):
+        PatchInference(model, lam=torch.ones(2))(images)
     with pytest.raises(InputError, match="temperature is 0.0; give a number above 0"):
-        PatchInference(model, temperature=0.0)(images)
+        PatchInference(model, temperature=0.0)
+
+
+def test_other_channel_counts_can_be_set() -> None:
+    out = PatchInference(lambda views: views.mean((2, 3)), channels=4)(torch.rand(2, 4, 8, 8))
+    assert out.tde_logits.shape == (2, 4)
+
+
+def test_values_for_each_label_move_with_the_module(model: nn.Module, images: Tensor) -> None:
+    pat = PatchInference(model, lam=torch.full((5,), 0.5), temperature=torch.full((5,), 2.0))
+    assert {key for key in pat.state_dict() if not key.startswith("model.")} == set()
+    torch.testing.assert_close(pat(images), PatchInference(model, lam=0.5, temperature=2.0)(images))
+    assert pat.double()(images.double()).tde_logits.dtype == torch.float64
+    assert "grid=2" in repr(pat)
 
 
 def test_a_source_that_does_not_belong_is_named(model: nn.Module, images: Tensor) -> None:
@@ -290,7 +325,12 @@ def test_a_source_that_does_not_belong_is_named(model: nn.Module, images: Tensor
         ),
         (torch.rand(2, 1, 48, 64), "with the same channels"),
         (torch.rand(2, 3, 12, 64), "source is 12 x 64 pixels, smaller than the images' 24 x 32; leave it out"),
+        (torch.rand(2, 3, 48, 16), "source is 48 x 16 pixels, smaller"),
         (torch.rand(3, 48, 64), "PatchInference: source: images have shape"),
+        (
+            torch.rand(2, 3, 48, 64).double(),
+            "source is torch.float64 on cpu and images are torch.float32 on cpu; prepr",
+        ),
     ]:
         with pytest.raises(InputError, match=message):
             pat(images, source=source)

@@ -67,11 +67,49 @@ def test_nothing_is_overwritten_unless_asked(model: Classifier, folder: Path) ->
 
 def test_a_failed_save_leaves_the_last_good_one(model: Classifier, folder: Path) -> None:
     before = (folder / "model.json").read_bytes(), (folder / "model.safetensors").read_bytes()
-    model.labels = ("cat", "dog", object())  # type: ignore[assignment]
-    with pytest.raises(TypeError):
+    model.register_buffer("shared", model.state_dict()["head.project.bias"])  # safetensors refuses shared memory
+    with pytest.raises(RuntimeError, match="share memory"):
         save_checkpoint(model, folder, overwrite=True)
     assert before == ((folder / "model.json").read_bytes(), (folder / "model.safetensors").read_bytes())
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_only_checkpoints_are_ever_replaced(model: Classifier, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "new.old").mkdir()
+    (tmp_path / "new.old" / "notes.txt").touch()
+    for name, place in (("photos", "photos"), ("file", "file"), ("new", "new.old")):
+        with pytest.raises(InputError, match=f"{place}: exists and is no checkpoint; choose another folder"):
+            save_checkpoint(model, tmp_path / name, overwrite=True)
+    assert (tmp_path / "photos" / "a.jpg").exists()
+    assert (tmp_path / "new.old" / "notes.txt").exists()
+    (tmp_path / "empty").mkdir()
+    save_checkpoint(model, tmp_path / "empty", overwrite=True)
+    assert load_checkpoint(tmp_path / "empty").labels == ("cat", "dog", "cow")
+
+
+def test_a_place_that_cannot_be_written_is_named(model: Classifier, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file/model", "x" * 300):
+        with pytest.raises(InputError, match="cannot be written .*; choose a folder that can be"):
+            save_checkpoint(model, tmp_path / name)
+    with pytest.raises(InputError, match="is no checkpoint, model.json is missing"):
+        load_checkpoint("")
+
+
+def test_files_have_the_rights_of_any_new_file(folder: Path) -> None:
+    (folder.parent / "plain").touch()
+    expected = (folder.parent / "plain").stat().st_mode
+    assert {path.stat().st_mode for path in folder.iterdir()} == {expected}
+
+
+def test_a_compiled_network_is_saved_as_what_it_is(model: Classifier, tmp_path: Path) -> None:
+    save_checkpoint(torch.compile(model), tmp_path / "m")  # type: ignore[arg-type]
+    assert isinstance(load_checkpoint(tmp_path / "m"), PatchClassifier)
+    with pytest.raises(InputError, match="cannot save a Linear; give a MultiLabelClassifier or PatchClassifier"):
+        save_checkpoint(torch.nn.Linear(1, 1), tmp_path / "n")  # type: ignore[arg-type]
 
 
 def test_a_crash_between_the_two_renames_is_explained(folder: Path) -> None:
@@ -135,13 +173,36 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
             edit_json(lambda d: d.update(kind="PatchClasifier")),
             "unknown kind 'PatchClasifier'; did you mean 'PatchClassifier'",
         ),
-        (edit_json(lambda d: d["architecture"].update(neck="x")), "does not describe a network .*neck"),
-        (edit_json(lambda d: d["preprocessing"].pop("mean")), "does not describe a network .*mean"),
+        (
+            edit_json(lambda d: d["architecture"].update(neck="x")),
+            "architecture.neck is 'x' .*; save the checkpoint again",
+        ),
+        (edit_json(lambda d: d["preprocessing"].pop("mean")), "lacks preprocessing.mean; save"),
         (
             edit_json(lambda d: d["architecture"].update(backbone="tset_resnet")),
             "timm has no model 'tset_resnet'; did you",
         ),
         (edit_json(lambda d: d.update(thresholds=[0.5])), "1 thresholds for 3 labels; fit them again"),
+        (edit_json(lambda d: d["patching"].update(grid="2")), "patching.grid is '2'"),
+        (edit_json(lambda d: d["patching"].update(weights="/etc/passwd")), "patching.weights is '/etc/passwd'"),
+        (edit_json(lambda d: d["patching"].update(temperature=0)), "patching.temperature is 0 .*greater than 0"),
+        (edit_json(lambda d: d.update(patching=None)), "patching is None for a PatchClassifier; save"),
+        (edit_json(lambda d: d.update(thresholds=["a", "b", "c"])), "thresholds.0 is 'a'"),
+        (edit_json(lambda d: d.update(thresholds=[0.1, 0.2, 5])), "thresholds.2 is 5"),
+        (edit_json(lambda d: d.update(labels="abc")), "labels is 'abc'"),
+        (edit_json(lambda d: d.update(labels=[1, 2, 3])), "labels.0 is 1"),
+        (edit_json(lambda d: d.update(schema=True)), "states no schema"),
+        (edit_json(lambda d: d.update(schema=0)), "schema is 0"),
+        (edit_json(lambda d: d["architecture"].update(image_size="64")), "architecture.image_size.* is '64'"),
+        (
+            edit_json(lambda d: d["architecture"].update(backbone_options={"checkpoint_path": "evil.pth"})),
+            "option 'checkpoint_path' is not yours to set; leave it out",
+        ),
+        (lambda f: (f / "model.json").write_text("[" * 100_000), "model.json: is no JSON"),
+        (
+            edit_weights(lambda s: s.update({"head.project.bias": torch.zeros(3, dtype=torch.int64)})),
+            "is torch.int64 inst",
+        ),
     ],
 )
 def test_damage_is_named_in_one_line(damage: Callable[[Path], None], message: str, folder: Path) -> None:

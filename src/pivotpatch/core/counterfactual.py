@@ -33,8 +33,42 @@ class CounterfactualLogits(NamedTuple):
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Raise half-precision logits, of any shape, to float32; leave the others as they are."""
+    """Raise half-precision logits, of any shape, to float32; leave the others as they are.
+
+    >>> at_least_float32(torch.zeros(1, dtype=torch.float16)).dtype
+    torch.float32
+    """
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+def check_temperature(temperature: float | Tensor, where: str, *, labels: int | None = None) -> None:
+    """Refuse a temperature that is no number above 0, nor a tensor of one a label.
+
+    The values of a tensor are not looked at: that would wait for its device at every call.
+
+    >>> check_temperature(0.5, "here")
+    """
+    if isinstance(temperature, Tensor):
+        _check_per_label(temperature, "temperature", where, labels)
+    elif not isinstance(temperature, (int, float)) or not temperature > 0:
+        raise InputError(where, f"temperature is {temperature!r}", "give a number above 0")
+
+
+def check_lam(lam: float | Tensor, where: str, *, labels: int | None = None) -> None:
+    """Refuse a lam that is no finite number of 0 or more, nor a tensor of one a label.
+
+    >>> check_lam(1.0, "here")
+    """
+    if isinstance(lam, Tensor):
+        _check_per_label(lam, "lam", where, labels)
+    elif not isinstance(lam, (int, float)) or not 0 <= lam < float("inf"):
+        raise InputError(where, f"lam is {lam!r}", "give a finite number, 0 or more")
+
+
+def _check_per_label(values: Tensor, name: str, where: str, labels: int | None) -> None:
+    if values.ndim > 1 or (values.ndim == 1 and labels is not None and values.shape[0] != labels):
+        wanted = "(L,)" if labels is None else f"({labels},)"
+        raise InputError(where, f"{name} has shape {tuple(values.shape)}", f"give a number or a tensor {wanted}")
 
 
 def patch_weights(weight_logits: Tensor, *, temperature: float | Tensor = 1.0) -> Tensor:
@@ -57,9 +91,10 @@ def patch_weights(weight_logits: Tensor, *, temperature: float | Tensor = 1.0) -
             f"weight_logits have shape {tuple(weight_logits.shape)}",
             "give one row of logits a patch, (B, P, L)",
         )
-    if isinstance(temperature, (int, float)) and not temperature > 0:
-        raise InputError("patch_weights", f"temperature is {temperature}", "give a number above 0")
+    check_temperature(temperature, "patch_weights", labels=weight_logits.shape[2])
     logits = at_least_float32(weight_logits)
+    if not isinstance(temperature, Tensor):  # one that is 0 in the dtype of the logits would divide 0 by 0
+        temperature = max(temperature, torch.finfo(logits.dtype).tiny)
     # A softmax does not change when the largest logit is taken off first, and then a temperature
     # near 0 overflows to -inf (weight 0) instead of inf - inf.
     largest = logits.detach().amax(dim=1, keepdim=True)
@@ -115,8 +150,7 @@ def tde_logits(
             f"image_logits have shape {tuple(image_logits.shape)} and pooled_logits {tuple(pooled_logits.shape)}",
             "give both as (B, L)",
         )
-    if isinstance(lam, (int, float)) and not 0 <= lam < float("inf"):
-        raise InputError("tde_logits", f"lam is {lam}", "give a finite number, 0 or more")
+    check_lam(lam, "tde_logits", labels=image_logits.shape[-1])
     total = at_least_float32(image_logits) + lam * at_least_float32(pooled_logits)
     return total / (1 + lam) if normalised else total
 

@@ -22,7 +22,7 @@ def choose_one_of(name: str, known: Iterable[str]) -> str:
     "did you mean 'resnet101'? known: resnet101, vit"
     """
     names = sorted(known)
-    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    close = get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
     return f"{hint}known: {shown}"

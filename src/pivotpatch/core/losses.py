@@ -4,7 +4,7 @@ Computed in float32 at least: in float16 the probabilities of confident logits a
 and their logarithms are not finite.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ def binary_cross_entropy(logits: Tensor, target: Tensor, *, reduction: Reduction
 
     Args:
         logits: (B,L), any floating dtype.
-        target: (B,L), 1 present, 0 absent, NaN unknown; values between are soft labels.
+        target: (B,L), 1 present, 0 absent, NaN unknown; values between are soft labels. Others are
+            not looked for: turn a -1 that stands for unknown into NaN first.
         reduction: "sum" over images and labels (the paper), "mean" over the known ones, or "none".
 
     Returns:
@@ -51,7 +52,8 @@ def asymmetric_loss(
 
     Args:
         logits: (B,L), any floating dtype.
-        target: (B,L), 1 present, 0 absent, NaN unknown; values between are soft labels.
+        target: (B,L), 1 present, 0 absent, NaN unknown; values between are soft labels. Others are
+            not looked for: turn a -1 that stands for unknown into NaN first.
         gamma_neg: focusing power for negatives.
         gamma_pos: focusing power for positives.
         clip: probability below which a negative costs nothing, in [0, 1).
@@ -65,20 +67,12 @@ def asymmetric_loss(
     >>> asymmetric_loss(torch.tensor([[-4.0, 0.0]]), torch.tensor([[0.0, 1.0]])).item()
     0.6931471824645996
     """
-    if gamma_neg < 0 or gamma_pos < 0 or not 0 <= clip < 1:
-        raise InputError(
-            "asymmetric_loss",
-            f"gamma_neg is {gamma_neg}, gamma_pos {gamma_pos} and clip {clip}",
-            "give gammas of 0 or more and a clip in [0, 1)",
-        )
+    _check_asymmetry(gamma_neg, gamma_pos, clip)
     logits, target, known = _prepare(logits, target, "asymmetric_loss")
     log_present = F.logsigmoid(logits)
-    if clip > 0:
-        shifted = (torch.sigmoid(logits) - clip).clamp(min=0)
-        log_absent = torch.log1p(-shifted)
-    else:
-        shifted = torch.sigmoid(logits)
-        log_absent = F.logsigmoid(-logits)
+    shifted = (torch.sigmoid(logits) - clip).clamp(min=0)
+    # log(1 - shifted) from the other side, where 1 - sigmoid keeps its digits however small it is.
+    log_absent = (torch.sigmoid(-logits) + clip).clamp(max=1).log() if clip > 0 else F.logsigmoid(-logits)
     positive = _focus(torch.sigmoid(-logits), gamma_pos, detach_focus) * log_present
     negative = _focus(shifted, gamma_neg, detach_focus) * log_absent
     return _reduce(-(target * positive + (1 - target) * negative), known, reduction)
@@ -89,6 +83,7 @@ class BinaryCrossEntropyLoss(nn.Module):
 
     def __init__(self, *, reduction: Reduction = "sum") -> None:
         super().__init__()
+        _check_reduction(reduction)
         self.reduction: Reduction = reduction
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -109,6 +104,8 @@ class AsymmetricLoss(nn.Module):
         reduction: Reduction = "sum",
     ) -> None:
         super().__init__()
+        _check_asymmetry(gamma_neg, gamma_pos, clip)
+        _check_reduction(reduction)
         self.gamma_neg = gamma_neg
         self.gamma_pos = gamma_pos
         self.clip = clip
@@ -129,11 +126,34 @@ class AsymmetricLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """The parameters, for printing."""
-        return f"gamma_neg={self.gamma_neg}, gamma_pos={self.gamma_pos}, clip={self.clip}"
+        return (
+            f"gamma_neg={self.gamma_neg}, gamma_pos={self.gamma_pos}, clip={self.clip}, "
+            f"detach_focus={self.detach_focus}, reduction={self.reduction!r}"
+        )
+
+
+def _check_asymmetry(gamma_neg: float, gamma_pos: float, clip: float) -> None:
+    if not (gamma_neg >= 0 and gamma_pos >= 0 and 0 <= clip < 1):
+        raise InputError(
+            "asymmetric_loss",
+            f"gamma_neg is {gamma_neg}, gamma_pos {gamma_pos} and clip {clip}",
+            "give gammas of 0 or more and a clip in [0, 1)",
+        )
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in get_args(Reduction):
+        raise InputError("loss", f"unknown reduction {reduction!r}", choose_one_of(reduction, get_args(Reduction)))
 
 
 def _prepare(logits: Tensor, target: Tensor, where: str) -> tuple[Tensor, Tensor, Tensor]:
     """Logits and target in the dtype of the computation, and where the target is known (B,L)."""
+    if not isinstance(logits, Tensor) or not isinstance(target, Tensor):
+        raise InputError(
+            where,
+            f"logits are a {type(logits).__name__} and target a {type(target).__name__}",
+            "give both as tensors (B, L)",
+        )
     if logits.shape != target.shape or logits.ndim != 2:
         raise InputError(
             where,
@@ -160,11 +180,8 @@ def _focus(base: Tensor, gamma: float, detach: bool) -> Tensor:
 
 def _reduce(loss: Tensor, known: Tensor, reduction: Reduction) -> Tensor:
     """Reduce a loss (B,L) over its known labels."""
+    _check_reduction(reduction)
     loss = torch.where(known, loss, loss.new_zeros(()))
     if reduction == "none":
         return loss
-    if reduction == "sum":
-        return loss.sum()
-    if reduction == "mean":
-        return loss.sum() / known.sum().clamp(min=1)
-    raise InputError("loss", f"unknown reduction {reduction!r}", choose_one_of(reduction, ("sum", "mean", "none")))
+    return loss.sum() / known.sum().clamp(min=1) if reduction == "mean" else loss.sum()

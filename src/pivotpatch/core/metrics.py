@@ -102,7 +102,8 @@ class PrecisionRecall:
 
     def __str__(self) -> str:
         values = " ".join(f"{k} {100 * getattr(self, k):.1f}" for k in ("CP", "CR", "CF1", "OP", "OR", "OF1"))
-        return f"{values} ({self.definition}; labels never given: {self.empty})"
+        skipped = f"; without a positive and skipped: {shorten(self.skipped)}" if self.skipped else ""
+        return f"{values} ({self.definition}; labels never given: {self.empty}{skipped})"
 
 
 def average_precision(
@@ -190,7 +191,10 @@ def precision_recall(
     if empty not in ("zero", "skip"):
         raise InputError("precision_recall", f"unknown rule {empty!r}", choose_one_of(empty, ("zero", "skip")))
     target, names = _check(scores, target, labels, "precision_recall")
-    given = policy.decide(scores.detach()) & ~torch.isnan(target)
+    if isinstance(policy, (int, float)):
+        raise InputError("precision_recall", f"policy is {policy}", f"write Fixed({policy})")
+    known = ~torch.isnan(target)
+    given = policy.decide(scores.detach(), known=known) & known
     present = target == 1
     hits = (given & present).sum(0).double().cpu()
     gives, presents = given.sum(0).double().cpu(), present.sum(0).double().cpu()
@@ -237,6 +241,12 @@ def _chosen(names: tuple[str, ...], mask: Tensor) -> tuple[str, ...]:
 
 def _check(scores: Tensor, target: Tensor, labels: Sequence[str] | None, where: str) -> tuple[Tensor, tuple[str, ...]]:
     """The target as floats (B,L) on the device of the scores, and the labels' names."""
+    if not isinstance(scores, Tensor) or not isinstance(target, Tensor):
+        raise InputError(
+            where,
+            f"scores are a {type(scores).__name__} and target a {type(target).__name__}",
+            "give both as tensors (B, L), for example through torch.as_tensor",
+        )
     if scores.ndim != 2 or scores.shape != target.shape:
         raise InputError(
             where, f"scores have shape {tuple(scores.shape)} and target {tuple(target.shape)}", "give both as (B, L)"

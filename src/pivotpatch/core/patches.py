@@ -18,8 +18,20 @@ class PatchBox(NamedTuple):
     bottom: int
 
 
+class SplitViews(NamedTuple):
+    """Rows of whole images (B, ...) and rows of their patches (B,P, ...)."""
+
+    images: Tensor
+    patches: Tensor
+
+
 def check_images(images: Tensor, where: str) -> None:
-    """Refuse what is not a batch of images (B,C,H,W) with at least one image in it."""
+    """Refuse what is not a batch of images (B,C,H,W) with at least one image in it.
+
+    >>> check_images(torch.rand(1, 3, 8, 8), "here")
+    """
+    if not isinstance(images, Tensor):
+        raise InputError(where, f"images are a {type(images).__name__}", "give a tensor (B, C, H, W)")
     if images.ndim != 4:
         todo = "add the batch dimension with images[None]" if images.ndim == 3 else "give (B, C, H, W)"
         raise InputError(where, f"images have shape {tuple(images.shape)}", todo)
@@ -35,6 +47,33 @@ def check_images(images: Tensor, where: str) -> None:
         raise InputError(where, f"images are {images.dtype}", "give a floating-point or uint8 tensor")
 
 
+def check_source(images: Tensor, source: Tensor, where: str) -> None:
+    """Refuse a source to cut patches from that can not show the same images (B,C,H,W) in more detail.
+
+    >>> check_source(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 16, 16), "here")
+    """
+    check_images(source, f"{where}: source")
+    if source.shape[:2] != images.shape[:2]:
+        raise InputError(
+            where,
+            f"source has shape {tuple(source.shape)} and images {tuple(images.shape)}",
+            "give the same images in both, with the same channels",
+        )
+    if source.shape[2] < images.shape[2] or source.shape[3] < images.shape[3]:
+        raise InputError(
+            where,
+            f"source is {source.shape[2]} x {source.shape[3]} pixels, smaller than the images' "
+            f"{images.shape[2]} x {images.shape[3]}",
+            "leave it out or give a larger one",
+        )
+    if source.dtype != images.dtype or source.device != images.device:
+        raise InputError(
+            where,
+            f"source is {source.dtype} on {source.device} and images are {images.dtype} on {images.device}",
+            "preprocess both alike",
+        )
+
+
 def _starts(length: int, grid: int) -> tuple[list[int], int]:
     """First pixel of each of `grid` equal spans that cover `length`, and their common size.
 
@@ -43,6 +82,15 @@ def _starts(length: int, grid: int) -> tuple[list[int], int]:
     """
     size = -(-length // grid)
     return [i * (length - size) // max(grid - 1, 1) for i in range(grid)], size
+
+
+def check_grid(grid: int, where: str) -> None:
+    """Refuse a number of patches per side that is not a whole number above 0.
+
+    >>> check_grid(2, "here")
+    """
+    if not isinstance(grid, int) or grid < 1:
+        raise InputError(where, f"grid is {grid!r}", "give a whole number of patches per side, 1 or more")
 
 
 def patch_boxes(height: int, width: int, *, grid: int = 2) -> list[PatchBox]:
@@ -59,8 +107,7 @@ def patch_boxes(height: int, width: int, *, grid: int = 2) -> list[PatchBox]:
     >>> [(box.left, box.right) for box in patch_boxes(1, 7, grid=1)]
     [(0, 7)]
     """
-    if grid < 1:
-        raise InputError("patch_boxes", f"grid is {grid}", "give a whole number of patches per side, 1 or more")
+    check_grid(grid, "patch_boxes")
     if grid > min(height, width):
         raise InputError(
             "patch_boxes",
@@ -148,19 +195,20 @@ def stack_views(images: Tensor, patches: Tensor) -> Tensor:
     return torch.cat([images, patches.flatten(0, 1)])
 
 
-def split_views(outputs: Tensor, *, patches: int) -> tuple[Tensor, Tensor]:
+def split_views(outputs: Tensor, *, patches: int) -> SplitViews:
     """Undo `stack_views` on what the network made of the views.
 
     Args:
         outputs: (B + B * P, ...), one row a view.
         patches: P.
 
-    Returns:
-        The images' rows (B, ...) and the patches' rows (B,P, ...).
-
-    >>> image, patch = split_views(torch.arange(10), patches=4)
-    >>> image.tolist(), patch[0].tolist()
+    >>> split = split_views(torch.arange(10), patches=4)
+    >>> split.images.tolist(), split.patches[0].tolist()
     ([0, 1], [2, 3, 4, 5])
     """
     batch = outputs.shape[0] // (1 + patches)
-    return outputs[:batch], outputs[batch:].reshape(batch, patches, *outputs.shape[1:])
+    if batch * (1 + patches) != outputs.shape[0]:
+        raise InputError(
+            "split_views", f"{outputs.shape[0]} rows for 1 + {patches} views an image", "give the rows of all views"
+        )
+    return SplitViews(outputs[:batch], outputs[batch:].reshape(batch, patches, *outputs.shape[1:]))

@@ -22,8 +22,8 @@ class ThresholdPolicy(Protocol):
         """The rule in words, for tables."""
         ...
 
-    def decide(self, scores: Tensor) -> Tensor:
-        """Decisions (B,L), boolean, for scores (B,L)."""
+    def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:
+        """Decisions (B,L), boolean, for scores (B,L); `known` (B,L) marks the labels that somebody looked for."""
         ...
 
 
@@ -42,7 +42,7 @@ class Fixed:
         """The rule in words."""
         return f"fixed threshold {self.threshold:g}"
 
-    def decide(self, scores: Tensor) -> Tensor:
+    def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Decisions (B,L) for probabilities (B,L)."""
         _check_probabilities(scores, "Fixed")
         return scores > self.threshold
@@ -63,7 +63,7 @@ class PerLabel:
         """The rule in words."""
         return f"per-label thresholds ({min(self.thresholds):g} to {max(self.thresholds):g})"
 
-    def decide(self, scores: Tensor) -> Tensor:
+    def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Decisions (B,L) for probabilities (B,L)."""
         _check_probabilities(scores, "PerLabel")
         _check_count(len(self.thresholds), scores, "PerLabel: thresholds")
@@ -74,14 +74,18 @@ class PerLabel:
 class PriorMatched:
     """Each label is given to its highest-scored images, as many as its share in training says.
 
-    With N images a label of prior r is given to the round(r * N) images that score highest for it;
-    images that tie with the last of them are given it too.
+    A label of prior r, known in N images, is given to the round(r * N) of them that score highest
+    for it; images that tie with the last of them are given it too.
 
     >>> PriorMatched((0.5,)).decide(torch.tensor([[3.0], [1.0], [2.0], [0.0]])).flatten().tolist()
     [True, False, True, False]
     """
 
     priors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not all(0 <= prior <= 1 for prior in self.priors):
+            raise InputError("PriorMatched", f"priors are {self.priors}", "give shares in [0, 1]")
 
     @classmethod
     def from_target(cls, target: Tensor) -> "PriorMatched":
@@ -93,13 +97,15 @@ class PriorMatched:
         """The rule in words."""
         return "class-prior matched thresholds"
 
-    def decide(self, scores: Tensor) -> Tensor:
-        """Decisions (B,L) for scores (B,L) of any scale."""
+    def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:
+        """Decisions (B,L) for scores (B,L) of any scale; `known` (B,L) marks the images that count."""
         _check_count(len(self.priors), scores, "PriorMatched: priors")
-        count = len(scores)
-        wanted = (torch.tensor(self.priors, dtype=torch.float64) * count).round().long().clamp(0, count)
-        last = scores.sort(dim=0, descending=True).values.gather(0, (wanted - 1).clamp(min=0)[None].to(scores.device))
-        return (scores >= last) & (wanted > 0).to(scores.device)
+        known = torch.ones_like(scores, dtype=torch.bool) if known is None else known
+        priors = torch.tensor(self.priors, dtype=torch.float64, device=scores.device)
+        wanted = (priors * known.sum(0)).round().long()
+        ranked = scores.masked_fill(~known, -torch.inf).sort(dim=0, descending=True).values
+        last = ranked.gather(0, (wanted - 1).clamp(min=0)[None])
+        return (scores >= last) & (wanted > 0) & known
 
 
 @dataclass(frozen=True)
@@ -117,9 +123,9 @@ class TopK:
         """The rule in words."""
         return f"top-{self.k} labels of each image"
 
-    def decide(self, scores: Tensor) -> Tensor:
+    def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Decisions (B,L) for scores (B,L) of any scale; exactly k are given, ties or not."""
-        if not 1 <= self.k <= scores.shape[1]:
+        if not isinstance(self.k, int) or not 1 <= self.k <= scores.shape[1]:
             raise InputError("TopK", f"k is {self.k} for {scores.shape[1]} labels", "give 1 to the number of labels")
         chosen = torch.zeros_like(scores, dtype=torch.bool)
         return chosen.scatter_(1, scores.topk(self.k, dim=1).indices, value=True)

@@ -30,8 +30,8 @@ class OnnxLogits:
         self.input_name: str = inputs[0].name
         self.output_name: str = "logits" if "logits" in names else names[0]
         self.dtype = _DTYPES[inputs[0].type]
-        batch = inputs[0].shape[0]
-        self.batch_size: int | None = batch if isinstance(batch, int) else None
+        batch = inputs[0].shape[0] if inputs[0].shape else None
+        self.batch_size: int | None = batch if isinstance(batch, int) and batch > 0 else None
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits (N,L) of images (N,C,H,W), on the images' device."""
@@ -45,6 +45,8 @@ class OnnxLogits:
         return self._run(torch.cat([images, images[:1].expand(missing, -1, -1, -1)]))[: len(images)]
 
     def _run(self, images: Tensor) -> Tensor:
+        if self.dtype == torch.uint8 != images.dtype:
+            raise InputError("ONNX session", f"it takes uint8 and images are {images.dtype}", "give uint8 pixels")
         pixels = images.detach().to(device="cpu", dtype=self.dtype).numpy()
         (logits,) = self.session.run([self.output_name], {self.input_name: pixels})
         return torch.from_numpy(logits).to(images.device)

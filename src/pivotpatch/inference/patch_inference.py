@@ -2,21 +2,15 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
+from pivotpatch.core.counterfactual import CounterfactualLogits, check_lam, check_temperature, combine_logits
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.patches import check_images, cut_patches, split_views, stack_views
+from pivotpatch.core.patches import check_grid, check_images, check_source, cut_patches, split_views, stack_views
 from pivotpatch.inference.onnx_session import OnnxLogits, is_onnx_session
-
-
-class ModelOutput(Protocol):
-    """What transformers models return: an object with logits (B,L)."""
-
-    logits: Tensor
 
 
 class PatchInference(nn.Module):
@@ -42,6 +36,7 @@ class PatchInference(nn.Module):
         normalised: bool = True,
         chunk_size: int | None = None,
         autocast: torch.dtype | None = None,
+        channels: int = 3,
     ) -> None:
         """Wrap a model.
 
@@ -56,19 +51,30 @@ class PatchInference(nn.Module):
                 otherwise from p + lam q. The ranking of images is the same.
             chunk_size: most views the model is given at once; all of them by default.
             autocast: dtype to run the model in, on the images' device.
+            channels: C of the images the model takes.
         """
         super().__init__()
-        if grid < 1:
-            raise InputError("PatchInference", f"grid is {grid}", "give a whole number of patches per side, 1 or more")
-        if chunk_size is not None and chunk_size < 1:
-            raise InputError("PatchInference", f"chunk_size is {chunk_size}", "give 1 or more, or None for all at once")
+        check_grid(grid, "PatchInference")
+        check_lam(lam, "PatchInference")
+        check_temperature(temperature, "PatchInference")
+        if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
+            raise InputError(
+                "PatchInference", f"chunk_size is {chunk_size!r}", "give a whole number, or None for all at once"
+            )
         self.model = OnnxLogits(model) if is_onnx_session(model) else model
         self.grid = grid
-        self.lam = lam
-        self.temperature = temperature
+        # Buffers, so that values for each label move with the module; not part of its state.
+        self.lam: float | Tensor
+        self.temperature: float | Tensor
+        for name, value in (("lam", lam), ("temperature", temperature)):
+            if isinstance(value, Tensor):
+                self.register_buffer(name, value, persistent=False)
+            else:
+                setattr(self, name, value)
         self.normalised = normalised
         self.chunk_size = chunk_size
         self.autocast = autocast
+        self.channels = channels
 
     def forward(self, images: Tensor, *, source: Tensor | None = None) -> CounterfactualLogits:
         """Image logits, patch logits, weights and TDE logits of a batch.
@@ -80,8 +86,14 @@ class PatchInference(nn.Module):
                 are cut from `images`, as in the paper.
         """
         check_images(images, "PatchInference")
+        if images.shape[1] != self.channels:
+            raise InputError(
+                "PatchInference",
+                f"images have {images.shape[1]} channels",
+                f"give (B, {self.channels}, H, W), or set channels= to what the model takes",
+            )
         if source is not None:
-            _check_source(images, source)
+            check_source(images, source, "PatchInference")
         size = (images.shape[-2], images.shape[-1])
         patches = cut_patches(images if source is None else source, grid=self.grid, size=size)
         views = stack_views(images, patches)
@@ -96,6 +108,10 @@ class PatchInference(nn.Module):
             temperature=self.temperature,
             normalised=self.normalised,
         )
+
+    def extra_repr(self) -> str:
+        """The options, for printing."""
+        return f"grid={self.grid}, lam={self.lam}, temperature={self.temperature}, normalised={self.normalised}"
 
     def _autocast(self, device: str) -> AbstractContextManager[object]:
         return nullcontext() if self.autocast is None else torch.autocast(device, dtype=self.autocast)
@@ -117,20 +133,3 @@ class PatchInference(nn.Module):
                 "wrap it in a function that returns logits (N, L), one row a view",
             )
         return logits
-
-
-def _check_source(images: Tensor, source: Tensor) -> None:
-    check_images(source, "PatchInference: source")
-    if source.shape[:2] != images.shape[:2]:
-        raise InputError(
-            "PatchInference",
-            f"source has shape {tuple(source.shape)} and images {tuple(images.shape)}",
-            "give the same images in both, with the same channels",
-        )
-    if source.shape[2] < images.shape[2] or source.shape[3] < images.shape[3]:
-        raise InputError(
-            "PatchInference",
-            f"source is {source.shape[2]} x {source.shape[3]} pixels, smaller than the images' "
-            f"{images.shape[2]} x {images.shape[3]}",
-            "leave it out or give a larger one",
-        )

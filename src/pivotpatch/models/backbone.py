@@ -49,19 +49,25 @@ class Backbone(nn.Module):
         if pretrained and weights is not None:
             raise InputError("backbone", "both pretrained and weights are given", "give one of them")
         arguments = dict(options or {})
-        if image_size is not None and get_pretrained_cfg_value(name, "fixed_input_size"):
-            arguments.setdefault("img_size", image_size)
+        _check_options(arguments, name)
+        self.fixed_size: int | None = None
+        flexible = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
+        if get_pretrained_cfg_value(name, "fixed_input_size") and not flexible:
+            if image_size is not None:
+                arguments.setdefault("img_size", image_size)
+            self.fixed_size = int(arguments.get("img_size") or get_pretrained_cfg_value(name, "input_size")[-1])
         try:
             self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
-        except TypeError as error:
-            raise InputError(
-                f"backbone {name!r}", f"options {arguments}: {error}", "remove what it does not take"
-            ) from error
         except OSError as error:  # what the hub's client raises for want of a connection and of a cached copy
             raise InputError(
                 f"backbone {name!r}",
                 f"its weights cannot be fetched ({type(error).__name__})",
                 "check the connection or give a local file with weights=",
+            ) from error
+        except (TypeError, ValueError, KeyError, AssertionError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"backbone {name!r}", f"cannot be built with {arguments}: {reason}", "change what it does not take"
             ) from error
         if weights is not None:
             _load_backbone(self.network, Path(weights))
@@ -71,10 +77,19 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (B,D,h,w) of images (B,C,H,W)."""
         check_images(images, "backbone")
-        channels = len(self.preprocessing.mean)
-        if images.shape[1] != channels:
-            raise InputError("backbone", f"images have {images.shape[1]} channels", f"give (B, {channels}, H, W)")
+        if images.shape[1] != 3:
+            raise InputError("backbone", f"images have {images.shape[1]} channels", "give RGB, (B, 3, H, W)")
+        if not images.is_floating_point():
+            raise InputError("backbone", f"images are {images.dtype}", "preprocess them first")
+        if self.fixed_size is not None and images.shape[-2:] != (self.fixed_size, self.fixed_size):
+            raise InputError(
+                "backbone",
+                f"images are {images.shape[2]} x {images.shape[3]} pixels",
+                f"resize them to {self.fixed_size}, or build the network with another image_size",
+            )
         features: Tensor = self.network.forward_features(images)
+        if not isinstance(features, Tensor):
+            raise InputError("backbone", f"it gives a {type(features).__name__}, no map", "choose another backbone")
         if features.ndim == 4:
             return features.permute(0, 3, 1, 2) if getattr(self.network, "output_fmt", "NCHW") == "NHWC" else features
         return self._map_of_tokens(features, images)
@@ -87,9 +102,11 @@ class Backbone(nn.Module):
             height, width = measure(tuple(images.shape[-2:]))
         else:
             height = width = int(tokens.shape[1] ** 0.5)
+        if tokens.shape[1] == height * width + 1:  # a class token that the model does not declare
+            tokens = tokens[:, 1:]
         if height * width != tokens.shape[1]:
             raise InputError("backbone", f"{tokens.shape[1]} tokens form no map", "choose another backbone")
-        return tokens.transpose(1, 2).reshape(len(tokens), -1, height, width)
+        return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, height, width)
 
 
 def _check_name(name: str) -> None:
@@ -102,10 +119,21 @@ def _check_name(name: str) -> None:
         raise InputError("backbone", f"timm has no weights {name!r}", choose_one_of(name, tagged))
 
 
+def _check_options(options: Mapping[str, BackboneOption], name: str) -> None:
+    """Refuse arguments that this class sets itself, that read files or fetch, or that change what goes in."""
+    taken = {"checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "num_classes"}
+    taken |= {"features_only", "in_chans", "scriptable", "exportable", "no_jit"}
+    refused = sorted(taken & set(options))
+    if refused:
+        raise InputError(f"backbone {name!r}", f"option {refused[0]!r} is not yours to set", "leave it out")
+
+
 def _load_backbone(network: Any, path: Path) -> None:
     """Load a file of weights that fits except for the classifier, which the network has not."""
     classifier = network.pretrained_cfg["classifier"]
-    prefixes = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    heads = tuple(f"{name.partition('.')[0]}." for name in names)
+    expected = network.state_dict()
     state = read_weights(path)
-    body = {key: value for key, value in state.items() if not key.startswith(tuple(f"{p}." for p in prefixes))}
+    body = {key: value for key, value in state.items() if key in expected or not key.startswith(heads)}
     load_exactly(network, body, where=str(path))

@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import save_file
 
 from pivotpatch import __version__
@@ -24,22 +25,102 @@ _KINDS: dict[str, type[Classifier]] = {
     "MultiLabelClassifier": MultiLabelClassifier,
     "PatchClassifier": PatchClassifier,
 }
-_KEYS = ("kind", "architecture", "labels", "preprocessing", "thresholds", "patching")
+Size = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class _Architecture(_Part):
+    backbone: Text
+    head: Text
+    image_size: Size | None
+    backbone_options: dict[str, str | int | float | bool | None]
+    head_options: dict[str, int | float | None]
+
+
+class _Preprocessing(_Part):
+    image_size: Size
+    mean: list[float]
+    std: list[Annotated[float, Field(gt=0)]]
+    interpolation: Literal["bilinear", "bicubic"]
+
+
+class _Patching(_Part):
+    grid: Size
+    lam: Annotated[float, Field(ge=0)]
+    temperature: Annotated[float, Field(gt=0)]
+
+
+class _Description(_Part):
+    """The content of model.json."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    pivotpatch: str
+    kind: Literal["MultiLabelClassifier", "PatchClassifier"]
+    architecture: _Architecture
+    labels: list[Text]
+    preprocessing: _Preprocessing
+    thresholds: list[Annotated[float, Field(ge=0, le=1)]] | None
+    patching: _Patching | None
 
 
 def save_checkpoint(model: Classifier, folder: str | Path, *, overwrite: bool = False) -> None:
     """Write a network as a checkpoint folder, whole or not at all.
 
     Args:
-        model: a `MultiLabelClassifier` or `PatchClassifier`.
+        model: a `MultiLabelClassifier` or `PatchClassifier`, compiled or not.
         folder: where to; it must not exist unless `overwrite`.
-        overwrite: replace what is there. The old folder stays until the new one is complete; a
-            crash in between leaves it beside as `<folder>.old`.
+        overwrite: replace the checkpoint that is there. It stays until the new one is complete; a
+            crash in between leaves it beside as `<folder>.old`. Anything but a checkpoint is never replaced.
     """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if type(model) not in _KINDS.values():
+        raise InputError("save_checkpoint", f"cannot save a {type(model).__name__}", f"give a {' or '.join(_KINDS)}")
+    try:
+        folder = Path(folder).resolve()
+        _check_place(folder, overwrite=overwrite)
+        description = json.dumps(_describe(model), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+        scratch.mkdir()
+        try:
+            _write(model, description, scratch)
+            _put_in_place(scratch, folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(str(folder), f"cannot be written ({reason})", "choose a folder that can be") from error
+
+
+def load_checkpoint(folder: str | Path) -> Classifier:
+    """Build the network that a checkpoint folder describes, in evaluation mode, on the CPU, in float32."""
     folder = Path(folder)
-    if folder.exists() and not overwrite:
-        raise InputError(str(folder), "exists already", "choose another folder or allow overwriting")
-    description = {
+    where = str(folder / DESCRIPTION)
+    described = _read_description(folder)
+    patching = {} if described.patching is None else described.patching.model_dump()
+    if (described.patching is not None) != (described.kind == "PatchClassifier"):
+        raise InputError(where, f"patching is {described.patching} for a {described.kind}", "save the checkpoint again")
+    with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
+        model = _KINDS[described.kind](
+            Architecture(**described.architecture.model_dump()), described.labels, **patching
+        )
+    stated = described.preprocessing
+    model.preprocessing = Preprocessing(stated.image_size, tuple(stated.mean), tuple(stated.std), stated.interpolation)
+    if described.thresholds is not None:
+        if len(described.thresholds) != len(model.labels):
+            wrong = f"{len(described.thresholds)} thresholds for {len(model.labels)} labels"
+            raise InputError(where, wrong, "fit them again")
+        model.thresholds = tuple(described.thresholds)
+    load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
+    return model.eval()
+
+
+def _describe(model: Classifier) -> dict[str, object]:
+    return {
         "schema": SCHEMA,
         "pivotpatch": __version__,
         "kind": type(model).__name__,
@@ -51,82 +132,80 @@ def save_checkpoint(model: Classifier, folder: str | Path, *, overwrite: bool = 
         if isinstance(model, PatchClassifier)
         else None,
     }
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
-        save_file(state, scratch / WEIGHTS, metadata={"format": "pt"})
-        (scratch / DESCRIPTION).write_text(json.dumps(description, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        for name in (WEIGHTS, DESCRIPTION):
-            _flush(scratch / name)
-        scratch.chmod(0o755)
-        _put_in_place(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def load_checkpoint(folder: str | Path) -> Classifier:
-    """Build the network that a checkpoint folder describes, in evaluation mode, on the CPU."""
-    folder = Path(folder)
-    where = str(folder / DESCRIPTION)
-    description = _read_description(folder)
-    kind = description["kind"]
-    if kind not in _KINDS:
-        raise InputError(where, f"unknown kind {kind!r}", choose_one_of(str(kind), _KINDS))
-    try:
-        with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
-            model = _KINDS[kind](
-                Architecture(**description["architecture"]), description["labels"], **(description["patching"] or {})
-            )
-        stated = description["preprocessing"]
-        model.preprocessing = Preprocessing(**{**stated, "mean": tuple(stated["mean"]), "std": tuple(stated["std"])})
-    except (TypeError, KeyError) as error:
-        raise InputError(where, f"does not describe a network ({error})", "save the checkpoint again") from error
-    thresholds = description["thresholds"]
-    if thresholds is not None:
-        if len(thresholds) != len(model.labels):
-            raise InputError(where, f"{len(thresholds)} thresholds for {len(model.labels)} labels", "fit them again")
-        model.thresholds = tuple(thresholds)
-    load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
-    return model.eval()
-
-
-def _read_description(folder: Path) -> dict[str, Any]:
+def _read_description(folder: Path) -> _Description:
     """The description of a checkpoint, complete and of a schema that this version reads."""
     path = folder / DESCRIPTION
-    if not path.is_file():
-        old = folder.with_name(folder.name + ".old")
-        todo = f"an interrupted save left the last one in {old}, rename it" if old.is_dir() else "check the path"
-        raise InputError(str(folder), f"is no checkpoint, {DESCRIPTION} is missing", todo)
     try:
-        description = json.loads(path.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(str(path), f"is no JSON ({error})", "it is damaged, copy the checkpoint again") from error
-    if not isinstance(description, dict) or not isinstance(description.get("schema"), int):
+        content = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        old = folder.with_name(folder.name + ".old") if folder.name else folder
+        left = not folder.exists() and old.is_dir()
+        todo = f"an interrupted save left the last one in {old}, rename it" if left else "check the path"
+        raise InputError(str(folder), f"is no checkpoint, {DESCRIPTION} is missing", todo) from None
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read ({error.strerror})", "check the path and its rights") from None
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(str(path), f"is no JSON ({reason})", "it is damaged, copy the checkpoint again") from None
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if isinstance(schema, bool) or not isinstance(schema, int):
         raise InputError(str(path), "states no schema", "it is not a checkpoint of pivotpatch")
-    if description["schema"] > SCHEMA:
+    if schema > SCHEMA:
         raise InputError(
             str(path),
-            f"schema {description['schema']} is newer than {SCHEMA}, the newest that pivotpatch {__version__} reads",
+            f"schema {schema} is newer than {SCHEMA}, the newest that pivotpatch {__version__} reads",
             "upgrade pivotpatch",
         )
-    missing = [key for key in _KEYS if key not in description]
-    if missing:
-        raise InputError(str(path), f"lacks {', '.join(missing)}", "save the checkpoint again")
-    return description
+    try:
+        return _Description.model_validate(content)
+    except ValidationError as error:
+        fault = error.errors()[0]
+    name, value, reason = ".".join(str(part) for part in fault["loc"]), fault["input"], fault["msg"]
+    if fault["type"] == "missing":
+        raise InputError(str(path), f"lacks {name}", "save the checkpoint again")
+    if name == "kind":
+        raise InputError(str(path), f"unknown kind {value!r}", choose_one_of(str(value), _KINDS))
+    raise InputError(str(path), f"{name} is {value!r} ({reason})", "save the checkpoint again")
+
+
+def _check_place(folder: Path, *, overwrite: bool) -> None:
+    """Refuse to replace what is there, unless it is a checkpoint and the caller wants that."""
+    for place in (folder, folder.with_name(f"{folder.name}.old")):
+        if place.exists() and not (place / DESCRIPTION).is_file() and not (place.is_dir() and not any(place.iterdir())):
+            raise InputError(str(place), "exists and is no checkpoint", "choose another folder")
+    if folder.exists() and not overwrite:
+        raise InputError(str(folder), "exists already", "choose another folder or allow overwriting")
+
+
+def _write(model: Classifier, description: str, folder: Path) -> None:
+    """Write both files and wait until they are on the disk, so that no rename outruns its content."""
+    (folder / DESCRIPTION).write_text(description, "utf-8")
+    state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    # safetensors keeps its file to the owner; give it the rights that any new file gets.
+    (folder / WEIGHTS).chmod((folder / DESCRIPTION).stat().st_mode)
+    for path in (folder / WEIGHTS, folder / DESCRIPTION, folder):
+        _flush(path)
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file is on the disk, so that a rename can not outrun its content."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _put_in_place(scratch: Path, folder: Path) -> None:
-    """Rename a complete folder to its final name; an old one steps aside first and is then removed."""
-    old = folder.with_name(folder.name + ".old")
-    if folder.exists():
+    """Rename a complete folder to its final name; an old checkpoint steps aside first and is then removed."""
+    if not folder.exists():
+        scratch.rename(folder)
+    else:
+        old = folder.with_name(f"{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
-    scratch.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+        scratch.rename(folder)
+        shutil.rmtree(old)
+    _flush(folder.parent)

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
+from pivotpatch.core.counterfactual import CounterfactualLogits, check_lam, check_temperature, combine_logits
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.patches import cut_patches, split_views, stack_views
+from pivotpatch.core.patches import check_grid, check_images, check_source, cut_patches, split_views, stack_views
 from pivotpatch.models.backbone import Backbone, BackboneOption
 from pivotpatch.models.heads import HeadOption, make_head
 from pivotpatch.models.preprocessing import Preprocessing
@@ -70,7 +70,7 @@ class Classifier(nn.Module):
             weights: a local file of weights for the backbone instead.
         """
         super().__init__()
-        if isinstance(labels, str) or not labels or len(set(labels)) != len(labels):
+        if isinstance(labels, str) or not labels or len(set(labels)) != len(labels) or "" in labels:
             raise InputError("labels", f"{labels!r} are not different names", "give a list of one name a label")
         chosen = backbone if isinstance(backbone, Architecture) else Architecture(backbone, head, image_size)
         self.architecture = chosen
@@ -128,6 +128,9 @@ class PatchClassifier(Classifier):
         temperature: float = 1.0,
     ) -> None:
         """Build a network; `grid`, `lam` and `temperature` are the paper's by default."""
+        check_grid(grid, "PatchClassifier")
+        check_lam(lam, "PatchClassifier")
+        check_temperature(temperature, "PatchClassifier")
         super().__init__(backbone, labels, head=head, image_size=image_size, pretrained=pretrained, weights=weights)
         self.patch_projection = self.head.make_projection()
         self.weight_projection = self.head.make_projection()
@@ -159,6 +162,9 @@ class PatchClassifier(Classifier):
             images: (B,C,H,W), what the network sees.
             source: the same images, larger, to cut the patches from; `images` by default.
         """
+        check_images(images, "PatchClassifier")
+        if source is not None:
+            check_source(images, source, "PatchClassifier")
         size = (images.shape[-2], images.shape[-1])
         return self.forward_views(images, cut_patches(images if source is None else source, grid=self.grid, size=size))
 

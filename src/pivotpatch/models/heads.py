@@ -121,7 +121,7 @@ class Query2LabelHead(Head):
         image = self.enter(features).flatten(2).transpose(1, 2)
         for layer in self.encoder:
             image = layer(image, positions=positions)
-        labels = self.queries.expand(len(image), -1, -1)
+        labels = self.queries.expand(image.shape[0], -1, -1)
         for layer in self.decoder:
             labels = layer(labels, positions=positions, image=image)
         return labels
@@ -193,7 +193,7 @@ class MLDecoderHead(Head):
     def embed(self, features: Tensor) -> Tensor:
         """Group embeddings (B,G,W) of a feature map (B,D,h,w)."""
         image = F.relu(self.enter(features.flatten(2).transpose(1, 2)))
-        queries = self.queries[:, None].expand(-1, len(image), -1)
+        queries = self.queries[:, None].expand(-1, image.shape[0], -1)
         decoded: Tensor = self.decoder(queries, image.transpose(0, 1))
         return decoded.transpose(0, 1)
 

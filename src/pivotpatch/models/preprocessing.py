@@ -48,6 +48,8 @@ class Preprocessing:
                 f"pixels have shape {tuple(pixels.shape)}",
                 f"give ({len(self.mean)}, H, W) or a batch of such",
             )
+        if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
+            raise InputError("Preprocessing", f"pixels are {pixels.dtype}", "give uint8, or floats in [0, 1]")
         size = [self.image_size, self.image_size]
         resized = transforms.resize(pixels, size, InterpolationMode(self.interpolation), antialias=True)
         scaled = transforms.to_dtype(resized, torch.float32, scale=True)

@@ -45,8 +45,11 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], *, where: str) 
     extra = [key for key in state if key not in expected]
     misshapen = [
         f"{key} is {tuple(state[key].shape)} instead of {tuple(value.shape)}"
+        if state[key].shape != value.shape
+        else f"{key} is {state[key].dtype} instead of {value.dtype}"
         for key, value in expected.items()
-        if key in state and state[key].shape != value.shape
+        if key in state
+        and (state[key].shape != value.shape or state[key].is_floating_point() != value.is_floating_point())
     ]
     parts = [
         f"{len(names)} {kind} ({shorten(names)})"
