@@ -1,0 +1,27 @@
+"""The demo runs to its end on a few scenes, and says of itself only what it measured."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
+
+
+def test_the_demo_prints_its_table_and_writes_its_pictures(tmp_path: Path) -> None:
+    picture = tmp_path / "folder" / "two_scenes.png"
+    done = subprocess.run(
+        [sys.executable, str(DEMO), "--quick", "--picture", str(picture)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for row in ("plain network", "PAT-I ", "PAT-I, native"):
+        assert row in done.stdout
+    assert "train" in done.stderr
+    assert "train " not in done.stdout
+    for path in (picture, tmp_path / "demo" / "false_alarm.png"):
+        with Image.open(path) as written:
+            assert written.width >= 1000
