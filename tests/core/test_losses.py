@@ -4,13 +4,16 @@ from reference import losses as oracle
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.losses import (
     AsymmetricLoss,
     BinaryCrossEntropyLoss,
+    Loss,
     Reduction,
     asymmetric_loss,
     binary_cross_entropy,
+    patch_loss,
 )
 
 NAN = float("nan")
@@ -141,6 +144,21 @@ def test_the_callers_grad_mode_is_left_alone(recording: bool, detach_focus: bool
         value = asymmetric_loss(draw_logits().requires_grad_(), draw_target(), detach_focus=detach_focus)
         assert torch.is_grad_enabled() is recording
     assert value.requires_grad is recording
+
+
+@pytest.mark.parametrize("loss", [asymmetric_loss, binary_cross_entropy, AsymmetricLoss(reduction="mean")])
+def test_patch_loss_is_equation_5(loss: Loss) -> None:
+    p, q, w = (draw_logits().requires_grad_(), *(torch.randn(6, 4, 5).double().requires_grad_() for _ in range(2)))
+    target = draw_target()
+    cost = patch_loss(combine_logits(p, q, weight_logits=w, lam=0.3), target, loss=loss)
+    pooled = (torch.softmax(w, dim=1) * q).sum(1)
+    expected = loss(p, target) + loss(pooled, target)
+    torch.testing.assert_close(cost, expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(cost, (p, q, w)), torch.autograd.grad(expected, (p, q, w)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.abs().sum() > 0  # the weight head is not detached
 
 
 def test_integer_and_boolean_targets_are_taken() -> None:

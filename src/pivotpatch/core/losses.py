@@ -4,16 +4,18 @@ Computed in float32 at least: in float16 the probabilities of confident logits a
 and their logarithms are not finite.
 """
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.core.counterfactual import at_least_float32
+from pivotpatch.core.counterfactual import CounterfactualLogits, at_least_float32
 from pivotpatch.core.errors import InputError, choose_one_of
 
 Reduction = Literal["sum", "mean", "none"]
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def binary_cross_entropy(logits: Tensor, target: Tensor, *, reduction: Reduction = "sum") -> Tensor:
@@ -76,6 +78,23 @@ def asymmetric_loss(
     positive = _focus(torch.sigmoid(-logits), gamma_pos, detach_focus) * log_present
     negative = _focus(shifted, gamma_neg, detach_focus) * log_absent
     return _reduce(-(target * positive + (1 - target) * negative), known, reduction)
+
+
+def patch_loss(logits: CounterfactualLogits, target: Tensor, *, loss: Loss = asymmetric_loss) -> Tensor:
+    """Equation 5, what PAT-T minimises: loss(p, y) + loss(q, y).
+
+    The two count alike, there is no loss on their sum, and gradients reach the patch weights too.
+
+    Args:
+        logits: of B images; p is `image_logits` and q `pooled_logits`.
+        target: (B,L), see `asymmetric_loss`.
+        loss: of logits (B,L) against target (B,L): a function or a module of this file.
+
+    >>> from pivotpatch.core.counterfactual import combine_logits
+    >>> patch_loss(combine_logits(torch.zeros(1, 1), torch.zeros(1, 4, 1)), torch.ones(1, 1)).item()
+    1.3862943649291992
+    """
+    return loss(logits.image_logits, target) + loss(logits.pooled_logits, target)
 
 
 class BinaryCrossEntropyLoss(nn.Module):
