@@ -17,7 +17,8 @@ class Served:
         ranges: whether the server knows the Range header.
         status: one answer a request that is not the file: an error status.
         cuts: one a request: how many bytes of the body are sent before the connection closes; None for all.
-        announced: length to announce in place of the true one.
+        announced: length to announce in place of the true one, which need not be a number; "" for none at all.
+        odd_range: sent with status 206 to a request for the whole file, as the range that it is not.
         pause: seconds between pieces of 1,000 bytes.
     """
 
@@ -26,12 +27,20 @@ class Served:
     ranges: bool = True
     status: deque[int] = field(default_factory=deque)
     cuts: deque[int | None] = field(default_factory=deque)
-    announced: int | None = None
+    announced: int | str | None = None
+    odd_range: str | None = None
     pause: float = 0.0
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves `files` on loopback, sends on to where they `moved`, and notes which bytes each request asked for."""
+    """Serves files on loopback.
+
+    Attributes:
+        files: what there is, by name.
+        moved: where a path leads on to.
+        reasons: what is said of a path that is gone.
+        asked: which bytes each request asked for.
+    """
 
     daemon_threads = True
 
@@ -40,6 +49,7 @@ class FileServer(ThreadingHTTPServer):
         self.files: dict[str, Served] = {}
         self.asked: list[str | None] = []
         self.moved: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
 
     @property
     def url(self) -> str:
@@ -62,6 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Location", self.server.moved[self.path])
             self.send_header("Content-Length", "0")
             self.end_headers()
+        elif self.path in self.server.reasons:
+            self.send_response(410, self.server.reasons[self.path])
+            self.end_headers()
         elif served is None:
             self.send_error(404)
         elif served.status:
@@ -82,10 +95,14 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        elif served.odd_range:
+            self.send_response(206)
+            self.send_header("Content-Range", served.odd_range)
         else:
             self.send_response(200)
         announced = size - start if served.announced is None else served.announced
-        self.send_header("Content-Length", str(announced))
+        if announced != "":
+            self.send_header("Content-Length", str(announced))
         if served.etag:
             self.send_header("ETag", served.etag)
         self.end_headers()

@@ -18,8 +18,15 @@ def test_the_demo_prints_its_table_and_writes_its_pictures(tmp_path: Path) -> No
         text=True,
         check=True,
     )
-    for row in ("plain network", "PAT-I ", "PAT-I, native"):
-        assert row in done.stdout
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
+    assert [(name, passes) for name, *_, passes in cells] == [
+        ("plain network", "1"),
+        ("PAT-I", "5"),
+        ("PAT-I, native", "5"),
+    ]
+    for _, *numbers, _ in cells:
+        assert len(numbers) == 4
+        assert all(0 <= float(number) <= 100 for number in numbers)  # false of "nan" and "inf" too
     assert "train" in done.stderr
     assert "train " not in done.stdout
     for path in (picture, tmp_path / "demo" / "false_alarm.png"):

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -10,8 +11,11 @@ from importlib import import_module
 from inspect import signature
 from io import BytesIO
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from file_server import FileServer
 from PIL import Image
@@ -134,6 +138,62 @@ def test_scenes_are_checked_without_files(capsys: pytest.CaptureFixture[str]) ->
     assert "pictures: drawn when asked for, so none can be missing" in capsys.readouterr().out
 
 
+def run_pivotpatch(
+    *arguments: str, output: int | IO[bytes] = subprocess.PIPE, encoding: str = "utf-8"
+) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "pivotpatch.cli.main", *arguments]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, env=environment, check=False)
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_reader_who_goes_away_is_no_error_message(photos: str, form: list[str]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "wb") as closed:  # noqa: PTH123 - a descriptor has no path
+        done = run_pivotpatch("data", "check", "--fast", *form, photos, output=closed)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_output_that_does_not_fit_is_one_line(photos: str, form: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = run_pivotpatch("data", "check", "--fast", *form, photos, output=full)
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        "pivotpatch: output: No space left on device; check that there is room and that it may be used\n"
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_signs_that_the_screen_lacks_are_replaced(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "photos.jsonl").write_text('{"image": "a.png", "labels": ["猫 cat"]}\n', encoding="utf-8")
+    done = run_pivotpatch("data", "check", "--fast", f"table:{tmp_path / 'photos.jsonl'}", encoding=encoding)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "? cat" in done.stdout.decode(encoding)
+
+
+def test_fast_check_unpacks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_picture(tmp_path / "a.png", 0)
+    pictures = [{"bytes": (tmp_path / "a.png").read_bytes(), "path": "a.png"}]
+    pq.write_table(pa.table({"image": pictures, "labels": [["cat"]]}), tmp_path / "photos.parquet")
+    monkeypatch.setenv("PIVOTPATCH_CACHE", str(tmp_path / "cache"))
+    address = f"table:{tmp_path / 'photos.parquet'}"
+    assert main(["data", "check", "--fast", address]) == 0
+    assert not list(tmp_path.glob("cache/**/*.pictures"))
+    assert main(["data", "check", address]) == 0
+    assert list(tmp_path.glob("cache/**/*.pictures"))
+
+
+def test_labels_in_a_script_that_the_font_lacks_are_drawn_quietly(tmp_path: Path) -> None:
+    (tmp_path / "photos.jsonl").write_text('{"image": "a.png", "labels": ["猫", "कुत्ता"]}\n', encoding="utf-8")
+    plot = tmp_path / "plot.png"
+    address = f"table:{tmp_path / 'photos.jsonl'}"
+    assert main(["data", "check", "--fast", address, "--plot", str(plot)]) == 0  # a warning would be an error here
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
 def test_split_writes_parts_that_open_again(photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["data", "split", photos, "--parts", "train=0.8", "rest=0.2", "--seed", "3"]
     assert main([*arguments, "--out", str(tmp_path / "a"), "--format", "csv"]) == 0
@@ -195,7 +255,8 @@ def small_voc(file_server: FileServer) -> DatasetPlan:
         file_server.serve(remote.name, content)
         archives.append(RemoteFile(remote.url, len(content), hashlib.md5(content).hexdigest()))
     counts = dict(zip(plan.records, [(2,), (1,)], strict=True))
-    return replace(plan, archives=tuple(archives), files=dict.fromkeys(plan.files, 3), records=counts)
+    files = {pattern: 3 if "*" in pattern else 1 for pattern in plan.files}
+    return replace(plan, archives=tuple(archives), files=files, records=counts)
 
 
 def test_parser_knows_every_plan() -> None:

@@ -1,15 +1,23 @@
+import errno
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
 from pivotpatch.core.errors import InputError
+from pivotpatch.data.address import open_records
 from pivotpatch.data.check import DataSummary, Depth, check_data
 from pivotpatch.data.records import FileStore, ImageSource, ImageStore, LabelLists, LabelSpace, RecordSet
 
@@ -40,22 +48,24 @@ def check(records: RecordSet, *, depth: Depth = "headers") -> DataSummary:
     return check_data([records], depth=depth).summaries[0]
 
 
-class HeldPictures:
-    """Pictures in memory; notes which were asked for."""
+def write_table(path: Path, files: dict[str, bytes]) -> RecordSet:
+    """Records of a table with the pictures in it."""
+    pictures = [{"bytes": content, "path": name} for name, content in files.items()]
+    pq.write_table(pa.table({"image": pictures, "labels": [["cat"]] * len(files)}), path)
+    return open_records(f"table:{path}")
 
-    def __init__(self, held: list[ImageSource]) -> None:
-        self.held = held
-        self.asked: list[int] = []
+
+class DrawnPictures:
+    """Pictures of which nobody may ask for one."""
 
     def __len__(self) -> int:
-        return len(self.held)
+        return 100
 
     def name(self, index: int) -> str:
         return f"picture {index}"
 
     def source(self, index: int) -> ImageSource:
-        self.asked.append(index)
-        return self.held[index]
+        raise AssertionError(index)
 
 
 @pytest.fixture
@@ -111,7 +121,7 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     summary = check(records)
     assert summary.missing == ("gone.jpg",)
-    unknown, cut, folder = "is in none of the known formats", "has a damaged header", "cannot be read (Is a directory)"
+    unknown, cut, folder = "is in none of the known formats", "has a damaged header", "is not a plain file"
     expected = {"text.jpg": unknown, "empty.jpg": unknown, "cut header.jpg": cut, "folder.jpg": folder}
     assert {picture.name: picture.why.removesuffix(" (Truncated File Read)") for picture in summary.broken} == expected
     assert summary.checked == "headers"
@@ -121,11 +131,11 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("embedded", [False, True])
 def test_only_pixels_show_that_a_picture_is_cut_short(embedded: bool, tmp_path: Path) -> None:
     files = {"good.jpg": jpeg(0, side=64), "cut.jpg": jpeg(1, side=64)[:-1000]}
-    records = make_records(HeldPictures([*files.values()])) if embedded else write_files(tmp_path, files)
+    records = write_table(tmp_path / "made.parquet", files) if embedded else write_files(tmp_path, files)
     assert check(records).broken == ()
     summary = check(records, depth="pixels")
     (broken,) = summary.broken
-    assert broken.name == ("picture 1" if embedded else "cut.jpg")
+    assert broken.name == "cut.jpg"
     assert "truncated" in broken.why
     assert summary.checked == "pixels"
     assert summary.pictures == ("embedded" if embedded else "files")
@@ -136,6 +146,20 @@ def test_missing_file_is_missing_at_every_depth(tmp_path: Path) -> None:
     for depth in ("headers", "pixels"):
         summary = check(records, depth=depth)
         assert (summary.missing, summary.broken) == (("gone.jpg",), ())
+
+
+@pytest.mark.parametrize("depth", ["headers", "pixels"])
+def test_what_is_no_plain_file_gets_one_verdict(depth: Depth, tmp_path: Path) -> None:
+    records = write_files(tmp_path, {"good.jpg": jpeg(0)}, extra=("pipe", "loop", "dangling", "good.jpg/below"))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("nothing")
+    summary = check(records, depth=depth)
+    assert [tuple(vars(picture).values()) for picture in summary.broken] == [
+        ("pipe", "is not a plain file"),
+        ("loop", f"cannot be read ({os.strerror(errno.ELOOP)})"),
+    ]
+    assert summary.missing == ("dangling", "good.jpg/below")
 
 
 def test_picture_with_too_many_pixels_is_broken(tmp_path: Path) -> None:
@@ -194,9 +218,7 @@ def test_records_chosen_from_a_larger_set_are_the_ones_checked(tmp_path: Path) -
 
 
 def test_drawn_pictures_are_not_drawn_to_be_checked() -> None:
-    store = HeldPictures([np.zeros((4, 4, 3), dtype=np.uint8)] * 100)
-    summary = check(make_records(store), depth="pixels")
-    assert store.asked == [0]
+    summary = check(make_records(DrawnPictures()), depth="pixels")
     assert (summary.pictures, summary.checked, summary.duplicates) == ("drawn", "labels", ())
 
 
@@ -225,6 +247,34 @@ def test_interrupt_ends_the_workers(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         check_data([records], progress=interrupt)
+
+
+def test_interrupt_of_workers_that_are_still_starting_is_quiet(tmp_path: Path) -> None:
+    write_files(tmp_path, {f"{i}.jpg": jpeg(i) for i in range(200)})
+    script = (
+        "import sys, time; from pathlib import Path; import pyarrow as pa\n"
+        "from pivotpatch.data.check import check_data\n"
+        "from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet\n"
+        "class Store(FileStore):\n"
+        "    def source(self, index):\n"
+        "        if index == 64: print('first worker started', flush=True); time.sleep(30)\n"
+        "        return super().source(index)\n"
+        "images = Store(Path(sys.argv[1]), pa.array([f'{i}.jpg' for i in range(200)]))\n"
+        "positive = LabelLists.from_lists([[0]] * 200)\n"
+        "records = RecordSet('made', LabelSpace(('cat',)), images=images, positive=positive)\n"
+        "try: check_data([records], depth='pixels', workers=2)\n"
+        "except KeyboardInterrupt: sys.exit(130)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first worker started\n"
+        time.sleep(0.5)  # so that the worker is amid its imports
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to parent and workers
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
 
 
 def test_report_is_json(labelled: tuple[RecordSet, NDArray[np.float64]], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Pictures of every kind, against pixel values computed here without Pillow's conversions."""
 
+import os
 import struct
 import zlib
 from io import BytesIO
@@ -195,12 +196,12 @@ def test_resize_is_pillows(size: tuple[int, int]) -> None:
     assert np.abs(decoded.astype(int) - np.asarray(expected)).max() <= 1
 
 
-@pytest.mark.parametrize("target", [256, 170, 128, 100, 60])
-def test_scaled_jpeg_decode_loses_nothing_visible(target: int) -> None:
+@pytest.mark.parametrize("size", [(256, 256), (170, 170), (128, 128), (100, 100), (60, 60), (64, 400), (400, 64)])
+def test_scaled_jpeg_decode_loses_nothing_visible(size: tuple[int, int]) -> None:
     data = encode(Image.fromarray(photograph(512, 512)), "JPEG", quality=95)
     with Image.open(BytesIO(data)) as picture:
-        expected = np.asarray(picture.resize((target, target), Image.Resampling.BILINEAR), dtype=float)
-    error = np.square(decode_image(data, size=(target, target)) - expected).mean()
+        expected = np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR), dtype=float)
+    error = np.square(decode_image(data, size=size) - expected).mean()
     assert 10 * np.log10(255**2 / (error + 1e-9)) > 40
 
 
@@ -246,6 +247,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         "stub.jpg": (whole[:12], "cannot be decoded"),
         "empty.jpg": (b"", "is empty; give one of JPEG, PNG"),
         "page.jpg": (b"<html>not found</html>", "is in none of the known formats; give one of JPEG"),
+        "icon.ico": (encode(Image.fromarray(COLOURS).resize((16, 16)), "ICO"), "is in none of the known formats"),
         "script.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is in none of the known formats"),
     }
     for name, (content, message) in cases.items():
@@ -259,8 +261,46 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone\.jpg: cannot be read \(No such file or directory\); check the path"):
         decode_image(tmp_path / "gone.jpg")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"cannot be read \(it is no regular file\); check the path"):
         decode_image(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.jpg")
+    with pytest.raises(InputError, match=r"x\.jpg: cannot be read \(it is no regular file\)"):
+        decode_image(tmp_path / "x.jpg")
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (-1, 5)])
+def test_a_size_without_pixels_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match=r"scene 3: size is \(.*\); give rows and columns of 1 or more"):
+        decode_image(COLOURS, size=size, name="scene 3")
+
+
+def exif_cut_short() -> bytes:
+    """EXIF data that end within the last tag, after an orientation that can still be read."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x0132] = "2020:02:02 20:20:20"
+    return exif.tobytes()[:-12]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.filterwarnings("ignore:Truncated File Read", "ignore:Corrupt EXIF")
+def test_damaged_exif_does_not_spoil_the_picture(kind: str) -> None:
+    picture = Image.fromarray(COLOURS)
+    decoded = decode_image(encode(picture, kind, exif=exif_cut_short()))
+    assert (decoded == TURNS[6](decode_image(encode(picture, kind)))).all()
+
+
+@pytest.mark.filterwarnings("ignore:Truncated File Read", "ignore:Corrupt EXIF")
+@pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0no header at all", b"Exif\0\0II*\0\xff\xff\xff\xff"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_that_cannot_be_parsed_turns_nothing(kind: str, exif: bytes) -> None:
+    picture = Image.fromarray(COLOURS)
+    plain, damaged = encode(picture, kind), encode(picture, kind, exif=exif)
+    assert (decode_image(damaged) == decode_image(plain)).all()
 
 
 WHOLE = [
@@ -268,7 +308,6 @@ WHOLE = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore")  # Pillow comments on damaged metadata
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(WHOLE), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=8), st.data())
 def test_damage_gives_a_picture_or_our_error(whole: bytes, changes: list[tuple[int, int]], data: st.DataObject) -> None:

@@ -162,6 +162,57 @@ def test_missing_file_is_final_and_a_busy_server_is_not(file_server: FileServer,
     assert fetch(file_server, tmp_path).read_bytes() == CONTENT
 
 
+def test_answer_without_a_length_ends_at_the_published_one(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.serve("a.zip", bytes(50_000_000)).announced = ""
+    told: list[int] = []
+    remote = RemoteFile(f"{file_server.url}/a.zip", size=1_000)
+    with pytest.raises(
+        InputError, match=r"a.zip: the server sends more than the 1,000 bytes that are published; check"
+    ):
+        download_file(remote, tmp_path, progress=lambda what, done, total: told.append(done))
+    assert max(told, default=0) <= 1_000
+    assert not (tmp_path / "a.zip.part").exists()
+
+
+@pytest.mark.parametrize("announced", ["abc", "", "-5", "9" * 5_000])
+def test_length_that_is_no_number_is_no_length(announced: str, file_server: FileServer, tmp_path: Path) -> None:
+    file_server.serve("a.zip", CONTENT).announced = announced
+    assert fetch(file_server, tmp_path, md5=MD5).read_bytes() == CONTENT
+
+
+def test_part_that_nobody_asked_for_is_refused(file_server: FileServer, tmp_path: Path) -> None:
+    served = file_server.serve("a.zip", CONTENT)
+    served.odd_range = "bytes 100-49999/50000"
+    with pytest.raises(InputError, match=r"the server sent another range, 'bytes 100-49999/50000'\) with 0 bytes"):
+        fetch(file_server, tmp_path)
+    served.odd_range = None
+    assert fetch(file_server, tmp_path, md5=MD5).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[bad/a.zip", "http://127.0.0.1:1/ü/a.zip", f"http://{'x' * 64}.invalid/a.zip", "http://a b/a.zip"]
+)
+def test_address_that_cannot_be_used_is_named(url: str, file_server: FileServer, tmp_path: Path) -> None:
+    message = r"^http://[^\n]+: it is, or leads to, an address that cannot be used \([^\n]+\); check the address[^\n]+$"
+    with pytest.raises(InputError, match=message):
+        download_file(RemoteFile(url), tmp_path)
+    if "[bad" in url:
+        file_server.moved["/a.zip"] = url
+        with pytest.raises(InputError, match=message):
+            fetch(file_server, tmp_path)
+        assert file_server.asked == [None]
+
+
+def test_what_a_server_says_stays_on_one_line(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.moved["/a.zip"] = "/a.zip"
+    with pytest.raises(InputError, match=r"^[^\n]+ answered 301 The HTTP server .* infinite loop\. The last [^\n]+$"):
+        fetch(file_server, tmp_path)
+    file_server.moved.clear()
+    file_server.reasons["/a.zip"] = "Gone\x1b[2J\x07away"
+    with pytest.raises(InputError, match=r"the server answered 410 Gone \[2J away; check"):
+        fetch(file_server, tmp_path)
+
+
 def test_nobody_listening_is_told_with_the_reason(file_server: FileServer, tmp_path: Path) -> None:
     file_server.server_close()
     with pytest.raises(InputError, match=r"Connection refused.* with 0 bytes fetched"):

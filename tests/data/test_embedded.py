@@ -109,7 +109,7 @@ def test_damage_inside_the_pictures(tmp_path: Path, cache: Path) -> None:
     records = read_table(str(path), None)
     with pytest.raises(InputError, match=r"t\.parquet: damaged or cut short"):
         records[0]
-    assert not any(cache.rglob("*.part"))
+    assert not any(path.is_file() for path in cache.rglob("*"))
 
 
 def test_names_that_tell_nothing_are_not_used(tmp_path: Path) -> None:
@@ -163,3 +163,33 @@ def test_records_travel_without_their_pictures(tmp_path: Path) -> None:
     travelling = pickle.dumps(records)
     assert len(travelling) < 5000
     assert pickle.loads(travelling)[0].image == picture
+
+
+def test_a_file_replaced_by_one_of_equal_size(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    sizes = set()
+    for time, picture in enumerate((b"first", b"other")):
+        pq.write_table(pa.table({"image": [picture], "labels": ["x"]}), path, write_statistics=False)
+        os.utime(path, ns=(0, time))
+        sizes.add(path.stat().st_size)
+        assert read_table(str(path), None)[0].image == picture
+    assert len(sizes) == 1
+
+
+def test_a_cache_file_cut_short_is_written_anew(tmp_path: Path, cache: Path) -> None:
+    write_shards(tmp_path)
+    records = read_table(str(tmp_path), None)
+    assert records[2].image == PICTURES[2]
+    (unpacked,) = cache.rglob("*.pictures")
+    whole = unpacked.read_bytes()
+    for damaged in (b"", whole[:7], whole[:20], whole[: len(whole) // 2], whole[:-1], bytes(len(whole))):
+        unpacked.write_bytes(damaged)
+        with unpacked.open("rb") as reading:
+            assert records[2].image == PICTURES[2]
+            assert reading.read() == damaged  # replaced as a whole: no reader ever sees half of the new file
+        assert unpacked.read_bytes() == whole
+
+
+def test_a_picture_of_no_bytes_is_no_damage(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": [b"", b"x", b""], "labels": ["x"] * 3}), tmp_path / "t.parquet")
+    assert [record.image for record in read_table(str(tmp_path / "t.parquet"), None)] == [b"", b"x", b""]

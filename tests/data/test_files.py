@@ -21,6 +21,16 @@ def test_convert_replaces_each_object_innermost_first(tmp_path: Path) -> None:
     assert read_json(path, convert=lambda item: [item]) == [{"a": [{"b": [{}]}]}]
 
 
+def test_what_convert_refuses_is_told_in_its_own_words(tmp_path: Path) -> None:
+    def refuse(item: dict[str, object]) -> object:
+        raise InputError("row 3", f"{item} is odd", "even it out")
+
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+    with pytest.raises(InputError, match="^row 3: {} is odd; even it out$"):
+        read_json(path, convert=refuse)
+
+
 @pytest.mark.parametrize("length", range(1, len('{"a": [1, "b"], "c": {}}')))
 def test_every_truncation_is_refused_with_its_place(tmp_path: Path, length: int) -> None:
     path = tmp_path / "a.json"
@@ -39,6 +49,7 @@ def test_every_truncation_is_refused_with_its_place(tmp_path: Path, length: int)
         ('{"a":\n "café"}'.encode("latin-1"), r"line 2 is not UTF-8 \(byte 0xe9 at position 11\); save the file as"),
         ('{"a": 1}'.encode("utf-16"), r"line 1 is not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
+        (b'{"id": 1' + b"0" * 5000 + b"}", r"a\.json: a number has thousands of digits; correct it there"),
     ],
 )
 def test_damaged_json_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

@@ -190,3 +190,22 @@ def test_a_file_name_in_another_encoding(tmp_path: Path) -> None:
         pass
     with pytest.raises(InputError, match=r"the file name 'cats/caf\\udce9\.jpg' is not UTF-8; rename it"):
         read_folder(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("layout", ["metadata", "parquet"])
+def test_options_of_the_tables_in_a_folder(tmp_path: Path, layout: str) -> None:
+    columns = {"where": ["../a.jpg", "b.jpg"], "path": ["x", "y"], "what": ["cat", "dog"], "part": ["one", "two"]}
+    name = "metadata.parquet" if layout == "metadata" else "train.parquet"
+    pq.write_table(pa.table(columns), tmp_path / name)
+    address = f"folder:{tmp_path}@one?layout={layout}&image=where&labels=what&split_column=part"
+    with pytest.raises(InputError, match=r"'\.\./a\.jpg' lies outside .*allow_escape=true"):
+        open_records(address)
+    assert labels_of(open_records(f"{address}&allow_escape=true")) == {"../a.jpg": ({"cat"}, set())}
+
+
+def test_a_sidecar_that_cannot_be_read(tmp_path: Path) -> None:
+    add_picture(tmp_path / "a.jpg", "cat")
+    add_picture(tmp_path / "b.jpg")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "none.txt")
+    with pytest.raises(InputError, match=r"b\.txt: cannot be read \(No such file .*\); check the file and its rights"):
+        read_folder(str(tmp_path), None)

@@ -207,6 +207,23 @@ def test_wrong_arguments_are_refused(records: RecordSet) -> None:
         make_loader(records, size=SIZE, batch_size=2, on_error="skp")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"test: pictures of size \(0, 5\); give rows"):
         make_loader(records, size=(0, 5), batch_size=2)
+    with pytest.raises(InputError, match="make_loader: batch_size is 0 and num_workers 0; give a batch_size of 1"):
+        make_loader(records, size=SIZE, batch_size=0)
+    with pytest.raises(InputError, match="make_loader: batch_size is 2 and num_workers -1; give .* 0 or more"):
+        make_loader(records, size=SIZE, batch_size=2, num_workers=-1)
+    with pytest.raises(InputError, match="EpochSampler: seed is -1; give a whole number, 0 or more"):
+        make_loader(records, size=SIZE, batch_size=2, seed=-1)
+
+
+def test_a_place_before_the_first_sample_is_refused() -> None:
+    sampler = EpochSampler(37, shuffle=True, seed=0, epoch=2, start=5)
+    with pytest.raises(InputError, match="epoch is 0 and start -3; give whole numbers, 0 or more"):
+        sampler.set_epoch(0, start=-3)
+    with pytest.raises(InputError, match="epoch is -1 and start 0"):
+        sampler.set_epoch(-1)
+    assert (sampler.epoch, sampler.start) == (2, 5)
+    sampler.set_epoch(0, start=50)
+    assert len(list(sampler)) == len(sampler) == 0
 
 
 def test_the_error_survives_a_process_boundary() -> None:

@@ -1,7 +1,13 @@
+import bz2
 import io
+import lzma
+import os
+import shutil
 import stat
 import tarfile
 import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +38,9 @@ def tar_bytes(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def zip_bytes(files: dict[str, bytes]) -> bytes:
+def zip_bytes(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as held:
+    with zipfile.ZipFile(out, "w", method) as held:
         for name, content in files.items():
             held.writestr(name, content)
     return out.getvalue()
@@ -193,6 +199,13 @@ def test_zip_that_lies_about_its_size_does_not_unpack(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def move_end(content: bytes) -> bytes:
+    """Let the directory of a zip file say that its first file lies beyond the archive's beginning."""
+    moved, at = bytearray(content), content.index(b"PK\x01\x02")
+    moved[at + 42 : at + 46] = (2**31).to_bytes(4, "little")
+    return bytes(moved)
+
+
 def lock(content: bytes) -> bytes:
     """Set the flag "encrypted" in every header of a zip file."""
     locked = bytearray(content)
@@ -203,7 +216,14 @@ def lock(content: bytes) -> bytes:
     return bytes(locked)
 
 
-@pytest.mark.parametrize("damage", ["cut tar", "cut zip", "empty", "text", "locked zip"])
+def spoil(content: bytes, *, at: int) -> bytes:
+    return content[:at] + bytes(255 - byte for byte in content[at : at + 40]) + content[at + 40 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["cut tar", "cut zip", "empty", "text", "locked zip", "lzma zip", "bz2 zip", "zip offset", "xz tar", "bz2 tar"],
+)
 def test_damaged_archives_leave_nothing_behind(damage: str, tmp_path: Path) -> None:
     files = {"a.jpg": jpeg(0) * 20, "b.jpg": jpeg(1) * 20}
     content = {
@@ -212,11 +232,56 @@ def test_damaged_archives_leave_nothing_behind(damage: str, tmp_path: Path) -> N
         "empty": b"",
         "text": b"<html>please log in</html>" * 100,
         "locked zip": lock(zip_bytes(files)),
+        "lzma zip": spoil(zip_bytes(files, zipfile.ZIP_LZMA), at=44),
+        "bz2 zip": spoil(zip_bytes(files, zipfile.ZIP_BZIP2), at=44),
+        "zip offset": move_end(zip_bytes(files)),
+        "xz tar": spoil(lzma.compress(tar_bytes(files)), at=60),
+        "bz2 tar": spoil(bz2.compress(tar_bytes(files)), at=60),
     }[damage]
     (tmp_path / "archive").write_bytes(content)
     with pytest.raises(InputError, match=r"archive: is damaged \(.+\); delete it and run the same command again"):
         unpack(tmp_path / "archive", tmp_path / "out")
     assert not list((tmp_path / "out").rglob("*"))
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), ("x/a", "x/./a"), ("x/a", "x\\a")])
+@pytest.mark.parametrize("pack", [zip_bytes, tar_bytes])
+def test_files_with_the_same_place_are_refused(
+    pack: Callable[[dict[str, bytes]], bytes], names: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "archive").write_bytes(pack(dict.fromkeys(names, b"x")))
+    with pytest.raises(InputError, match=r"archive: two of its files have the same place; do not use this archive"):
+        unpack(tmp_path / "archive", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_root_that_cannot_be_is_named(voc: DatasetPlan, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"x{300}.*: File name too long; choose a folder that can be written to"):
+        prepare(voc, tmp_path / ("x" * 300))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file.*; choose a folder that can be written to"):
+        prepare(voc, tmp_path / "file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to the superuser")
+def test_root_below_a_locked_folder_is_named(voc: DatasetPlan, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0)
+    with pytest.raises(InputError, match=r"locked.*: Permission denied; choose a folder that can be written to"):
+        prepare(voc, locked / "root")
+
+
+def test_pictures_without_their_annotations_are_not_complete(
+    voc: DatasetPlan, tmp_path: Path, file_server: FileServer
+) -> None:
+    patterns = [pattern for pattern in PLANS["voc2007"].files if "*" not in pattern]
+    plan = replace(voc, files={**dict.fromkeys(patterns, 1), **voc.files})
+    prepare(plan, tmp_path)
+    shutil.rmtree(tmp_path / "downloads")
+    shutil.rmtree(tmp_path / "VOCdevkit" / "VOC2007" / "ImageSets")
+    file_server.asked.clear()
+    assert list(prepare(plan, tmp_path).values()) == [3, 2]
+    assert len(file_server.asked) == 2
 
 
 def test_interrupted_unpacking_leaves_nothing_and_old_staging_is_dropped(tmp_path: Path) -> None:
@@ -259,4 +324,6 @@ def test_official_plans_agree_with_themselves() -> None:
     for plan in PLANS.values():
         assert len({remote.name for remote in plan.archives}) == len(plan.archives)
         # Images without annotation may be left out, never the other way round.
-        assert sum(max(counts) for counts in plan.records.values()) <= sum(plan.files.values())
+        pictures = sum(count for pattern, count in plan.files.items() if pattern.endswith(".jpg"))
+        assert sum(max(counts) for counts in plan.records.values()) <= pictures
+        assert any(not pattern.endswith(".jpg") for pattern in plan.files)

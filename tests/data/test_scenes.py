@@ -12,6 +12,7 @@ from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.data.address import open_records
 from pivotpatch.data.scenes import (
+    NOISE,
     SCENE_LABELS,
     SPLITS,
     ScenePlan,
@@ -85,6 +86,14 @@ def test_company_is_how_often_a_host_brings_its_companion(company: float) -> Non
     assert came == pytest.approx(company, abs=4 * np.sqrt(company * (1 - company) / len(plans)))
 
 
+@pytest.mark.parametrize(("company", "share"), [(0.5, 0.36), (0.8, 0.49), (1.0, 0.55)])
+def test_the_documented_share_of_pictures_with_the_next_digit(company: float, share: float) -> None:
+    target = read_scenes("", "train", count=8000, company=company).target()
+    brought = [companion(label) for label in range(len(SCENE_LABELS))]
+    measured = (target * target[:, brought]).sum() / target.sum()
+    assert measured.item() == pytest.approx(share, abs=0.015)
+
+
 def test_each_label_is_equally_common_in_each_kind_of_scene() -> None:
     for split in SPLITS:
         target = read_scenes("", split, count=3000).target()
@@ -130,6 +139,13 @@ def test_an_empty_box_holds_what_would_be_there_without_the_object() -> None:
     np.testing.assert_array_equal(draw_scene(plan, without=everything), bare)
 
 
+def test_every_pixel_is_noisy() -> None:
+    bare = draw_scene(replace(plan_scene(0, "train", index=0), objects=(), distractors=())).astype(float)
+    bends = bare[:, :-2] - 2 * bare[:, 1:-1] + bare[:, 2:]  # 0 where colours change evenly, as the ground's do
+    # Of a sum of uniform noise with weights 1, -2, 1, close to normal, the median lies at 0.6745 deviations.
+    assert np.median(np.abs(bends)) == pytest.approx(0.6745 * np.sqrt(6 / 3) * NOISE, rel=0.08)
+
+
 def test_ink_darkens_or_lightens_where_the_digit_has_ink() -> None:
     ink = load_digits().images / 16
     for plan in plans_of("train", 30):
@@ -159,7 +175,7 @@ def test_records_agree_with_plans() -> None:
 
 
 def test_the_default_is_the_training_split() -> None:
-    assert open_records("scenes:?count=3").name == "scenes:@train"
+    assert open_records("scenes:?count=3")[0].name == "train/0"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +185,8 @@ def test_the_default_is_the_training_split() -> None:
         ("scenes:@test", r"unknown split 'test'; .*test-same"),
         ("scenes:@test-brken", r"did you mean 'test-broken'"),
         ("scenes:?count=0", r"count is 0.*give a count of 1 or more"),
-        ("scenes:?size=16", r"size 16.*32 or more"),
+        ("scenes:?size=16", r"size 16.*from 32 to 4096"),
+        ("scenes:?size=200000", r"size 200000.*from 32 to 4096"),
         ("scenes:?seed=-1", r"seed -1.*0 or more"),
         ("scenes:?company=1.5", r"company 1\.5.*\[0, 1\]"),
         ("scenes:?company=nan", r"company nan.*\[0, 1\]"),

@@ -1,5 +1,4 @@
 import itertools
-import json
 from pathlib import Path
 from typing import get_args
 
@@ -159,6 +158,11 @@ def test_the_seed_alone_decides() -> None:
     assert not np.array_equal(first["val"], other["val"])
 
 
+def test_parts_that_want_a_picture_alike_draw_lots() -> None:
+    firsts = {split(np.eye(2, dtype=bool), {"a": 0.5, "b": 0.5}, seed)["a"].item() for seed in range(20)}
+    assert firsts == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("fractions", "message"),
     [
@@ -193,7 +197,7 @@ def test_table_opens_again_with_all_that_went_in(odd: RecordSet, kind: TableForm
     records = make_records(np.zeros((40, 4), dtype=bool), root=pictures)
     records = RecordSet("odd", odd.labels, images=records.images, positive=odd.positive, unknown=odd.unknown)
     parts = split_records(records, THIRDS, generator=np.random.default_rng(0))
-    folder = tmp_path if place == "above" else tmp_path / "splits" / "one"
+    folder = tmp_path if place == "above" else tmp_path / "50%25 of it?" / "me@home+&=é"
     table = write_split(records, parts, folder=folder, kind=kind)
     assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["labels.json", f"split.{kind}"]
     for name, indices in parts.items():
@@ -252,12 +256,13 @@ def test_labels_that_look_like_marks_are_refused(label: str, kind: TableFormat, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_labels_of_another_data_set_are_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "labels.json").write_text(json.dumps(["mine"]))
+@pytest.mark.parametrize("mine", [b'["mine"]', '["größe"]'.encode("latin-1")])
+def test_labels_of_another_data_set_are_not_overwritten(mine: bytes, tmp_path: Path) -> None:
+    (tmp_path / "labels.json").write_bytes(mine)
     records = make_records(np.ones((2, 1), dtype=bool))
     with pytest.raises(InputError, match=r"labels.json: belongs to another data set; .* folder of its own"):
         write_split(records, {"a": np.array([0, 1])}, folder=tmp_path)
-    assert json.loads((tmp_path / "labels.json").read_text()) == ["mine"]
+    assert (tmp_path / "labels.json").read_bytes() == mine
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ GOOD = "image,labels\na.jpg,cat\n"
     ("t.jsonl", b'{"image": "a", "labels": []}\n{"image": "b", "lab', r"jsonl, line 2: not JSON \(Unterminated"),
     ("t.jsonl", b'{"image": "a"}\n\n[1]\n', r"t\.jsonl, line 3: holds '\[1\]'; write one JSON object a line"),
     ("t.jsonl", b'{"image": "a"\n"labels": []}\n', r"t\.jsonl, line 1: not JSON \(Expecting ',' delimiter"),
+    ("t.jsonl", b'{"image": "a"},{"image": "b"}\n{"image":\n"c"}\n', r"t\.jsonl, line 1: not JSON \(Extra data"),
     ("t.jsonl", b'{"image": "a"}\n{"image": "\xe9"}\n', r"t\.jsonl, line 2: not UTF-8; save the file as UTF-8"),
     ("t.jsonl", b'{"image": "a", "labels": "x"}\n{"image": "b", "labels": ["x"]}', r"column 'labels' cannot be held"),
     ("t.jsonl", b'{"image": "\\ud800", "labels": ["x"]}', r"column 'image' cannot be held \(.*surrogates"),
@@ -86,3 +87,36 @@ def test_nothing_there(tmp_path: Path, location: str, message: str) -> None:
 def test_a_file_named_like_a_pattern(tmp_path: Path) -> None:
     (tmp_path / "t[1].csv").write_text(GOOD)
     assert len(read_table(str(tmp_path / "t[1].csv"), None)) == 1
+
+
+@pytest.mark.parametrize("late", [{"dog": 1}, {"labels": ["cat"]}])
+def test_a_column_that_begins_far_down(tmp_path: Path, late: dict[str, object]) -> None:
+    rows = [{"image": f"{i}.jpg", "cat": 1} for i in range(1000)]
+    (tmp_path / "t.jsonl").write_text(
+        "\n".join(json.dumps(row) for row in [*rows, {"image": "x.jpg", "cat": 0} | late])
+    )
+    assert read_schema(tmp_path / "t.jsonl").names == ["image", "cat", *late]
+    if "dog" in late:
+        records = read_table(str(tmp_path / "t.jsonl"), None)
+        assert records.labels.names == ("cat", "dog")
+        assert (records[0].positive, records[0].unknown) == ((0,), (1,))
+        assert (records[1000].positive, records[1000].unknown) == ((1,), ())
+    else:  # found, and then missing from the rows before
+        with pytest.raises(InputError, match=r"row 1: a label is missing \(null\)"):
+            read_table(str(tmp_path / "t.jsonl"), None)
+
+
+def test_long_rows_of_csv(tmp_path: Path) -> None:
+    label = "x" * (3 << 20)
+    (tmp_path / "t.csv").write_text(f"image,labels\na.jpg,cat\nb.jpg,{label}\nc.jpg,cat\n")
+    assert read_table(str(tmp_path / "t.csv"), None).labels.names == ("cat", label)
+    (tmp_path / "t.csv").write_text(f"image,labels\na.jpg,cat\nb.jpg,{label * 12}\nc.jpg,cat\n")
+    with pytest.raises(InputError, match=r"t\.csv: a row is longer than 16 MB; close its quotes, or write JSON"):
+        read_table(str(tmp_path / "t.csv"), None)
+
+
+def test_folders_named_like_tables(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(GOOD)
+    (tmp_path / "b.csv").mkdir()
+    with pytest.raises(InputError, match=r"b\.csv: is a folder, not a table; rename it or write a pattern"):
+        find_tables(f"{tmp_path}/*.csv")

@@ -192,9 +192,7 @@ def test_own_map_keeps_the_largest_labels_in_a_fixed_order(tmp_path: Path) -> No
     assert list(label_map(tmp_path, images, min_images=3)) == ["e", "b", "c", "d"]
     assert list(label_map(tmp_path, images, min_images=4)) == ["e", "b"]
     assert list(label_map(tmp_path, images, num_labels=3)) == ["e", "b", "c"]
-    with pytest.raises(
-        InputError, match=r"no label for min_images=7 and num_labels=256 among 6 images; lower min_images"
-    ):
+    with pytest.raises(InputError, match=r"no label has min_images=7 among 6 images; lower min_images"):
         label_map(tmp_path, images, min_images=7)
 
 
@@ -229,8 +227,13 @@ def test_release_1_0_is_read(tmp_path: Path) -> None:
         ([make_image(5), make_image(3), make_image(5)], "image 5 stands twice; remove one of them"),
         (
             [{"image_id": "5", "objects": []}],
-            "an image with id '5' and objects of type list; give an integer and a list",
+            "an image with id '5' and objects of type list; give an integer from 0 to 2\\*\\*63 - 1 and a list",
         ),
+        (
+            [{"image_id": 10**30, "objects": []}],
+            "an image with id 10{30} and objects of type list; give an integer from",
+        ),
+        ([{"image_id": -1, "objects": []}], "an image with id -1 and objects"),
         ([{"image_id": 5, "objects": None}], "an image with id 5 and objects of type NoneType"),
         (
             [{"image_id": 5, "objects": [{"names": "clock"}]}],
@@ -295,7 +298,10 @@ def test_odd_names_are_labels_like_others(tmp_path: Path) -> None:
         ("vg:{root}?seed=-1", "seed is -1; give a whole number, 0 or more"),
         ("vg:{root}/VG_100K", r"VG_100K/objects\.json: there is no such file"),
         ("vg:{root}?label_map=gone.json", r"gone\.json: there is no such file"),
-        ("vg:{root}", "no label for min_images=500 and num_labels=256 among 10 images; lower min_images"),
+        ("vg:{root}", "no label has min_images=500 among 10 images; lower min_images"),
+        ("vg:{root}?num_labels=-1", "min_images is 500 and num_labels -1; give 1 or more for both"),
+        ("vg:{root}?num_labels=0&min_images=1", "min_images is 1 and num_labels 0; give 1 or more"),
+        ("vg:{root}?min_images=0", "min_images is 0 and num_labels 256; give 1 or more"),
     ],
 )
 def test_wrong_requests_are_refused(root: Path, address: str, message: str) -> None:

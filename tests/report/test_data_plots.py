@@ -98,6 +98,25 @@ def test_names_are_legible_and_do_not_overlap(count: int) -> None:
     assert min(float(label.get_fontsize()) for label in matrix.get_yticklabels()) >= 6
 
 
+@pytest.mark.parametrize("plot", PLOTS)
+def test_more_labels_than_a_sheet_holds_are_cut_to_the_most_frequent(plot: Plot) -> None:
+    summary = make_summary(450)
+    figure = plot(summary)
+    assert figure.get_suptitle().splitlines()[-1] == "only the 400 most frequent of 450 labels are drawn"
+    kept = set(np.argsort(-summary.label_counts, kind="stable")[:400].tolist())
+    names = [name for i, name in enumerate(summary.labels) if i in kept]
+    for axes in figure.axes:
+        if axes.images:
+            assert written(axes.get_yticklabels()) == names
+            chosen = [summary.labels.index(name) for name in names]
+            drawn = cast("np.ma.MaskedArray[tuple[int, int], np.dtype[np.float64]]", axes.images[0].get_array())
+            assert drawn[3, 5] == summary.cooccurrence[chosen[3], chosen[5]]
+    bars = [name for axes in bar_axes(figure) for name in written(axes.get_yticklabels())]
+    assert not bars or sorted(bars) == sorted(names)
+    assert max(figure.get_size_inches()) * 150 < 2**15
+    assert "only" not in plot(make_summary(10)).get_suptitle()
+
+
 def test_few_labels_have_their_shares_written_readably() -> None:
     axes = matrix_axes(plot_cooccurrence(make_summary(4)))
     assert len(axes.texts) == 4 * 3 - 3  # no diagonal, and a first row of which nothing is known

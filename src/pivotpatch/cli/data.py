@@ -145,12 +145,17 @@ def run_check(args: argparse.Namespace) -> int:
 
 def _draw(report: "DataReport", path: Path) -> None:
     """Draw each data set; a number tells the files of several apart."""
+    import warnings
+
     from pivotpatch.data.writing import explain_disk_faults, replacing
     from pivotpatch.report.data_plots import plot_overview
 
     for number, summary in enumerate(report.summaries, 1):
         place = path if len(report.summaries) == 1 else path.with_stem(f"{path.stem}-{number}")
-        with explain_disk_faults(path.parent), replacing(place) as written:
+        with explain_disk_faults(path.parent), replacing(place) as written, warnings.catch_warnings():
+            # A script that the font lacks is drawn as boxes, which the reader sees.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
             plot_overview(summary).savefig(written, format=path.suffix[1:].lower(), dpi=150)
         print(f"drew {place}", file=sys.stderr)
 

@@ -1,9 +1,11 @@
 """The command line: one file per verb; heavy imports happen inside the verb that needs them."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from pivotpatch import __version__
 from pivotpatch.core.errors import InputError
@@ -23,16 +25,42 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb: exit 0, 1 for what the user can mend (one line on stderr), 2 for usage, 130 for an interrupt."""
+    """Run one verb.
+
+    Returns:
+        0; 1 for what the user can mend, told in one line on stderr; 130 for an interrupt; 141 where the reader of the
+        output went away. Wrong usage exits with 2.
+    """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a sign that the screen lacks must not end the work
     args = build_parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        status = int(args.run(args))
+        if sys.stdout:  # None where it was closed
+            sys.stdout.flush()
+        return status
     except InputError as error:
         print(f"pivotpatch: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("pivotpatch: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        _drop_output()
+        return 141
+    except OSError as error:
+        _drop_output()
+        wrong = f"{error.filename or 'output'}: {error.strerror or error}"
+        print(f"pivotpatch: {wrong}; check that there is room and that it may be used", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Send what is still held back to nowhere, or Python would fail over it once more on its way out."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 if __name__ == "__main__":

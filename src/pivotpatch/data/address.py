@@ -1,11 +1,12 @@
 """One way to name a data set everywhere: `scheme:location@split?option=value&option=value`."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Literal, get_args, get_origin, get_type_hints
-from urllib.parse import parse_qsl
+from urllib.parse import unquote
 
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.data.records import RecordSet
@@ -23,7 +24,7 @@ READERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Address:
-    """A data set's address, taken apart."""
+    """A data set's address, taken apart; `str` writes it so that `parse_address` reads the same again."""
 
     scheme: str
     location: str
@@ -31,18 +32,24 @@ class Address:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        split = f"@{self.split}" if self.split else ""
-        options = "?" + "&".join(f"{k}={v}" for k, v in self.options.items()) if self.options else ""
-        return f"{self.scheme}:{self.location}{split}{options}"
+        # Of the signs @ only those that would be taken for the split's, so that folders stay readable.
+        location = _quote(self.location, r"[%?]|@(?=[^/]*$)")
+        split = f"@{_quote(self.split, '[%?@/]')}" if self.split else ""
+        pairs = [f"{_quote(name, '[%&=]')}={_quote(value, '[%&]')}" for name, value in self.options.items()]
+        return f"{self.scheme}:{location}{split}" + (f"?{'&'.join(pairs)}" if pairs else "")
+
+
+def _quote(text: str, signs: str) -> str:
+    return re.sub(signs, lambda sign: f"%{ord(sign[0]):02X}", text)
 
 
 def parse_address(text: str) -> Address:
-    """Take an address apart.
+    """Take an address apart; `%3F` and the like stand for the signs that an address itself is written with.
 
     >>> parse_address("voc:/data/VOCdevkit@2007-test?difficult=unknown")
     Address(scheme='voc', location='/data/VOCdevkit', split='2007-test', options={'difficult': 'unknown'})
-    >>> parse_address("scenes:").location
-    ''
+    >>> parse_address("table:why%3F.csv").location
+    'why?.csv'
     """
     scheme, colon, rest = text.partition(":")
     if not colon or scheme not in READERS:
@@ -53,15 +60,26 @@ def parse_address(text: str) -> Address:
     head, at, split = rest.rpartition("@")
     if not at or "/" in split:  # an @ inside a folder's name
         head, split = rest, ""
-    return Address(scheme, head, split or None, dict(parse_qsl(query, keep_blank_values=True)))
+    if "\0" in unquote(text):
+        raise InputError(f"address {text!r}", "it holds the character NUL", "leave it out, for no file's name has it")
+    pairs = [pair.partition("=") for pair in query.split("&") if pair]
+    options = {unquote(name): unquote(value) for name, _, value in pairs}
+    return Address(scheme, unquote(head), unquote(split) or None, options)
 
 
 def open_records(address: str) -> RecordSet:
-    """Read the data set at an address."""
+    """Read the data set at an address, which becomes its name."""
     parsed = parse_address(address)
     module, _, function = READERS[parsed.scheme].partition(":")
     reader: Callable[..., RecordSet] = getattr(import_module(module), function)
-    return reader(parsed.location, parsed.split, **_typed_options(reader, parsed))
+    options = _typed_options(reader, parsed)
+    try:
+        records = reader(parsed.location, parsed.split, **options)
+    except OSError as error:
+        where, wrong = str(error.filename or address), f"cannot be read ({error.strerror or error})"
+        raise InputError(where, wrong, "check the location and its rights") from None
+    records.name = address
+    return records
 
 
 def _typed_options(reader: Callable[..., RecordSet], address: Address) -> dict[str, object]:

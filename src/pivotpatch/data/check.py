@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+import stat
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,8 @@ from PIL import Image, UnidentifiedImageError
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.decoding import FORMATS, decode_image
-from pivotpatch.data.records import ImageSource, RecordSet
+from pivotpatch.data.embedded import EmbeddedStore
+from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 
 Depth = Literal["labels", "headers", "pixels"]
 """How far pictures are looked at: not at all, to their headers, or to their last pixel."""
@@ -171,8 +173,9 @@ class _Look(NamedTuple):
 def _kind_of_pictures(records: RecordSet) -> Literal["files", "embedded", "drawn"]:
     if not len(records):
         raise InputError(records.name, "holds no records", "give a data set with at least one picture")
-    image = records[0].image
-    return "files" if isinstance(image, Path) else "embedded" if isinstance(image, bytes) else "drawn"
+    if isinstance(records.images, FileStore):
+        return "files"
+    return "embedded" if isinstance(records.images, EmbeddedStore) else "drawn"
 
 
 def _name(records: RecordSet, index: int) -> str:
@@ -194,14 +197,9 @@ def _look_at_header(source: ImageSource) -> _Look:
     if isinstance(source, bytes):
         return _Look(_digest(source), _find_header_fault(BytesIO(source)))
     assert isinstance(source, Path)  # drawn pictures never get here
-    try:
-        with source.open("rb") as file:
-            key = _digest(os.fstat(file.fileno()).st_size.to_bytes(8, "little"), file.read(_HEAD))
-            return _Look(key, _find_header_fault(file))
-    except FileNotFoundError:
-        return _Look(missing=True)
-    except OSError as error:
-        return _Look(fault=f"cannot be read ({error.strerror})")
+    with source.open("rb") as file:
+        key = _digest(os.fstat(file.fileno()).st_size.to_bytes(8, "little"), file.read(_HEAD))
+        return _Look(key, _find_header_fault(file))
 
 
 def _find_header_fault(file: IO[bytes]) -> str:
@@ -221,17 +219,28 @@ def _look_at_pixels(source: ImageSource) -> _Look:
     try:
         pixels = np.ascontiguousarray(decode_image(source))
     except InputError as error:
-        missing = isinstance(source, Path) and not source.exists()
-        return _Look(fault="" if missing else error.parts[1], missing=missing)
+        return _Look(fault=error.parts[1])
     return _Look(_digest(repr(pixels.shape).encode(), pixels.data))
 
 
+def _look_closely(source: ImageSource, look: Callable[[ImageSource], _Look]) -> _Look:
+    """One look, after the same first questions to a file however deep the look is: a pipe would never answer."""
+    try:
+        if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
+            return _Look(fault="is not a plain file")
+        return look(source)
+    except (FileNotFoundError, NotADirectoryError):
+        return _Look(missing=True)
+    except OSError as error:
+        return _Look(fault=f"cannot be read ({error.strerror})")
+
+
 def _look_at_headers_of(sources: Sequence[ImageSource]) -> list[_Look]:
-    return [_look_at_header(source) for source in sources]
+    return [_look_closely(source, _look_at_header) for source in sources]
 
 
 def _look_at_pixels_of(sources: Sequence[ImageSource]) -> list[_Look]:
-    return [_look_at_pixels(source) for source in sources]
+    return [_look_closely(source, _look_at_pixels) for source in sources]
 
 
 def _look_at(records: RecordSet, depth: Depth, pool: Executor | None) -> Iterator[list[_Look]]:
@@ -243,7 +252,8 @@ def _look_at(records: RecordSet, depth: Depth, pool: Executor | None) -> Iterato
         if pool is None:
             yield look(sources)
             continue
-        pending.append(pool.submit(look, sources))
+        with _hold_interrupts():
+            pending.append(pool.submit(look, sources))
         if len(pending) > 2 * (os.cpu_count() or 1):
             yield pending.popleft().result()
     while pending:
@@ -269,6 +279,19 @@ def _open_pool(depth: Depth, workers: int) -> Iterator[Executor | None]:
             yield pool
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _hold_interrupts() -> Iterator[None]:
+    """Interrupts wait until the end; processes started meanwhile, which cannot refuse them yet, never get any."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker() -> None:

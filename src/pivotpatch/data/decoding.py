@@ -1,5 +1,6 @@
 """From a file, its bytes or an array to RGB pixels, the right way up."""
 
+import stat
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import IO, TYPE_CHECKING, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps
+from PIL import ExifTags, Image, ImageFile
 from torch.nn import functional as F
 
 from pivotpatch.core.errors import InputError
@@ -19,12 +20,24 @@ if TYPE_CHECKING:
 MAX_PIXELS = 89_478_485
 """Pixels that a picture may have unless a caller allows more; the figure at which Pillow starts to warn."""
 
-# Pillow knows more: some run other programs on what the file says, others have no signature to tell them by.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO")
+# Pillow knows more: some run other programs on what the file says, some have no signature to tell them by, and ICO
+# decodes what it holds before it tells the size.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 # Scaled JPEG decoding keeps at least this multiple of the wanted size. On photographs the result then differs from
 # a full decode by 43 dB or more; at 1.0, where the final filter has nothing left to do, by only 34 dB.
 _DRAFT_MARGIN = 1.5
+
+# What undoes each EXIF orientation.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def decode_image(
@@ -36,32 +49,39 @@ def decode_image(
 ) -> NDArray[np.uint8]:
     """Decode a picture to RGB.
 
-    The EXIF orientation is applied. Greyscale is repeated in three channels, 16-bit greyscale is divided by 257,
-    CMYK is converted without its profile, transparent pixels are laid over white. Of an animation the first frame
-    counts.
+    The EXIF orientation is applied where it can be read. Greyscale is repeated in three channels, 16-bit greyscale is
+    divided by 257, CMYK is converted without its profile, transparent pixels are laid over white. Of an animation the
+    first frame counts.
 
     Args:
         source: a file, its encoded bytes, or pixels (H,W,3).
-        size: rows and columns to squash the picture to, bilinear and anti-aliased; its own by default. JPEG files
-            that are much larger are decoded at a fraction of their size.
+        size: rows and columns, 1 or more, to squash the picture to, bilinear and anti-aliased; its own by default.
+            JPEG files that are much larger are decoded at a fraction of their size.
         max_pixels: a picture that claims more is refused before it is decoded.
         name: what messages call a picture that is not a file.
 
     Returns:
         Pixels (H,W,3).
     """
+    if size is not None and min(size) < 1:
+        raise InputError(name, f"size is {size}", "give rows and columns of 1 or more")
     if isinstance(source, np.ndarray):
         pixels = _check_pixels(source, name)
     elif isinstance(source, Path):
-        try:
-            stream = source.open("rb")
-        except OSError as error:
-            raise InputError(str(source), f"cannot be read ({error.strerror})", "check the path") from None
-        with stream:
+        with _open_file(source) as stream:
             pixels = _decode(stream, size=size, max_pixels=max_pixels, where=str(source))
     else:
         pixels = _decode(BytesIO(source), size=size, max_pixels=max_pixels, where=name)
     return pixels if size is None or pixels.shape[:2] == size else _resize(pixels, size)
+
+
+def _open_file(path: Path) -> IO[bytes]:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for whoever writes to it
+            raise InputError(str(path), "cannot be read (it is no regular file)", "check the path")
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read ({error.strerror})", "check the path") from None
 
 
 def _check_pixels(pixels: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
@@ -91,8 +111,8 @@ def _decode(stream: IO[bytes], *, size: tuple[int, int] | None, max_pixels: int,
         if size is not None:
             wanted = round(_DRAFT_MARGIN * max(size))  # a square, because orientation may swap the sides
             picture.draft(None, (wanted, wanted))
-        ImageOps.exif_transpose(picture, in_place=True)
-        return _convert(picture, where)
+        picture.load()
+        return _convert(_turn(picture), where)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # plugins raise whatever their parsers trip over: SyntaxError, struct.error, ...
@@ -112,6 +132,15 @@ def _open(stream: IO[bytes], where: str) -> ImageFile.ImageFile:
                 return factory(stream, "")
     wrong = "is in none of the known formats" if prefix else "is empty"
     raise InputError(where, wrong, f"give one of {', '.join(FORMATS)}")
+
+
+def _turn(picture: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation; Pillow's own `exif_transpose` fails on damaged EXIF data."""
+    try:
+        turn = _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # the parser trips over damage in many ways, none of which touches the pixels
+        return picture
+    return picture if turn is None else picture.transpose(turn)
 
 
 def _convert(picture: Image.Image, where: str) -> NDArray[np.uint8]:

@@ -155,14 +155,18 @@ def _fetch(remote: RemoteFile, part: Path, *, manifest: Manifest, timeout: float
     """One connection: append to the partial file what it lacks, or begin again where it cannot be continued."""
     known = manifest.get(remote.name)
     have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(remote.url, headers={"User-Agent": f"pivotpatch/{__version__}"})  # noqa: S310 - http(s) only, see download_file
     if have == remote.size:
         return
+    headers, wanted = {"User-Agent": f"pivotpatch/{__version__}"}, 0
     if have and known and known.validator and known.url == remote.url:
-        request.add_header("Range", f"bytes={have}-")
-        request.add_header("If-Range", known.validator)
+        headers |= {"Range": f"bytes={have}-", "If-Range": known.validator}
+        wanted = have
     try:
+        request = urllib.request.Request(remote.url, headers=headers)  # noqa: S310 - http(s) only, see download_file
         answer = urllib.request.urlopen(request, timeout=timeout)  # noqa: S310 - as above
+    except (ValueError, http.client.InvalidURL) as error:  # of this address, or of one that it leads to
+        wrong = f"it is, or leads to, an address that cannot be used ({_reason(error)})"
+        raise InputError(_one_line(remote.url), wrong, "check the address, or use another mirror") from None
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
@@ -172,7 +176,7 @@ def _fetch(remote: RemoteFile, part: Path, *, manifest: Manifest, timeout: float
             part.unlink()
             raise ConnectionError("the partial file is longer than the server's") from None
     with answer:
-        span = _span(answer, part)
+        span = _span(answer, part, wanted=wanted)
         _check_promise(span, remote, part.parent)
         if span.start == 0:
             sha256 = known.sha256 if known else None
@@ -182,6 +186,10 @@ def _fetch(remote: RemoteFile, part: Path, *, manifest: Manifest, timeout: float
             for piece in _pieces(answer):
                 file.write(piece)
                 done += len(piece)
+                if remote.size is not None and done > remote.size:
+                    part.unlink()
+                    wrong = f"the server sends more than the {remote.size:,} bytes that are published"
+                    raise InputError(remote.url, wrong, "check the address, or use another mirror")
                 if progress:
                     progress(f"fetch {remote.name}", done, span.total)
     if span.total is not None and done < span.total:
@@ -200,15 +208,16 @@ def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
         yield piece
 
 
-def _span(answer: http.client.HTTPResponse, part: Path) -> _Span:
+def _span(answer: http.client.HTTPResponse, part: Path, *, wanted: int) -> _Span:
+    """Which bytes come; a server that sends a part must begin where it was asked to."""
     if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
-        if not found or int(found[1]) != part.stat().st_size:
-            part.unlink()
+        found = re.fullmatch(r"bytes (\d{1,19})-\d+/(\d{1,19})", answer.headers.get("Content-Range", ""))
+        if not found or int(found[1]) != wanted:
+            part.unlink(missing_ok=True)
             raise ConnectionError(f"the server sent another range, {answer.headers.get('Content-Range')!r}")
         return _Span(int(found[1]), int(found[2]))
-    length = answer.headers.get("Content-Length")
-    return _Span(0, int(length) if length else None)
+    length = answer.headers.get("Content-Length") or ""
+    return _Span(0, int(length) if re.fullmatch(r"[0-9]{1,19}", length) else None)
 
 
 def _validator(headers: http.client.HTTPMessage) -> str | None:
@@ -275,11 +284,16 @@ def _refuse_final_answer(error: urllib.error.HTTPError) -> None:
     """Say at once what no second try will mend: the answer that there is no such file, or none for us."""
     error.close()
     if error.code < 500 and error.code not in (408, 429):
-        wrong = f"the server answered {error.code} {error.reason}"
-        raise InputError(str(error.url), wrong, "check the address, or use another mirror") from None
+        wrong = f"the server answered {error.code} {_reason(error)}"
+        raise InputError(_one_line(str(error.url)), wrong, "check the address, or use another mirror") from None
 
 
 def _reason(error: Exception) -> str:
     """The fault itself: urllib wraps it once more."""
     inner = error.reason if isinstance(error, urllib.error.URLError) else error
-    return str(inner) or type(inner).__name__
+    return _one_line(str(inner)) or type(inner).__name__
+
+
+def _one_line(text: str) -> str:
+    """What a server says, short and without the signs that would steer a terminal."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text[:200]).split())

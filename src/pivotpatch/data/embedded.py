@@ -138,6 +138,8 @@ class EmbeddedStore:
             with tempfile.NamedTemporaryFile(dir=unpacked.parent, suffix=".part", delete=False) as file:
                 temporary = Path(file.name)
                 _write_pictures(file, group, self.leaf)
+                file.flush()
+                os.fsync(file.fileno())  # else a crash may leave the new name on a file without its content
             temporary.replace(unpacked)
             pa.default_memory_pool().release_unused()
         except (pa.ArrowException, OSError) as error:
@@ -168,6 +170,9 @@ def _write_pictures(file: IO[bytes], group: RowGroup, leaf: str) -> None:
 def _read_picture(unpacked: Path, row: int) -> bytes:
     with unpacked.open("rb", buffering=0) as file:
         file.seek(8 * row)
-        start, end = struct.unpack("<qq", file.read(16))
+        places = file.read(16)
+        start, end = struct.unpack("<qq", places) if len(places) == 16 else (0, 0)
+        if not file.tell() <= start <= end <= os.fstat(file.fileno()).st_size:
+            raise FileNotFoundError(str(unpacked))  # cut short, which is as good as not there
         file.seek(start)
         return file.read(end - start)

@@ -52,6 +52,10 @@ def read_json(path: Path, *, convert: Callable[[dict[str, object]], object] | No
         if cut:
             raise InputError(str(path), f"the JSON is cut short ({wrong})", "copy or download it again") from None
         raise InputError(str(path), f"not valid JSON ({wrong})", "correct it there") from None
+    except InputError:  # of `convert`
+        raise
+    except ValueError:  # the one other cause: Python caps the digits of an integer
+        raise InputError(str(path), "a number has thousands of digits", "correct it there") from None
     except RecursionError:
         raise InputError(str(path), "the JSON is nested too deeply", "check that it is the right file") from None
 

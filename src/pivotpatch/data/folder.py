@@ -30,6 +30,10 @@ def read_folder(
     merge: bool = False,
     missing: Literal["error", "empty"] = "error",
     names: str | None = None,
+    image: str | None = None,
+    labels: str | None = None,
+    split_column: str | None = None,
+    allow_escape: bool = False,
 ) -> RecordSet:
     """Read a folder of pictures.
 
@@ -45,6 +49,10 @@ def read_folder(
         merge: in label folders, take the same file name under several labels as one picture with all of them.
         missing: with sidecars, a picture without one is an `error`, or has no label (`empty`).
         names: file of all labels in order, a JSON list or one a line; `labels.json` in the folder if there.
+        image: with `parquet` and `metadata`, column of the pictures; this and what follows as in `read_table`.
+        labels: column of labels.
+        split_column: column of the split.
+        allow_escape: accept pictures outside the folder.
     """
     folder, address = Path(location), f"folder:{location}"
     if not folder.is_dir():
@@ -53,7 +61,10 @@ def read_folder(
     splits = _find_splits(folder)
     tables = _find_tables(folder, splits, layout)
     if tables is not None:
-        return read_tables(tables, split, name=address, options=TableOptions(names=names))
+        options = TableOptions(
+            image=image, labels=labels, names=names, split_column=split_column, allow_escape=allow_escape
+        )
+        return read_tables(tables, split, name=address, options=options)
     if split is not None and split not in splits:
         todo = choose_one_of(split, splits) if splits else f"put its pictures into {folder / split}"
         raise InputError(location, f"there is no split {split!r}", todo)
@@ -61,17 +72,17 @@ def read_folder(
     paths, known = pictures.paths, find_label_names(folder, names)
     if layout == "sidecar" or (layout == "auto" and _has_sidecars(pictures, location)):
         required = None if missing == "empty" else f"{split}/" if split else ""
-        labels = _read_sidecars(folder, pictures, known, required=required)
+        found = _read_sidecars(folder, pictures, known, required=required)
     else:
         groups = _group_by_label(folder, pictures, merge=merge)
         paths, lists = list(groups), pa.chunked_array([list(groups.values())])
-        labels = encode_label_column(lists, known, delimiter="", name_row=lambda row: str(folder / paths[row]))
+        found = encode_label_column(lists, known, delimiter="", name_row=lambda row: str(folder / paths[row]))
     everything = RecordSet(
         f"{address}@{split}" if split else address,
-        labels.space,
+        found.space,
         images=FileStore(folder, pa.array(paths, pa.large_string())),
-        positive=labels.positive,
-        unknown=labels.unknown,
+        positive=found.positive,
+        unknown=found.unknown,
     )
     if split is None:
         return everything
@@ -187,6 +198,8 @@ def _read_sidecar(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig").replace("\n", ",")
     except UnicodeDecodeError:
         raise InputError(str(path), "not UTF-8", "save the file as UTF-8") from None
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read ({error.strerror})", "check the file and its rights") from None
 
 
 def _group_by_label(folder: Path, pictures: Pictures, *, merge: bool) -> dict[str, list[str]]:

@@ -121,6 +121,8 @@ class EpochSampler(Sampler[int]):
     """
 
     def __init__(self, count: int, *, shuffle: bool, seed: int, epoch: int = 0, start: int = 0) -> None:
+        if seed < 0:
+            raise InputError("EpochSampler", f"seed is {seed}", "give a whole number, 0 or more")
         self.count = count
         self.shuffle = shuffle
         self.seed = seed
@@ -128,6 +130,8 @@ class EpochSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int, *, start: int = 0) -> None:
         """Go to an epoch, or into the middle of it."""
+        if epoch < 0 or start < 0:
+            raise InputError("EpochSampler", f"epoch is {epoch} and start {start}", "give whole numbers, 0 or more")
         self.epoch = epoch
         self.start = start
 
@@ -209,9 +213,9 @@ def make_loader(
     Args:
         records: what to load.
         size: rows and columns of each image; views are cut and resized from it later, on the device.
-        batch_size: B.
+        batch_size: B, 1 or more.
         shuffle: a new order each epoch, else that of the records.
-        seed: of the order; the same seed and epoch give the same batches, whatever the number of workers.
+        seed: of the order, 0 or more; the same seed and epoch give the same batches, whatever the number of workers.
         num_workers: processes that decode; 0 decodes in this one.
         on_error: a picture that cannot be read ends the pass with its `InputError`, or ("skip") is left out of its
             batch and listed in the loader's `failures`.
@@ -220,6 +224,9 @@ def make_loader(
     """
     if on_error not in get_args(OnError):
         raise InputError("make_loader", f"on_error is {on_error!r}", choose_one_of(on_error, get_args(OnError)))
+    if batch_size < 1 or num_workers < 0:
+        wrong = f"batch_size is {batch_size} and num_workers {num_workers}"
+        raise InputError("make_loader", wrong, "give a batch_size of 1 or more and num_workers of 0 or more")
     return ImageLoader(
         ImageDataset(records, size=size, max_pixels=max_pixels),
         sampler=EpochSampler(len(records), shuffle=shuffle, seed=seed),

@@ -1,12 +1,14 @@
 """Make a published data set ready for use: fetch its archives, unpack them safely, count what is there."""
 
+import errno
+import lzma
 import shutil
 import stat
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -49,7 +51,7 @@ PLANS: Mapping[str, DatasetPlan] = {
             RemoteFile(f"{_COCO}/zips/train2014.zip", 13_510_573_713, "0da8c0bd3d6becc4dcb32757491aca88"),
             RemoteFile(f"{_COCO}/zips/val2014.zip", 6_645_013_297, "a3d79f5ed8d289b7a7554ce06a5782b3"),
         ),
-        files={"train2014/*.jpg": 82_783, "val2014/*.jpg": 40_504},
+        files={"annotations/instances_*2014.json": 2, "train2014/*.jpg": 82_783, "val2014/*.jpg": 40_504},
         # Images without an annotation do not count.
         records={"coco:{root}@train2014": (82_081,), "coco:{root}@val2014": (40_137,)},
     ),
@@ -58,7 +60,11 @@ PLANS: Mapping[str, DatasetPlan] = {
             RemoteFile(f"{_VOC}/VOCtrainval_06-Nov-2007.tar", 460_032_000, "c52e279531787c972589f7e41ab4ae64"),
             RemoteFile(f"{_VOC}/VOCtest_06-Nov-2007.tar", 451_020_800, "b6e924de25625d8de591ea690078ad9f"),
         ),
-        files={"VOCdevkit/VOC2007/JPEGImages/*.jpg": 9_963},
+        files={
+            "VOCdevkit/VOC2007/ImageSets/Main/trainval.txt": 1,
+            "VOCdevkit/VOC2007/ImageSets/Main/test.txt": 1,
+            "VOCdevkit/VOC2007/JPEGImages/*.jpg": 9_963,
+        },
         records={"voc:{root}/VOCdevkit@2007-trainval": (5_011,), "voc:{root}/VOCdevkit@2007-test": (4_952,)},
     ),
     "vg256": DatasetPlan(
@@ -69,7 +75,7 @@ PLANS: Mapping[str, DatasetPlan] = {
             RemoteFile(f"{_VG}/images.zip", 9_731_705_982),
             RemoteFile(f"{_VG}/images2.zip", 5_471_658_058),
         ),
-        files={"VG_100K*/*.jpg": 108_249},
+        files={"objects.json": 1, "VG_100K*/*.jpg": 108_249},
         # The pictures are those of release 1.0; objects.json lists fewer since release 1.2, without the doubles.
         records={"vg:{root}": (108_077, 108_249)},
     ),
@@ -92,15 +98,17 @@ def prepare(
     Returns:
         The number of records behind each address of the data set.
     """
-    if any(_count_files(root, pattern) != count for pattern, count in plan.files.items()):
-        downloads = root / "downloads"
-        for remote in plan.archives:
-            _bring(remote if base_url is None else remote.at(base_url), root, downloads=downloads, progress=progress)
-        for pattern, count in plan.files.items():
-            found = _count_files(root, pattern)
-            if found != count:
-                todo = f"delete {Manifest(downloads).path} and run the same command again"
-                raise InputError(str(root), f"{pattern} matches {found:,} files where {count:,} belong", todo)
+    with explain_disk_faults(root):
+        if any(_count_files(root, pattern) != count for pattern, count in plan.files.items()):
+            downloads = root / "downloads"
+            for remote in plan.archives:
+                there = remote if base_url is None else remote.at(base_url)
+                _bring(there, root, downloads=downloads, progress=progress)
+            for pattern, count in plan.files.items():
+                found = _count_files(root, pattern)
+                if found != count:
+                    todo = f"delete {Manifest(downloads).path} and run the same command again"
+                    raise InputError(str(root), f"{pattern} matches {found:,} files where {count:,} belong", todo)
     return {template.format(root=root): _count_records(template, root, plan, progress) for template in plan.records}
 
 
@@ -125,8 +133,8 @@ def unpack(archive: Path, folder: Path, *, progress: Progress | None = None) -> 
             for member in members:
                 target = staging.joinpath(*member.parts)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with member.open() as source, target.open("wb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)
+                with target.open("wb") as file:
+                    file.writelines(_pieces(member, archive))
                 done += member.size
                 if progress:
                     progress(f"unpack {archive.name}", done, total)
@@ -170,13 +178,35 @@ class _Member(NamedTuple):
         return PurePosixPath(self.name.replace("\\", "/")).parts
 
 
+# OSError: see below. RuntimeError: encrypted, or packed by a method that is not known here. ValueError: offsets, names.
+_DAMAGE = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError),
+    *(EOFError, OSError, RuntimeError, ValueError),
+)
+
+
+@contextmanager
+def _reading(archive: Path) -> Iterator[None]:
+    """Tell damage of an archive from faults of the disk."""
+    try:
+        yield
+    except _DAMAGE as error:
+        # Packers raise OSError without a number; a wrong offset is answered with EINVAL. All else is the disk.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        why = str(error).strip().split("\n")[0] or type(error).__name__
+        todo = "delete it and run the same command again"
+        raise _DamagedArchiveError(str(archive), f"is damaged ({why})", todo) from None
+
+
 @contextmanager
 def _open_archive(path: Path) -> Iterator[list[_Member]]:
     """The files of an archive, while it is open; folders are left out, for files bring their own."""
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as held:
-                yield [
+    with ExitStack() as opened:
+        with _reading(path):
+            if zipfile.is_zipfile(path):
+                held = opened.enter_context(zipfile.ZipFile(path))
+                members = [
                     # The upper half holds the kind of file, where the archive comes from a system that has kinds.
                     _Member(
                         i.filename,
@@ -187,19 +217,21 @@ def _open_archive(path: Path) -> Iterator[list[_Member]]:
                     for i in held.infolist()
                     if not i.is_dir()
                 ]
-        else:
-            with tarfile.open(path) as tar:
-                yield [
+            else:
+                tar = opened.enter_context(tarfile.open(path))
+                members = [
                     _Member(i.name, i.size, i.isreg(), partial(_open_tar_member, tar, i))
                     for i in tar.getmembers()
                     if not i.isdir()
                 ]
-    # RuntimeError: encrypted, or packed by a method that is not known here.
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError) as error:
-        why = str(error).strip().split("\n")[0]
-        raise _DamagedArchiveError(
-            str(path), f"is damaged ({why})", "delete it and run the same command again"
-        ) from None
+        yield members
+
+
+def _pieces(member: _Member, archive: Path) -> Iterator[bytes]:
+    """The content of a file in an archive."""
+    with _reading(archive), member.open() as source:
+        while piece := source.read(1 << 20):
+            yield piece
 
 
 def _open_tar_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
@@ -217,6 +249,10 @@ def _check_members(members: list[_Member], archive: Path, folder: Path) -> int:
         parts = member.parts
         if not parts or parts[0].startswith("/") or ".." in parts or ":" in parts[0]:
             raise InputError(str(archive), f"{member.name!r} leads out of the folder", todo)
+    names = {member.parts for member in members}
+    folders = {parts[:depth] for parts in names for depth in range(1, len(parts))}
+    if len(names) < len(members) or names & folders:
+        raise InputError(str(archive), "two of its files have the same place", todo)
     total, most = sum(member.size for member in members), _MOST_GROWTH * archive.stat().st_size
     if total > most:
         raise InputError(str(archive), f"it unpacks to {total:,} bytes, more than {_MOST_GROWTH} times its size", todo)

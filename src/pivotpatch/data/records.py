@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch.core.errors import InputError, choose_one_of, shorten
+from pivotpatch.data.files import check_name
 
 ImageSource = Path | bytes | NDArray[np.uint8]
 """A picture: a file, its encoded bytes, or decoded RGB pixels (H,W,3)."""
@@ -30,6 +31,8 @@ class LabelSpace:
             raise InputError("labels", f"{shorten(twice)} stand twice", "give each label one name")
         if not self.names:
             raise InputError("labels", "there is no label at all", "give at least one")
+        for name in self.names:
+            check_name(name, where="labels")
 
     def __len__(self) -> int:
         return len(self.names)

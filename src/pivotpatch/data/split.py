@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Literal, NamedTuple
-from urllib.parse import quote, urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pivotpatch.core.errors import InputError
-from pivotpatch.data.records import ImageSource, LabelLists, RecordSet
+from pivotpatch.data.address import Address
+from pivotpatch.data.records import FileStore, ImageSource, LabelLists, RecordSet
 from pivotpatch.data.table_labels import NAMES_FILE, UNKNOWN_MARK
 from pivotpatch.data.writing import explain_disk_faults, replacing
 
@@ -168,7 +168,7 @@ def write_split(
     order = np.argsort(chosen, kind="stable")
     splits = np.repeat(list(parts), [len(indices) for indices in parts.values()])[order].tolist()
     records = records.select(chosen[order])
-    embedded = not isinstance(records[0].image, Path)
+    embedded = not isinstance(records.images, FileStore)
     if embedded and kind != "parquet":
         raise InputError(records.name, f"its pictures are not files, and {kind} cannot hold them", "write Parquet")
     path = folder / f"split.{kind}"
@@ -182,8 +182,7 @@ def write_split(
             images, root = _relative_paths(records, folder)
             options |= {"root": root} if root else {}
             _WRITERS[kind](path, images, _label_texts(records), splits)
-    query = "?" + urlencode(options, safe="/", quote_via=quote) if options else ""
-    return SplitTable(path, {name: f"table:{path}@{name}{query}" for name in parts})
+    return SplitTable(path, {name: str(Address("table", str(path), name, options)) for name in parts})
 
 
 def _check_labels(records: RecordSet, kind: TableFormat) -> None:
@@ -194,11 +193,11 @@ def _check_labels(records: RecordSet, kind: TableFormat) -> None:
 
 
 def _write_names(path: Path, names: Sequence[str]) -> None:
-    text = json.dumps(names, ensure_ascii=False, indent=0) + "\n"
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    content = (json.dumps(names, ensure_ascii=False, indent=0) + "\n").encode()
+    if path.exists() and path.read_bytes() != content:
         raise InputError(str(path), "belongs to another data set", "write the split into a folder of its own")
     with replacing(path) as written:
-        written.write_text(text, encoding="utf-8")
+        written.write_bytes(content)
 
 
 def _relative_paths(records: RecordSet, folder: Path) -> tuple[list[str], str | None]:

@@ -1,5 +1,6 @@
 """Data sets in tables: CSV, TSV, JSON lines and Parquet, with paths to pictures or the pictures themselves."""
 
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -139,6 +140,8 @@ def _read_records(tables: TableFiles, split: str | None, *, name: str, options: 
     names = find_label_names(tables.folder, options.names)
     columns = _choose_columns(schema, names, where=str(first), options=options)
     wanted = [column for column in (columns.path, *columns.labels, columns.split) if column is not None]
+    if columns.hot and names is None:
+        _check_same_columns([file.path for file in tables.files], schema.names)
     pieces = [read_columns(file.path, wanted) for file in tables.files]
     starts = np.cumsum([0, *(piece.num_rows for piece in pieces)]).tolist()
     rows = TableRows(join_tables(first, pieces), tables, starts)
@@ -196,6 +199,15 @@ def _choose_columns(
     return TableColumns(image, pixels, path, hot, True, split)
 
 
+def _check_same_columns(paths: Sequence[Path], columns: Sequence[str]) -> None:
+    """Refuse a label column that only a later file has: the first file's columns are all that are read."""
+    for path in paths[1:]:
+        more = [name for name in read_schema(path).names if name not in columns]
+        if more:
+            wrong = f"column {more[0]!r} is not in {paths[0].name}, where columns are labels"
+            raise InputError(str(path), wrong, "give all files the same columns, or list the labels with ?names=FILE")
+
+
 def _choose_rows(rows: TableRows, column: str | None, split: str | None) -> NDArray[np.int64] | None:
     """Rows of a split, None for all."""
     if split is None:
@@ -205,7 +217,10 @@ def _choose_rows(rows: TableRows, column: str | None, split: str | None) -> NDAr
         values = rows.table[column]
         if pa.types.is_nested(values.type):
             raise InputError(where, f"column {column!r} holds {values.type}", "write one split a row")
-        values = values.cast(pa.string())
+        try:
+            values = values.cast(pa.string())
+        except pa.ArrowException:
+            raise InputError(where, f"column {column!r} holds text that is not UTF-8", "write it as UTF-8") from None
         known = set(values.drop_null().unique().to_pylist())
         mask = pc.fill_null(pc.equal(values, split), False).to_numpy()
     else:
@@ -260,6 +275,11 @@ def _picture_files(
     if blank.any():
         where = rows.name(int(blank.argmax()))
         raise InputError(where, f"the row has no picture in column {columns.image!r}", "add it or leave out the row")
+    nul = pc.match_substring(paths, "\0").to_numpy()
+    if nul.any():
+        at = int(nul.argmax())
+        wrong = f"the picture's path {paths[at].as_py()!r} holds the character NUL"
+        raise InputError(rows.name(at), wrong, "correct it, for no file's name has it")
     if options.root is None:
         paths = _start_from(folder, rows, paths)
     paths = paths.combine_chunks()
@@ -267,7 +287,8 @@ def _picture_files(
         # One pass of Arrow finds the few names that could leave the root at all.
         for row in np.flatnonzero(pc.match_substring_regex(paths, MAY_ESCAPE.pattern).to_numpy(zero_copy_only=False)):
             resolve_inside(root, paths[row].as_py(), where=rows.name(int(row)))
-    _refuse_twins(paths if chosen is None else paths.take(pa.array(chosen)), where=str(rows.tables.files[0].path))
+    taken = paths if chosen is None else paths.take(pa.array(chosen))
+    _refuse_twins(_normalise(taken, root), where=str(rows.tables.files[0].path))
     return FileStore(root, paths)
 
 
@@ -281,6 +302,14 @@ def _start_from(folder: Path, rows: TableRows, paths: pa.ChunkedArray) -> pa.Chu
             part = pc.if_else(pc.starts_with(part, "/"), part, joined)
         parts.extend(part.chunks)
     return pa.chunked_array(parts, pa.large_string())
+
+
+def _normalise(paths: pa.Array, root: Path) -> pa.Array:
+    """Paths in one spelling each: without `.`, `..` and doubled slashes, and from the root where they lie in it."""
+    odd = pc.match_substring_regex(paths, r"(^|/)\.{0,2}(/|$)")
+    base = os.path.join(os.path.abspath(root), "")  # noqa: PTH100, PTH118 (links are not followed)
+    plain = [os.path.normpath(base + path if path[0] != "/" else path) for path in paths.filter(odd).to_pylist()]
+    return pc.replace_with_mask(paths, odd, pa.array([path.removeprefix(base) for path in plain], pa.large_string()))
 
 
 def _refuse_twins(paths: pa.Array, *, where: str) -> None:

@@ -7,8 +7,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,12 +22,12 @@ from pivotpatch.data.files import read_text
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-# Lines of JSON that are looked at to learn the columns.
-_PEEK = 100
 # Lines of JSON held at once: too few objects to start the garbage collector, which would take most of the time.
 _CHUNK = 256
-# Only then do errors in CSV files tell the row.
-_ONE_THREAD = pacsv.ReadOptions(use_threads=False)
+# Bytes of CSV that Arrow parses at once, none of whose rows can be longer.
+_CSV_BLOCK = 1 << 24
+# One thread, for only then do errors in CSV files tell the row.
+_CSV_READING = pacsv.ReadOptions(use_threads=False, block_size=_CSV_BLOCK)
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ def find_tables(location: str) -> TableFiles:
             raise InputError(location, "there is no such file or folder", "check the location")
         folder = Path(os.path.commonpath([path.parent for path in paths]))
     for path in paths:
+        if path.is_dir():
+            raise InputError(str(path), "is a folder, not a table", "rename it or write a pattern that leaves it out")
         if path.suffix.lower() not in SUFFIXES:
             raise InputError(str(path), f"unknown kind of table {path.suffix!r}", f"give one of {', '.join(SUFFIXES)}")
     # A single file is named freely; of several, the name says which split each holds.
@@ -84,7 +86,8 @@ def read_schema(path: Path) -> pa.Schema:
     elif suffix in (".csv", ".tsv"):
         schema = pa.schema([(name, pa.string()) for name in _csv_columns(path)])
     else:
-        keys = {key: None for row in next(_json_chunks(path, _PEEK), []) for key in row}
+        # All lines: one far down may have the first value of a column.
+        keys = {key: None for chunk in _json_chunks(path, _CHUNK) for row in chunk for key in row}
         schema = pa.schema([(name, pa.null()) for name in keys])
     if not schema.names:
         raise _no_rows(path)
@@ -96,17 +99,22 @@ def read_schema(path: Path) -> pa.Schema:
 
 def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
     """Read some columns of a table file; of a Parquet struct, `column.field` reads that field alone."""
-    there = read_schema(path).names
-    for column in columns:
-        if column not in there and column.rpartition(".")[0] not in there:
-            raise InputError(str(path), f"there is no column {column!r}", choose_one_of(column, there))
     suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv", ".parquet"):
+        return _read_json_lines(path, columns)
+    _check_columns(path, columns, read_schema(path).names)
     if suffix == ".parquet":
         with _open_parquet(path) as file:
             table = file.read(columns=list(columns))
             table.validate(full=True)  # for Arrow does not look whether text is UTF-8
             return table.cast(pa.schema([(field.name, _plain_type(field.type)) for field in table.schema]))
-    return _read_csv(path, columns) if suffix in (".csv", ".tsv") else _read_json_lines(path, columns)
+    return _read_csv(path, columns)
+
+
+def _check_columns(path: Path, columns: Sequence[str], there: Collection[str]) -> None:
+    for column in columns:
+        if column not in there and column.rpartition(".")[0] not in there:
+            raise InputError(str(path), f"there is no column {column!r}", choose_one_of(column, there))
 
 
 def _no_rows(path: Path) -> InputError:
@@ -135,6 +143,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.large_string()
     if pa.types.is_list(kind):
         return pa.list_(_plain_type(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_plain_type(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
     return kind
@@ -153,12 +163,15 @@ def _csv_error(path: Path, error: BaseException) -> InputError:
         return InputError(str(path), wrong, "quote values that hold the delimiter, and complete the row")
     if "Empty CSV" in str(error):
         return _no_rows(path)
+    if "straddling object" in str(error):
+        wrong = f"a row is longer than {_CSV_BLOCK >> 20} MB"
+        return InputError(str(path), wrong, "close its quotes, or write JSON lines or Parquet")
     return _damaged(path, error)
 
 
 def _csv_columns(path: Path) -> list[str]:
     try:
-        with pacsv.open_csv(path, read_options=_ONE_THREAD, parse_options=_csv_parsing(path)) as reader:
+        with pacsv.open_csv(path, read_options=_CSV_READING, parse_options=_csv_parsing(path)) as reader:
             return list(reader.schema.names)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _csv_error(path, error) from None
@@ -170,7 +183,7 @@ def _read_csv(path: Path, columns: Sequence[str]) -> pa.Table:
     try:
         table = pacsv.read_csv(
             path,
-            read_options=_ONE_THREAD,
+            read_options=_CSV_READING,
             parse_options=_csv_parsing(path),
             convert_options=convert,
         )
@@ -203,10 +216,11 @@ def _json_chunks(path: Path, size: int) -> Iterator[list[dict[str, object]]]:
         while chunk := list(islice(numbered, size)):
             if chunk[0][0] == 1:
                 chunk[0] = 1, chunk[0][1].removeprefix(codecs.BOM_UTF8)
-            try:  # all at once, which is several times faster than line by line
-                rows = json.loads(b"[" + b",".join(line for _, line in chunk) + b"]")
-            except (ValueError, RecursionError):
-                rows = []
+            rows = []
+            # A line that is no object by its ends could make up with its neighbours what it is not by itself.
+            if all(line.lstrip().startswith(b"{") and line.rstrip().endswith(b"}") for _, line in chunk):
+                with suppress(ValueError, RecursionError):  # all at once: several times faster than line by line
+                    rows = json.loads(b"[" + b",".join(line for _, line in chunk) + b"]")
             if len(rows) != len(chunk) or not all(isinstance(row, dict) for row in rows):
                 rows = [_parse_line(f"{path}, line {number}", line) for number, line in chunk]
             yield rows
@@ -226,8 +240,9 @@ def _parse_line(where: str, line: bytes) -> dict[str, object]:
 
 def _read_json_lines(path: Path, columns: Sequence[str]) -> pa.Table:
     # Python's parser and not Arrow's: it names the line of an error, and never takes a name for a date.
-    pieces = []
+    pieces, there = [], set[str]()
     for chunk in _json_chunks(path, _CHUNK):
+        there.update(*chunk)
         arrays = []
         for column in columns:
             try:
@@ -236,6 +251,8 @@ def _read_json_lines(path: Path, columns: Sequence[str]) -> pa.Table:
                 wrong = f"column {column!r} cannot be held ({str(error).splitlines()[0]})"
                 raise InputError(str(path), wrong, "write values of one kind in a column") from None
         pieces.append(pa.table(arrays, names=list(columns)))
+    if pieces:
+        _check_columns(path, columns, there)
     return join_tables(path, pieces)
 
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pivotpatch.core.errors import InputError, choose_one_of
-from pivotpatch.data.files import read_json, read_text
+from pivotpatch.data.files import check_name, read_json, read_text
 from pivotpatch.data.records import LabelLists, LabelSpace
 
 # Delimiters that are looked for where none is given, the least likely in a label's own name first.
@@ -61,7 +61,7 @@ def class_label_names(schema: pa.Schema, column: str) -> list[str] | None:
         names = feature.get("feature", feature)["names"]
     except (ValueError, LookupError, TypeError, AttributeError):  # another kind of column
         return None
-    return [str(name) for name in names]
+    return [str(name) for name in names] if isinstance(names, list) else None
 
 
 def encode_label_column(
@@ -87,6 +87,9 @@ def encode_label_column(
         written = [(label, False) for label in _name_numbers(pieces, names, name_piece)]
     else:
         written = [_label_of_text(piece, strip=is_text) for piece in pieces]
+        for code, (label, _) in enumerate(written):
+            if label and not label.isprintable():  # the label space would refuse it too, but cannot tell the row
+                check_name(label, where=name_piece(code))
     space = LabelSpace(tuple(sorted({label for label, _ in written if label}) if names is None else names))
     index = {label: i for i, label in enumerate(space.names)}
     for code, (label, unknown) in enumerate(written):
@@ -102,14 +105,17 @@ def encode_label_column(
 
 def encode_label_columns(columns: Mapping[str, pa.ChunkedArray], *, name_row: NameRow) -> TableLabels:
     """Labels from one column each: 1 present, 0 absent; -1, nothing and not-a-number are unknown."""
+    for name in columns:
+        if not name.strip():
+            raise InputError(name_row(0), f"a column of labels is named {name!r}", "name it or leave it out")
     space = LabelSpace(tuple(columns))
     count = len(columns[space.names[0]])
     states = np.empty((count, len(space)), dtype=np.int8)
     for i, (name, values) in enumerate(columns.items()):
-        if not name.strip():
-            raise InputError(name_row(0), f"a column of labels is named {name!r}", "name it or leave it out")
         if pa.types.is_nested(values.type):
             raise _not_hot(name_row(0), name, f"{values.type}")
+        if pa.types.is_null(values.type):  # nothing in any row
+            values = values.cast(pa.string())
         coded = values.combine_chunks().dictionary_encode()
         # A null has no code; the last place of the table of states stands for it.
         codes = pc.fill_null(coded.indices, len(coded.dictionary)).to_numpy(zero_copy_only=False)

@@ -42,8 +42,8 @@ def read_visual_genome(
         label_map: JSON file, relative to `location`, that gives each label the list of its names:
             `{"bicycle": ["bicycle", "bike"], ...}`. Names are compared as `clean_name` leaves them; one that is
             listed under two labels goes to the later. By default the map of `build_label_map`.
-        min_images: without `label_map`, the images a label needs.
-        num_labels: without `label_map`, the most labels to keep.
+        min_images: without `label_map`, the images a label needs, 1 or more.
+        num_labels: without `label_map`, the most labels to keep, 1 or more.
         seed: seed of the split.
     """
     if split not in (None, "train", "test"):
@@ -139,9 +139,9 @@ class _ObjectColumns:
 
     def _add_image(self, item: dict[str, object]) -> int:
         image_id, objects = item.get("image_id", item.get("id")), item["objects"]
-        if not isinstance(image_id, int) or not isinstance(objects, list):
+        if not isinstance(image_id, int) or not 0 <= image_id < 2**63 or not isinstance(objects, list):
             wrong = f"an image with id {image_id!r} and objects of type {type(objects).__name__}"
-            raise InputError(str(self.path), wrong, "give an integer and a list")
+            raise InputError(str(self.path), wrong, "give an integer from 0 to 2**63 - 1 and a list")
         for place, kind in enumerate(objects):
             try:
                 self.codes.append(self.kinds[kind])
@@ -200,12 +200,15 @@ def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: in
 
     Args:
         named: the images and names.
-        min_images: images a label needs.
-        num_labels: the most labels to keep.
+        min_images: images a label needs, 1 or more.
+        num_labels: the most labels to keep, 1 or more.
 
     Returns:
         The names of each label, that with most images first.
     """
+    if min_images < 1 or num_labels < 1:
+        wrong = f"min_images is {min_images} and num_labels {num_labels}"
+        raise InputError("build_label_map", wrong, "give 1 or more for both")
     groups = _group_names(named)
     group_at = {group: place for place, group in enumerate(dict.fromkeys(groups))}
     group_of = np.array([group_at[group] for group in groups], dtype=np.int64)
@@ -218,9 +221,9 @@ def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: in
         if group_images[group] >= min_images:
             members.setdefault(group, []).append((-images, name))
     ranked = sorted((-int(group_images[group]), [name for _, name in sorted(held)]) for group, held in members.items())
-    if not ranked[:num_labels]:
-        wrong = f"no label for min_images={min_images} and num_labels={num_labels}"
-        raise InputError("build_label_map", f"{wrong} among {len(named.image_ids)} images", "lower min_images")
+    if not ranked:
+        wrong = f"no label has min_images={min_images} among {len(named.image_ids)} images"
+        raise InputError("build_label_map", wrong, "lower min_images")
     return {names[0]: names for _, names in ranked[:num_labels]}
 
 

@@ -1,5 +1,7 @@
 """Pictures of what a data set holds: how often labels occur, how many a picture has, and in which company."""
 
+from dataclasses import replace
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
@@ -13,40 +15,64 @@ _BAR, _SHADES, _NOTHING = "#0072B2", "Blues", "#d9d9d9"
 _ROW = 0.17  # inches of one line of text
 _COLUMN_ROWS = 45  # labels in one column of bars before the next begins, unless there is room for more
 _NAME = 24  # characters of a label that are shown
+_MOST = 400  # labels on one sheet; more would be gigabytes of pixels that nobody can read
 
 
 def plot_cooccurrence(summary: DataSummary) -> Figure:
     """P(column | row) of all pairs of labels as a matrix of shades; grey on the diagonal and where nothing is known."""
-    figure = Figure(figsize=_matrix_size(len(summary.labels)), layout="constrained")
-    _draw_matrix(figure, summary)
+    shown = _keep_most_frequent(summary)
+    figure = Figure(figsize=_matrix_size(len(shown.labels)), layout="constrained")
+    figure.suptitle(_tell_cut(summary))
+    _draw_matrix(figure, shown)
     return figure
 
 
 def plot_label_counts(summary: DataSummary) -> Figure:
     """Pictures of each label as bars, the most frequent first."""
-    figure = Figure(figsize=_bars_size(len(summary.labels), _COLUMN_ROWS), layout="constrained")
-    _draw_bars(figure, summary, most=_COLUMN_ROWS)
+    shown = _keep_most_frequent(summary)
+    figure = Figure(figsize=_bars_size(len(shown.labels), _COLUMN_ROWS), layout="constrained")
+    figure.suptitle(_tell_cut(summary))
+    _draw_bars(figure, shown, most=_COLUMN_ROWS)
     return figure
 
 
 def plot_overview(summary: DataSummary) -> Figure:
     """All of a data set on one sheet: labels a picture, pictures of each label, and the company of labels."""
-    histogram, matrix = 2.4, _matrix_size(len(summary.labels))
+    shown = _keep_most_frequent(summary)
+    histogram, matrix = 2.4, _matrix_size(len(shown.labels))
     most = max(_COLUMN_ROWS, int((matrix[1] - histogram - 1) / _ROW))
-    bars = _bars_size(len(summary.labels), most)
+    bars = _bars_size(len(shown.labels), most)
     height = max(histogram + bars[1], matrix[1])
     figure = Figure(figsize=(bars[0] + matrix[0], height + 0.4), layout="constrained")
     figure.suptitle(
         f"{summary.address}: {summary.num_records:,} pictures, {len(summary.labels)} labels,"
-        f" {summary.labels_per_picture:.2f} labels a picture",
+        f" {summary.labels_per_picture:.2f} labels a picture\n{_tell_cut(summary)}".rstrip(),
         parse_math=False,
     )
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[bars[0], matrix[0]])[0]
     above, below = left.subfigures(2, 1, squeeze=False, height_ratios=[histogram, height - histogram])[:, 0]
     _draw_histogram(above, summary)
-    _draw_bars(below, summary, most=most)
-    _draw_matrix(right, summary)
+    _draw_bars(below, shown, most=most)
+    _draw_matrix(right, shown)
     return figure
+
+
+def _keep_most_frequent(summary: DataSummary) -> DataSummary:
+    """The same with no more labels than fit on a sheet, in their own order."""
+    if len(summary.labels) <= _MOST:
+        return summary
+    kept = np.sort(np.argsort(-summary.label_counts, kind="stable")[:_MOST])
+    return replace(
+        summary,
+        labels=tuple(summary.labels[i] for i in kept),
+        label_counts=summary.label_counts[kept],
+        cooccurrence=summary.cooccurrence[np.ix_(kept, kept)],
+    )
+
+
+def _tell_cut(summary: DataSummary) -> str:
+    count = len(summary.labels)
+    return f"only the {_MOST} most frequent of {count:,} labels are drawn" if count > _MOST else ""
 
 
 def _matrix_size(count: int) -> tuple[float, float]:

@@ -1,0 +1,87 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.data.address import READERS, Address, open_records, parse_address
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+signs = st.text(st.sampled_from("@?%&=/+: a3F"), max_size=8)
+parts = texts | signs
+
+
+@given(
+    scheme=st.sampled_from(sorted(READERS)),
+    location=parts,
+    split=st.none() | parts.filter(bool),
+    options=st.dictionaries(parts.filter(bool), parts, max_size=3),
+)
+def test_what_is_written_is_read(scheme: str, location: str, split: str | None, options: dict[str, str]) -> None:
+    address = Address(scheme, location, split, options)
+    assert parse_address(str(address)) == address
+
+
+@pytest.mark.parametrize(("text", "location", "split", "options"), [
+    ("table:t.csv", "t.csv", None, {}),
+    ("table:t.csv@train", "t.csv", "train", {}),
+    ("table:/me@home/t.csv", "/me@home/t.csv", None, {}),  # an @ of a folder
+    ("table:/me@home/t.csv@train", "/me@home/t.csv", "train", {}),
+    ("table:a%40b.csv", "a@b.csv", None, {}),
+    ("table:a@b.csv@", "a@b.csv", None, {}),
+    ("table:q%3F.csv@a%2Fb", "q?.csv", "a/b", {}),
+    ("table:100%.csv?labels=a+b", "100%.csv", None, {"labels": "a+b"}),
+    ("table:t.csv?delimiter=%26&labels=a=b&names=", "t.csv", None, {"delimiter": "&", "labels": "a=b", "names": ""}),
+    ("table:t.csv?root=/me@home/x?y", "t.csv", None, {"root": "/me@home/x?y"}),
+])  # fmt: skip
+def test_signs_in_names(text: str, location: str, split: str | None, options: dict[str, str]) -> None:
+    assert parse_address(text) == Address("table", location, split, options)
+
+
+def test_an_address_stays_readable() -> None:
+    text = "table:/café me@home/my photos.csv@train?delimiter=|&root=/a b"
+    assert str(parse_address(text)) == text
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("photos.csv", r"no scheme before a colon; write for example table:photos\.csv"),
+    ("tabel:photos.csv", r"unknown scheme 'tabel'; did you mean 'table'"),
+    ("scenes:?sead=1", r"unknown option 'sead'; did you mean 'seed'"),
+    ("scenes:?seed=one", r"option seed: value 'one'; write a number \(int\)"),
+    ("scenes:?company=much", r"option company: value 'much'; write a number \(float\)"),
+    ("folder:.?merge=perhaps", r"option merge: value 'perhaps'; write true or false"),
+    ("folder:.?layout=sidecars", r"value 'sidecars'; did you mean 'sidecar'"),
+    ("table:t.csv?root=%00", r"address 'table:t\.csv\?root=%00': it holds the character NUL; leave it out"),
+    ("vg:x?label_map=a%00", r"holds the character NUL"),
+    ("folder:a\0b", r"address 'folder:a\\x00b': it holds the character NUL"),
+])  # fmt: skip
+def test_mistakes(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        open_records(text)
+
+
+@pytest.mark.parametrize("address", ["scenes:?count=2&seed=1", "scenes:?count=2&seed=2", "scenes:@val?count=2"])
+def test_the_address_is_the_name(address: str) -> None:
+    records = open_records(address)
+    assert records.name == records[:1].name == address
+
+
+@pytest.mark.parametrize("scheme", ["table", "folder", "coco", "voc", "vg"])
+@pytest.mark.parametrize("name", ["x" * 300, "file/below"])
+def test_a_place_that_the_disk_refuses(tmp_path: Path, scheme: str, name: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(InputError) as caught:
+        open_records(f"{scheme}:{tmp_path / name}@train")
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fault_of_the_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "t.csv"))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(InputError, match=r"t\.csv: cannot be read \(Permission denied\); check the location and its"):
+        open_records("table:t.csv")
