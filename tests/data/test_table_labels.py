@@ -73,7 +73,10 @@ def test_names_of_numbered_labels_that_are_no_list(names: object) -> None:
 ])  # fmt: skip
 def test_kinds_of_lists(tmp_path: Path, kind: pa.DataType) -> None:
     labels = pa.array([["cat", "dog"], [], ["?cat"]], pa.list_(pa.string())).cast(kind)
-    pq.write_table(pa.table({"image": ["a.jpg", "b.jpg", "c.jpg"], "labels": labels}), tmp_path / "t.parquet")
+    try:
+        pq.write_table(pa.table({"image": ["a.jpg", "b.jpg", "c.jpg"], "labels": labels}), tmp_path / "t.parquet")
+    except pa.ArrowNotImplementedError:
+        pytest.skip("this version of pyarrow cannot write views")
     records = read_table(str(tmp_path / "t.parquet"), None)
     assert records.labels.names == ("cat", "dog")
     assert [(record.positive, record.unknown) for record in records] == [((0, 1), ()), ((), ()), ((), (0,))]

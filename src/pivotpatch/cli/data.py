@@ -189,10 +189,21 @@ def show_progress(*, sizes: bool) -> Iterator[Callable[[str, int, int | None], N
     )
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        last = ""
+
+        def tell_once(what: str, _done: int, _total: int | None) -> None:
+            nonlocal last
+            if what != last:
+                print(what, file=sys.stderr)
+            last = what
+
+        yield tell_once
+        return
     amount = (DownloadColumn(), TransferSpeedColumn()) if sizes else (MofNCompleteColumn(),)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(None), *amount, TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Progress(*columns, console=console, transient=True) as bars:
 
         def tell(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
@@ -200,8 +211,6 @@ def show_progress(*, sizes: bool) -> Iterator[Callable[[str, int, int | None], N
                     bars.remove_task(task)
                 tasks.clear()
                 tasks[what] = bars.add_task(what, total=total, completed=done)
-                if not console.is_terminal:
-                    print(what, file=sys.stderr)
             bars.update(tasks[what], completed=done, total=total)
 
         yield tell
