@@ -215,12 +215,13 @@ def main() -> None:
     parser.add_argument(
         "--picture", type=Path, default=FOLDER / "pair.png", help="where to write the two scenes side by side"
     )
+    parser.add_argument("--seed", type=int, default=0, help="of the network's weights and of the order of training")
     args = parser.parse_args()
     alarm = FOLDER / "false_alarm.png"
     for path in (alarm, args.picture):
         path.parent.mkdir(parents=True, exist_ok=True)
     effort = Effort(64, 1, 32) if args.quick else Effort(16_000, 3, 2000)
-    torch.manual_seed(0)
+    torch.manual_seed(args.seed)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         model = train(effort, progress)

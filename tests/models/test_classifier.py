@@ -225,6 +225,17 @@ def test_options_that_are_not_the_callers_are_refused(option: str) -> None:
         MultiLabelClassifier(Architecture("test_resnet", backbone_options={option: "x"}), LABELS)
 
 
+def test_what_an_architecture_says_is_not_said_again() -> None:
+    with pytest.raises(
+        InputError, match="PatchClassifier: an Architecture is given, and head 'ml_decoder' .* besides; say"
+    ):
+        PatchClassifier(small(), LABELS, head="ml_decoder")
+    with pytest.raises(
+        InputError, match="MultiLabelClassifier: an Architecture is given, .* image_size 64 besides; say"
+    ):
+        MultiLabelClassifier(small(), LABELS, image_size=64)
+
+
 def test_bad_patching_is_named() -> None:
     for options, message in [
         ({"grid": 0}, "grid is 0"),

@@ -72,6 +72,9 @@ class Classifier(nn.Module):
         super().__init__()
         if isinstance(labels, str) or not labels or len(set(labels)) != len(labels) or "" in labels:
             raise InputError("labels", f"{labels!r} are not different names", "give a list of one name a label")
+        if isinstance(backbone, Architecture) and (head != "linear" or image_size is not None):
+            wrong = f"an Architecture is given, and head {head!r} and image_size {image_size} besides"
+            raise InputError(type(self).__name__, wrong, "say them in the Architecture")
         chosen = backbone if isinstance(backbone, Architecture) else Architecture(backbone, head, image_size)
         self.architecture = chosen
         self.labels = tuple(labels)
