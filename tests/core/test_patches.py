@@ -1,3 +1,6 @@
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,10 +12,10 @@ from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import cut_patches, patch_boxes, resize_images, split_views, stack_views
 
 
-@given(st.integers(1, 9), st.integers(0, 40), st.integers(0, 40))
-def test_boxes_are_equal_and_cover_every_pixel(grid: int, more_rows: int, more_columns: int) -> None:
+@given(st.integers(1, 9), st.integers(0, 40), st.integers(0, 40), st.just(0.0) | st.floats(0, 0.999))
+def test_boxes_are_equal_and_cover_every_pixel(grid: int, more_rows: int, more_columns: int, overlap: float) -> None:
     height, width = grid + more_rows, grid + more_columns
-    boxes = patch_boxes(height, width, grid=grid)
+    boxes = patch_boxes(height, width, grid=grid, overlap=overlap)
     covered = torch.zeros(height, width, dtype=torch.int64)
     for box in boxes:
         assert 0 <= box.left < box.right <= width
@@ -20,9 +23,11 @@ def test_boxes_are_equal_and_cover_every_pixel(grid: int, more_rows: int, more_c
         covered[box.top : box.bottom, box.left : box.right] += 1
     assert len(boxes) == grid * grid
     assert len({(b.right - b.left, b.bottom - b.top) for b in boxes}) == 1
-    assert covered.min() == 1
-    if height % grid == 0 and width % grid == 0:
-        assert covered.max() == 1
+    assert covered.min() >= 1
+    if overlap == 0:
+        assert (boxes[0].bottom, boxes[0].right) == (-(-height // grid), -(-width // grid))
+        if height % grid == 0 and width % grid == 0:
+            assert covered.max() == 1
 
 
 def test_boxes_overlap_by_no_more_than_what_does_not_divide() -> None:
@@ -30,18 +35,37 @@ def test_boxes_overlap_by_no_more_than_what_does_not_divide() -> None:
     assert columns == [(0, 4), (3, 7), (6, 10)]
 
 
-def test_patches_are_the_pixels_of_their_boxes() -> None:
+@given(st.integers(2, 5), st.integers(5, 200), st.integers(0, 9))
+def test_neighbours_have_the_share_in_common(grid: int, length: int, tenths: int) -> None:
+    spans = [(box.left, box.right) for box in patch_boxes(length, length, grid=grid, overlap=tenths / 10)[:grid]]
+    side = spans[0][1]
+    # In tenths of pixels: the sides of all patches, less what neighbours share, are the length or just above it.
+    assert side * (10 * grid - tenths * (grid - 1)) >= 10 * length
+    assert (side - 1) * (10 * grid - tenths * (grid - 1)) < 10 * length
+    common = [left[1] - right[0] for left, right in pairwise(spans)]
+    assert max(common) - min(common) <= 1
+    assert (spans[0][0], spans[-1][1]) == (0, length)
+
+
+def test_overlapping_patches_of_the_papers_size() -> None:
+    spans = [(box.left, box.right) for box in patch_boxes(448, 448, grid=3, overlap=0.5)[:3]]
+    assert spans == [(0, 224), (112, 336), (224, 448)]
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.4])
+def test_patches_are_the_pixels_of_their_boxes(overlap: float) -> None:
     images = torch.rand(2, 3, 7, 9)
-    boxes = patch_boxes(7, 9, grid=2)
+    boxes = patch_boxes(7, 9, grid=2, overlap=overlap)
     height, width = boxes[0].bottom - boxes[0].top, boxes[0].right - boxes[0].left
-    patches = cut_patches(images, grid=2, size=(height, width))
+    patches = cut_patches(images, grid=2, overlap=overlap, size=(height, width))
     for j, box in enumerate(boxes):
         assert torch.equal(patches[:, j], images[:, :, box.top : box.bottom, box.left : box.right])
 
 
 def test_grid_one_is_the_image_itself() -> None:
     images = torch.rand(2, 3, 8, 8)
-    assert torch.equal(cut_patches(images, grid=1)[:, 0], images)
+    for overlap in (0.0, 0.9):
+        assert torch.equal(cut_patches(images, grid=1, overlap=overlap)[:, 0], images)
 
 
 def test_resized_patches_agree_with_pil() -> None:
@@ -102,6 +126,13 @@ def test_split_views_undoes_stack_views() -> None:
 def test_bad_input_is_named(images: torch.Tensor, grid: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         cut_patches(images, grid=grid)
+
+
+@pytest.mark.parametrize("overlap", [1, -0.1, float("nan"), "half", None])
+def test_a_bad_overlap_is_named(overlap: Any) -> None:
+    message = f"patch_boxes: overlap is {overlap!r}; give a share of a patch's side, 0 or more and below 1"
+    with pytest.raises(InputError, match=message):
+        cut_patches(torch.rand(1, 3, 8, 8), overlap=overlap)
 
 
 def test_rows_that_do_not_divide_are_named() -> None:

@@ -161,6 +161,28 @@ def test_native_patches_are_cut_from_the_source() -> None:
     assert make_views(images, size=SIZE, grid=3, mean=ZERO, std=ONE).patches.shape[1] == 9
 
 
+def test_overlapping_patches_are_cut_from_image_or_source() -> None:
+    images = photographs(2, (64, 80))
+    for native, cut in ((True, images), (False, resize_images(images, SIZE))):
+        views = make_views(images, size=SIZE, native=native, grid=3, overlap=0.5, mean=ZERO, std=ONE)
+        torch.testing.assert_close(views.patches, cut_patches(cut, grid=3, overlap=0.5, size=SIZE) / 255)
+    with pytest.raises(InputError, match="overlap is 1; give a share"):
+        make_views(images, size=SIZE, overlap=1, mean=ZERO, std=ONE)
+
+
+def test_whole_images_alone() -> None:
+    images, drawn = photographs(3, (64, 80)), draw(3)
+    before = images.clone()
+    views = make_views(images, size=SIZE, grid=0, mean=ZERO, std=ONE, augmentation=drawn)
+    torch.testing.assert_close(views.image, apply_augmentation(resize_images(images, SIZE), drawn) / 255)
+    assert views.patches.shape == (3, 0, 3, *SIZE)
+    same = make_views(images, size=(64, 80), grid=0, mean=ZERO, std=ONE)
+    torch.testing.assert_close(same.image, images / 255)
+    assert torch.equal(images, before)
+    with pytest.raises(InputError, match="grid is -1; give a whole number of patches per side"):
+        make_views(images, size=SIZE, grid=-1, mean=ZERO, std=ONE)
+
+
 def test_each_view_takes_its_own_augmentation() -> None:
     images = photographs(3)
     drawn = draw(15)

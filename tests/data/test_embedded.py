@@ -2,8 +2,9 @@ import io
 import multiprocessing
 import os
 import pickle
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
@@ -154,6 +155,24 @@ def test_worker_processes(tmp_path: Path, cache: Path, start: str) -> None:
     assert store.source(0) == PICTURES[0]  # so that a fork happens after a read
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(start)) as workers:
         assert list(workers.map(store.source, range(10))) == PICTURES
+
+
+def test_threads_share_a_row_group(tmp_path: Path, cache: Path) -> None:
+    pictures = [os.urandom(200) for _ in range(4000)]
+    pq.write_table(pa.table({"image": pictures, "labels": ["x"] * 4000}), tmp_path / "t.parquet")
+    images = read_table(str(tmp_path / "t.parquet"), None).images
+    start = Barrier(8)
+    inodes = set()
+
+    def fetch(index: int) -> object:
+        start.wait()
+        picture = images.source(index)
+        inodes.add(next(cache.rglob("*.pictures")).stat().st_ino)
+        return picture
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(fetch, range(8))) == pictures[:8]
+    assert len(inodes) == 1  # unpacked once, not by each anew
 
 
 def test_records_travel_without_their_pictures(tmp_path: Path) -> None:

@@ -80,6 +80,32 @@ def test_selections_of_selections_keep_pictures_and_labels_together() -> None:
         chosen[3]
 
 
+@settings(deadline=None)
+@given(
+    states=st.lists(st.lists(st.sampled_from([0, 1, -1]), min_size=6, max_size=6), min_size=1, max_size=6),
+    names=st.lists(st.sampled_from("abcdef"), min_size=1, unique=True),
+)
+def test_kept_labels_are_columns_of_the_target(states: list[list[int]], names: list[str]) -> None:
+    present, unknown = ([[i for i, s in enumerate(row) if s == sign] for row in states] for sign in (1, -1))
+    for records in (make_records(present), make_records(present, unknown)):
+        for whole in (records, records[::-1]):
+            kept = whole.keep_labels(names)
+            assert kept.labels.names == tuple(names)
+            columns = ["abcdef".index(name) for name in names]
+            torch.testing.assert_close(kept.target(), whole.target()[:, columns], equal_nan=True)
+            assert [record.name for record in kept] == [record.name for record in whole]
+
+
+def test_labels_that_cannot_be_kept() -> None:
+    records = make_records([[0], [1]])
+    with pytest.raises(InputError, match="unknown label 'g'; known: a, b, c, d, e, f"):
+        records.keep_labels(["a", "g"])
+    with pytest.raises(InputError, match="labels: a stand twice"):
+        records.keep_labels(["a", "a"])
+    with pytest.raises(InputError, match="there is no label at all"):
+        records.keep_labels([])
+
+
 def test_pictures_and_labels_must_agree() -> None:
     with pytest.raises(InputError, match=r"some: 1 pictures but 2 label lists; give one list a picture"):
         RecordSet(

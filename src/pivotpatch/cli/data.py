@@ -147,7 +147,7 @@ def _draw(report: "DataReport", path: Path) -> None:
     """Draw each data set; a number tells the files of several apart."""
     import warnings
 
-    from pivotpatch.data.writing import explain_disk_faults, replacing
+    from pivotpatch.core.writing import explain_disk_faults, replacing
     from pivotpatch.report.data_plots import plot_overview
 
     for number, summary in enumerate(report.summaries, 1):

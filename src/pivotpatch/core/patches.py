@@ -1,5 +1,6 @@
 """Cut an image batch into a grid of patches, and say which pixels each patch covers."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -74,13 +75,14 @@ def check_source(images: Tensor, source: Tensor, where: str) -> None:
         )
 
 
-def _starts(length: int, grid: int) -> tuple[list[int], int]:
+def _starts(length: int, grid: int, overlap: float) -> tuple[list[int], int]:
     """First pixel of each of `grid` equal spans that cover `length`, and their common size.
 
-    Where `grid` does not divide `length` the spans are rounded up and overlap by the few pixels
-    that are left, so that no border is lost and all stay equal.
+    Spans are rounded up to whole pixels and then spread evenly, so that no border is lost and all
+    stay equal; they overlap by the few pixels that this takes, besides what `overlap` asks for.
     """
-    size = -(-length // grid)
+    # A quotient that is whole but for the last bit of a float is not rounded up.
+    size = math.ceil(length / (grid - (grid - 1) * overlap) - 1e-9)
     return [i * (length - size) // max(grid - 1, 1) for i in range(grid)], size
 
 
@@ -93,7 +95,16 @@ def check_grid(grid: int, where: str) -> None:
         raise InputError(where, f"grid is {grid!r}", "give a whole number of patches per side, 1 or more")
 
 
-def patch_boxes(height: int, width: int, *, grid: int = 2) -> list[PatchBox]:
+def check_overlap(overlap: float, where: str) -> None:
+    """Refuse a share of a patch's side that is no number from 0 up to 1, 1 excluded.
+
+    >>> check_overlap(0.25, "here")
+    """
+    if not isinstance(overlap, (int, float)) or not 0 <= overlap < 1:
+        raise InputError(where, f"overlap is {overlap!r}", "give a share of a patch's side, 0 or more and below 1")
+
+
+def patch_boxes(height: int, width: int, *, grid: int = 2, overlap: float = 0.0) -> list[PatchBox]:
     """Pixel boxes of the patches of an image, row by row.
 
     Args:
@@ -101,21 +112,25 @@ def patch_boxes(height: int, width: int, *, grid: int = 2) -> list[PatchBox]:
         width: W, columns of the image.
         grid: patches per side; the result has P = grid * grid boxes of equal size that together
             cover every pixel.
+        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
 
     >>> patch_boxes(4, 6, grid=2)[1]
     PatchBox(left=3, top=0, right=6, bottom=2)
     >>> [(box.left, box.right) for box in patch_boxes(1, 7, grid=1)]
     [(0, 7)]
+    >>> [(box.left, box.right) for box in patch_boxes(7, 7, grid=2, overlap=0.25)[:2]]
+    [(0, 4), (3, 7)]
     """
     check_grid(grid, "patch_boxes")
+    check_overlap(overlap, "patch_boxes")
     if grid > min(height, width):
         raise InputError(
             "patch_boxes",
             f"grid {grid} is larger than the image, {height} x {width} pixels",
             "give a smaller grid or a larger image",
         )
-    tops, rows = _starts(height, grid)
-    lefts, columns = _starts(width, grid)
+    tops, rows = _starts(height, grid, overlap)
+    lefts, columns = _starts(width, grid, overlap)
     return [PatchBox(left, top, left + columns, top + rows) for top in tops for left in lefts]
 
 
@@ -146,7 +161,7 @@ def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
     return resized.to(images.dtype)
 
 
-def cut_patches(source: Tensor, *, grid: int = 2, size: tuple[int, int] | None = None) -> Tensor:
+def cut_patches(source: Tensor, *, grid: int = 2, overlap: float = 0.0, size: tuple[int, int] | None = None) -> Tensor:
     """Cut each image into grid x grid equal patches and resize every patch to the network's input.
 
     The paper cuts the image that the network sees, so `size` stays its default. Cutting a larger
@@ -155,6 +170,7 @@ def cut_patches(source: Tensor, *, grid: int = 2, size: tuple[int, int] | None =
     Args:
         source: images (B,C,H,W) to cut, floating point or uint8.
         grid: patches per side, P = grid * grid.
+        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
         size: rows and columns of each patch after resizing; those of `source` by default.
 
     Returns:
@@ -167,7 +183,7 @@ def cut_patches(source: Tensor, *, grid: int = 2, size: tuple[int, int] | None =
     """
     check_images(source, "cut_patches")
     height, width = source.shape[-2:]
-    boxes = patch_boxes(height, width, grid=grid)
+    boxes = patch_boxes(height, width, grid=grid, overlap=overlap)
     patches = torch.stack([source[..., b.top : b.bottom, b.left : b.right] for b in boxes], dim=1)
     resized: Tensor = resize_images(patches.flatten(0, 1), (height, width) if size is None else size)
     return resized.reshape(-1, len(boxes), *resized.shape[1:])

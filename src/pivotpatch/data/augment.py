@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import check_images, cut_patches, resize_images, split_views, stack_views
+from pivotpatch.core.transfer import send_tensor
 from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS
 
 
@@ -117,7 +118,7 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation) -> Tensor:
         raise InputError("apply_augmentation", wrong, "draw one a view, for a batch with patches B * (1 + P)")
     with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
         if augmentation.flip.any():
-            flip = _send(augmentation.flip, views.device)
+            flip = send_tensor(augmentation.flip, views.device)
             views = torch.where(flip[:, None, None, None], views.flip(-1), views)
         if (augmentation.cutout[:, :2] < augmentation.cutout[:, 2:]).any():
             views = _cover(views, augmentation)
@@ -126,28 +127,23 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation) -> Tensor:
     return views
 
 
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Move a small tensor to the device without waiting for what the device is doing."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
 def _cover(views: Tensor, augmentation: Augmentation) -> Tensor:
     """Fill each view's box: the pixels whose centre it holds."""
-    top, left, bottom, right = _send(augmentation.cutout, views.device)[..., None].unbind(1)
+    top, left, bottom, right = send_tensor(augmentation.cutout, views.device)[..., None].unbind(1)
     height, width = views.shape[-2:]
     y = (torch.arange(height, device=views.device) + 0.5) / height
     x = (torch.arange(width, device=views.device) + 0.5) / width
     rows, columns = (top <= y) & (y < bottom), (left <= x) & (x < right)
     inside = rows[:, None, :, None] & columns[:, None, None, :]
-    return torch.where(inside, _send(augmentation.colour, views.device)[:, :, None, None], views)
+    return torch.where(inside, send_tensor(augmentation.colour, views.device)[:, :, None, None], views)
 
 
 def _operate(views: Tensor, operation: Tensor, strength: Tensor) -> Tensor:
     """Apply one operation (N,) of strength (N,) to each view: all that share one go together."""
     order = operation.argsort(stable=True)
     counts = operation.bincount(minlength=len(OPERATIONS)).tolist()
-    places = _send(order, views.device).split(counts)
-    strengths = _send(strength[order], views.device).reshape(-1, 1, 1, 1).split(counts)
+    places = send_tensor(order, views.device).split(counts)
+    strengths = send_tensor(strength[order], views.device).reshape(-1, 1, 1, 1).split(counts)
     result = views.clone()
     for kind, place, force in zip(OPERATIONS.values(), places, strengths, strict=True):
         if len(place):
@@ -163,6 +159,7 @@ def make_views(
     mean: Sequence[float] | Tensor,
     std: Sequence[float] | Tensor,
     grid: int = 2,
+    overlap: float = 0.0,
     native: bool = False,
     augmentation: Augmentation | None = None,
 ) -> Views:
@@ -173,7 +170,8 @@ def make_views(
         size: H and W, the network's input.
         mean: (3,) of the network's normalisation, for pixels from 0 to 1; a tensor on the device spares a transfer.
         std: (3,) likewise.
-        grid: patches per side, P = grid * grid.
+        grid: patches per side, P = grid * grid; 0 for none.
+        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
         native: cut the patches from `images` rather than from the image resized to the network's input, so that
             they keep the detail of a larger source.
         augmentation: of B * (1 + P) views, all images first, then the patches image by image; none by default.
@@ -184,8 +182,9 @@ def make_views(
     check_images(images, "make_views")
     if images.dtype != torch.uint8:
         raise InputError("make_views", f"images are {images.dtype}", "give uint8 as the loader does")
-    resized = resize_images(images, size)
-    views = stack_views(resized, cut_patches(images if native else resized, grid=grid, size=size))
+    views = resize_images(images, size)
+    if grid != 0:
+        views = stack_views(views, cut_patches(images if native else views, grid=grid, overlap=overlap, size=size))
     if augmentation is not None:
         views = apply_augmentation(views, augmentation)
     scale = 1 / (255 * _per_channel(std, views.device))
@@ -195,4 +194,4 @@ def make_views(
 
 def _per_channel(values: Sequence[float] | Tensor, device: torch.device) -> Tensor:
     tensor = torch.as_tensor(values, dtype=torch.float32)
-    return (tensor if tensor.device == device else _send(tensor, device)).reshape(-1, 1, 1)
+    return (tensor if tensor.device == device else send_tensor(tensor, device)).reshape(-1, 1, 1)

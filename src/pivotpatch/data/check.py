@@ -24,6 +24,7 @@ from pivotpatch.core.errors import InputError
 from pivotpatch.data.decoding import FORMATS, decode_image
 from pivotpatch.data.embedded import EmbeddedStore
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
+from pivotpatch.data.workers import hold_signals
 
 Depth = Literal["labels", "headers", "pixels"]
 """How far pictures are looked at: not at all, to their headers, or to their last pixel."""
@@ -252,7 +253,7 @@ def _look_at(records: RecordSet, depth: Depth, pool: Executor | None) -> Iterato
         if pool is None:
             yield look(sources)
             continue
-        with _hold_interrupts():
+        with hold_signals(signal.SIGINT):
             pending.append(pool.submit(look, sources))
         if len(pending) > 2 * (os.cpu_count() or 1):
             yield pending.popleft().result()
@@ -279,19 +280,6 @@ def _open_pool(depth: Depth, workers: int) -> Iterator[Executor | None]:
             yield pool
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _hold_interrupts() -> Iterator[None]:
-    """Interrupts wait until the end; processes started meanwhile, which cannot refuse them yet, never get any."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker() -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pivotpatch import __version__
 from pivotpatch.core.errors import InputError
-from pivotpatch.data.writing import explain_disk_faults, replacing
+from pivotpatch.core.writing import explain_disk_faults, replacing
 
 Progress = Callable[[str, int, int | None], None]
 """Told what is being done, how many bytes are done, and of how many (None where nobody knows)."""

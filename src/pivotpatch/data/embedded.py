@@ -6,7 +6,9 @@ import struct
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -15,6 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pivotpatch.core.errors import InputError, choose_one_of
+
+_UNPACKING = Lock()  # else each thread that finds a row group still packed unpacks all of it
 
 
 def cache_folder() -> Path:
@@ -113,11 +117,13 @@ class EmbeddedStore:
         """The picture's encoded bytes."""
         group, row = self._find(index)
         unpacked = self.cache / self._keys[group.path] / f"{group.number}.pictures"
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             return _read_picture(unpacked, row)
-        except (FileNotFoundError, NotADirectoryError):
+        with _UNPACKING:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return _read_picture(unpacked, row)  # unpacked while this thread waited
             self._unpack(group, unpacked)
-            return _read_picture(unpacked, row)
+        return _read_picture(unpacked, row)
 
     def _find(self, index: int) -> tuple[RowGroup, int]:
         at = bisect_right(self._starts, index) - 1

@@ -108,11 +108,19 @@ class LabelLists:
 
     def select(self, order: NDArray[np.int64]) -> "LabelLists":
         """The lists of the records `order` names, in that order."""
-        lengths = np.diff(self.offsets)[order]
+        lengths = self.offsets[order + 1] - self.offsets[order]
         offsets = np.zeros(len(order) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         return LabelLists(offsets, self.indices[np.repeat(self.offsets[order], lengths) + within])
+
+    def renumber(self, position: NDArray[np.int32]) -> "LabelLists":
+        """Replace each index by its `position`, and leave it out where that is negative."""
+        indices = position[self.indices]
+        kept = indices >= 0
+        before = np.zeros(len(kept) + 1, dtype=np.int64)
+        np.cumsum(kept, out=before[1:])
+        return LabelLists(before[self.offsets], indices[kept])
 
 
 class ImageStore(Protocol):
@@ -209,6 +217,20 @@ class RecordSet(Sequence[Record]):
             positive=self.positive.select(indices),
             unknown=None if self.unknown is None else self.unknown.select(indices),
             order=indices if self.order is None else self.order[indices],
+        )
+
+    def keep_labels(self, names: Sequence[str]) -> "RecordSet":
+        """The same pictures with these labels alone, in this order; a picture that has none of them stays."""
+        labels = LabelSpace(tuple(names))
+        position = np.full(len(self.labels), -1, dtype=np.int32)
+        position[[self.labels.index(name) for name in names]] = np.arange(len(names))
+        return RecordSet(
+            self.name,
+            labels,
+            images=self.images,
+            positive=self.positive.renumber(position),
+            unknown=None if self.unknown is None else self.unknown.renumber(position),
+            order=self.order,
         )
 
     def target(self, indices: NDArray[np.int64] | None = None) -> Tensor:
