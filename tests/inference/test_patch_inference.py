@@ -40,9 +40,12 @@ def images() -> Tensor:
     return torch.rand(2, 3, 24, 32, generator=torch.Generator().manual_seed(1))
 
 
-def by_hand(model: Callable[[Tensor], Tensor], images: Tensor, source: Tensor | None = None) -> CounterfactualLogits:
+def by_hand(
+    model: Callable[[Tensor], Tensor], images: Tensor, source: Tensor | None = None, overlap: float = 0.0
+) -> CounterfactualLogits:
     """One call for the images and one for each patch, as in the paper's pseudocode."""
-    patches = cut_patches(images if source is None else source, grid=2, size=(images.shape[2], images.shape[3]))
+    size = (images.shape[2], images.shape[3])
+    patches = cut_patches(images if source is None else source, grid=2, overlap=overlap, size=size)
     return combine_logits(model(images), torch.stack([model(patches[:, j]) for j in range(4)], dim=1))
 
 
@@ -74,6 +77,15 @@ def test_native_source(model: nn.Module, images: Tensor) -> None:
     source = torch.rand(2, 3, 60, 70, generator=torch.Generator().manual_seed(2))
     out = PatchInference(model)(images, source=source)
     torch.testing.assert_close(out.tde_logits, by_hand(model, images, source).tde_logits)
+
+
+def test_overlapping_patches(model: nn.Module, images: Tensor) -> None:
+    pat = PatchInference(model, overlap=0.5)
+    torch.testing.assert_close(pat(images).tde_logits, by_hand(model, images, overlap=0.5).tde_logits)
+    assert not torch.allclose(pat(images).tde_logits, by_hand(model, images).tde_logits)
+    assert "overlap=0.5" in repr(pat)
+    with pytest.raises(InputError, match="PatchInference: overlap is 1.0; give a share"):
+        PatchInference(model, overlap=1.0)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 10, 99])
@@ -233,7 +245,7 @@ def test_an_unsuitable_session_is_named() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Tensor) -> None:
-    pat = PatchInference(model)
+    pat = PatchInference(model, overlap=0.3)
     compiled = torch.compile(pat, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         for ours, expected in zip(compiled(images), pat(images), strict=True):

@@ -1,4 +1,5 @@
 import json
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
 from pivotpatch.core.errors import InputError
-from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier
 
 LABELS = ["cat", "dog", "cow"]
 
@@ -18,7 +19,9 @@ LABELS = ["cat", "dog", "cow"]
 @pytest.fixture
 def model() -> Classifier:
     torch.manual_seed(0)
-    return PatchClassifier("test_resnet", LABELS, grid=3, lam=0.5, temperature=2.0).eval()
+    return PatchClassifier(
+        "test_resnet", LABELS, grid=3, overlap=0.25, source_size=320, lam=0.5, temperature=2.0
+    ).eval()
 
 
 @pytest.fixture
@@ -35,7 +38,8 @@ def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     loaded = load_checkpoint(tmp_path / "deep" / "model")
     assert torch.equal(torch.random.get_rng_state(), state)
     assert isinstance(loaded, PatchClassifier)
-    assert (loaded.grid, loaded.lam, loaded.temperature) == (3, 0.5, 2.0)
+    assert (loaded.grid, loaded.overlap, loaded.source_size) == (3, 0.25, 320)
+    assert (loaded.lam, loaded.temperature) == (0.5, 2.0)
     assert loaded.thresholds == (0.1, 0.2, 0.3)
     assert loaded.preprocessing == model.preprocessing
     assert loaded.architecture == model.architecture
@@ -43,9 +47,34 @@ def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     assert not loaded.training
 
 
-def test_the_ordinary_network_comes_back_too(tmp_path: Path) -> None:
-    save_checkpoint(MultiLabelClassifier("test_resnet", LABELS), tmp_path / "m")
-    assert type(load_checkpoint(tmp_path / "m")) is MultiLabelClassifier
+@pytest.mark.parametrize("kind", [MultiLabelClassifier, IndependentClassifier])
+def test_other_kinds_come_back_too(kind: type[Classifier], tmp_path: Path) -> None:
+    model = kind("test_resnet", LABELS).eval()
+    save_checkpoint(model, tmp_path / "m")
+    loaded = load_checkpoint(tmp_path / "m")
+    images = torch.rand(2, 3, 32, 32)
+    assert type(loaded) is kind
+    assert torch.equal(loaded(images), model(images))
+
+
+def test_a_file_from_before_overlap_and_source_size_is_read(folder: Path) -> None:
+    edit_json(lambda d: [d["patching"].pop(name) for name in ("overlap", "source_size")])(folder)
+    loaded = load_checkpoint(folder)
+    assert isinstance(loaded, PatchClassifier)
+    assert (loaded.grid, loaded.overlap, loaded.source_size) == (3, 0.0, None)
+
+
+def test_options_of_the_backbone_come_back(tmp_path: Path) -> None:
+    chosen = Architecture("test_resnet", backbone_options={"stride_in_conv1": True, "zero_init_last": False})
+    model = MultiLabelClassifier(chosen, LABELS).eval()
+    save_checkpoint(model, tmp_path / "m")
+    loaded = load_checkpoint(tmp_path / "m")
+    images = torch.rand(2, 3, 64, 64)
+    assert loaded.architecture == chosen
+    assert torch.equal(loaded(images), model(images))
+    plain = MultiLabelClassifier("test_resnet", LABELS).eval()
+    plain.load_state_dict(model.state_dict())
+    assert not torch.allclose(plain(images), model(images))
 
 
 def test_the_folder_holds_two_files_and_explains_itself(folder: Path) -> None:
@@ -93,10 +122,24 @@ def test_only_checkpoints_are_ever_replaced(model: Classifier, tmp_path: Path) -
 def test_a_place_that_cannot_be_written_is_named(model: Classifier, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file/model", "x" * 300):
-        with pytest.raises(InputError, match="cannot be written .*; choose a folder that can be"):
+        with pytest.raises(InputError, match="(Not a directory|File name too long); choose a folder that can be"):
             save_checkpoint(model, tmp_path / name)
     with pytest.raises(InputError, match="is no checkpoint, model.json is missing"):
         load_checkpoint("")
+
+
+def test_a_full_disk_is_named_and_leaves_the_last_good_one(model: Classifier, folder: Path) -> None:
+    """A limit on the size of a file is the full disk that a test can have."""
+    before = (folder / "model.safetensors").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+    try:
+        with pytest.raises(InputError, match="File too large; free some space or choose another folder"):
+            save_checkpoint(model, folder, overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 def test_files_have_the_rights_of_any_new_file(folder: Path) -> None:
@@ -185,6 +228,8 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
         (edit_json(lambda d: d.update(thresholds=[0.5])), "1 thresholds for 3 labels; fit them again"),
         (edit_json(lambda d: d["patching"].update(grid="2")), "patching.grid is '2'"),
         (edit_json(lambda d: d["patching"].update(weights="/etc/passwd")), "patching.weights is '/etc/passwd'"),
+        (edit_json(lambda d: d["patching"].update(overlap=1)), "patching.overlap is 1 .*less than 1"),
+        (edit_json(lambda d: d["patching"].update(source_size=8)), "source_size is 8; give a side of 160 pixels"),
         (edit_json(lambda d: d["patching"].update(temperature=0)), "patching.temperature is 0 .*greater than 0"),
         (edit_json(lambda d: d.update(patching=None)), "patching is None for a PatchClassifier; save"),
         (edit_json(lambda d: d.update(thresholds=["a", "b", "c"])), "thresholds.0 is 'a'"),

@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +6,7 @@ import torch
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference, load_checkpoint, save_checkpoint
 from pivotpatch.core.errors import InputError
-from pivotpatch.models.classifier import Architecture
+from pivotpatch.models.classifier import Architecture, IndependentClassifier
 from pivotpatch.models.heads import HeadOption
 
 LABELS = ["cat", "dog", "straße", "日本"]
@@ -26,7 +23,6 @@ BACKBONES = {
     "vit_tiny_patch16_224": 64,
     "test_resnet": None,
 }
-SHARED_WEIGHTS = Path(__file__).parents[2].parent / "shared" / "weights"
 
 
 def small(backbone: str = "test_resnet", head: str = "linear") -> Architecture:
@@ -71,17 +67,72 @@ def test_one_pass_over_all_views_equals_a_pass_for_each(head: str) -> None:
 
 
 @pytest.mark.parametrize("head", SMALL)
+def test_patches_alone_give_the_pooled_logits(head: str) -> None:
+    torch.manual_seed(0)
+    model = PatchClassifier(small(head=head), LABELS, temperature=2.0).eval()
+    images, patches = torch.rand(2, 3, 64, 64), torch.rand(2, 9, 3, 64, 64)
+    seen: list[torch.Size] = []
+    with torch.inference_mode():
+        expected = model.forward_views(images, patches).pooled_logits
+        model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+        torch.testing.assert_close(model.forward_patches(patches), expected, rtol=1e-4, atol=1e-5)
+    assert seen == [(18, 3, 64, 64)]  # no whole image among them
+    with pytest.raises(InputError, match=r"patches have shape \(2, 3, 64, 64\); give \(B, P, C, H, W\)"):
+        model.forward_patches(images)
+
+
+def test_independent_networks_share_nothing() -> None:
+    torch.manual_seed(0)
+    model = IndependentClassifier(small(), LABELS).eval()
+    images = torch.rand(2, 3, 64, 64)
+    logits = model(images)
+    assert logits.shape == (2, 4)
+    for index, member in enumerate(model.members):
+        assert isinstance(member, MultiLabelClassifier)
+        assert member.labels == (LABELS[index],)
+        assert torch.equal(member(images)[:, 0], logits[:, index])
+    logits[:, 1].sum().backward()
+    moved = [
+        name for name, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()
+    ]
+    assert {name.split(".")[1] for name in moved} == {"1"}
+    assert model.preprocessing == MultiLabelClassifier(small(), LABELS).preprocessing
+    with pytest.raises(InputError, match="IndependentClassifier: an Architecture is given, .* besides"):
+        IndependentClassifier(small(), LABELS, head="ml_decoder")
+
+
+def test_independent_networks_start_from_one_backbone_and_heads_of_their_own(tmp_path: Path) -> None:
+    torch.save(MultiLabelClassifier("test_resnet", LABELS).backbone.network.state_dict(), tmp_path / "w.pth")
+    members = IndependentClassifier("test_resnet", LABELS, weights=tmp_path / "w.pth").members
+    states = [member.state_dict() for member in members]
+    for key, value in states[0].items():
+        same = [torch.equal(value, state[key]) for state in states[1:]]
+        assert all(same) if key.startswith("backbone.") else not any(same)
+
+
+def test_the_loader_is_told_which_pictures_to_give() -> None:
+    for kind in (MultiLabelClassifier, IndependentClassifier, PatchClassifier):
+        assert kind("test_resnet", ["cat"], image_size=96).picture_size == 96
+    assert PatchClassifier("test_resnet", LABELS, image_size=96, source_size=256).picture_size == 256
+    for size in (95, 128.0):
+        message = f"PatchClassifier: source_size is {size}; give a side of 96 pixels, which the network sees, or more"
+        with pytest.raises(InputError, match=message):
+            PatchClassifier("test_resnet", LABELS, image_size=96, source_size=size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("head", SMALL)
 def test_from_classifier_starts_as_pat_i(head: str) -> None:
     torch.manual_seed(0)
     trained = MultiLabelClassifier(small(head=head), LABELS).eval()
     trained.preprocessing = replace(trained.preprocessing, mean=(0.1, 0.2, 0.3))
     before = {key: value.clone() for key, value in trained.state_dict().items()}
     state = torch.random.get_rng_state()
-    model = PatchClassifier.from_classifier(trained, lam=0.5, temperature=0.7)
+    model = PatchClassifier.from_classifier(trained, overlap=0.2, source_size=200, lam=0.5, temperature=0.7)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert model.preprocessing == trained.preprocessing
+    assert model.picture_size == 200
     images = torch.rand(2, 3, 64, 64)
-    expected = PatchInference(trained, lam=0.5, temperature=0.7)(images)
+    expected = PatchInference(trained, overlap=0.2, lam=0.5, temperature=0.7)(images)
     for ours, theirs in zip(model(images), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     assert not model.training
@@ -120,91 +171,6 @@ def test_preprocessing_is_timms() -> None:
     assert tagged.image_size == 448
 
 
-@pytest.mark.parametrize(
-    "backbone", ["convnext_atto", "test_vit3", "levit_128s", "mobilenetv3_small_050", "cait_xxs24_224"]
-)
-def test_other_kinds_of_backbone_give_a_map(backbone: str) -> None:
-    model = MultiLabelClassifier(backbone, LABELS).eval()
-    size = model.preprocessing.image_size
-    with torch.inference_mode():
-        features = model.backbone(torch.rand(1, 3, size, size))
-    assert features.shape[:2] == (1, model.backbone.features)
-    assert features.ndim == 4
-
-
-@pytest.mark.parametrize(("name", "size"), [("test_vit3", 64), ("swin_tiny_patch4_window7_224", 128)])
-def test_a_transformers_map_keeps_its_rows_and_columns(name: str, size: int) -> None:
-    """Changing the right half of an image changes the right half of the map most."""
-    torch.manual_seed(0)
-    backbone = MultiLabelClassifier(name, LABELS, image_size=size).backbone.eval()
-    images = torch.rand(1, 3, size, size)
-    other = images.clone()
-    other[..., size // 2 :] = torch.rand(1, 3, size, size // 2)
-    with torch.inference_mode():
-        change = (backbone(images) - backbone(other)).abs().sum((0, 1, 2))
-    assert change[2:].sum() > 1.5 * change[:2].sum()
-
-
-@pytest.mark.skipif(not SHARED_WEIGHTS.is_dir(), reason="the weights are not part of the project")
-@pytest.mark.parametrize(
-    ("backbone", "name"),
-    [("resnet50", "resnet50_v1_in1k.fp16"), ("tf_efficientnet_lite0", "tf_efficientnet_lite0_in1k.fp16")],
-)
-def test_published_weights_match_key_by_key(backbone: str, name: str) -> None:
-    model = MultiLabelClassifier(backbone, LABELS, weights=SHARED_WEIGHTS / f"{name}.safetensors").eval()
-    with torch.inference_mode():
-        assert torch.isfinite(model(torch.rand(1, 3, 64, 64))).all()
-
-
-@pytest.mark.parametrize("form", ["safetensors", "state_dict", "model", "module.", "bare"])
-@pytest.mark.parametrize(("name", "size"), [("test_resnet", 64), ("levit_128s", 224), ("convnext_atto", 64)])
-def test_local_weights_are_loaded_and_the_classifier_left_out(name: str, size: int, form: str, tmp_path: Path) -> None:
-    import timm
-    from safetensors.torch import save_file
-
-    full = timm.create_model(name, pretrained=False, num_classes=10)
-    path = tmp_path / ("w.safetensors" if form == "safetensors" else "w.pth")
-    state = full.state_dict()
-    if form == "safetensors":
-        save_file(state, path)
-    elif form == "module.":
-        torch.save({f"module.{key}": value for key, value in state.items()}, path)
-    else:
-        torch.save(state if form == "bare" else {form: state}, path)
-    model = MultiLabelClassifier(name, LABELS, weights=path)
-    images = torch.rand(1, 3, size, size)
-    expected = full.eval().forward_features(images)
-    if name == "levit_128s":
-        expected = expected.transpose(1, 2).unflatten(2, (4, 4))
-    torch.testing.assert_close(model.eval().backbone(images), expected)
-
-
-def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    import timm
-    from safetensors.torch import save_file
-
-    state = timm.create_model("test_resnet", pretrained=False, num_classes=0).state_dict()
-    state["extra.weight"] = torch.zeros(1)
-    state["conv1.0.weight"] = torch.zeros(1, 2)
-    removed = next(key for key in state if key.startswith("layer1"))
-    del state[removed]
-    save_file(state, tmp_path / "w.safetensors")
-    with pytest.raises(InputError, match=rf"1 missing \({removed}\), 1 extra \(extra.weight\), 1 misshapen \(conv1.0"):
-        MultiLabelClassifier("test_resnet", LABELS, weights=tmp_path / "w.safetensors")
-
-
-def test_weights_that_cannot_be_fetched_are_explained(tmp_path: Path) -> None:
-    code = (
-        "from pivotpatch import InputError, MultiLabelClassifier\n"
-        "try: MultiLabelClassifier('test_resnet', ['a'], pretrained=True)\n"
-        "except InputError as error: print(error)"
-    )
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=offline)
-    assert "backbone 'test_resnet': its weights cannot be fetched" in done.stdout
-    assert "check the connection or give a local file with weights=" in done.stdout
-
-
 def test_images_that_do_not_suit_the_network_are_named() -> None:
     vit = MultiLabelClassifier("test_vit3", LABELS, image_size=64)
     with pytest.raises(InputError, match="images are 32 x 32 pixels; resize them to 64, or build the network with"):
@@ -217,12 +183,6 @@ def test_images_that_do_not_suit_the_network_are_named() -> None:
         MultiLabelClassifier("crossvit_9_240", LABELS)(torch.rand(1, 3, 240, 240))
     with pytest.raises(InputError, match="source is 32 x 64 pixels, smaller than the images' 64 x 64"):
         PatchClassifier(small(), LABELS)(torch.rand(1, 3, 64, 64), source=torch.rand(1, 3, 32, 64))
-
-
-@pytest.mark.parametrize("option", ["checkpoint_path", "pretrained_cfg", "in_chans", "num_classes"])
-def test_options_that_are_not_the_callers_are_refused(option: str) -> None:
-    with pytest.raises(InputError, match=f"option '{option}' is not yours to set; leave it out"):
-        MultiLabelClassifier(Architecture("test_resnet", backbone_options={option: "x"}), LABELS)
 
 
 def test_what_an_architecture_says_is_not_said_again() -> None:
@@ -239,17 +199,12 @@ def test_what_an_architecture_says_is_not_said_again() -> None:
 def test_bad_patching_is_named() -> None:
     for options, message in [
         ({"grid": 0}, "grid is 0"),
+        ({"overlap": 1.0}, "overlap is 1.0"),
         ({"lam": -1.0}, "lam is -1.0"),
         ({"temperature": 0}, "temperature"),
     ]:
         with pytest.raises(InputError, match=f"PatchClassifier: {message}"):
             PatchClassifier(small(), LABELS, **options)  # type: ignore[arg-type]
-
-
-def test_pickled_code_is_refused(tmp_path: Path) -> None:
-    torch.save({"state_dict": Path("x")}, tmp_path / "evil.pth")
-    with pytest.raises(InputError, match="evil.pth: cannot be read as plain tensors .*; save its state_dict"):
-        MultiLabelClassifier("test_resnet", LABELS, weights=tmp_path / "evil.pth")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits, check_lam, check_temperature, combine_logits
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.patches import check_grid, check_images, check_source, cut_patches, split_views, stack_views
+from pivotpatch.core.patches import (
+    check_grid,
+    check_images,
+    check_overlap,
+    check_source,
+    cut_patches,
+    split_views,
+    stack_views,
+)
 from pivotpatch.inference.onnx_session import OnnxLogits, is_onnx_session
 
 
@@ -31,6 +39,7 @@ class PatchInference(nn.Module):
         model: Callable[[Tensor], Any],
         *,
         grid: int = 2,
+        overlap: float = 0.0,
         lam: float | Tensor = 1.0,
         temperature: float | Tensor = 1.0,
         normalised: bool = True,
@@ -45,6 +54,7 @@ class PatchInference(nn.Module):
                 transformers model (an output with `.logits`), a plain function, or an ONNX Runtime
                 session. A model that gives probabilities will not do.
             grid: patches per side.
+            overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
             lam: weight of the patches' logits; a tensor (L,) sets it for each label.
             temperature: of the softmax over the patches; a tensor (L,) sets it for each label.
             normalised: take `probs` from (p + lam q) / (1 + lam), the scale of one model's logits;
@@ -55,6 +65,7 @@ class PatchInference(nn.Module):
         """
         super().__init__()
         check_grid(grid, "PatchInference")
+        check_overlap(overlap, "PatchInference")
         check_lam(lam, "PatchInference")
         check_temperature(temperature, "PatchInference")
         if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
@@ -63,6 +74,7 @@ class PatchInference(nn.Module):
             )
         self.model = OnnxLogits(model) if is_onnx_session(model) else model
         self.grid = grid
+        self.overlap = overlap
         # Buffers, so that values for each label move with the module; not part of its state.
         self.lam: float | Tensor
         self.temperature: float | Tensor
@@ -95,7 +107,7 @@ class PatchInference(nn.Module):
         if source is not None:
             check_source(images, source, "PatchInference")
         size = (images.shape[-2], images.shape[-1])
-        patches = cut_patches(images if source is None else source, grid=self.grid, size=size)
+        patches = cut_patches(images if source is None else source, grid=self.grid, overlap=self.overlap, size=size)
         views = stack_views(images, patches)
         with self._autocast(images.device.type):
             chunks = [views] if self.chunk_size is None else views.split(self.chunk_size)
@@ -111,7 +123,8 @@ class PatchInference(nn.Module):
 
     def extra_repr(self) -> str:
         """The options, for printing."""
-        return f"grid={self.grid}, lam={self.lam}, temperature={self.temperature}, normalised={self.normalised}"
+        names = ("grid", "overlap", "lam", "temperature", "normalised")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     def _autocast(self, device: str) -> AbstractContextManager[object]:
         return nullcontext() if self.autocast is None else torch.autocast(device, dtype=self.autocast)

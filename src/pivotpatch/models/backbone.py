@@ -1,11 +1,13 @@
 """Any timm model as images in, feature map out."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import timm
-from timm.models import get_pretrained_cfg_value
+from timm.models import get_pretrained_cfg_value, model_entrypoint
+from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from pivotpatch.core.errors import InputError, choose_one_of
@@ -39,10 +41,13 @@ class Backbone(nn.Module):
             name: a timm model, with its weights' tag after a dot where `pretrained` needs one.
             image_size: rows and columns of the images; the model's own by default. Networks of
                 convolutions take any other size too.
-            options: further arguments of timm's constructor, such as `drop_path_rate`.
+            options: further arguments of timm's constructor, such as `drop_path_rate`, and one of our own:
+                `stride_in_conv1` makes a ResNet of bottleneck blocks stride in their first convolution, as its
+                first version did, where timm's does in the second. Weights are right for one of the two only.
             pretrained: fetch timm's weights from the hub.
             weights: a local file of weights instead, .safetensors or a torch file without pickled
-                code; every key must match except the classifier's.
+                code; every key must match except the classifier's. Names that timm knows to convert
+                from those of the model's authors are converted.
         """
         super().__init__()
         _check_name(name)
@@ -50,6 +55,7 @@ class Backbone(nn.Module):
             raise InputError("backbone", "both pretrained and weights are given", "give one of them")
         arguments = dict(options or {})
         _check_options(arguments, name)
+        stride_in_conv1 = arguments.pop("stride_in_conv1", False)
         self.fixed_size: int | None = None
         flexible = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
         if get_pretrained_cfg_value(name, "fixed_input_size") and not flexible:
@@ -69,6 +75,8 @@ class Backbone(nn.Module):
             raise InputError(
                 f"backbone {name!r}", f"cannot be built with {arguments}: {reason}", "change what it does not take"
             ) from error
+        if stride_in_conv1:
+            _move_strides(self.network, name)
         if weights is not None:
             _load_backbone(self.network, Path(weights))
         self.features: int = self.network.num_features
@@ -126,6 +134,21 @@ def _check_options(options: Mapping[str, BackboneOption], name: str) -> None:
     refused = sorted(taken & set(options))
     if refused:
         raise InputError(f"backbone {name!r}", f"option {refused[0]!r} is not yours to set", "leave it out")
+    first = options.get("stride_in_conv1", False)
+    if not isinstance(first, bool):
+        raise InputError(f"backbone {name!r}", f"stride_in_conv1 is {first!r}", "give true or false")
+
+
+def _move_strides(network: nn.Module, name: str) -> None:
+    """Move each block's stride from its second convolution to its first; no parameter changes."""
+    blocks = [
+        module for module in network.modules() if isinstance(module, Bottleneck) and module.conv2.stride != (1, 1)
+    ]
+    if not isinstance(network, ResNet) or not blocks:
+        wrong = "stride_in_conv1 is set, and it has no bottleneck block that strides in its second convolution"
+        raise InputError(f"backbone {name!r}", wrong, "leave the option out or choose a ResNet such as 'resnet50'")
+    for block in blocks:
+        block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride
 
 
 def _load_backbone(network: Any, path: Path) -> None:
@@ -135,5 +158,22 @@ def _load_backbone(network: Any, path: Path) -> None:
     heads = tuple(f"{name.partition('.')[0]}." for name in names)
     expected = network.state_dict()
     state = read_weights(path)
+    if not expected.keys() <= state.keys():
+        state = _convert_names(state, network)
     body = {key: value for key, value in state.items() if key in expected or not key.startswith(heads)}
     load_exactly(network, body, where=str(path))
+
+
+def _convert_names(state: dict[str, Tensor], network: Any) -> dict[str, Tensor]:
+    """Weights under timm's names, where timm knows those of the model's authors; else as they are."""
+    module = sys.modules[model_entrypoint(network.pretrained_cfg["architecture"]).__module__]
+    convert = getattr(module, "checkpoint_filter_fn", None)
+    if convert is None:
+        return state
+    try:
+        converted: dict[str, Tensor] = convert(dict(state), network)
+    except Exception:  # written for certain files only; what does not fit is named when it is loaded
+        return state
+    # Layers such as InPlaceABN do not count batches, and nothing reads the count.
+    counts = {key: value for key, value in network.state_dict().items() if key.endswith("num_batches_tracked")}
+    return counts | converted

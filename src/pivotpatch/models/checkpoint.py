@@ -1,20 +1,25 @@
 """A checkpoint is a folder: model.safetensors holds the tensors, model.json explains them."""
 
 import json
-import os
-import shutil
-import uuid
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pivotpatch import __version__
 from pivotpatch.core.errors import InputError, choose_one_of
-from pivotpatch.models.classifier import Architecture, Classifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.core.writing import explain_disk_faults, replacing_folder
+from pivotpatch.models.classifier import (
+    Architecture,
+    Classifier,
+    IndependentClassifier,
+    MultiLabelClassifier,
+    PatchClassifier,
+)
 from pivotpatch.models.preprocessing import Preprocessing
 from pivotpatch.models.weights import load_exactly, read_weights
 
@@ -24,6 +29,7 @@ DESCRIPTION = "model.json"
 _KINDS: dict[str, type[Classifier]] = {
     "MultiLabelClassifier": MultiLabelClassifier,
     "PatchClassifier": PatchClassifier,
+    "IndependentClassifier": IndependentClassifier,
 }
 Size = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
@@ -50,6 +56,8 @@ class _Preprocessing(_Part):
 
 class _Patching(_Part):
     grid: Size
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    source_size: Size | None = None
     lam: Annotated[float, Field(ge=0)]
     temperature: Annotated[float, Field(gt=0)]
 
@@ -59,7 +67,7 @@ class _Description(_Part):
 
     schema_: Literal[1] = Field(alias="schema")
     pivotpatch: str
-    kind: Literal["MultiLabelClassifier", "PatchClassifier"]
+    kind: Literal["MultiLabelClassifier", "PatchClassifier", "IndependentClassifier"]
     architecture: _Architecture
     labels: list[Text]
     preprocessing: _Preprocessing
@@ -71,29 +79,29 @@ def save_checkpoint(model: Classifier, folder: str | Path, *, overwrite: bool = 
     """Write a network as a checkpoint folder, whole or not at all.
 
     Args:
-        model: a `MultiLabelClassifier` or `PatchClassifier`, compiled or not.
+        model: any kind of `Classifier`, compiled or not.
         folder: where to; it must not exist unless `overwrite`.
         overwrite: replace the checkpoint that is there. It stays until the new one is complete; a
             crash in between leaves it beside as `<folder>.old`. Anything but a checkpoint is never replaced.
     """
+    with explain_disk_faults(Path(folder), also=(SafetensorError,)):
+        folder = Path(folder).resolve()
+        _check_place(folder, overwrite=overwrite)
+        with replacing_folder(folder) as scratch:
+            write_checkpoint(model, scratch)
+
+
+def write_checkpoint(model: Classifier, folder: Path) -> None:
+    """Write a checkpoint's two files into a folder that the caller is filling."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if type(model) not in _KINDS.values():
         raise InputError("save_checkpoint", f"cannot save a {type(model).__name__}", f"give a {' or '.join(_KINDS)}")
-    try:
-        folder = Path(folder).resolve()
-        _check_place(folder, overwrite=overwrite)
-        description = json.dumps(_describe(model), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-        scratch.mkdir()
-        try:
-            _write(model, description, scratch)
-            _put_in_place(scratch, folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(str(folder), f"cannot be written ({reason})", "choose a folder that can be") from error
+    description = json.dumps(_describe(model), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    (folder / DESCRIPTION).write_text(description, "utf-8")
+    state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    # safetensors keeps its file to the owner; give it the rights that any new file gets.
+    (folder / WEIGHTS).chmod((folder / DESCRIPTION).stat().st_mode)
 
 
 def load_checkpoint(folder: str | Path) -> Classifier:
@@ -128,7 +136,7 @@ def _describe(model: Classifier) -> dict[str, object]:
         "labels": list(model.labels),
         "preprocessing": asdict(model.preprocessing),
         "thresholds": None if model.thresholds is None else list(model.thresholds),
-        "patching": {"grid": model.grid, "lam": model.lam, "temperature": model.temperature}
+        "patching": {name: getattr(model, name) for name in _Patching.model_fields}
         if isinstance(model, PatchClassifier)
         else None,
     }
@@ -177,35 +185,3 @@ def _check_place(folder: Path, *, overwrite: bool) -> None:
             raise InputError(str(place), "exists and is no checkpoint", "choose another folder")
     if folder.exists() and not overwrite:
         raise InputError(str(folder), "exists already", "choose another folder or allow overwriting")
-
-
-def _write(model: Classifier, description: str, folder: Path) -> None:
-    """Write both files and wait until they are on the disk, so that no rename outruns its content."""
-    (folder / DESCRIPTION).write_text(description, "utf-8")
-    state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
-    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-    # safetensors keeps its file to the owner; give it the rights that any new file gets.
-    (folder / WEIGHTS).chmod((folder / DESCRIPTION).stat().st_mode)
-    for path in (folder / WEIGHTS, folder / DESCRIPTION, folder):
-        _flush(path)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _put_in_place(scratch: Path, folder: Path) -> None:
-    """Rename a complete folder to its final name; an old checkpoint steps aside first and is then removed."""
-    if not folder.exists():
-        scratch.rename(folder)
-    else:
-        old = folder.with_name(f"{folder.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-        scratch.rename(folder)
-        shutil.rmtree(old)
-    _flush(folder.parent)

@@ -1,4 +1,4 @@
-"""Multi-label classifiers: a backbone and a head, with one projection or with PAT-T's three."""
+"""Multi-label classifiers: a backbone and a head with one projection or PAT-T's three, or a network for each label."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -8,9 +8,24 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.core.counterfactual import CounterfactualLogits, check_lam, check_temperature, combine_logits
+from pivotpatch.core.counterfactual import (
+    CounterfactualLogits,
+    check_lam,
+    check_temperature,
+    combine_logits,
+    patch_weights,
+    pool_patches,
+)
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.patches import check_grid, check_images, check_source, cut_patches, split_views, stack_views
+from pivotpatch.core.patches import (
+    check_grid,
+    check_images,
+    check_overlap,
+    check_source,
+    cut_patches,
+    split_views,
+    stack_views,
+)
 from pivotpatch.models.backbone import Backbone, BackboneOption
 from pivotpatch.models.heads import HeadOption, make_head
 from pivotpatch.models.preprocessing import Preprocessing
@@ -24,7 +39,7 @@ class Architecture:
         backbone: a timm model's name.
         head: "linear", "query2label" or "ml_decoder".
         image_size: rows and columns of the images; the backbone's own where None.
-        backbone_options: further arguments of timm's constructor.
+        backbone_options: the `options` of `Backbone`.
         head_options: keyword arguments of the head's class.
     """
 
@@ -40,7 +55,7 @@ class Architecture:
 
 
 class Classifier(nn.Module):
-    """What both kinds of network share: a backbone, a head, and what they know of their labels.
+    """What every kind of network knows: what it is made of, its labels, and what it wants to see.
 
     Attributes:
         architecture: what it was built from.
@@ -48,6 +63,35 @@ class Classifier(nn.Module):
         preprocessing: what must be done to pictures first.
         thresholds: probabilities above which each label is given, where they were fitted.
     """
+
+    preprocessing: Preprocessing
+
+    def __init__(
+        self,
+        backbone: str | Architecture,
+        labels: Sequence[str],
+        *,
+        head: str = "linear",
+        image_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(labels, str) or not labels or len(set(labels)) != len(labels) or "" in labels:
+            raise InputError("labels", f"{labels!r} are not different names", "give a list of one name a label")
+        if isinstance(backbone, Architecture) and (head != "linear" or image_size is not None):
+            wrong = f"an Architecture is given, and head {head!r} and image_size {image_size} besides"
+            raise InputError(type(self).__name__, wrong, "say them in the Architecture")
+        self.architecture = backbone if isinstance(backbone, Architecture) else Architecture(backbone, head, image_size)
+        self.labels = tuple(labels)
+        self.thresholds: tuple[float, ...] | None = None
+
+    @property
+    def picture_size(self) -> int:
+        """Rows and columns of the pictures that a loader is to give."""
+        return self.preprocessing.image_size
+
+
+class SharedClassifier(Classifier):
+    """A network whose labels share one backbone and one head."""
 
     def __init__(
         self,
@@ -69,15 +113,8 @@ class Classifier(nn.Module):
             pretrained: fetch timm's weights for the backbone from the hub.
             weights: a local file of weights for the backbone instead.
         """
-        super().__init__()
-        if isinstance(labels, str) or not labels or len(set(labels)) != len(labels) or "" in labels:
-            raise InputError("labels", f"{labels!r} are not different names", "give a list of one name a label")
-        if isinstance(backbone, Architecture) and (head != "linear" or image_size is not None):
-            wrong = f"an Architecture is given, and head {head!r} and image_size {image_size} besides"
-            raise InputError(type(self).__name__, wrong, "say them in the Architecture")
-        chosen = backbone if isinstance(backbone, Architecture) else Architecture(backbone, head, image_size)
-        self.architecture = chosen
-        self.labels = tuple(labels)
+        super().__init__(backbone, labels, head=head, image_size=image_size)
+        chosen = self.architecture
         self.backbone = Backbone(
             chosen.backbone,
             image_size=chosen.image_size,
@@ -88,11 +125,10 @@ class Classifier(nn.Module):
         self.head = make_head(
             chosen.head, features=self.backbone.features, labels=len(labels), options=chosen.head_options
         )
-        self.preprocessing: Preprocessing = self.backbone.preprocessing
-        self.thresholds: tuple[float, ...] | None = None
+        self.preprocessing = self.backbone.preprocessing
 
 
-class MultiLabelClassifier(Classifier):
+class MultiLabelClassifier(SharedClassifier):
     """An ordinary multi-label network: images (B,C,H,W) in, logits (B,L) out.
 
     Example:
@@ -106,13 +142,49 @@ class MultiLabelClassifier(Classifier):
         return logits
 
 
-class PatchClassifier(Classifier):
+class IndependentClassifier(Classifier):
+    """The paper's independent training (InT): a network of its own for each label, so that none learns its company.
+
+    All start from the same backbone weights, where some are given, and share nothing afterwards.
+
+    Attributes:
+        members: L networks of one label each, in the order of the labels.
+    """
+
+    def __init__(
+        self,
+        backbone: str | Architecture,
+        labels: Sequence[str],
+        *,
+        head: str = "linear",
+        image_size: int | None = None,
+        pretrained: bool = False,
+        weights: str | Path | None = None,
+    ) -> None:
+        """Build L networks; the arguments are those of `MultiLabelClassifier`."""
+        super().__init__(backbone, labels, head=head, image_size=image_size)
+        members = [
+            MultiLabelClassifier(self.architecture, [label], pretrained=pretrained, weights=weights)
+            for label in self.labels
+        ]
+        self.members = nn.ModuleList(members)
+        self.preprocessing = members[0].preprocessing
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B,L) of preprocessed images (B,C,H,W)."""
+        return torch.cat([member(images) for member in self.members], dim=1)
+
+
+class PatchClassifier(SharedClassifier):
     """PAT-T's network: one backbone, and image, patch and weight logits from projections of their own.
 
     For the decoder heads the decoder is shared and only the last projection is tripled.
 
     Attributes:
         grid: patches per side.
+        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
+        source_size: rows and columns of the picture that patches are cut from ("native"); None where they are
+            cut from the resized image. `forward` takes that picture as `source`.
         lam: weight of the direct effect.
         temperature: of the patch weights.
     """
@@ -127,36 +199,65 @@ class PatchClassifier(Classifier):
         pretrained: bool = False,
         weights: str | Path | None = None,
         grid: int = 2,
+        overlap: float = 0.0,
+        source_size: int | None = None,
         lam: float = 1.0,
         temperature: float = 1.0,
     ) -> None:
-        """Build a network; `grid`, `lam` and `temperature` are the paper's by default."""
+        """Build a network; how it cuts and weighs its patches is the paper's way by default."""
         check_grid(grid, "PatchClassifier")
+        check_overlap(overlap, "PatchClassifier")
         check_lam(lam, "PatchClassifier")
         check_temperature(temperature, "PatchClassifier")
         super().__init__(backbone, labels, head=head, image_size=image_size, pretrained=pretrained, weights=weights)
+        seen = self.preprocessing.image_size
+        if source_size is not None and not (isinstance(source_size, int) and source_size >= seen):
+            todo = f"give a side of {seen} pixels, which the network sees, or more, or None for the resized image"
+            raise InputError("PatchClassifier", f"source_size is {source_size!r}", todo)
         self.patch_projection = self.head.make_projection()
         self.weight_projection = self.head.make_projection()
         self.grid = grid
+        self.overlap = overlap
+        self.source_size = source_size
         self.lam = lam
         self.temperature = temperature
 
     @classmethod
     def from_classifier(
-        cls, trained: MultiLabelClassifier, *, grid: int = 2, lam: float = 1.0, temperature: float = 1.0
+        cls,
+        trained: MultiLabelClassifier,
+        *,
+        grid: int = 2,
+        overlap: float = 0.0,
+        source_size: int | None = None,
+        lam: float = 1.0,
+        temperature: float = 1.0,
     ) -> "PatchClassifier":
         """Start PAT-T from an ordinary network: its projection is copied three times.
 
         Before any further training the result is what PAT-I makes of `trained`, which is left alone.
         """
         with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced at once
-            model = cls(trained.architecture, trained.labels, grid=grid, lam=lam, temperature=temperature)
+            model = cls(
+                trained.architecture,
+                trained.labels,
+                grid=grid,
+                overlap=overlap,
+                source_size=source_size,
+                lam=lam,
+                temperature=temperature,
+            )
         model.preprocessing = trained.preprocessing
         model.backbone = deepcopy(trained.backbone)
         model.head = deepcopy(trained.head)
         model.patch_projection = deepcopy(trained.head.project)
         model.weight_projection = deepcopy(trained.head.project)
         return model.train(trained.training)
+
+    @property
+    def picture_size(self) -> int:
+        """Rows and columns of the pictures that a loader is to give: those that patches are cut from."""
+        return self.source_size or super().picture_size
 
     def forward(self, images: Tensor, *, source: Tensor | None = None) -> CounterfactualLogits:
         """All logits of preprocessed images.
@@ -168,18 +269,36 @@ class PatchClassifier(Classifier):
         check_images(images, "PatchClassifier")
         if source is not None:
             check_source(images, source, "PatchClassifier")
-        size = (images.shape[-2], images.shape[-1])
-        return self.forward_views(images, cut_patches(images if source is None else source, grid=self.grid, size=size))
+        patches = cut_patches(
+            images if source is None else source,
+            grid=self.grid,
+            overlap=self.overlap,
+            size=(images.shape[-2], images.shape[-1]),
+        )
+        return self.forward_views(images, patches)
 
     def forward_views(self, images: Tensor, patches: Tensor) -> CounterfactualLogits:
         """All logits of views that were cut before, in one pass; images (B,C,H,W), patches (B,P,C,H,W)."""
         embedding = self.head.embed(self.backbone(stack_views(images, patches)))
         whole, parts = split_views(embedding, patches=patches.shape[1])
-        flat, rows = parts.flatten(0, 1), parts.shape[:2]
         return combine_logits(
             self.head.project(whole),
-            self.patch_projection(flat).unflatten(0, rows),
-            weight_logits=self.weight_projection(flat).unflatten(0, rows),
+            _project_parts(parts, self.patch_projection),
+            weight_logits=_project_parts(parts, self.weight_projection),
             lam=self.lam,
             temperature=self.temperature,
         )
+
+    def forward_patches(self, patches: Tensor) -> Tensor:
+        """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
+        if patches.ndim != 5:
+            raise InputError("PatchClassifier", f"patches have shape {tuple(patches.shape)}", "give (B, P, C, H, W)")
+        parts = self.head.embed(self.backbone(patches.flatten(0, 1))).unflatten(0, patches.shape[:2])
+        weights = patch_weights(_project_parts(parts, self.weight_projection), temperature=self.temperature)
+        return pool_patches(_project_parts(parts, self.patch_projection), weights)
+
+
+def _project_parts(parts: Tensor, projection: nn.Module) -> Tensor:
+    """Logits (B,P,L) of the embeddings (B,P,...) of patches."""
+    logits: Tensor = projection(parts.flatten(0, 1)).unflatten(0, parts.shape[:2])
+    return logits

@@ -12,7 +12,21 @@ from pivotpatch.core.errors import InputError, shorten
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a torch file that holds nothing but tensors."""
+    """The tensors of a .safetensors file, or of a torch file that holds nothing but tensors; all finite.
+
+    A variance of batch norm that was too large for float16 comes back as the largest that is not: training moves it
+    to its place, which it could not from infinity.
+    """
+    state = _read(path)
+    for name, value in state.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            if not (name.endswith("running_var") and value.dtype == torch.float16 and not value.isnan().any()):
+                raise InputError(str(path), f"{name} holds values that are not finite", "give weights that are sound")
+            state[name] = value.clamp(max=torch.finfo(torch.float16).max)
+    return state
+
+
+def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(str(path), "there is no such file", "check the path")
     if path.suffix == ".safetensors":
