@@ -1,0 +1,253 @@
+"""What a training run is: one schema with defaults and documentation; recipes and overrides are diffs from it."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from pivotpatch.core.errors import InputError, choose_one_of
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+# One name needs no list around it, so that an override is as easy to write as an address.
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+
+
+class Section(BaseModel):
+    """A part of the schema: no unknown key, no change after it was made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class DataSection(Section):
+    """Which pictures."""
+
+    train: str | None = Field(None, description="address of the training pictures")
+    val: str | None = Field(None, description="address of the validation pictures; else part of train is held out")
+    val_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.1, description="part of train that is held out where there is no val; 0 trains on all and selects nothing"
+    )
+    test: Names = Field((), description="addresses that the chosen network is evaluated on at the end")
+    labels: Names | None = Field(None, description="train for these labels only")
+    workers: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="processes that decode, for each training process; else its share of the cores, at most 12"
+    )
+    hold: Literal["nothing", "memory", "device"] = Field(
+        "nothing", description="where decoded pictures stay, so that each is decoded once a run: 3 bytes a pixel"
+    )
+    on_error: Literal["error", "skip"] = Field("error", description="what a picture that cannot be read does")
+
+
+class ModelSection(Section):
+    """Which network."""
+
+    backbone: str = Field("resnet101.tv_in1k", description="a timm model, with the tag of its weights after a dot")
+    head: Literal["linear", "query2label", "ml_decoder"] = Field("linear", description="kind of head")
+    image_size: Positive | None = Field(None, description="pixels a side of the network's input; None is its own")
+    pretrained: bool = Field(True, description="fetch timm's weights for the backbone")
+    weights: str | None = Field(None, description="local file of weights for the backbone instead")
+    start_from: str | None = Field(None, description="checkpoint folder whose network is trained further")
+    backbone_options: dict[str, bool | int | float | str] = Field({}, description="further arguments of timm's")
+    head_options: dict[str, int | float] = Field({}, description="arguments of the head")
+
+
+class TaskSection(Section):
+    """What is trained."""
+
+    kind: Literal["image", "patch", "patch_only", "independent"] = Field(
+        "patch",
+        description="image: the baseline (DeT); patch: PAT-T, eq. 5; patch_only: the study of image scale; "
+        "independent: a backbone a label (InT)",
+    )
+    grid: Positive = Field(2, description="patches per side")
+    overlap: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="part of a patch that its neighbour shares")
+    lam: NonNegative = Field(1.0, description="weight of the patches in the total direct effect")
+    temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="of the patch weights")
+    source_size: Positive | None = Field(
+        None, description="pixels a side to cut native patches from; else they are cut from the network's input"
+    )
+
+
+class LossSection(Section):
+    """What a mistake costs."""
+
+    name: Literal["asymmetric", "binary_cross_entropy"] = Field("asymmetric", description="kind of loss")
+    gamma_neg: NonNegative = Field(4.0, description="asymmetric: focusing power for negatives")
+    gamma_pos: NonNegative = Field(0.0, description="asymmetric: focusing power for positives")
+    clip: Annotated[float, Field(ge=0, lt=1)] = Field(0.05, description="asymmetric: negatives below it cost nothing")
+    detach_focus: bool = Field(True, description="asymmetric: constant focusing factors, as in its authors' training")
+    reduction: Literal["sum", "mean"] = Field("sum", description="over images and labels")
+
+
+class OptimiserSection(Section):
+    """How weights move."""
+
+    name: Literal["adamw", "adam"] = Field("adamw", description="kind of optimiser")
+    lr: Annotated[float, Field(gt=0)] = Field(1e-4, description="peak learning rate")
+    weight_decay: NonNegative = Field(1e-4, description="decay, on weights only")
+    decay_all: bool = Field(False, description="decay norms and biases too")
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(None, description="largest norm of the gradient")
+
+
+class ScheduleSection(Section):
+    """How the learning rate moves: one cycle, stepped at every step."""
+
+    warmup: Share = Field(0.2, description="part of the run in which the rate rises")
+
+
+class EmaSection(Section):
+    """The averaged weights that are evaluated and kept."""
+
+    decay: Annotated[float, Field(ge=0, lt=1)] = Field(0.9997, description="0 keeps no average")
+    warmup: bool = Field(True, description="a short memory at first: decay 1 - (1 + step)^(-2/3) where that is less")
+
+
+class AugmentSection(Section):
+    """What happens to each view, each on its own."""
+
+    flip: Share = Field(0.0, description="probability of a horizontal flip")
+    cutout: Share = Field(0.5, description="side of the covered box, as a part of the view's side")
+    operations: Annotated[int, Field(ge=0)] = Field(2, description="operations of RandAugment")
+    magnitude: Annotated[float, Field(ge=0, le=30)] = Field(9.0, description="their strength")
+
+
+class PrecisionSection(Section):
+    """How numbers are held."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="autocast dtype of the network; auto is bfloat16 on a GPU, float32 elsewhere"
+    )
+    channels_last: bool = Field(True, description="memory order of images and weights")
+    compile: bool = Field(False, description="compile the network with torch.compile")
+
+
+class TrainSection(Section):
+    """How long and how much at once."""
+
+    epochs: Positive = Field(80, description="passes over the training pictures")
+    batch_size: Positive = Field(128, description="pictures a step, over all processes")
+    accumulate: Positive = Field(1, description="parts that each process computes its share of a batch in")
+    seed: Annotated[int, Field(ge=0)] = Field(1, description="of weights, order and augmentation")
+
+
+class EvaluationSection(Section):
+    """When and how the validation pictures are looked at."""
+
+    every: Positive = Field(1, description="epochs between evaluations")
+    batch_size: Positive = Field(128, description="pictures at once, over all processes")
+    definition: Literal["step", "envelope"] = Field("step", description="of average precision")
+    patience: Positive | None = Field(None, description="evaluations without a gain before the run stops early")
+
+
+class OutputSection(Section):
+    """What is written."""
+
+    save_every: Positive = Field(500, description="steps between saves of last/, besides one after each epoch")
+    log_every: Positive = Field(10, description="steps between entries of the log")
+    trackers: Names = Field(("tensorboard",), description="Accelerate's trackers by name")
+
+
+class RunConfig(Section):
+    """Everything that decides a run."""
+
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    loss: LossSection = LossSection()
+    optimiser: OptimiserSection = OptimiserSection()
+    schedule: ScheduleSection = ScheduleSection()
+    ema: EmaSection = EmaSection()
+    augment: AugmentSection = AugmentSection()
+    precision: PrecisionSection = PrecisionSection()
+    train: TrainSection = TrainSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    output: OutputSection = OutputSection()
+
+
+def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """The defaults, changed by a recipe and then by overrides.
+
+    Args:
+        recipe: a TOML file that states what differs from the defaults.
+        overrides: `section.key=value`, the value as TOML writes it; what is no TOML is taken as text, and
+            nothing as None, which takes back an optional value of the recipe.
+    """
+    values: dict[str, dict[str, object]] = {}
+    if recipe is not None:
+        values = _read_recipe(recipe)
+        _validate(values, where=str(recipe))
+    for override in overrides:
+        section, key, value = _parse_override(override)
+        values.setdefault(section, {})[key] = value
+        _validate(values, where=override)
+    return _validate(values, where="config")
+
+
+def dump_config(config: RunConfig, *, only_changes: bool = False) -> str:
+    """A configuration as TOML, all of it or what differs from the defaults."""
+    held = config.model_dump(mode="json", exclude_defaults=only_changes)
+    lines = []
+    for section, values in held.items():
+        stated = {key: value for key, value in values.items() if value is not None}
+        if stated:
+            lines += [f"[{section}]", *(f"{key} = {_to_toml(value)}" for key, value in stated.items()), ""]
+    return "\n".join(lines)
+
+
+def _read_recipe(path: Path) -> dict[str, dict[str, object]]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise InputError(str(path), "there is no such recipe", "see pivotpatch recipes, or give a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(str(path), f"is no TOML ({error})", "correct it there") from None
+
+
+def _parse_override(text: str) -> tuple[str, str, object]:
+    name, equals, value = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not equals or not dot:
+        raise InputError(f"override {text!r}", "is not like section.key=value", "write for example train.epochs=3")
+    if not value.strip():
+        return section, key, None
+    try:
+        return section, key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return section, key, value
+
+
+def _validate(values: Mapping[str, object], *, where: str) -> RunConfig:
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+    place = [str(part) for part in fault["loc"]]
+    name = ".".join(place)
+    if fault["type"] == "extra_forbidden":
+        known = RunConfig.model_fields
+        if len(place) > 1:
+            known = known[place[0]].annotation.model_fields  # type: ignore[union-attr]
+        raise InputError(where, f"unknown key {name!r}", choose_one_of(place[-1], known))
+    value = fault["input"]
+    if fault["type"] == "literal_error":
+        choices = fault["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+        raise InputError(where, f"{name} is {value!r}", choose_one_of(str(value), choices))
+    message = fault["msg"]
+    raise InputError(where, f"{name} is {value!r}", message[0].lower() + message[1:])
+
+
+def _to_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML escapes what JSON does, and DEL
+    if isinstance(value, list):
+        return f"[{', '.join(map(_to_toml, value))}]"
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{_to_toml(key)} = {_to_toml(item)}" for key, item in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    return repr(value)
