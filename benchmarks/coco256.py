@@ -1,0 +1,199 @@
+"""What patches are worth on real pictures: the ASL baseline, PAT-I on it, and PAT-T, through the project's own loop.
+
+Made for a sample of MS-COCO at 256 x 256 pixels (16,000 to train on, 5,000 to test) and the weights of a ResNet-50 in
+its first layout, but any data set with the splits train and test will do. Each finished run is a JSON file; run it
+again and only what is missing is trained. Settings are chosen with --select, which holds a tenth of train out and never
+opens the test pictures.
+
+    python benchmarks/coco256.py --data table:coco256 --weights resnet50.safetensors --runs 224-asl 224-pat --seeds 1 2
+    python benchmarks/coco256.py --table
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "coco256"
+LAMS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+
+COMMON = [
+    "data.hold=device",
+    "model.backbone=resnet50",
+    "model.pretrained=false",
+    "model.backbone_options={stride_in_conv1=true}",
+    "train.batch_size=64",
+    "evaluation.batch_size=256",
+    "output.log_every=50",
+    "output.save_every=1000000",
+    "output.trackers=[]",
+    "precision.compile=true",
+]
+SIZES = {
+    "224": ["model.image_size=224", "train.epochs=15"],
+    "128": ["model.image_size=128", "train.epochs=12"],
+}
+ASL = ["task.kind=image"]
+PAT = ["task.kind=patch"]
+NATIVE = [*PAT, "task.source_size=256"]
+METHODS = {
+    "asl": ASL,
+    "pat": PAT,
+    "native": NATIVE,
+    "q2l_asl": [*ASL, "model.head=query2label"],
+    "q2l_pat": [*PAT, "model.head=query2label"],
+    "mldec_asl": [*ASL, "model.head=ml_decoder"],
+    "mldec_pat": [*PAT, "model.head=ml_decoder"],
+}
+# What might lift a method further, one change at a time or together: native+flip+lr2.
+CHANGES = {
+    "temp0.5": ["task.temperature=0.5"],
+    "temp2": ["task.temperature=2"],
+    "overlap": ["task.overlap=0.25"],
+    "grid3": ["task.grid=3"],
+    "flip": ["augment.flip=0.5"],
+    "weak": ["augment.cutout=0.25", "augment.operations=1"],
+    "strong": ["augment.magnitude=15"],
+    "plain": ["augment.cutout=0", "augment.operations=0"],
+    "noema": ["ema.decay=0"],
+    "lr2": ["optimiser.lr=2e-4"],
+    "lr3": ["optimiser.lr=3e-4"],
+    "lr5": ["optimiser.lr=5e-4"],
+    "wd": ["optimiser.weight_decay=1e-2"],
+    "focus": ["loss.detach_focus=false"],
+    "bce": ["loss.name=binary_cross_entropy"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="address without its split")
+    parser.add_argument("--weights", type=Path, help="weights of the backbone")
+    parser.add_argument("--runs", nargs="+", default=[], metavar="SIZE-METHOD[+CHANGE]", help="such as 224-pat")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--select", action="store_true", help="judge on a tenth of train instead of on test")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further changes, for a trial")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--scores", type=Path, help="folder to write the test scores of each run to")
+    parser.add_argument("--commit", default="", help="of the code, for the record")
+    parser.add_argument("--table", action="store_true", help="print the table of all results")
+    args = parser.parse_args()
+    for run in args.runs:
+        for seed in args.seeds:
+            train(run, seed, args)
+    if args.table:
+        print_table(args.results)
+
+
+def train(name: str, seed: int, args: argparse.Namespace) -> None:
+    """Train one run, judge it, and write its result."""
+    import torch
+
+    from pivotpatch.training.config import load_config
+    from pivotpatch.training.loop import fit
+
+    path = args.results / f"{'select' if args.select else 'test'}-{name}-seed{seed}.json"
+    if path.exists():
+        return
+    size, _, rest = name.partition("-")
+    method, *extra = rest.split("+")
+    data = [f"data.train={args.data}@train", f"data.val_fraction={0.1 if args.select else 0}"]
+    wanted = [change for each in extra for change in CHANGES[each]]
+    changes = [*COMMON, *SIZES[size], *METHODS[method], *wanted, f"train.seed={seed}", *args.set]
+    config = load_config(None, [*data, f"model.weights={args.weights}", *changes])
+    folder = Path(tempfile.mkdtemp())
+    torch.compiler.reset()  # else torch gives up compiling after a few networks
+    try:
+        result = fit(config, folder / "run", report=lambda entry: print(name, seed, json.dumps(entry), flush=True))
+        if result.stopped_by is not None:
+            raise SystemExit(128 + result.stopped_by)
+        found = judge(folder / "run" / "best", args, size=int(size), scores=f"{name}-seed{seed}")
+        log = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text("utf-8").splitlines()]
+    finally:
+        shutil.rmtree(folder)
+    kept = ("steps", "seconds", "pictures_per_second", "peak_memory_GB")
+    content = {
+        "run": name,
+        "seed": seed,
+        "judged_on": "a tenth of train" if args.select else "test",
+        "mAP": found,
+        **{key: result.metrics[key] for key in kept if key in result.metrics},
+        "changes": changes,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch": torch.__version__,
+        "commit": args.commit,
+        "log": log,
+    }
+    args.results.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content) + "\n", "utf-8")
+    print(name, seed, json.dumps({"mAP": found, "seconds": content["seconds"]}), flush=True)
+
+
+def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, scores: str) -> dict[str, float]:
+    """MAP (step-wise) of each kind of logits, and of TDE logits at several lam; for a baseline PAT-I's too."""
+    import torch
+    from accelerate import Accelerator
+
+    from pivotpatch import PatchInference, load_checkpoint
+    from pivotpatch.core.metrics import average_precision
+    from pivotpatch.data.address import open_records
+    from pivotpatch.data.loading import hold_pictures, make_loader
+    from pivotpatch.inference.scoring import score_pictures
+    from pivotpatch.models.classifier import Classifier, PatchClassifier
+    from pivotpatch.training.build import open_training_records
+    from pivotpatch.training.config import load_config
+
+    if args.select:
+        records = open_training_records(load_config(None, [f"data.train={args.data}@train"])).val
+        assert records is not None
+    else:
+        records = open_records(f"{args.data}@test")
+    accelerator = Accelerator()
+    model = load_checkpoint(checkpoint).to(accelerator.device)
+    judged: dict[str, tuple[Classifier | PatchInference, int]] = {"": (model, model.picture_size)}
+    if not isinstance(model, PatchClassifier):
+        judged = {"PAT-I ": (PatchInference(model), size), "PAT-I native ": (PatchInference(model), 256)}
+    found: dict[str, float] = {}
+    for prefix, (network, pixels) in judged.items():
+        held = hold_pictures(records, size=(pixels, pixels), device=accelerator.device)
+        loader = make_loader(records, size=(pixels, pixels), batch_size=256, held=held)
+        logits, target, _ = score_pictures(network, loader, accelerator=accelerator, dtype=torch.bfloat16)
+
+        def measure(values: torch.Tensor, target: torch.Tensor = target) -> float:
+            return 100 * average_precision(values, target).mean
+
+        found["image"] = measure(logits["image"])
+        found[f"{prefix}patch"] = measure(logits["patch"])
+        for lam in LAMS:
+            found[f"{prefix}tde lam {lam:g}"] = measure(logits["image"] + lam * logits["patch"])
+        if args.scores:
+            from safetensors.torch import save_file
+
+            args.scores.mkdir(parents=True, exist_ok=True)
+            halves = {key: value.half().contiguous() for key, value in logits.items()}
+            save_file(halves, args.scores / f"{scores}{prefix.replace(' ', '_')}.safetensors")
+    return found
+
+
+def print_table(folder: Path) -> None:
+    """Mean and spread over the seeds, for each run."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text("utf-8"))
+        groups[content["judged_on"], content["run"]].append(content)
+    for (judged_on, run), results in groups.items():
+        seconds = statistics.mean(result["seconds"] for result in results)
+        speed = statistics.mean(result["pictures_per_second"] for result in results)
+        print(f"{run} on {judged_on}: {len(results)} seeds, {seconds:.0f} s, {speed:.0f} pictures/s")
+        for key in results[0]["mAP"]:
+            values = [result["mAP"][key] for result in results]
+            spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+            print(f"    {key:24s} {statistics.mean(values):.2f}{spread}")
+
+
+if __name__ == "__main__":
+    main()
