@@ -186,9 +186,13 @@ def print_table(folder: Path) -> None:
         content = json.loads(path.read_text("utf-8"))
         groups[content["judged_on"], content["run"]].append(content)
     for (judged_on, run), results in groups.items():
-        seconds = statistics.mean(result["seconds"] for result in results)
-        speed = statistics.mean(result["pictures_per_second"] for result in results)
-        print(f"{run} on {judged_on}: {len(results)} seeds, {seconds:.0f} s, {speed:.0f} pictures/s")
+        timed = [result for result in results if "seconds" in result]
+        cost = ""
+        if timed:
+            seconds = statistics.mean(result["seconds"] for result in timed)
+            speed = statistics.mean(result["pictures_per_second"] for result in timed)
+            cost = f", {seconds:.0f} s, {speed:.0f} pictures/s"
+        print(f"{run} on {judged_on}: {len(results)} seeds{cost}")
         for key in results[0]["mAP"]:
             values = [result["mAP"][key] for result in results]
             spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""

@@ -1,4 +1,4 @@
-"""Imports point one way: cli -> report, export, app -> training, inference, audit -> data, models -> core -> torch."""
+"""Imports point one way: cli -> report, export, app -> training, audit -> inference -> data, models -> core -> torch."""
 
 import ast
 import re
@@ -14,7 +14,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "pivotpatch"
 LAYERS = [
     {"core"},
     {"data", "models"},
-    {"training", "inference", "audit"},
+    {"inference"},
+    {"training", "audit"},
     {"report", "export", "app"},
     {"cli"},
 ]

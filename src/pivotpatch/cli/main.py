@@ -11,7 +11,7 @@ from pivotpatch import __version__
 from pivotpatch.core.errors import InputError
 
 # Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.
-VERBS = ("data",)
+VERBS = ("data", "recipes", "train")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a sign that the screen lacks must not end the work
-    args = build_parser().parse_args(argv)
+    args = _parse(build_parser(), argv)
     try:
         status = int(args.run(args))
         if sys.stdout:  # None where it was closed
@@ -53,6 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         wrong = f"{error.filename or 'output'}: {error.strerror or error}"
         print(f"pivotpatch: {wrong}; check that there is room and that it may be used", file=sys.stderr)
         return 1
+
+
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the arguments; a verb that takes any number of words takes them after options too."""
+    args, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(args, "words") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.words += rest
+    return args
 
 
 def _drop_output() -> None:

@@ -147,7 +147,7 @@ class OutputSection(Section):
     """What is written."""
 
     save_every: Positive = Field(500, description="steps between saves of last/, besides one after each epoch")
-    log_every: Positive = Field(10, description="steps between entries of the log")
+    log_every: Positive = Field(10, description="steps between entries of the log, besides one after each epoch")
     trackers: Names = Field(("tensorboard",), description="Accelerate's trackers by name")
 
 
@@ -187,14 +187,27 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
     return _validate(values, where="config")
 
 
-def dump_config(config: RunConfig, *, only_changes: bool = False) -> str:
-    """A configuration as TOML, all of it or what differs from the defaults."""
+def dump_config(config: RunConfig, *, only_changes: bool = False, explained: bool = False) -> str:
+    """A configuration as TOML.
+
+    Args:
+        config: what to write.
+        only_changes: leave out what equals the defaults.
+        explained: say behind each key what it means, and name the optional ones that have no value.
+    """
     held = config.model_dump(mode="json", exclude_defaults=only_changes)
     lines = []
     for section, values in held.items():
-        stated = {key: value for key, value in values.items() if value is not None}
-        if stated:
-            lines += [f"[{section}]", *(f"{key} = {_to_toml(value)}" for key, value in stated.items()), ""]
+        fields = type(getattr(config, section)).model_fields
+        written = []
+        for key, value in values.items():
+            line = f"# {key} =" if value is None else f"{key} = {_to_toml(value)}"
+            if explained:
+                written.append(f"{line:<40}  # {fields[key].description}")
+            elif value is not None:
+                written.append(line)
+        if written:
+            lines += [f"[{section}]", *written, ""]
     return "\n".join(lines)
 
 

@@ -1,0 +1,179 @@
+"""`pivotpatch train`: train what a recipe, a data set and a few changes describe."""
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pivotpatch.core.errors import InputError, choose_one_of
+
+if TYPE_CHECKING:
+    from pivotpatch.training.config import RunConfig
+    from pivotpatch.training.loop import FitResult
+
+OVERRIDE = re.compile(r"\w+(\.\w+)*\s*=")
+RUNS = Path("runs")
+CURVES = "curves.png"
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb."""
+    train = verbs.add_parser(
+        "train",
+        help="train a network, or go on with a run",
+        description="Train a network. Ctrl-C finishes the step and saves; --resume goes on as if nothing had happened.",
+        epilog="Several GPUs: torchrun --nproc-per-node N -m pivotpatch train ...",
+    )
+    train.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="a recipe (see pivotpatch recipes) or a .toml file; an address of pictures or a file with their list; "
+        "and changes such as train.epochs=3, the last word wins",
+    )
+    place = train.add_mutually_exclusive_group()
+    place.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the run (default: {RUNS}/ and the recipe)")
+    place.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this folder")
+    only = train.add_mutually_exclusive_group()
+    only.add_argument("--show-config", action="store_true", help="print the whole configuration as TOML and stop")
+    only.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build everything, train one batch, tell time and memory, write nothing",
+    )
+    train.add_argument("--json", action="store_true", help="write the result as JSON")
+    train.set_defaults(run=run_train)
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Train, resume, or only look."""
+    if args.resume is not None:
+        return _resume(args)
+    name, config = read_words(args.words)
+    if args.show_config:
+        from pivotpatch.training.config import dump_config
+
+        print(dump_config(config, explained=True), end="")
+        return 0
+    if config.data.train is None:
+        wrong, todo = "no pictures are named", "give an address such as table:photos.csv, or data.train=..."
+        raise InputError("pivotpatch train", wrong, todo)
+    if args.dry_run:
+        return _try(config, as_json=args.json)
+    from pivotpatch.cli.train_text import show_training
+    from pivotpatch.training.loop import fit
+
+    out = args.out or RUNS / name
+    with show_training() as shown:
+        result = fit(config, out, progress=shown.progress, report=shown.report)
+    return _end(result, out, as_json=args.json)
+
+
+def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
+    """A name for the run and its configuration, from a recipe, an address and changes in any order."""
+    from pivotpatch.training.config import load_config
+    from pivotpatch.training.recipes import find_recipe, list_recipes
+
+    recipe, addresses, changes = None, [], []
+    named = {known.name for known in list_recipes()}  # a folder of the same name, say of a run, does not hide it
+    for word in words:
+        address = None if word in named else _read_address(word)
+        if OVERRIDE.match(word):
+            changes.append(word)
+        elif address is not None:
+            addresses.append(address)
+        elif word not in named and not word.endswith(".toml"):
+            wrong = "is neither a recipe nor a table or folder that is there"
+            raise InputError(f"{word!r}", wrong, choose_one_of(word, named))
+        elif recipe is None:
+            recipe = find_recipe(word)
+        else:
+            raise InputError(f"{word!r}", f"a second recipe besides {recipe.stem!r}", "give one")
+    if len(addresses) > 1:
+        raise InputError(
+            f"{addresses[1]!r}", "a second set of pictures", "give one, and others by data.val= or data.test="
+        )
+    config = load_config(recipe, [*(f"data.train={json.dumps(address)}" for address in addresses), *changes])
+    name = recipe.stem if recipe else f"{config.task.kind}-{config.model.backbone}"
+    return name, config
+
+
+def _read_address(word: str) -> str | None:
+    """The address that a word is, or that it means: a table, or a folder of pictures."""
+    scheme, colon, _ = word.partition(":")
+    if colon and scheme.isalpha() and len(scheme) > 1:
+        return word
+    from pivotpatch.data.address import Address
+
+    path = Path(word)
+    if path.is_dir():
+        return str(Address("folder", word))
+    return str(Address("table", word)) if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet") else None
+
+
+def _resume(args: argparse.Namespace) -> int:
+    if args.words or args.show_config or args.dry_run:
+        raise InputError("--resume", "a run goes on with the configuration it has", "give the folder alone")
+    from pivotpatch.cli.train_text import show_training
+    from pivotpatch.training.loop import resume
+
+    with show_training() as shown:
+        result = resume(args.resume, progress=shown.progress, report=shown.report)
+    return _end(result, args.resume, as_json=args.json)
+
+
+def _try(config: "RunConfig", *, as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from pivotpatch.cli.train_text import print_dry_run
+    from pivotpatch.training.dry_run import try_run
+    from pivotpatch.training.processes import make_accelerator
+
+    accelerator = make_accelerator(config)
+    tried = try_run(config, accelerator)
+    if accelerator.is_main_process:
+        if as_json:
+            print(json.dumps(asdict(tried)))
+        else:
+            print_dry_run(tried)
+    accelerator.end_training()
+    return 0
+
+
+def _end(result: "FitResult", out: Path, *, as_json: bool) -> int:
+    """Tell what came of it, in the first process alone."""
+    from accelerate import PartialState
+
+    from pivotpatch.cli.train_text import print_result
+
+    state = PartialState()
+    if state.is_main_process:
+        not_read = list(result.metrics["not_read"].values())
+        for wrong in not_read[:20]:
+            print(f"not read: {wrong}", file=sys.stderr)
+        if len(not_read) > 20:
+            print(f"not read: {len(not_read) - 20} more, see {out / 'metrics.json'}", file=sys.stderr)
+        if as_json:
+            print(json.dumps(result.metrics))
+        else:
+            print_result(result, out)
+        _draw_curves(out)
+        if result.stopped_by is not None:
+            goes_on = f"pivotpatch train --resume {shlex.quote(str(out))} goes on"
+            print(f"stopped by {result.stopped_by.name}; {goes_on}", file=sys.stderr)
+    state.destroy_process_group()
+    return 0 if result.stopped_by is None else 128 + result.stopped_by
+
+
+def _draw_curves(out: Path) -> None:
+    """Draw what the log of a run says."""
+    from pivotpatch.core.writing import explain_disk_faults, replacing
+    from pivotpatch.report.training_plots import plot_curves
+    from pivotpatch.training.folder import read_log
+
+    with explain_disk_faults(out), replacing(out / CURVES) as written:
+        plot_curves({"": read_log(out)}).savefig(written, format="png")
+    print(f"drew {out / CURVES}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Training: a schema, tasks that are model and loss in one, and one loop."""

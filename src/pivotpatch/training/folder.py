@@ -1,0 +1,256 @@
+"""A run on the disk: config.toml, environment.json, log.jsonl, metrics.json, last/ and best/, each written whole.
+
+`last/` is a checkpoint like any other (the averaged weights), with two files beside it that a run goes on from:
+training.safetensors (the weights in training and the optimiser's moments) and state.json. Nothing is pickled.
+"""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pivotpatch import __version__
+from pivotpatch.core.errors import InputError
+from pivotpatch.core.writing import explain_disk_faults, replacing, replacing_folder
+from pivotpatch.models.checkpoint import save_checkpoint, write_checkpoint
+from pivotpatch.models.classifier import Classifier
+from pivotpatch.training.config import RunConfig, dump_config, load_config
+
+CONFIG, ENVIRONMENT, LOG, METRICS = "config.toml", "environment.json", "log.jsonl", "metrics.json"
+TENSORS, STATE = "training.safetensors", "state.json"
+LOCK = ".lock"
+DAMAGED = "it is damaged, start anew"
+
+
+class RunState(BaseModel):
+    """Where a run is, in numbers.
+
+    Attributes:
+        step: steps that are done.
+        evaluated: the step of the last evaluation.
+        best: the best validation mAP.
+        best_step: the step it was found at.
+        waited: evaluations since then.
+        seconds: time that training has taken, over all starts.
+        train_seconds: the part of it that was spent on steps.
+        pictures: how many they trained on, so far as they are logged.
+        pending: numbers of the steps since the last entry of the log, one row a step.
+        logged: entries of the log.
+        not_read: pictures that could not be read, each with what was wrong with it.
+        records: pictures that there are to train on.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    step: int = 0
+    evaluated: int = 0
+    best: float | None = None
+    best_step: int = 0
+    waited: int = 0
+    seconds: float = 0.0
+    train_seconds: float = 0.0
+    pictures: int = 0
+    pending: list[list[float]] = []
+    logged: int = 0
+    not_read: dict[str, str] = {}
+    records: int = 0
+
+
+class RunFolder:
+    """The folder of one run; only the first process writes.
+
+    Attributes:
+        root: where it is.
+        config: of the run.
+        writes: whether this process does.
+    """
+
+    def __init__(self, root: Path, config: RunConfig, *, writes: bool = True) -> None:
+        self.root = root
+        self.config = config
+        self.writes = writes
+        self._lock: int | None = None
+
+    @classmethod
+    def open(cls, root: Path, *, writes: bool = True) -> "RunFolder":
+        """Return to a run; what a crash left half-done is cleared away first."""
+        if not (root / CONFIG).is_file():
+            raise InputError(str(root), f"is no run, {CONFIG} is missing", "check the path")
+        folder = cls(root, load_config(root / CONFIG), writes=writes)
+        if writes:
+            with explain_disk_faults(root):
+                folder._claim()
+                folder._tidy()
+        return folder
+
+    def check_free(self) -> None:
+        """Refuse a place where something is already, or nothing can be written."""
+        root = self.root
+        place = next(path for path in (root, *root.parents) if path.exists())
+        if not self.writes:
+            return
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            raise InputError(str(root), f"{place} is no folder that can be written to", "choose another one")
+        never_begun = {LOCK, ENVIRONMENT}  # what is left where a run could not even write its configuration
+        if place == root and {path.name for path in root.iterdir()} - never_begun:
+            todo = "choose another folder" + (", or --resume it" if (root / CONFIG).is_file() else "")
+            raise InputError(str(root), "exists already and is not empty", todo)
+
+    def create(self) -> None:
+        """Begin a run in a folder that is new or empty."""
+        if self.writes:
+            with explain_disk_faults(self.root):
+                self.check_free()
+                self.root.mkdir(parents=True, exist_ok=True)
+                self._claim()
+                self._write(ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
+                self._write(CONFIG, dump_config(self.config))
+
+    def close(self) -> None:
+        """Let other processes train in it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def last(self) -> Path:
+        """The newest state."""
+        return self.root / "last"
+
+    @property
+    def best(self) -> Path:
+        """The network that validation chose."""
+        return self.root / "best"
+
+    def save_last(self, model: Classifier, tensors: dict[str, Tensor], state: RunState) -> None:
+        """Replace `last/`: `model` for users, `tensors` and `state` to go on from."""
+        if not self.writes:
+            return
+        with explain_disk_faults(self.last, also=(SafetensorError,)), replacing_folder(self.last) as scratch:
+            write_checkpoint(model, scratch)
+            save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, scratch / TENSORS)
+            (scratch / STATE).write_text(state.model_dump_json(indent=2) + "\n", "utf-8")
+            (scratch / TENSORS).chmod((scratch / STATE).stat().st_mode)  # safetensors keeps it to the owner
+
+    def save_best(self, model: Classifier) -> None:
+        """Replace `best/`."""
+        if self.writes:
+            save_checkpoint(model, self.best, overwrite=True)
+
+    def load_state(self) -> RunState:
+        """Where the run is; at its beginning where nothing was saved yet."""
+        path = self.last / STATE
+        if not self.last.exists():
+            return RunState()
+        try:
+            return RunState.model_validate_json(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(str(path), f"cannot be read ({_say_briefly(error)})", DAMAGED) from None
+
+    def is_finished(self) -> bool:
+        """Whether the run came to its end."""
+        path = self.root / METRICS
+        try:
+            return path.is_file() and bool(json.loads(path.read_text("utf-8"))["finished"])
+        except (ValueError, KeyError, TypeError):
+            raise InputError(str(path), "is not what a run writes", "remove it") from None
+
+    def load_tensors(self, device: torch.device) -> dict[str, Tensor]:
+        """What `save_last` was given, on a device."""
+        path = self.last / TENSORS
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+        except (OSError, SafetensorError) as error:
+            raise InputError(str(path), f"cannot be read ({_say_briefly(error)})", DAMAGED) from None
+
+    def add_to_log(self, entry: dict[str, object]) -> None:
+        """Append a line to the log."""
+        path = self.root / LOG
+        if self.writes:
+            with explain_disk_faults(path), path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+
+    def cut_log(self, entries: int) -> None:
+        """Forget what was logged after so many entries: those steps will be taken again."""
+        path = self.root / LOG
+        if self.writes and path.exists():
+            lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True)
+            with explain_disk_faults(self.root):
+                self._write(LOG, "".join([line for line in lines if line.endswith("\n")][:entries]))
+
+    def write_metrics(self, metrics: dict[str, object]) -> None:
+        """Replace metrics.json."""
+        if self.writes:
+            with explain_disk_faults(self.root):
+                self._write(METRICS, json.dumps(metrics, indent=2) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        with replacing(self.root / name) as written, written.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _claim(self) -> None:
+        """Refuse a folder that another process trains in; the system gives it back however a process ends."""
+        if sys.platform == "win32":
+            return
+        import fcntl
+
+        self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            todo = "wait for it, or end it first"
+            raise InputError(str(self.root), "another process is training in it", todo) from None
+        except OSError:
+            return  # a file system without locks
+
+    def _tidy(self) -> None:
+        for name in (CONFIG, ENVIRONMENT, LOG, METRICS):
+            (self.root / f"{name}.tmp").unlink(missing_ok=True)
+        for name in ("last", "best", "nonfinite"):
+            folder, old = self.root / name, self.root / f"{name}.old"
+            if old.exists() and not folder.exists():
+                old.rename(folder)  # a crash came between the two renames of a save
+            shutil.rmtree(old, ignore_errors=True)
+            for scratch in self.root.glob(f".{name}.*"):
+                shutil.rmtree(scratch)
+
+
+def _say_briefly(error: Exception) -> str:
+    """What is wrong, in one line."""
+    if isinstance(error, ValidationError):
+        fault = error.errors()[0]
+        return ": ".join([*map(str, fault["loc"]), fault["msg"]])
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def read_log(root: Path) -> list[dict[str, Any]]:
+    """The entries of a run's log, in order."""
+    path = root / LOG
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def describe_environment() -> dict[str, object]:
+    """What a run was made with."""
+    libraries = ("torch", "torchvision", "timm", "accelerate", "numpy", "pillow", "safetensors")
+    return {
+        "pivotpatch": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "libraries": {name: version(name) for name in libraries},
+        "cuda": torch.version.cuda,
+        "devices": [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())],
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }

@@ -1,0 +1,93 @@
+"""How weights move: parameter groups, the one-cycle schedule as a function of the step, and their average."""
+
+import math
+from itertools import compress
+from typing import NamedTuple
+
+import torch
+from timm.optim import param_groups_weight_decay
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from pivotpatch.training.config import EmaSection, OptimiserSection
+
+INITIAL, FINAL = 1 / 25, 1 / 25e4  # of the peak rate
+MOMENTUM = (0.85, 0.95)  # at the peak, and at both ends
+
+
+class CyclePoint(NamedTuple):
+    """A place on the cycle.
+
+    Attributes:
+        rate: the learning rate, as a part of its peak.
+        momentum: the first of Adam's betas.
+    """
+
+    rate: float
+    momentum: float
+
+
+def find_cycle_point(step: int, *, total: int, warmup: float) -> CyclePoint:
+    """Where the one-cycle policy is before step number `step` of `total`.
+
+    The numbers are those of torch's `OneCycleLR` with its defaults, which the published training uses; as a function
+    of the step it needs no state, so a run resumes anywhere.
+
+    >>> find_cycle_point(19, total=100, warmup=0.2)
+    CyclePoint(rate=1.0, momentum=0.85)
+    """
+    peak_at, low, high = warmup * total - 1, *MOMENTUM
+    if step <= peak_at:
+        along = step / peak_at if peak_at > 0 else 1.0
+        return CyclePoint(_anneal(INITIAL, 1.0, along), _anneal(high, low, along))
+    along = (step - peak_at) / (total - 1 - peak_at)
+    return CyclePoint(_anneal(1.0, FINAL, along), _anneal(low, high, along))
+
+
+def _anneal(start: float, end: float, along: float) -> float:
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * along))
+
+
+def make_optimiser(model: nn.Module, section: OptimiserSection) -> torch.optim.Adam:
+    """An optimiser over what `model` trains; norms and biases do not decay unless the section says so."""
+    kind = torch.optim.AdamW if section.name == "adamw" else torch.optim.Adam
+    groups = (
+        [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if section.decay_all
+        else param_groups_weight_decay(model, section.weight_decay)
+    )
+    fused = next(model.parameters()).device.type in ("cuda", "cpu")  # several times faster on both
+    return kind(groups, lr=section.lr, weight_decay=section.weight_decay, fused=fused)
+
+
+def set_cycle_point(optimiser: torch.optim.Adam, point: CyclePoint, *, peak: float) -> None:
+    """Move an optimiser to a place on the cycle."""
+    for group in optimiser.param_groups:
+        group["lr"] = peak * point.rate
+        group["betas"] = (point.momentum, group["betas"][1])
+
+
+class WeightAverage(ModelEmaV3):  # type: ignore[misc]  # timm is not typed
+    """Timm's running average of weights and buffers, which finds its tensors once and not at every step.
+
+    Every update must be from the network that it was made of.
+    """
+
+    def __init__(self, model: nn.Module, *, decay: float, warmup: bool) -> None:
+        super().__init__(model, decay=decay, use_warmup=warmup)
+        own, theirs = list(self.module.state_dict().values()), list(model.state_dict().values())
+        averaged = [value.is_floating_point() for value in own]
+        self._averaged = list(compress(own, averaged)), list(compress(theirs, averaged))
+        copied = [not each for each in averaged]
+        self._copied = list(compress(own, copied)), list(compress(theirs, copied))
+
+    def apply_update_(self, model: nn.Module, decay: float) -> None:  # noqa: ARG002  # timm's signature
+        """Move the average towards the network; what is counted in whole numbers is copied."""
+        torch._foreach_lerp_(*self._averaged, weight=1 - decay)
+        if self._copied[0]:
+            torch._foreach_copy_(*self._copied)
+
+
+def make_average(model: nn.Module, section: EmaSection) -> WeightAverage | None:
+    """The running average of weights and buffers, or None where none is wanted."""
+    return WeightAverage(model, decay=section.decay, warmup=section.warmup) if section.decay else None

@@ -1,0 +1,86 @@
+"""Devices, processes and trackers: what Accelerate carries."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType, ProjectConfiguration, parse_flag_from_env
+
+from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.writing import explain_disk_faults
+from pivotpatch.training.config import RunConfig
+
+TRACKS = "tracks"  # the folder of a run that trackers write to
+
+
+def join_processes() -> PartialState:
+    """Join the processes that torchrun or `accelerate launch` started with this one; on the CPU where no GPU is."""
+    started = int(os.environ.get("WORLD_SIZE", 1))
+    device = torch.accelerator.current_accelerator(check_available=True)
+    # Accelerate joins several processes on the CPU only when it is told to use it.
+    alone = device is None or device.type == "mps"
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or (started > 1 and alone))
+    if state.num_processes != started:  # each would take itself for the first, and write to the same folder
+        wrong = f"{started} processes were started, but this one knows of {state.num_processes}"
+        raise InputError("WORLD_SIZE", wrong, "start them with torchrun --nproc-per-node N -m pivotpatch train ...")
+    return state
+
+
+def make_accelerator(config: RunConfig, out: Path | None = None) -> Accelerator:
+    """Device and processes; with a folder to write to, also the trackers that a configuration names."""
+    names = config.output.trackers
+    installed = [str(name) for name in get_available_trackers()]
+    known = [str(kind.value) for kind in LoggerType if kind != LoggerType.ALL]
+    for name in names:
+        if name not in known:
+            raise InputError("output.trackers", f"unknown tracker {name!r}", choose_one_of(name, known))
+        if name not in installed:
+            raise InputError("output.trackers", f"{name} is not installed", "install it, or leave it out")
+    state = join_processes()
+    writes = out is not None and len(names) > 0
+    return Accelerator(
+        cpu=state.device.type == "cpu",
+        mixed_precision="no",  # the step casts as the configuration says, whatever the launcher's settings are
+        log_with=list(names) if writes else None,
+        project_config=ProjectConfiguration(project_dir=str(out), logging_dir=str(out / TRACKS)) if out else None,
+    )
+
+
+@contextmanager
+def own_settings(device: torch.device) -> Iterator[None]:
+    """Let a run seed what it likes and cuDNN choose its kernels by trial; the caller's settings return afterwards."""
+    cuda, before = [device] if device.type == "cuda" else [], torch.backends.cudnn.benchmark
+    with torch.random.fork_rng(devices=cuda):
+        torch.backends.cudnn.benchmark = True  # its context manager `flags` would switch cuDNN off, too
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def open_trackers(accelerator: Accelerator, config: RunConfig, *, step: int) -> Iterator[None]:
+    """Hold the trackers of a run that has taken `step` steps open."""
+    if not accelerator.log_with:
+        yield
+        return
+    flat = {
+        f"{section}.{key}": value if isinstance(value, bool | int | float | str) else str(value)
+        for section, values in config.model_dump().items()
+        for key, value in values.items()
+    }
+    # What TensorBoard was told of later steps is forgotten: they will be taken again.
+    options = {"tensorboard": {"purge_step": step + 1}}
+    place = Path(accelerator.logging_dir)
+    with explain_disk_faults(place):
+        accelerator.init_trackers("pivotpatch", config=flat, init_kwargs=options)
+    try:
+        yield
+    finally:
+        with explain_disk_faults(place):
+            for tracker in accelerator.trackers:
+                tracker.finish()

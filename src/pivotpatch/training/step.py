@@ -1,0 +1,150 @@
+"""One step: views, loss, gradients, update. What is drawn depends on seed, step and process alone."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pivotpatch.data.augment import Augmentation, draw_augmentation
+from pivotpatch.data.loading import Batch
+from pivotpatch.models.weights import load_exactly
+from pivotpatch.training.build import Run
+from pivotpatch.training.optimiser import find_cycle_point, set_cycle_point
+
+
+def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> Tensor:
+    """Train on this process's share of a batch.
+
+    Args:
+        run: what is trained.
+        batch: the share; it may be empty, the process then only takes part.
+        step: how many steps were taken before.
+        rows: positions of the share's pictures in the whole batch.
+
+    Returns:
+        (K + 2,) on the device: the K parts of the loss summed over the share, how many pictures it has, and the
+        norm of the gradient of the whole batch.
+    """
+    config = run.config
+    point = find_cycle_point(step, total=run.total_steps, warmup=config.schedule.warmup)
+    set_cycle_point(run.optimiser, point, peak=config.optimiser.lr)
+    parts = compute_gradients(run, batch, step=step, rows=rows)
+    weights = [weight for group in run.optimiser.param_groups for weight in group["params"]]
+    limit = config.optimiser.clip_norm
+    norm = torch.nn.utils.clip_grad_norm_(weights, float("inf") if limit is None else limit)
+    run.optimiser.step()
+    run.optimiser.zero_grad()
+    if run.accelerator.num_processes > 1:
+        _agree_on_statistics(run, pictures=len(batch.indices))
+    if run.average is not None:
+        run.average.update(run.task.model, step=step + 1)
+    pictures = parts.new_full((1,), len(batch.indices))  # filled on the device, which so need not be waited for
+    return torch.cat([parts, pictures, norm[None]])
+
+
+def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> Tensor:
+    """Add the gradient of the whole batch to the weights; the arguments are those of `take_step`.
+
+    Every process ends with the same gradient: that of one process with the whole batch, but for batch norm, which
+    knows only what its process sees at once.
+
+    Returns:
+        (K,) the parts of the loss, summed over the share.
+    """
+    device, config = run.accelerator.device, run.config
+    torch.manual_seed(_mix(config.train.seed, step, run.accelerator.process_index))
+    augmentation = draw_augmentation(
+        config.train.batch_size * run.task.views_per_image,
+        policy=run.policy,
+        generator=torch.Generator().manual_seed(_mix(config.train.seed, step)),
+    )
+    images, target = batch.images, batch.target
+    if len(images) == 0:  # a black picture of which nothing is known costs nothing, but takes part in every exchange
+        images, target = images.new_zeros(1, *images.shape[1:]), target.new_full((1, target.shape[1]), torch.nan)
+        rows = np.zeros(1, dtype=np.int64)
+    images = images.to(device, non_blocking=True)
+    scale = _find_scale(run, target)
+    total = torch.zeros(len(run.task.parts), device=device)
+    whole = (images, target, torch.from_numpy(rows))
+    shares = list(zip(*(part.chunk(config.train.accumulate) for part in whole), strict=True))
+    for number, (pixels, truth, places) in enumerate(shares, 1):
+        drawn = _take(augmentation, places, views=run.task.views_per_image)
+        views = run.task.make_views(pixels, augmentation=drawn)
+        with nullcontext() if number == len(shares) else run.accelerator.no_sync(run.step_module):
+            with torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32):
+                loss = run.step_module(views, truth.to(device, non_blocking=True))
+            (loss.total * scale).backward()
+        total += loss.parts
+    return total
+
+
+def _agree_on_statistics(run: Run, *, pictures: int) -> None:
+    """Give every process the mean of what batch norms have seen, so that all evaluate and save the same network."""
+    named = run.task.model.named_buffers()
+    held = [buffer for name, buffer in named if name.endswith(("running_mean", "running_var"))]
+    if not held:
+        return
+    weight = max(pictures, 1e-6)  # where no process has a picture, all have seen the same black one
+    total = run.accelerator.reduce(torch.cat([held[0].new_ones(1), *held]) * weight, "sum")
+    means = (total[1:] / total[0]).split([len(buffer) for buffer in held])
+    for buffer, mean in zip(held, means, strict=True):
+        buffer.copy_(mean)
+
+
+def _find_scale(run: Run, target: Tensor) -> Tensor | float:
+    """What a summed loss is multiplied by, so that the mean of the processes' gradients is the batch's own."""
+    processes = run.accelerator.num_processes
+    if run.config.loss.reduction == "sum":
+        return float(processes)
+    known = (~torch.isnan(target)).sum().to(run.accelerator.device, torch.float32)
+    if processes > 1:
+        known = run.accelerator.reduce(known, "sum")
+    scale: Tensor = processes / known.clamp(min=1)
+    return scale
+
+
+def _take(augmentation: Augmentation, places: Tensor, *, views: int) -> Augmentation:
+    """What was drawn for some pictures of a batch, in the order of `make_views`: images first, then patches."""
+    drawn = places[:, None] * views + torch.arange(views)
+    order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
+    return Augmentation(*(part[order] for part in augmentation))
+
+
+def _mix(*numbers: int) -> int:
+    """A seed from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def collect_training(run: Run) -> dict[str, Tensor]:
+    """The weights in training and the optimiser's moments, by name."""
+    tensors = {f"model.{name}": value for name, value in run.task.model.state_dict().items()}
+    for name, weight in run.task.model.named_parameters():
+        tensors |= {f"optimiser.{name}.{key}": value for key, value in run.optimiser.state.get(weight, {}).items()}
+    return tensors
+
+
+def restore_training(run: Run, tensors: Mapping[str, Tensor]) -> None:
+    """Put what `collect_training` gave back in place."""
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}}
+    for name, value in tensors.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = value
+    load_exactly(run.task.model, parts["model"], where="training state")
+    names = {id(weight): name for name, weight in run.task.model.named_parameters()}
+    weights = [weight for group in run.optimiser.param_groups for weight in group["params"]]
+    moments: dict[int, dict[str, Tensor]] = {}
+    for place, weight in enumerate(weights):
+        prefix = f"{names[id(weight)]}."
+        found = {key: parts["optimiser"].get(prefix + key) for key in ("step", "exp_avg", "exp_avg_sq")}
+        moments[place] = {key: _lay_out(value, weight) for key, value in found.items() if value is not None}
+    state = run.optimiser.state_dict()
+    state["state"] = {place: held for place, held in moments.items() if held}
+    run.optimiser.load_state_dict(state)
+
+
+def _lay_out(value: Tensor, weight: Tensor) -> Tensor:
+    """A moment in the memory order of its weight, which a fused optimiser insists on; a count as it is."""
+    return value if value.ndim == 0 else torch.empty_like(weight).copy_(value)

@@ -1,0 +1,111 @@
+"""Tasks: model and loss as one module, so that the loop never learns the method."""
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
+from pivotpatch.data.augment import Augmentation, Views
+from pivotpatch.inference.scoring import make_network_views
+from pivotpatch.models.classifier import Classifier, PatchClassifier
+from pivotpatch.training.config import LossSection
+
+
+class TaskLoss(NamedTuple):
+    """What a batch costs, summed over its pictures and labels.
+
+    Attributes:
+        total: a scalar to go back from.
+        parts: (K,) its summands, detached, in the order of the task's `parts`.
+    """
+
+    total: Tensor
+    parts: Tensor
+
+
+class Task(nn.Module):
+    """A network and what it is trained for.
+
+    Attributes:
+        model: the network.
+        loss: of logits (B,L) against target (B,L), summed.
+        parts: names of the loss's summands.
+        ranking: which of a network's logits its networks are compared by.
+    """
+
+    parts: ClassVar[tuple[str, ...]]
+    ranking: ClassVar[str]
+
+    def __init__(self, model: Classifier, loss: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    @property
+    def views_per_image(self) -> int:
+        """How many views are drawn for each image, the image itself included."""
+        return 1 + self.model.grid**2 if isinstance(self.model, PatchClassifier) else 1
+
+    def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None) -> Views:
+        """The views of images (B,3,h,w) uint8 from the loader, on their device."""
+        return make_network_views(self.model, images, augmentation=augmentation)
+
+    def forward(self, views: Views, target: Tensor) -> TaskLoss:
+        """The loss of a batch against its target (B,L)."""
+        raise NotImplementedError
+
+
+class WholeImageTask(Task):
+    """The baseline: loss(p, y)."""
+
+    parts = ("image",)
+    ranking = "image"
+
+    def forward(self, views: Views, target: Tensor) -> TaskLoss:
+        """Loss of the image logits."""
+        cost = self.loss(self.model(views.image), target)
+        return TaskLoss(cost, cost.detach()[None])
+
+
+class PatchTask(Task):
+    """PAT-T, equation 5: loss(p, y) + loss(q, y), unweighted, with no loss on the sum."""
+
+    model: PatchClassifier
+    parts = ("image", "patch")
+    ranking = "tde"
+
+    def forward(self, views: Views, target: Tensor) -> TaskLoss:
+        """Loss of the image logits and of the pooled patch logits."""
+        out = self.model.forward_views(views.image, views.patches)
+        image, patch = self.loss(out.image_logits, target), self.loss(out.pooled_logits, target)
+        return TaskLoss(image + patch, torch.stack([image.detach(), patch.detach()]))
+
+
+class PatchOnlyTask(Task):
+    """The paper's study of image scale: loss(q, y); no whole image passes the network."""
+
+    model: PatchClassifier
+    parts = ("patch",)
+    ranking = "patch"
+
+    def __init__(self, model: PatchClassifier, loss: nn.Module) -> None:
+        super().__init__(model, loss)
+        model.head.project.requires_grad_(False)  # it gets no gradient, which several processes would wait for
+
+    def forward(self, views: Views, target: Tensor) -> TaskLoss:
+        """Loss of the pooled patch logits."""
+        cost = self.loss(self.model.forward_patches(views.patches), target)
+        return TaskLoss(cost, cost.detach()[None])
+
+
+def make_loss(section: LossSection) -> nn.Module:
+    """The loss that a configuration names, summed: the loop divides where a mean is wanted."""
+    if section.name == "binary_cross_entropy":
+        return BinaryCrossEntropyLoss()
+    return AsymmetricLoss(
+        gamma_neg=section.gamma_neg,
+        gamma_pos=section.gamma_pos,
+        clip=section.clip,
+        detach_focus=section.detach_focus,
+    )

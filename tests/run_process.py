@@ -1,0 +1,134 @@
+"""Training runs in processes of their own, to be watched, signalled and killed; each starts in a moment."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pivotpatch.training.config import RunConfig, load_config
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets"])
+PICTURES = "scenes:@train?count=61&size=32"
+# 7 steps an epoch, the last of which is smaller; neither saves nor entries of the log divide them.
+SMALL = (
+    f"data.train={PICTURES}",
+    "data.val_fraction=0.2",
+    "data.hold=memory",
+    "model.backbone=test_resnet",
+    "model.pretrained=false",
+    "model.image_size=32",
+    "optimiser.lr=1e-3",
+    "train.epochs=3",
+    "train.batch_size=8",
+    "evaluation.batch_size=5",
+    "output.save_every=4",
+    "output.log_every=5",
+    "output.trackers=[]",
+)
+_TIMES = ("seconds", "train_seconds", "pictures_per_second", "pictures")
+_TOUCHES = {"os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir", "shutil.rmtree"}
+
+
+def make_config(*changes: str) -> RunConfig:
+    """A run of a second or two."""
+    return load_config(None, [*SMALL, *changes])
+
+
+class TrainingProcess:
+    """A run that begins, or goes on where there is no configuration, in another process.
+
+    Attributes:
+        out: its folder.
+        pid: of the process.
+    """
+
+    def __init__(self, out: Path, config: RunConfig | None = None, *, dies_at_touch: int | None = None) -> None:
+        self.out = out
+        self._heard, told = _CONTEXT.Pipe(duplex=False)
+        self._process = _CONTEXT.Process(target=_work, args=(out, config, dies_at_touch, told))
+        self._process.start()
+        told.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def hear(self) -> tuple[str, int] | None:
+        """What the run says next: a stage and how far it is in it, or its result; None where it has ended."""
+        try:
+            heard: tuple[str, int] = self._heard.recv()
+        except EOFError:
+            return None
+        return heard
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        """End it at once."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> int:
+        """Its exit status; negative for the signal that ended it."""
+        while self.hear() is not None:
+            pass
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+
+def _work(out: Path, config: RunConfig | None, dies_at_touch: int | None, told: Connection) -> NoReturn:
+    import torch
+
+    from pivotpatch.training.loop import fit, resume
+
+    torch.set_num_threads(1)
+    if dies_at_touch is not None:
+        _die_at_touch(out, dies_at_touch)
+
+    def progress(what: str, done: int, _total: int | None) -> None:
+        told.send((what, done))
+
+    result = resume(out, progress=progress) if config is None else fit(config, out, progress=progress)
+    sys.exit(0 if result.stopped_by is None else 128 + result.stopped_by)
+
+
+def _die_at_touch(out: Path, number: int) -> None:
+    """Kill this process just before it changes something in the folder for the n-th time."""
+    left = number
+
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal left
+        writes = event == "open" and isinstance(args[1], str) and args[1][0] in "wa"
+        if (event in _TOUCHES or writes) and str(args[0]).startswith(str(out)):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def read_step(folder: Path, name: str = "last") -> int:
+    """The step that a run would go on from."""
+    return int(json.loads((folder / name / "state.json").read_text("utf-8"))["step"])
+
+
+def read_run(folder: Path) -> dict[str, object]:
+    """All that two runs have in common that are one and the same: everything but times and the command."""
+    content: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".safetensors":
+            content[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif path.suffix in (".json", ".jsonl") and path.name != "environment.json":
+            lines = path.read_text("utf-8").splitlines() if path.suffix == ".jsonl" else [path.read_text("utf-8")]
+            content[name] = [{k: v for k, v in json.loads(line).items() if k not in _TIMES} for line in lines]
+        else:
+            content[name] = None
+    return content

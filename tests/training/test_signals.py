@@ -1,0 +1,156 @@
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from run_process import PICTURES, SMALL, TrainingProcess, make_config, read_run, read_step
+
+from pivotpatch.training.config import RunConfig
+from pivotpatch.training.loop import fit, resume
+from pivotpatch.training.signals import StopSignals
+
+SHORT = make_config("train.epochs=2", "task.kind=image", "model.image_size=64", f"data.test={PICTURES}")
+
+
+def at(what: str, done: int, do: Callable[[], object]) -> Callable[[str, int, int | None], None]:
+    """Do something when a run is so far."""
+
+    def progress(stage: str, number: int, _total: int | None) -> None:
+        if (stage, number) == (what, done):
+            do()
+
+    return progress
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """A run that never stopped."""
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    fit(SHORT, folder)
+    return read_run(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("what", "done", "saved", "logged"),
+    [
+        ("train", 6, 6, [5]),  # finishes the step
+        ("train", 7, 7, [5, 7]),  # the last of an epoch: not evaluated any more
+        ("validate", 2, 7, [5, 7]),  # the evaluation is given up, and done again
+        (f"test {PICTURES}", 3, 14, [5, 7, 7, 10, 14, 14]),
+    ],
+)
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
+    number: signal.Signals,
+    what: str,
+    done: int,
+    saved: int,
+    logged: list[int],
+    tmp_path: Path,
+    reference: dict[str, object],
+) -> None:
+    out = tmp_path / "run"
+    result = fit(SHORT, out, progress=at(what, done, lambda: signal.raise_signal(number)))
+    assert result.stopped_by is number
+    assert result.metrics == json.loads((out / "metrics.json").read_text())
+    assert not result.metrics["finished"]
+    assert "test" not in result.metrics
+    assert read_step(out) == saved
+    assert [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()] == logged
+    assert resume(out).stopped_by is None
+    assert read_run(out) == reference
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path, reference: dict[str, object]) -> None:
+    def press_twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # the terminal's and the launcher's
+        time.sleep(1.1)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(SHORT, tmp_path / "run", progress=at("train", 6, press_twice))
+    assert read_step(tmp_path / "run") == 4
+    resume(tmp_path / "run")
+    assert read_run(tmp_path / "run") == reference
+
+
+def test_ctrl_c_before_the_first_step_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+    press = at("decode pictures", 20, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        fit(SHORT, tmp_path / "run", progress=press)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_handlers_of_the_caller_return() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with StopSignals() as stop:
+        assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)  # the first one counts
+        assert stop.received is signal.SIGTERM
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_the_handlers_return_after_an_error(tmp_path: Path) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with pytest.raises(ZeroDivisionError):
+        fit(SHORT, tmp_path / "run", progress=at("train", 1, lambda: 1 // 0))
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def watch() -> None:
+        seen.append(signal.getsignal(signal.SIGINT))
+
+    def train(config: RunConfig) -> None:
+        seen.append(fit(config, tmp_path / "run", progress=at("train", 1, watch)).stopped_by)
+
+    thread = threading.Thread(target=train, args=(make_config("train.epochs=1", "data.val_fraction=0"),))
+    thread.start()
+    thread.join()
+    assert seen == [before, None]
+
+
+@pytest.fixture(scope="module")
+def long_reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("long") / "run"
+    assert TrainingProcess(folder, make_config("train.epochs=6")).wait() == 0
+    return read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "changes"),
+    [(signal.SIGINT, ["data.hold=nothing", "data.workers=1"]), (signal.SIGTERM, [])],
+)
+def test_a_real_process_stops_and_says_how_to_go_on(
+    number: signal.Signals, changes: list[str], tmp_path: Path, long_reference: dict[str, object]
+) -> None:
+    """Ctrl-C reaches the whole group, the processes that decode as well; SIGTERM the process alone."""
+    out = tmp_path / "a run"
+    words = [*SMALL, *changes, "train.epochs=6"]
+    command = [sys.executable, "-m", "pivotpatch", "train", *words, "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    )
+    while process.poll() is None and not (out / "last").exists():
+        time.sleep(0.01)
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, stderr
+    goes_on = f"pivotpatch train --resume {shlex.quote(str(out))} goes on"
+    assert stderr.splitlines()[-1] == f"stopped by {number.name}; {goes_on}"
+    assert "Traceback" not in stderr
+    assert f"{read_step(out)} steps in " in stdout
+    assert TrainingProcess(out).wait() == 0
+    assert read_run(out) == long_reference
