@@ -1,4 +1,4 @@
-"""Every Python block of the README runs as pasted, one after the other; the example runs too."""
+"""Every Python block of the README and of the docs runs as pasted, one after the other; the example runs too."""
 
 import re
 import subprocess
@@ -11,13 +11,21 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = BLOCK.findall((ROOT / "README.md").read_text("utf-8"))
-    assert len(blocks) >= 3
+DOCUMENTS = [
+    path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if BLOCK.search(path.read_text("utf-8"))
+]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_python_blocks_run_in_order(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+    for block in BLOCK.findall(path.read_text("utf-8")):
+        exec(compile(block, path.name, "exec"), names)
+
+
+def test_the_documents_are_found() -> None:
+    assert {"README.md", "training.md"} <= {path.name for path in DOCUMENTS}
 
 
 def test_the_first_example_runs_alone_and_is_short() -> None:
