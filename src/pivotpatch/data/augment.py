@@ -10,7 +10,7 @@ from torch import Tensor
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import check_images, cut_patches, resize_images, split_views, stack_views
 from pivotpatch.core.transfer import send_tensor
-from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS
+from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS, warp_views
 
 
 @dataclass(frozen=True)
@@ -139,15 +139,29 @@ def _cover(views: Tensor, augmentation: Augmentation) -> Tensor:
 
 
 def _operate(views: Tensor, operation: Tensor, strength: Tensor) -> Tensor:
-    """Apply one operation (N,) of strength (N,) to each view: all that share one go together."""
-    order = operation.argsort(stable=True)
-    counts = operation.bincount(minlength=len(OPERATIONS)).tolist()
-    places = send_tensor(order, views.device).split(counts)
-    strengths = send_tensor(strength[order], views.device).reshape(-1, 1, 1, 1).split(counts)
-    result = views.clone()
-    for kind, place, force in zip(OPERATIONS.values(), places, strengths, strict=True):
-        if len(place):
-            result.index_copy_(0, place, kind.apply(views[place], force))
+    """Apply one operation (N,) of strength (N,) to each view: all that share one go together.
+
+    Every launch costs the host time, whatever the number of views; those that only move pixels share theirs.
+    """
+    kinds, (height, width) = list(OPERATIONS.values()), views.shape[-2:]
+    moving = torch.tensor([kind.matrix is not None for kind in kinds])
+    order = torch.argsort(operation + len(kinds) * moving[operation], stable=True)  # the moving ones come last
+    counts = operation.bincount(minlength=len(kinds)).tolist()
+    first = sum(count for kind, count in zip(kinds, counts, strict=True) if kind.matrix is None)
+    places, forces = send_tensor(order, views.device), strength[order]
+    sent = send_tensor(forces, views.device).reshape(-1, 1, 1, 1)
+    result, start, matrices = views.clone(), 0, []
+    for kind, count in sorted(zip(kinds, counts, strict=True), key=lambda each: each[0].matrix is not None):
+        part = slice(start, start + count)
+        start += count
+        if kind.matrix is not None:
+            matrices.append(kind.matrix(forces[part], height, width))
+        elif count and kind is not OPERATIONS["identity"]:
+            result.index_copy_(0, places[part], kind.apply(views[places[part]], sent[part]))
+    if first < len(order):
+        moved = places[first:]
+        matrix = send_tensor(torch.cat(matrices), views.device)
+        result.index_copy_(0, moved, warp_views(views[moved], matrix))
     return result
 
 
