@@ -161,7 +161,8 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, scores: str)
     for prefix, (network, pixels) in judged.items():
         held = hold_pictures(records, size=(pixels, pixels), device=accelerator.device)
         loader = make_loader(records, size=(pixels, pixels), batch_size=256, held=held)
-        logits, target, _ = score_pictures(network, loader, accelerator=accelerator, dtype=torch.bfloat16)
+        given = score_pictures(network, loader, accelerator=accelerator, dtype=torch.bfloat16)
+        logits, target = given.logits, given.target
 
         def measure(values: torch.Tensor, target: torch.Tensor = target) -> float:
             return 100 * average_precision(values, target).mean

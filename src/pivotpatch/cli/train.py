@@ -80,10 +80,9 @@ def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
     recipe, addresses, changes = None, [], []
     named = {known.name for known in list_recipes()}  # a folder of the same name, say of a run, does not hide it
     for word in words:
-        address = None if word in named else _read_address(word)
         if OVERRIDE.match(word):
             changes.append(word)
-        elif address is not None:
+        elif word not in named and (address := _read_address(word)) is not None:
             addresses.append(address)
         elif word not in named and not word.endswith(".toml"):
             wrong = "is neither a recipe nor a table or folder that is there"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -51,7 +52,8 @@ def _make_bars(bars: Progress) -> Shown:
     tasks: dict[str, TaskID] = {}
 
     def progress(what: str, done: int, total: int | None) -> None:
-        for other in [name for name in tasks if name not in (what, "train")]:
+        kept = (what, "train") if what == "validate" else (what,)
+        for other in [name for name in tasks if name not in kept]:
             bars.remove_task(tasks.pop(other))
         if what not in tasks:
             tasks[what] = bars.add_task(what, total=total, completed=done, numbers="")
@@ -60,7 +62,7 @@ def _make_bars(bars: Progress) -> Shown:
 
     def report(entry: dict[str, Any]) -> None:
         if "train" in tasks and "loss" in entry:
-            bars.update(tasks["train"], numbers=_describe(entry))
+            bars.update(tasks["train"], numbers=_describe(entry, named=False))
         if "loss" not in entry:
             bars.console.print(f"epoch {entry['epoch']}: {_describe(entry)}", markup=False)
 
@@ -93,10 +95,12 @@ def _make_lines() -> Shown:
     return Shown(progress, report)
 
 
-def _describe(entry: dict[str, Any]) -> str:
+def _describe(entry: dict[str, Any], *, named: bool = True) -> str:
+    """An entry of the log in a few words; without the names of the loss's parts it fits beside a bar."""
     if "loss" in entry:
-        parts = [f"{name.removeprefix('loss_')} {value:.3g}" for name, value in entry.items() if "loss_" in name]
-        loss = f"loss {entry['loss']:.3g}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
+        losses = {name.removeprefix("loss_"): f"{value:.3g}" for name, value in entry.items() if "loss_" in name}
+        parts = ", ".join(map(" ".join, losses.items())) if named else " + ".join(losses.values())
+        loss = f"loss {entry['loss']:.3g}" + (f" ({parts})" if len(losses) > 1 else "")
         return f"{loss}, {entry['pictures_per_second']:.3g} pictures/s"
     values = [f"{name.removeprefix('val_mAP_')} {100 * value:.2f}" for name, value in entry.items() if "mAP" in name]
     return f"validation mAP {', '.join(values)}"
@@ -108,7 +112,7 @@ def print_result(result: FitResult, out: Path) -> None:
     console = Console()
     if metrics["best_val_mAP"] is not None:
         best = f"{100 * metrics['best_val_mAP']:.2f} ({metrics['ranking']} logits, step {metrics['best_step']})"
-        console.print(f"best validation mAP {best}", markup=False)
+        console.print(f"best validation mAP {best}", markup=False, soft_wrap=True)
     tests: dict[str, Any] = metrics.get("test", {})
     if tests:
         table = Table(title=f"mAP in per cent, {metrics['average_precision']}")
@@ -117,11 +121,11 @@ def print_result(result: FitResult, out: Path) -> None:
         for name in names:
             table.add_column(name, justify="right")
         for address, found in tests.items():
-            table.add_row(address, *(f"{100 * found[name]['mean']:.2f}" for name in names))
+            table.add_row(escape(address), *(f"{100 * found[name]['mean']:.2f}" for name in names))
         console.print(table)
     took = timedelta(seconds=round(metrics["seconds"]))
     place = out / ("best" if metrics["finished"] or metrics["best_val_mAP"] is not None else "last")
-    console.print(f"{metrics['steps']} steps in {took}; the network is in {place}", markup=False)
+    console.print(f"{metrics['steps']} steps in {took}; the network is in {place}", markup=False, soft_wrap=True)
 
 
 def print_dry_run(tried: DryRun) -> None:

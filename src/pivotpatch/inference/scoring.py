@@ -6,37 +6,25 @@ from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
+from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import Augmentation, Views, make_views
 from pivotpatch.data.loading import Loader
 from pivotpatch.inference.patch_inference import PatchInference
+from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier, PatchClassifier
 
 Progress = Callable[[str, int, int | None], None]
 
 
-class Scores(NamedTuple):
-    """What a network says of N pictures.
-
-    Attributes:
-        logits: (N,L) by name: "image"; with patches also "patch" (pooled) and "tde". Float32, on the CPU.
-        target: (N,L), NaN unknown.
-        indices: (N,) positions in the record set, rising.
-    """
-
-    logits: dict[str, Tensor]
-    target: Tensor
-    indices: Tensor
-
-
 class _Part(NamedTuple):
-    """A batch: indices (B,), target (B,L) and logits (B,K,L) of K kinds, the last on the device."""
+    """A batch: indices (B,), target (B,L) and K rows of numbers a picture (B,K,L), the last on the device."""
 
     indices: Tensor
     target: Tensor
-    logits: Tensor
+    rows: Tensor
 
 
 def make_network_views(model: Classifier, images: Tensor, *, augmentation: Augmentation | None = None) -> Views:
@@ -55,8 +43,8 @@ def make_network_views(model: Classifier, images: Tensor, *, augmentation: Augme
     return make(grid=model.grid, overlap=model.overlap, native=model.source_size is not None)
 
 
-def score_images(model: Classifier | PatchInference, images: Tensor) -> dict[str, Tensor]:
-    """Logits (B,L) by name, of images from the loader.
+def score_images(model: Classifier | PatchInference, images: Tensor) -> CounterfactualLogits | Tensor:
+    """What a network says of images from the loader: image logits (B,L), or with patches all there is.
 
     Args:
         model: a network, or PAT-I around a `MultiLabelClassifier`.
@@ -68,16 +56,16 @@ def score_images(model: Classifier | PatchInference, images: Tensor) -> dict[str
         raise InputError("score_images", f"a {type(network).__name__} says no preprocessing", "give a Classifier")
     views = make_network_views(network, images)
     if isinstance(network, PatchClassifier):
-        out = network.forward_views(views.image, views.patches)
-    elif isinstance(model, PatchInference):
-        own, prepare = (images.shape[-2], images.shape[-1]), network.preprocessing
-        source = None
-        if min(own) > prepare.image_size:
-            source = make_views(images, size=own, mean=prepare.mean, std=prepare.std, grid=0).image
-        out = model(views.image, source=source)
-    else:
-        return {"image": network(views.image)}
-    return {"image": out.image_logits, "patch": out.pooled_logits, "tde": out.tde_logits}
+        return network.forward_views(views.image, views.patches)
+    if not isinstance(model, PatchInference):
+        logits: Tensor = network(views.image)
+        return logits
+    own, prepare = (images.shape[-2], images.shape[-1]), network.preprocessing
+    source = None
+    if min(own) > prepare.image_size:
+        source = make_views(images, size=own, mean=prepare.mean, std=prepare.std, grid=0).image
+    out: CounterfactualLogits = model(views.image, source=source)
+    return out
 
 
 def score_pictures(
@@ -86,6 +74,7 @@ def score_pictures(
     *,
     accelerator: Accelerator,
     dtype: torch.dtype = torch.float32,
+    keep_patches: bool = False,
     progress: Progress | None = None,
 ) -> Scores:
     """Score what a loader ships, in evaluation mode; each process gets the scores of all.
@@ -95,38 +84,68 @@ def score_pictures(
         loader: of this process's share, each batch of it, also an empty one.
         accelerator: which processes there are.
         dtype: of autocast; float32 for none.
+        keep_patches: keep logits and weights of each patch too.
         progress: told what is done after each batch.
     """
     device = accelerator.device
     training = [part for part in model.modules() if part.training]  # a part may be kept in evaluation mode
-    names = ("image", "patch", "tde") if isinstance(model, PatchInference | PatchClassifier) else ("image",)
     held: list[_Part] = []
     model.eval()
     try:
         with torch.inference_mode(), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             for number, batch in enumerate(loader, 1):
                 if len(batch.indices):
-                    logits = score_images(model, batch.images.to(device, non_blocking=True))
-                    held.append(_Part(batch.indices, batch.target, torch.stack([logits[n].float() for n in names], 1)))
+                    out = score_images(model, batch.images.to(device, non_blocking=True))
+                    held.append(_Part(batch.indices, batch.target, _pack(out, keep_patches=keep_patches)))
                 if progress is not None:
                     progress("validate", number, len(loader))
     finally:
         for part in training:
             part.training = True
-    return _gather(held, names=names, labels=len(loader.records.labels), accelerator=accelerator)
+    return _unpack(_gather(held, model, loader, accelerator=accelerator, keep_patches=keep_patches), model, loader)
 
 
-def _gather(held: list[_Part], *, names: tuple[str, ...], labels: int, accelerator: Accelerator) -> Scores:
-    """Join the parts of all processes, in the order of the records."""
-    device = accelerator.device
+def _pack(out: CounterfactualLogits | Tensor, *, keep_patches: bool) -> Tensor:
+    """Rows (B,K,L): image logits; with patches the pooled and TDE logits, then those of each patch, then weights."""
+    if isinstance(out, Tensor):
+        return out.float()[:, None]
+    rows = [out.image_logits[:, None], out.pooled_logits[:, None], out.tde_logits[:, None]]
+    if keep_patches:
+        rows += [out.patch_logits, out.weights]
+    return torch.cat([row.float() for row in rows], dim=1)
+
+
+def _gather(
+    held: list[_Part], model: nn.Module, loader: Loader, *, accelerator: Accelerator, keep_patches: bool
+) -> _Part:
+    """Join the parts of all processes, in the order of the records, on the CPU."""
+    device, labels = accelerator.device, len(loader.records.labels)
+    count = 3 + 2 * keep_patches * model.grid**2 if isinstance(model, PatchInference | PatchClassifier) else 1
     indices = torch.cat([torch.empty(0, dtype=torch.int64), *(part.indices for part in held)])
     target = torch.cat([torch.empty(0, labels), *(part.target for part in held)])
-    logits = torch.cat([torch.empty(0, len(names), labels, device=device), *(part.logits for part in held)])
+    rows = torch.cat([torch.empty(0, count, labels, device=device), *(part.rows for part in held)])
     if accelerator.num_processes > 1:  # shares differ in length: fill them up, and tell the filling by its index
         indices = accelerator.gather(accelerator.pad_across_processes(indices.to(device), pad_index=-1))
         target = accelerator.gather(accelerator.pad_across_processes(target.to(device)))
-        logits = accelerator.gather(accelerator.pad_across_processes(logits))
-    indices, target, logits = indices.cpu(), target.cpu(), logits.cpu()
+        rows = accelerator.gather(accelerator.pad_across_processes(rows))
+    indices, target, rows = indices.cpu(), target.cpu(), rows.cpu()
     order = indices.argsort()[(indices < 0).sum() :]
-    by_name = {name: logits[order, place] for place, name in enumerate(names)}
-    return Scores(by_name, target[order], indices[order])
+    return _Part(indices[order], target[order], rows[order])
+
+
+def _unpack(joined: _Part, model: nn.Module, loader: Loader) -> Scores:
+    records, rows = loader.records, joined.rows
+    names = tuple(records.images.name(records.place(index)) for index in joined.indices.tolist())
+    patches = rows[:, 3:].unflatten(1, (2, -1)) if rows.shape[1] > 3 else None
+    mixed = model if isinstance(model, PatchInference | PatchClassifier) else None
+    return Scores(
+        labels=records.labels.names,
+        pictures=names,
+        target=joined.target,
+        logits={kind: rows[:, place] for place, kind in enumerate(KINDS[: rows.shape[1]])},
+        patch_logits=None if patches is None else patches[:, 0],
+        weights=None if patches is None else patches[:, 1],
+        lam=1.0 if mixed is None else mixed.lam,
+        temperature=1.0 if mixed is None else mixed.temperature,
+        indices=joined.indices,
+    )

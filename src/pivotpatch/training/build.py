@@ -94,6 +94,9 @@ def build_run(
     """
     records, val = open_training_records(config)
     tests = {address: open_aligned(address, records.labels.names) for address in config.data.test}
+    for scored in (*tests.values(), *([] if val is None else [val])):
+        if len(scored.positive.indices) == 0:
+            raise InputError(scored.name, "no picture has any of the labels, so nothing can be ranked", "give others")
     # Every process draws the same weights, whatever was drawn before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
@@ -207,7 +210,7 @@ def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...])
     """Train a checkpoint's network further; PAT-T may start from an ordinary one."""
     assert section.start_from is not None
     model = load_checkpoint(section.start_from)
-    model.thresholds = None  # they belong to the weights that they were fitted to
+    model.thresholds = model.calibration = None  # they belong to the weights that they were fitted to
     said = section.model_dump(exclude={"start_from", "pretrained"}, exclude_defaults=True)
     for name, value in said.items():
         if getattr(model.architecture, name, None) != value:

@@ -168,8 +168,9 @@ class RunFolder:
     def load_tensors(self, device: torch.device) -> dict[str, Tensor]:
         """What `save_last` was given, on a device."""
         path = self.last / TENSORS
+        place = str(device) if device.type != "cpu" else "cpu"  # several processes on the CPU say cpu:0
         try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
+            with safe_open(path, framework="pt", device=place) as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
         except (OSError, SafetensorError) as error:
             raise InputError(str(path), f"cannot be read ({_say_briefly(error)})", DAMAGED) from None

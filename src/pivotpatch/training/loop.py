@@ -18,7 +18,8 @@ from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import DEFINITIONS, AveragePrecision, average_precision
 from pivotpatch.core.writing import explain_disk_faults
 from pivotpatch.data.loading import Failure, Loader
-from pivotpatch.inference.scoring import Scores, score_pictures
+from pivotpatch.inference.scores import Scores
+from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.training.build import Progress, Run, build_run, open_loader

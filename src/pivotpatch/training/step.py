@@ -1,13 +1,14 @@
 """One step: views, loss, gradients, update. What is drawn depends on seed, step and process alone."""
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import Augmentation, draw_augmentation
 from pivotpatch.data.loading import Batch
 from pivotpatch.models.weights import load_exactly
@@ -74,11 +75,24 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
         drawn = _take(augmentation, places, views=run.task.views_per_image)
         views = run.task.make_views(pixels, augmentation=drawn)
         with nullcontext() if number == len(shares) else run.accelerator.no_sync(run.step_module):
-            with torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32):
+            with torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32), _explain_lone_picture():
                 loss = run.step_module(views, truth.to(device, non_blocking=True))
             (loss.total * scale).backward()
         total += loss.parts
     return total
+
+
+@contextmanager
+def _explain_lone_picture() -> Iterator[None]:
+    """Say what to do where a batch norm is given one value, which torch refuses to norm."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        wrong = "one picture is left for the last step of an epoch, too small for the network's batch norms"
+        todo = "choose another train.batch_size or train.accumulate, or a larger model.image_size"
+        raise InputError("train.batch_size", wrong, todo) from None
 
 
 def _agree_on_statistics(run: Run, *, pictures: int) -> None:

@@ -1,0 +1,98 @@
+"""What a model says of many pictures, beside what is true of them: all that evaluation and audit need."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pivotpatch.core.counterfactual import patch_weights, pool_patches, tde_logits
+from pivotpatch.core.errors import InputError, choose_one_of
+
+KINDS = ("image", "patch", "tde")
+"""Kinds of logits, in the order of tables: the whole image, the pooled patches, the total direct effect."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of N pictures for L labels.
+
+    Attributes:
+        labels: names of the labels.
+        pictures: names of the pictures.
+        target: (N,L), 1 present, 0 absent, NaN unknown.
+        logits: (N,L) by kind, see `KINDS`; a model without patches has "image" alone. Float32, on the CPU.
+        patch_logits: (N,P,L) of each patch, where they were kept.
+        weights: (N,P,L) of each patch, likewise.
+        lam: weight of the patches in the "tde" logits, a number or (L,).
+        temperature: of the patch weights, likewise.
+        indices: (N,) positions in the record set that was scored, rising, where there was one.
+    """
+
+    labels: tuple[str, ...]
+    pictures: tuple[str, ...]
+    target: Tensor
+    logits: Mapping[str, Tensor]
+    patch_logits: Tensor | None = None
+    weights: Tensor | None = None
+    lam: float | Tensor = 1.0
+    temperature: float | Tensor = 1.0
+    indices: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        shape = (len(self.pictures), len(self.labels))
+        for name, tensor in {"target": self.target, **self.logits}.items():
+            if tuple(tensor.shape) != shape:
+                wrong = f"{name} has shape {tuple(tensor.shape)}"
+                raise InputError("scores", wrong, f"give {shape}, one row a picture and one column a label")
+        if not self.logits:
+            raise InputError("scores", "there are no logits", f"give at least one kind of {', '.join(KINDS)}")
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def ranking(self) -> str:
+        """The kind to rank by: the total direct effect where there is one."""
+        return "tde" if "tde" in self.logits else next(iter(self.logits))
+
+    def get(self, kind: str) -> Tensor:
+        """Logits (N,L) of a kind."""
+        if kind not in self.logits:
+            raise InputError("scores", f"there are no {kind!r} logits", choose_one_of(kind, self.logits))
+        return self.logits[kind]
+
+    def scaled(self, kind: str) -> Tensor:
+        """Logits (N,L) of a kind on one network's scale: those of "tde" are (p + lam q) / (1 + lam)."""
+        logits = self.get(kind)
+        return logits / (1 + self.lam) if kind == "tde" else logits
+
+    def probs(self, kind: str) -> Tensor:
+        """Probabilities (N,L) of a kind, from its scaled logits."""
+        return torch.sigmoid(self.scaled(kind))
+
+    def select(self, rows: Tensor) -> "Scores":
+        """The pictures that `rows` (M,) names, in that order."""
+        return replace(
+            self,
+            pictures=tuple(self.pictures[row] for row in rows.tolist()),
+            target=self.target[rows],
+            logits={kind: logits[rows] for kind, logits in self.logits.items()},
+            patch_logits=None if self.patch_logits is None else self.patch_logits[rows],
+            weights=None if self.weights is None else self.weights[rows],
+            indices=None if self.indices is None else self.indices[rows],
+        )
+
+    def mix(self, *, lam: float | Tensor | None = None, temperature: float | Tensor | None = None) -> Tensor:
+        """TDE logits (N,L) with another lam or temperature, numbers or (L,); no network is asked.
+
+        A temperature needs the patches: weights that were made at T become those at T' by w^(T/T'), made to sum to 1.
+        """
+        image, pooled = self.get("image"), self.get("patch")
+        if temperature is not None:
+            if self.patch_logits is None or self.weights is None:
+                raise InputError("scores", "the patches were not kept", "score the pictures again with their patches")
+            tiny = torch.finfo(self.weights.dtype).tiny
+            weights = patch_weights(self.weights.clamp(min=tiny).log() * self.temperature, temperature=temperature)
+            pooled = pool_patches(self.patch_logits, weights)
+        return tde_logits(image, pooled, lam=self.lam if lam is None else lam)

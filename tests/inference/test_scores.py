@@ -1,0 +1,82 @@
+"""Scores: probabilities, selections and other mixtures, against the equations written out."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pivotpatch.core.counterfactual import combine_logits
+from pivotpatch.core.errors import InputError
+from pivotpatch.inference.scores import Scores
+
+
+def make_scores(*, lam: float | Tensor = 1.0, temperature: float = 1.0, patches: bool = True) -> tuple[Scores, Tensor]:
+    """Scores of 6 pictures, 4 patches and 3 labels, with the weight logits (6,4,3) behind them."""
+    generator = torch.Generator().manual_seed(0)
+    image, parts, weight = (torch.randn(*shape, generator=generator) for shape in ((6, 3), (6, 4, 3), (6, 4, 3)))
+    out = combine_logits(image, parts, weight_logits=weight, lam=lam, temperature=temperature)
+    scores = Scores(
+        labels=("a", "b", "c"),
+        pictures=tuple("uvwxyz"),
+        target=torch.randint(2, (6, 3), generator=generator).float(),
+        logits={"image": out.image_logits, "patch": out.pooled_logits, "tde": out.tde_logits},
+        patch_logits=parts if patches else None,
+        weights=out.weights if patches else None,
+        lam=lam,
+        temperature=temperature,
+        indices=torch.arange(6),
+    )
+    return scores, weight
+
+
+@pytest.mark.parametrize("lam", [0.5, torch.tensor([0.0, 1.0, 2.0])])
+@pytest.mark.parametrize("temperature", [0.3, 3.0])
+def test_another_mixture_is_what_the_network_would_have_said(lam: float | Tensor, temperature: float) -> None:
+    scores, weight = make_scores(temperature=2.0)
+    assert scores.patch_logits is not None
+    expected = combine_logits(
+        scores.get("image"), scores.patch_logits, weight_logits=weight, lam=lam, temperature=temperature
+    ).tde_logits
+    torch.testing.assert_close(scores.mix(lam=lam, temperature=temperature), expected)
+
+
+def test_the_same_mixture_is_the_tde_logits_and_needs_no_patches() -> None:
+    scores, _ = make_scores(lam=0.7, patches=False)
+    torch.testing.assert_close(scores.mix(), scores.get("tde"))
+    with pytest.raises(InputError, match="scores: the patches were not kept; score the pictures again"):
+        scores.mix(temperature=2.0)
+
+
+def test_a_weight_of_zero_stays_zero() -> None:
+    scores, _ = make_scores()
+    assert scores.weights is not None
+    scores.weights[0, :, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    assert scores.patch_logits is not None
+    mixed = scores.mix(temperature=2.0)
+    torch.testing.assert_close(mixed[0, 0], scores.get("image")[0, 0] + scores.patch_logits[0, 0, 0])
+
+
+def test_probabilities_of_tde_are_normalised() -> None:
+    scores, _ = make_scores(lam=3.0)
+    torch.testing.assert_close(scores.probs("tde"), torch.sigmoid(scores.get("tde") / 4))
+    torch.testing.assert_close(scores.probs("image"), torch.sigmoid(scores.get("image")))
+    assert scores.ranking == "tde"
+    with pytest.raises(InputError, match="scores: there are no 'pach' logits; did you mean 'patch'"):
+        scores.get("pach")
+
+
+def test_a_selection_keeps_rows_together() -> None:
+    scores, _ = make_scores()
+    chosen = scores.select(torch.tensor([4, 1]))
+    assert chosen.pictures == ("y", "v")
+    assert chosen.indices is not None
+    assert chosen.indices.tolist() == [4, 1]
+    torch.testing.assert_close(chosen.mix(temperature=2.0), scores.mix(temperature=2.0)[[4, 1]])
+    torch.testing.assert_close(chosen.target, scores.target[[4, 1]])
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    scores, _ = make_scores()
+    with pytest.raises(InputError, match=r"scores: image has shape \(6, 2\); give \(6, 3\)"):
+        Scores(scores.labels, scores.pictures, scores.target, {"image": torch.zeros(6, 2)})
+    with pytest.raises(InputError, match="scores: there are no logits"):
+        Scores(scores.labels, scores.pictures, scores.target, {})

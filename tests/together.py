@@ -1,0 +1,97 @@
+"""Work for several processes that train together over gloo, and for one that does the same alone."""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pivotpatch.inference.scoring import score_pictures
+from pivotpatch.training.build import build_run, open_loader
+from pivotpatch.training.config import RunConfig
+from pivotpatch.training.processes import make_accelerator
+from pivotpatch.training.step import compute_gradients, take_step
+
+Arrays = dict[str, NDArray[Any]]
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets"])
+
+
+def find_gradients(config: RunConfig) -> list[Arrays]:
+    """The gradient of each batch of the first epoch at the first weights, and the parts of its loss."""
+    run = build_run(config, make_accelerator(config))
+    sampler, steps = run.loader.epoch_sampler, []
+    for number, (share, batch) in enumerate(zip(list(sampler), run.loader, strict=True)):
+        rows = sampler.rows(number)[np.isin(share, batch.indices)]
+        parts = compute_gradients(run, batch, step=number, rows=rows)
+        found: Arrays = {"parts": parts.numpy(), "pictures": batch.indices.numpy()}
+        for name, weight in run.task.model.named_parameters():
+            found |= {name: weight.grad.numpy().copy()} if weight.grad is not None else {}
+        run.task.zero_grad()
+        steps.append(found)
+    return steps
+
+
+def train_epoch(config: RunConfig) -> list[Arrays]:
+    """The network in training and the one that is kept, after an epoch."""
+    run = build_run(config, make_accelerator(config))
+    sampler = run.loader.epoch_sampler
+    for number, (share, batch) in enumerate(zip(list(sampler), run.loader, strict=True)):
+        take_step(run, batch, step=number, rows=sampler.rows(number)[np.isin(share, batch.indices)])
+    return [{name: value.numpy() for name, value in m.state_dict().items()} for m in (run.task.model, run.model)]
+
+
+def score_counts(config: RunConfig, counts: list[int]) -> list[Arrays]:
+    """Scores of the first pictures, for each count of them."""
+    accelerator = make_accelerator(config)
+    run = build_run(config, accelerator)
+    found: list[Arrays] = []
+    for count in counts:
+        loader = open_loader(run.records[:count], config, model=run.model, accelerator=accelerator)
+        scores = score_pictures(run.model, loader, accelerator=accelerator, keep_patches=True)
+        named = {"indices": scores.indices, "target": scores.target, "each": scores.patch_logits, **scores.logits}
+        found.append({name: value.numpy() for name, value in named.items() if value is not None})
+    return found
+
+
+def run_together(work: Callable[..., Any], *arguments: object, processes: int = 2) -> list[Any]:
+    """Do some work in processes that know of each other; the results in the order of their ranks."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+    for rank in range(processes):
+        heard, told = _CONTEXT.Pipe(duplex=False)
+        process = _CONTEXT.Process(target=_enter, args=(rank, processes, port, told, work, arguments))
+        process.start()
+        told.close()
+        started.append((process, heard))
+    try:
+        return [heard.recv() for _, heard in started]
+    finally:
+        for process, _ in started:
+            process.join(10)
+            process.kill()
+
+
+def _enter(
+    rank: int, processes: int, port: int, told: Connection, work: Callable[..., Any], arguments: tuple[object, ...]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    told.send(work(*arguments))
+    torch.distributed.destroy_process_group()

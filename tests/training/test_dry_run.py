@@ -1,0 +1,125 @@
+from pathlib import Path
+
+import pytest
+import torch
+from published import PICTURES, write_all
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.training.config import load_config
+from pivotpatch.training.dry_run import DryRun, try_run
+from pivotpatch.training.processes import make_accelerator
+from pivotpatch.training.recipes import Recipe, list_recipes
+
+SMALL = ("model.pretrained=false", "train.batch_size=2", "evaluation.batch_size=2", "data.workers=0")
+SCENES = ("data.train=scenes:@train?count=43&size=32", "model.backbone=test_resnet", "model.image_size=32", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("prepared")
+    write_all(root)
+    return root
+
+
+def list_files(root: Path) -> list[Path]:
+    return sorted(root.rglob("*"))
+
+
+def try_changes(*changes: str, recipe: Path | None = None) -> DryRun:
+    config = load_config(recipe, changes)
+    return try_run(config, make_accelerator(config))
+
+
+@pytest.mark.parametrize("recipe", list_recipes(), ids=lambda recipe: recipe.name)
+def test_every_recipe_passes_a_dry_run(recipe: Recipe, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own network, as wide as it is, on the smallest pictures that it takes; of InT's eight networks two."""
+    monkeypatch.chdir(root)
+    before = list_files(root)
+    changes = [*SMALL, "model.weights=", f"model.image_size={64 if 'swin' in recipe.name else 32}"]
+    if recipe.name.startswith("vg256"):
+        changes += [
+            f"data.{part}=vg:data/vg256@{split}?min_images=1" for part, split in (("train", "train"), ("test", "test"))
+        ]
+    if recipe.name.endswith("-int"):
+        changes += ["data.labels=['car', 'fork']"]
+    tried = try_changes(*changes, recipe=recipe.path)
+    train = 2 * PICTURES * 7 // 10 if recipe.name.startswith("vg256") else PICTURES
+    assert tried.pictures + tried.val_pictures == train
+    assert tried.val_pictures == round(train / 10)
+    assert tried.steps == 80 * -(-tried.pictures // 2)
+    labels = {"coco": 10, "voc2007": 20, "vg256": 10}[recipe.name.partition("-")[0]]
+    assert tried.labels == {"int": 2, "det": 8}.get(recipe.name.rpartition("-")[2], labels)
+    assert tried.weights > 4e7
+    assert list_files(root) == before
+
+
+def test_numbers_that_can_be_counted_are_exact() -> None:
+    tried = try_changes(*SCENES, "data.val_fraction=0.25", "train.epochs=7", "train.batch_size=5", "evaluation.every=2")
+    assert (tried.pictures, tried.val_pictures, tried.labels) == (32, 11, 10)
+    assert tried.steps == 7 * 7
+    assert tried.processes == 1
+    assert tried.device.startswith("cpu") or torch.accelerator.is_available()
+    # Evaluations after epochs 2, 4, 6 and the last.
+    assert tried.seconds == pytest.approx(tried.seconds_per_step * 49 + tried.seconds_per_validation * 4)
+    assert min(tried.seconds_per_step, tried.seconds_per_validation) > 0
+    assert tried.weights * 16 < tried.memory_bytes < 2**40  # weights, gradients and two moments at least
+    assert tried.held_bytes == 0
+
+
+def use_coco(root: Path) -> tuple[str, ...]:
+    pictures = f"data.train=coco:{root}/data/coco@train2014"
+    return (pictures, "model.backbone=test_resnet", "model.image_size=32", *SMALL)
+
+
+def test_pictures_to_be_held_are_counted_but_not_decoded(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    changes = (*use_coco(tmp_path), "task.source_size=48", "data.hold=memory")
+    assert try_changes(*changes).held_bytes == PICTURES * 48 * 48 * 3
+    *_, last = sorted((tmp_path / "data/coco/train2014").iterdir())
+    last.write_bytes(b"no picture")
+    try_changes(*changes, "data.on_error=skip", "train.seed=3")
+
+
+def test_without_validation_none_is_counted() -> None:
+    tried = try_changes(*SCENES, "data.val_fraction=0")
+    assert (tried.pictures, tried.val_pictures, tried.seconds_per_validation) == (43, 0, 0)
+    assert tried.seconds == pytest.approx(tried.seconds_per_step * tried.steps)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data.test=scenes:@tset-same", "unknown split 'tset-same'; did you mean 'test-same'?"),
+        ("data.val=scenes:@vla", "unknown split 'vla'; did you mean 'val'?"),
+        ("data.labels=tow", "unknown label 'tow'; did you mean 'two'?"),
+        ("output.trackers=tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
+        ("model.start_from=nowhere", "nowhere: is no checkpoint"),
+        ("model.backbone=resnet11", "timm has no model 'resnet11'; did you mean 'resnet101'?"),
+        ("task.grid=99", "grid 99 is larger than the image"),
+        ("task.source_size=16", "source_size is 16; give a side of 32 pixels"),
+    ],
+)
+def test_what_would_stop_a_run_stops_its_trial(change: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        try_changes(*SCENES, change)
+    assert message in str(caught.value)
+
+
+def test_an_unreadable_picture_ends_a_trial_or_is_left_out(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    pictures = tmp_path / "data/coco/train2014"
+    changes = use_coco(tmp_path)
+    for path in pictures.iterdir():
+        path.write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"COCO_train2014_\d+.jpg: .*"):
+        try_changes(*changes)
+    assert try_changes(*changes, "data.on_error=skip").pictures == PICTURES - 1
+
+
+def test_the_caller_keeps_its_random_state_and_settings() -> None:
+    torch.manual_seed(7)
+    state, benchmark = torch.get_rng_state(), torch.backends.cudnn.benchmark
+    try_changes(*SCENES)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.backends.cudnn.benchmark == benchmark
+    assert torch.backends.cudnn.enabled

@@ -1,0 +1,117 @@
+import math
+import warnings
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pivotpatch.training.config import EmaSection, OptimiserSection
+from pivotpatch.training.optimiser import find_cycle_point, make_average, make_optimiser, set_cycle_point
+
+
+def make_network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.LayerNorm([4, 6, 6]), nn.Flatten(), nn.Linear(144, 2)
+    )
+
+
+@given(total=st.integers(1, 300), warmup=st.floats(0, 1))
+def test_the_cycle_is_that_of_torch(total: int, warmup: float) -> None:
+    assume(total * warmup != 1)  # torch divides by zero there
+    optimiser = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch wants steps of the optimiser in between, which change nothing here
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-4, total_steps=total, pct_start=warmup)
+        for step in range(total):
+            point = find_cycle_point(step, total=total, warmup=warmup)
+            (group,) = optimiser.param_groups
+            assert 3e-4 * point.rate == pytest.approx(group["lr"], rel=1e-9, abs=1e-15)
+            assert point.momentum == pytest.approx(group["betas"][0], rel=1e-9)
+            if step < total - 1:
+                schedule.step()
+
+
+@given(total=st.integers(1, 10_000), warmup=st.floats(0, 1), data=st.data())
+def test_every_place_of_the_cycle_is_within_its_bounds(total: int, warmup: float, data: st.DataObject) -> None:
+    point = find_cycle_point(data.draw(st.integers(0, total - 1)), total=total, warmup=warmup)
+    assert 0 < point.rate <= 1 + 1e-12
+    assert 0.85 - 1e-12 <= point.momentum <= 0.95 + 1e-12
+
+
+def test_a_warmup_of_one_step_begins_at_the_peak() -> None:
+    assert find_cycle_point(0, total=5, warmup=0.2) == (1.0, 0.85)
+
+
+def test_a_place_on_the_cycle_reaches_every_group() -> None:
+    optimiser = make_optimiser(make_network(), OptimiserSection(lr=2e-3))
+    set_cycle_point(optimiser, find_cycle_point(50, total=100, warmup=0.2), peak=2e-3)
+    point = find_cycle_point(50, total=100, warmup=0.2)
+    assert len(optimiser.param_groups) == 2
+    for group in optimiser.param_groups:
+        assert group["lr"] == 2e-3 * point.rate
+        assert group["betas"] == (point.momentum, 0.999)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_norms_and_biases_do_not_decay(name: str) -> None:
+    model = make_network()
+    optimiser = make_optimiser(model, OptimiserSection.model_validate({"name": name, "weight_decay": 0.5}))
+    decays = {id(weight): group["weight_decay"] for group in optimiser.param_groups for weight in group["params"]}
+    names = {name: decays[id(weight)] for name, weight in model.named_parameters()}
+    # A layer norm over maps has weights of more than one dimension; timm looks at dimensions, as every recipe does.
+    del names["2.weight"], names["2.bias"]
+    assert names == {"0.weight": 0.5, "0.bias": 0, "1.weight": 0, "1.bias": 0, "4.weight": 0.5, "4.bias": 0}
+    assert type(optimiser) is (torch.optim.AdamW if name == "adamw" else torch.optim.Adam)
+
+
+def test_all_decay_where_that_is_wanted_and_frozen_weights_are_left_out() -> None:
+    model = make_network()
+    model[0].requires_grad_(False)
+    for decay_all in (True, False):
+        optimiser = make_optimiser(model, OptimiserSection(weight_decay=0.5, decay_all=decay_all))
+        held = [weight for group in optimiser.param_groups for weight in group["params"]]
+        assert {id(weight) for weight in held} == {id(weight) for weight in model[1:].parameters()}
+        assert {group["weight_decay"] for group in optimiser.param_groups} == ({0.5} if decay_all else {0.5, 0.0})
+
+
+def average_slowly(average: dict[str, Tensor], now: dict[str, Tensor], decay: float) -> dict[str, Tensor]:
+    """One number after the other; whole numbers, such as batch norm's count, are taken over."""
+    result = {}
+    for name, value in now.items():
+        if value.is_floating_point():
+            pairs = zip(average[name].flatten().tolist(), value.flatten().tolist(), strict=True)
+            mixed = [decay * old + (1 - decay) * new for old, new in pairs]
+            result[name] = torch.tensor(mixed, dtype=torch.float64).reshape(value.shape)
+        else:
+            result[name] = value.clone()
+    return result
+
+
+@pytest.mark.parametrize("warmup", [True, False])
+def test_the_average_is_over_weights_and_buffers(warmup: bool) -> None:
+    model = make_network().train()
+    average = make_average(model, EmaSection(decay=0.9, warmup=warmup))
+    assert average is not None
+    slow = deepcopy(model.state_dict())
+    optimiser = make_optimiser(model, OptimiserSection(lr=0.1))
+    for step in range(40):
+        model(torch.randn(2, 3, 8, 8)).square().sum().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        average.update(model, step=step + 1)
+        short = 1 - math.pow(1 + step, -2 / 3)
+        decay = min(0.9, short) if warmup or step == 0 else 0.9  # nothing is left of the very first weights
+        slow = average_slowly(slow, model.state_dict(), decay)
+    held = average.module.state_dict()
+    assert held["1.num_batches_tracked"] == 40
+    assert not torch.allclose(held["1.running_var"], model.state_dict()["1.running_var"])
+    for name, value in slow.items():
+        torch.testing.assert_close(held[name].double(), value.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_no_average_is_kept_where_none_is_wanted() -> None:
+    assert make_average(make_network(), EmaSection(decay=0)) is None

@@ -1,0 +1,144 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.training.config import load_config
+from pivotpatch.training.folder import RunFolder
+from pivotpatch.training.loop import fit
+from pivotpatch.training.processes import join_processes, make_accelerator
+
+BIN = Path(sys.executable).parent
+EPOCHS = 12
+
+
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A short run on 23 pictures, one of which cannot be read; the last batch of an epoch holds one picture."""
+    root = tmp_path_factory.mktemp("pictures")
+    rows = []
+    for place in range(23):
+        pixels = np.random.default_rng(place).integers(0, 256, (36, 36, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / f"{place}.png")
+        rows.append(f"{place}.png,{'|'.join(name for bit, name in enumerate(('cat', 'dog')) if place >> bit & 1)}\n")
+    (root / "5.png").write_bytes(b"no picture")
+    (root / "photos.csv").write_text("image,labels\n" + "".join(rows))
+    return [
+        f"data.train=table:{root / 'photos.csv'}",
+        f"data.test=table:{root / 'photos.csv'}",
+        "data.val_fraction=0.3",
+        "data.on_error=skip",
+        "data.workers=0",
+        "model.backbone=test_vit",  # layer norms: a picture does not feel which others are at its process
+        "model.pretrained=false",
+        "model.image_size=32",
+        f"train.epochs={EPOCHS}",
+        "train.batch_size=3",
+        "evaluation.batch_size=4",
+        "output.save_every=1000",
+        "output.trackers=[]",
+    ]
+
+
+def start(*command: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def start_torchrun(*words: str) -> subprocess.Popen[str]:
+    return start(str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "-m", "pivotpatch", "train", *words)
+
+
+def read_log(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def compare_runs(found: Path, expected: Path) -> None:
+    """Networks, losses and validation but for rounding; of gradients that are nothing else, Adam makes whole steps."""
+    for place in ("last", "best"):
+        weights = load_file(expected / place / "model.safetensors")
+        for name, value in load_file(found / place / "model.safetensors").items():
+            if not name.endswith(("qkv.bias", "weight_projection.bias")):  # a softmax ignores them
+                torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-4, msg=name)
+    entries = read_log(expected)
+    assert len(read_log(found)) == len(entries)
+    for mine, theirs in zip(read_log(found), entries, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine.keys() - {"pictures_per_second"}:
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-3), name
+
+
+@pytest.fixture(scope="module")
+def alone(changes: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    fit(load_config(None, changes), out)
+    return out
+
+
+def test_torchrun_stops_on_agreement_resumes_and_ends_like_one_process(
+    changes: list[str], alone: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    first = start_torchrun(*changes, "--out", str(out))
+    while first.poll() is None and not (out / "log.jsonl").exists():
+        time.sleep(0.02)
+    first.send_signal(signal.SIGTERM)
+    _, told = first.communicate(timeout=300)
+    assert f"stopped by SIGTERM; pivotpatch train --resume {out} goes on" in told
+    stopped = RunFolder.open(out, writes=False).load_state().step
+    assert 0 < stopped < EPOCHS * 6
+    assert json.loads((out / "metrics.json").read_text())["finished"] is False
+    second = start_torchrun("--resume", str(out), "--json")
+    printed, told = second.communicate(timeout=300)
+    assert second.returncode == 0, told
+    (line,) = printed.splitlines()  # one process tells of it
+    result = json.loads(line)
+    assert result["finished"] is True
+    assert [Path(name).name for name in result["not_read"]] == ["5.png"]
+    compare_runs(out, alone)
+    expected = json.loads((alone / "metrics.json").read_text())
+    for address, by_logits in expected["test"].items():
+        for kind, each in by_logits.items():
+            assert result["test"][address][kind]["positives"] == each["positives"]  # no picture counts twice
+            assert result["test"][address][kind]["mean"] == pytest.approx(each["mean"], abs=1e-3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_accelerate_launch_is_the_same(changes: list[str], alone: Path, tmp_path: Path) -> None:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    launch = ["launch", "--multi_gpu", "--num_processes", "2", "--mixed_precision", "bf16", "--main_process_port", port]
+    out = tmp_path / "run"
+    process = start(str(BIN / "accelerate"), *launch, "-m", "pivotpatch", "train", *changes, "--out", str(out))
+    printed, told = process.communicate(timeout=300)
+    assert process.returncode == 0, told
+    assert printed.count("the network is in") == 1
+    compare_runs(out, alone)  # the launcher's precision counts for nothing, the configuration decides
+
+
+def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would take itself for the first and write to the same folder."""
+    join_processes()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="WORLD_SIZE: 2 processes were started, but this one knows of 1; start them"):
+        join_processes()
+
+
+def test_a_tracker_must_be_known_and_installed() -> None:
+    with pytest.raises(InputError, match=r"unknown tracker 'tensorbord'; did you mean 'tensorboard'\? known: aim"):
+        make_accelerator(load_config(None, ["output.trackers=tensorbord"]))
+    with pytest.raises(InputError, match="output.trackers: aim is not installed; install it, or leave it out"):
+        make_accelerator(load_config(None, ["output.trackers=['tensorboard', 'aim']"]))

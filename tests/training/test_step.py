@@ -1,0 +1,321 @@
+from collections.abc import Iterator
+from functools import partialmethod
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from together import find_gradients, run_together, score_counts, train_epoch
+from torch import Tensor, nn
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.core.losses import binary_cross_entropy
+from pivotpatch.data.loading import Batch
+from pivotpatch.training.build import Run, build_run
+from pivotpatch.training.config import RunConfig, load_config
+from pivotpatch.training.processes import make_accelerator
+from pivotpatch.training.step import compute_gradients, take_step
+
+SMALL = (
+    "data.val_fraction=0",
+    "data.workers=0",
+    "data.on_error=skip",
+    "model.backbone=test_vit",  # layer norms: a picture does not feel its neighbours
+    "model.pretrained=false",
+    "model.image_size=32",
+    "train.epochs=1",
+    "train.batch_size=4",
+    "evaluation.batch_size=4",
+    "output.trackers=[]",
+    "augment.flip=0.5",
+)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Nine pictures of two labels, some unknown; one is no picture at all."""
+    root = tmp_path_factory.mktemp("pictures")
+    labels = ["cat", "dog", "cat|dog", "", "cat|?dog", "?cat|?dog", "dog|?cat", "cat", "dog"]
+    for place in range(9):
+        pixels = np.random.default_rng(place).integers(0, 256, (40, 36, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / f"{place}.png")
+    (root / "4.png").write_bytes(b"no picture")
+    rows = "".join(f"{place}.png,{text}\n" for place, text in enumerate(labels))
+    (root / "photos.csv").write_text(f"image,labels\n{rows}")
+    return f"table:{root / 'photos.csv'}"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums in one order, as in the other processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_config(pictures: str, *changes: str) -> RunConfig:
+    return load_config(None, [f"data.train={pictures}", *SMALL, *changes])
+
+
+def make_run(pictures: str, *changes: str) -> Run:
+    config = make_config(pictures, *changes)
+    return build_run(config, make_accelerator(config))
+
+
+def take_first(run: Run, count: int = 4) -> Batch:
+    """A batch that does not depend on the order of the run."""
+    images = torch.randint(256, (count, 32, 32, 3), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    target = torch.tensor([[1.0, 0.0], [0.0, torch.nan], [torch.nan, torch.nan], [1.0, 1.0]])[:count]
+    return Batch(images.permute(0, 3, 1, 2), target, torch.arange(count), ())
+
+
+def find_gradient(run: Run, batch: Batch, *, step: int = 0, rows: list[int] | None = None) -> dict[str, Tensor]:
+    rows = list(range(len(batch.indices))) if rows is None else rows
+    compute_gradients(run, batch, step=step, rows=np.array(rows, dtype=np.int64))
+    gradients = {name: w.grad.clone() for name, w in run.task.model.named_parameters() if w.grad is not None}
+    run.task.zero_grad()
+    return gradients
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], *, tolerance: float = 1e-5) -> None:
+    assert found.keys() == expected.keys()
+    scale = max(value.abs().max().item() for value in expected.values())
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance * scale, msg=name)
+
+
+KINDS = pytest.mark.parametrize("kind", ["image", "patch", "patch_only", "independent"])
+REDUCTIONS = pytest.mark.parametrize("reduction", ["sum", "mean"])
+
+
+@KINDS
+@REDUCTIONS
+def test_two_processes_give_the_gradients_of_one(kind: str, reduction: str, pictures: str) -> None:
+    """Nine pictures in batches of 4, 4 and 1, of which one cannot be read: shares are uneven, and one is empty."""
+    config = make_config(pictures, f"task.kind={kind}", f"loss.reduction={reduction}")
+    compare_gradients(config)
+
+
+@pytest.mark.parametrize("change", ["train.accumulate=2", "train.batch_size=1"])
+def test_two_processes_give_the_gradients_of_one_in_any_parts(change: str, pictures: str) -> None:
+    """In batches of one, a process is always empty, and both are where the picture cannot be read."""
+    compare_gradients(make_config(pictures, "loss.reduction=mean", change))
+
+
+def compare_gradients(config: RunConfig) -> None:
+    alone, (first, second) = find_gradients(config), run_together(find_gradients, config)
+    shares = [(len(mine["pictures"]), len(theirs["pictures"])) for mine, theirs in zip(first, second, strict=True)]
+    assert (1, 0) in shares
+    assert config.train.batch_size > 1 or (0, 0) in shares
+    for one, mine, theirs in zip(alone, first, second, strict=True):
+        assert sorted(one["pictures"]) == sorted([*mine["pictures"], *theirs["pictures"]])
+        np.testing.assert_allclose(mine["parts"] + theirs["parts"], one["parts"], rtol=1e-5)
+        names = one.keys() - {"parts", "pictures"}
+        largest = max(np.abs(one[name]).max() for name in names)
+        assert (largest > 0) == (one["parts"].sum() > 0)
+        for name in names:
+            np.testing.assert_array_equal(mine[name], theirs[name])
+            np.testing.assert_allclose(mine[name], one[name], rtol=1e-4, atol=1e-5 * largest, err_msg=name)
+
+
+def test_two_processes_train_the_network_of_one(pictures: str) -> None:
+    config = make_config(pictures, "optimiser.clip_norm=1", "optimiser.lr=0.01", "ema.decay=0.5")
+    alone, (first, second) = train_epoch(config), run_together(train_epoch, config)
+    for one, mine, theirs in zip(alone, first, second, strict=True):
+        for name, value in one.items():
+            np.testing.assert_array_equal(mine[name], theirs[name])
+            # Adam divides by the size of a gradient, also where it is mere rounding, as for what a softmax ignores.
+            near = np.isclose(mine[name], value, rtol=0, atol=1e-5)
+            assert near.mean() > 0.9 or name.endswith(("qkv.bias", "weight_projection.bias")), name
+    start = make_run(pictures).task.model.state_dict()
+    assert all(
+        np.abs(network["head.project.weight"] - start["head.project.weight"].numpy()).max() > 1e-3 for network in alone
+    )
+
+
+def test_processes_agree_on_what_batch_norms_have_seen(pictures: str) -> None:
+    config = make_config(pictures, "model.backbone=test_resnet", "model.image_size=64", "ema.decay=0.5")
+    (first, kept), (second, kept_there) = run_together(train_epoch, config)
+    statistics = [name for name in first if name.endswith(("running_mean", "running_var"))]
+    assert statistics
+    assert np.abs(first[statistics[0]]).max() > 0
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+        np.testing.assert_array_equal(kept[name], kept_there[name], err_msg=name)
+
+
+def test_two_processes_score_every_picture_once(pictures: str) -> None:
+    counts = [1, 2, 5, 7]
+    config = make_config(pictures)
+    alone, both = score_counts(config, counts), run_together(score_counts, config, counts)
+    for one, *found in zip(alone, *both, strict=True):
+        for part in found:
+            assert part["indices"].tolist() == one["indices"].tolist()
+            for name in ("target", "image", "patch", "tde", "each"):
+                np.testing.assert_allclose(part[name], one[name], rtol=1e-5, atol=1e-6)
+    assert [len(one["indices"]) for one in alone] == [1, 2, 4, 6]  # one of five cannot be read
+
+
+@KINDS
+@REDUCTIONS
+def test_accumulation_gives_the_gradient_of_one_pass(kind: str, reduction: str, pictures: str) -> None:
+    changes = (f"task.kind={kind}", f"loss.reduction={reduction}")
+    whole, parts = make_run(pictures, *changes), make_run(pictures, *changes, "train.accumulate=3")
+    assert_same(find_gradient(parts, take_first(parts)), find_gradient(whole, take_first(whole)))
+
+
+def test_a_mean_is_over_the_labels_that_are_known(pictures: str) -> None:
+    plain = ("augment.flip=0", "augment.cutout=0", "augment.operations=0")  # the views are the images
+    run = make_run(pictures, "loss.reduction=mean", "loss.name=binary_cross_entropy", "task.kind=image", *plain)
+    batch = take_first(run)
+    found = find_gradient(run, batch)
+    logits = run.task.model(run.task.make_views(batch.images).image)
+    binary_cross_entropy(logits, batch.target, reduction="mean").backward()
+    expected = {name: weight.grad for name, weight in run.task.model.named_parameters() if weight.grad is not None}
+    assert_same(found, expected)
+
+
+def test_a_batch_of_which_nothing_is_known_pulls_at_nothing(pictures: str) -> None:
+    run = make_run(pictures, "loss.reduction=mean")
+    batch = take_first(run)
+    gradients = find_gradient(run, batch._replace(target=torch.full_like(batch.target, torch.nan)))
+    assert all(not value.any() for value in gradients.values())
+
+
+def test_what_is_drawn_depends_on_seed_and_step_alone(pictures: str) -> None:
+    run, again = make_run(pictures), make_run(pictures)
+    first = find_gradient(run, take_first(run), step=3)
+    torch.rand(7)
+    find_gradient(run, take_first(run), step=2)
+    torch.manual_seed(12345)
+    assert_same(find_gradient(again, take_first(again), step=3), first, tolerance=0)
+    assert_different(find_gradient(run, take_first(run), step=4), first)
+    other = make_run(pictures, "train.seed=2")
+    other.task.load_state_dict(run.task.state_dict())
+    assert_different(find_gradient(other, take_first(other), step=3), first)
+
+
+def assert_different(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert any(not torch.allclose(found[name], value, rtol=1e-2) for name, value in expected.items())
+
+
+def test_a_picture_has_the_augmentation_of_its_row(pictures: str) -> None:
+    """So that the share of a process, and a batch with a gap, see what the whole batch would have seen."""
+    run = make_run(pictures)
+    batch = take_first(run)
+    whole = find_gradient(run, batch)
+    summed: dict[str, Tensor] = {}
+    for rows in ([0, 2], [1], [3]):
+        share = Batch(batch.images[rows], batch.target[rows], batch.indices[rows], ())
+        for name, value in find_gradient(run, share, rows=rows).items():
+            summed[name] = summed[name] + value if name in summed else value
+    assert_same(summed, whole)
+    assert_different(find_gradient(run, batch, rows=[3, 2, 1, 0]), whole)
+
+
+def test_dropout_is_drawn_from_seed_and_step_too(pictures: str) -> None:
+    option = "model.backbone_options={drop_path_rate = 0.5, proj_drop_rate = 0.5}"
+    run = make_run(pictures, option)
+    first = find_gradient(run, take_first(run), step=3)
+    torch.manual_seed(12345)
+    assert_same(find_gradient(run, take_first(run), step=3), first, tolerance=0)
+
+
+class Watch(nn.Module):
+    """A loss that notes the dtype of the logits and of what it gives."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        cost: Tensor = self.loss(logits, target)
+        self.seen += [logits.dtype, cost.dtype]
+        return cost
+
+
+@KINDS
+def test_autocast_keeps_losses_in_float32(kind: str, pictures: str) -> None:
+    run = make_run(pictures, "precision.dtype=bfloat16", f"task.kind={kind}")
+    exact = make_run(pictures, f"task.kind={kind}")
+    run.task.loss = watch = Watch(run.task.loss)
+    batch = take_first(run)
+    numbers = take_step(run, batch, step=0, rows=np.arange(4))
+    assert torch.bfloat16 in watch.seen or kind.startswith("patch")  # pooled logits are raised before they are summed
+    assert set(watch.seen[1::2]) == {torch.float32}
+    assert numbers.dtype == torch.float32
+    assert torch.isfinite(numbers).all()
+    expected = take_step(exact, batch, step=0, rows=np.arange(4))
+    torch.testing.assert_close(numbers[:-1], expected[:-1], rtol=0.05, atol=0.05)
+    assert all(weight.dtype == torch.float32 for weight in run.task.parameters())
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
+def test_the_order_in_memory_changes_no_number(backbone: str, pictures: str) -> None:
+    changes = (f"model.backbone={backbone}", "model.image_size=64")
+    last, first = make_run(pictures, *changes), make_run(pictures, *changes, "precision.channels_last=false")
+    filters = [weight for weight in last.task.parameters() if weight.ndim == 4 and min(weight.shape[1:3]) > 1]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in filters)
+    assert last.average is not None
+    assert_same(find_gradient(last, take_first(last)), find_gradient(first, take_first(first)), tolerance=1e-3)
+    for run in (last, first):  # a fused optimiser walks through weights, gradients and moments as they lie in memory
+        for name, weight in run.task.named_parameters():
+            weight.grad = torch.empty_like(weight).copy_(
+                torch.sin(torch.arange(weight.numel()) + len(name)).view(weight.shape)
+            )
+        run.optimiser.step()
+    assert_same(dict(last.task.named_parameters()), dict(first.task.named_parameters()), tolerance=1e-6)
+
+
+def test_a_picture_too_small_to_be_normed_alone_is_told(pictures: str) -> None:
+    run = make_run(pictures, "model.backbone=resnet18", "task.kind=image")
+    find_gradient(run, take_first(run, 2))
+    with pytest.raises(InputError, match="train.batch_size: one picture is left .* choose another train.batch_size"):
+        find_gradient(run, take_first(run, 1))
+
+
+def test_a_compiled_network_is_the_same(pictures: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced whole, but run without the code generator, which takes a minute."""
+    compile_eagerly = partialmethod(nn.Module.compile, backend="eager", fullgraph=True)
+    monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
+    plain, compiled = make_run(pictures), make_run(pictures, "precision.compile=true")
+    assert compiled.task.state_dict().keys() == plain.task.state_dict().keys()
+    for count in (4, 3):
+        batch = take_first(plain, count)
+        assert_same(find_gradient(compiled, batch), find_gradient(plain, batch))
+
+
+def test_a_step_returns_losses_pictures_and_norm(pictures: str) -> None:
+    run, again = make_run(pictures, "optimiser.clip_norm=0.1"), make_run(pictures)
+    batch = take_first(run)
+    gradients = find_gradient(again, batch)
+    norm = torch.stack([value.square().sum() for value in gradients.values()]).sum().sqrt()
+    *parts, count, measured = take_step(run, batch, step=0, rows=np.arange(4)).tolist()
+    assert len(parts) == len(run.task.parts) == 2
+    assert count == 4
+    assert measured == pytest.approx(norm.item(), rel=1e-5)  # before it is clipped
+    assert all(weight.grad is None for weight in run.task.parameters())
+
+
+def test_clipping_limits_the_gradient(pictures: str) -> None:
+    run = make_run(pictures, "optimiser.clip_norm=0.1", "train.epochs=100")
+    take_step(run, take_first(run), step=0, rows=np.arange(4))
+    moments = [state["exp_avg"] for state in run.optimiser.state.values()]
+    norm = torch.stack([moment.square().sum() for moment in moments]).sum().sqrt()
+    assert norm.item() == pytest.approx(0.1 * (1 - 0.95), rel=1e-4)  # the first moment after one step
+
+
+def test_a_step_follows_the_cycle_and_moves_the_average(pictures: str) -> None:
+    run = make_run(pictures, "train.epochs=10", "optimiser.lr=0.01")
+    assert run.total_steps == 30
+    assert run.average is not None
+    before = {name: value.clone() for name, value in run.task.model.state_dict().items()}
+    take_step(run, take_first(run), step=5, rows=np.arange(4))
+    assert {group["lr"] for group in run.optimiser.param_groups} == {0.01}  # the peak
+    now, kept = run.task.model.state_dict(), run.average.module.state_dict()
+    decay = 1 - (1 + 5) ** (-2 / 3)
+    for name, value in now.items():
+        torch.testing.assert_close(kept[name], decay * before[name] + (1 - decay) * value, rtol=1e-5, atol=1e-7)
+    assert any(not torch.equal(before[name], value) for name, value in now.items())

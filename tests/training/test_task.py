@@ -1,0 +1,224 @@
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from reference import losses, pat
+from torch import Tensor, nn
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.data.augment import Views
+from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.training.config import LossSection, OptimiserSection
+from pivotpatch.training.optimiser import make_optimiser
+from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageTask, make_loss
+
+LABELS = ["cat", "dog", "car"]
+NAN = math.nan
+TARGET = torch.tensor([[1.0, 0.0, NAN], [0.0, NAN, 0.3], [1.0, 1.0, 0.0]], dtype=torch.float64)
+ASYMMETRIC = LossSection(gamma_neg=3, gamma_pos=1, clip=0.1, detach_focus=False)
+CROSS_ENTROPY = LossSection(name="binary_cross_entropy")
+SECTIONS = pytest.mark.parametrize("section", [ASYMMETRIC, CROSS_ENTROPY], ids=lambda section: section.name)
+
+
+def make_views(count: int = 3) -> Views:
+    generator = torch.Generator().manual_seed(5)
+    image = torch.randn(count, 3, 32, 32, generator=generator, dtype=torch.float64)
+    return Views(image, torch.randn(count, 4, 3, 32, 32, generator=generator, dtype=torch.float64))
+
+
+def make_patch_model() -> PatchClassifier:
+    torch.manual_seed(0)
+    model = PatchClassifier("test_vit", LABELS, image_size=32, lam=0.7, temperature=0.5)
+    return model.double()
+
+
+def cost(logits: list[float], target: list[float], section: LossSection) -> float:
+    """The loss of one image over the labels that are known."""
+    powers = (section.gamma_neg, section.gamma_pos, section.clip) if section.name == "asymmetric" else (0, 0, 0)
+    return sum(
+        losses.asymmetric(logit, present, gamma_neg=powers[0], gamma_pos=powers[1], clip=powers[2])
+        for logit, present in zip(logits, target, strict=True)
+        if not math.isnan(present)
+    )
+
+
+def project_alone(model: PatchClassifier, view: Tensor, projection: nn.Module) -> list[float]:
+    logits: Tensor = projection(model.head.embed(model.backbone(view[None])))
+    return [float(value) for value in logits[0]]
+
+
+def patch_costs(model: PatchClassifier, views: Views, section: LossSection) -> tuple[float, float]:
+    """loss(p, y) and loss(q, y), one view and one label at a time."""
+    image = patch = 0.0
+    with torch.no_grad():
+        for whole, parts, known in zip(views.image, views.patches, TARGET.tolist(), strict=True):
+            image += cost(project_alone(model, whole, model.head.project), known, section)
+            logits = [project_alone(model, part, model.patch_projection) for part in parts]
+            weighing = [project_alone(model, part, model.weight_projection) for part in parts]
+            pooled = []
+            for label in range(len(LABELS)):
+                shares = pat.weights([row[label] for row in weighing], float(model.temperature))
+                pooled.append(sum(share * row[label] for share, row in zip(shares, logits, strict=True)))
+            patch += cost(pooled, known, section)
+    return image, patch
+
+
+def check_gradient(model: nn.Module, slow: Callable[[], float]) -> None:
+    """Compare the gradient of a few weights of each tensor that has one with differences of the slow loss."""
+    step = 1e-5
+    for name, weight in model.named_parameters():
+        if weight.grad is None or not name.endswith(("weight", "bias", "pos_embed")) or ".blocks." in name:
+            continue
+        flat, gradient = weight.data.view(-1), weight.grad.view(-1)
+        place = int(gradient.abs().argmax())
+        before = flat[place].item()
+        flat[place] = before + step
+        above = slow()
+        flat[place] = before - step
+        below = slow()
+        flat[place] = before
+        assert gradient[place].item() == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-7), name
+
+
+@SECTIONS
+def test_the_baseline_is_the_loss_of_the_image_logits(section: LossSection) -> None:
+    torch.manual_seed(0)
+    model = MultiLabelClassifier("test_vit", LABELS, image_size=32).double()
+    task, views = WholeImageTask(model, make_loss(section)), make_views()
+
+    def slow() -> float:
+        with torch.no_grad():
+            logits = [[float(value) for value in model(image[None])[0]] for image in views.image]
+        return sum(cost(row, known, section) for row, known in zip(logits, TARGET.tolist(), strict=True))
+
+    result = task(views, TARGET)
+    assert result.total.item() == pytest.approx(slow(), rel=1e-9)
+    assert result.parts.tolist() == [result.total.item()]
+    assert not result.parts.requires_grad
+    result.total.backward()
+    check_gradient(model, slow)
+
+
+@SECTIONS
+def test_pat_is_equation_5(section: LossSection) -> None:
+    model, views = make_patch_model(), make_views()
+    result = PatchTask(model, make_loss(section))(views, TARGET)
+    image, patch = patch_costs(model, views, section)
+    assert result.parts.tolist() == pytest.approx([image, patch], rel=1e-9)
+    assert result.total.item() == pytest.approx(image + patch, rel=1e-9)
+    result.total.backward()
+    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in trained(model).values())
+    check_gradient(model, lambda: sum(patch_costs(model, views, section)))
+
+
+def test_lam_is_no_part_of_training() -> None:
+    """Equation 5 has no loss on the sum of p and q, which is all that lam enters."""
+    views, totals = make_views(), []
+    for lam in (0.0, 3.0):
+        model = make_patch_model()
+        model.lam = lam
+        totals.append(PatchTask(model, make_loss(ASYMMETRIC))(views, TARGET).total.item())
+    assert totals[0] == totals[1]
+
+
+@SECTIONS
+def test_patch_only_is_the_loss_of_the_pooled_logits(section: LossSection) -> None:
+    model, views = make_patch_model(), make_views()
+    result = PatchOnlyTask(model, make_loss(section))(views, TARGET)
+    assert result.total.item() == pytest.approx(patch_costs(model, views, section)[1], rel=1e-9)
+    result.total.backward()
+    check_gradient(model, lambda: patch_costs(model, views, section)[1])
+
+
+def test_patch_only_never_sees_the_whole_image_and_trains_all_that_it_says() -> None:
+    model, views = make_patch_model(), make_views()
+    task = PatchOnlyTask(model, make_loss(ASYMMETRIC))
+    seen: list[int] = []
+    model.backbone.register_forward_hook(lambda _module, inputs, _output: seen.append(len(inputs[0])))
+    task(Views(torch.full_like(views.image, NAN), views.patches), TARGET).total.backward()
+    assert seen == [3 * 4]
+    assert all(weight.grad is not None and torch.isfinite(weight.grad).all() for weight in trained(model).values())
+    assert set(dict(model.named_parameters())) - set(trained(model)) == {"head.project.weight", "head.project.bias"}
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+@pytest.mark.parametrize("kind", [WholeImageTask, PatchTask, PatchOnlyTask])
+def test_unknown_labels_cost_nothing_and_pull_at_nothing(kind: type[Task]) -> None:
+    model, views = make_patch_model(), make_views()
+    whole = MultiLabelClassifier("test_vit", LABELS, image_size=32).double()
+    task = kind(whole, make_loss(ASYMMETRIC)) if kind is WholeImageTask else kind(model, make_loss(ASYMMETRIC))
+    result = task(views, torch.full_like(TARGET, NAN))
+    result.total.backward()
+    assert result.total.item() == 0
+    assert all(weight.grad is not None and not weight.grad.any() for weight in trained(task).values())
+
+
+def make_independent(seed: int = 0) -> IndependentClassifier:
+    torch.manual_seed(seed)
+    return IndependentClassifier("test_vit", LABELS, image_size=32).double()
+
+
+def test_the_loss_of_one_label_touches_its_own_network_alone() -> None:
+    model = make_independent()
+    task = WholeImageTask(model, make_loss(ASYMMETRIC))
+    only_dog = torch.full_like(TARGET, NAN)
+    only_dog[:, 1] = torch.tensor([1.0, 0.0, 1.0])
+    task(make_views(), only_dog).total.backward()
+    pulled = [any(weight.grad is not None and weight.grad.any() for weight in m.parameters()) for m in model.members]
+    assert pulled == [False, True, False]
+
+
+def take_steps(model: Classifier, target: Tensor) -> None:
+    task = WholeImageTask(model, make_loss(ASYMMETRIC))
+    optimiser = make_optimiser(model, OptimiserSection(lr=1e-2, weight_decay=0.1))
+    for _ in range(2):
+        task(make_views(), target).total.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+
+def test_networks_trained_together_are_those_trained_alone() -> None:
+    together, start = make_independent(), make_independent()
+    take_steps(together, TARGET)
+    for place, (member, alone) in enumerate(zip(together.members, start.members, strict=True)):
+        assert isinstance(alone, MultiLabelClassifier)
+        take_steps(alone, TARGET[:, place : place + 1])
+        for name, weight in member.state_dict().items():
+            torch.testing.assert_close(weight, alone.state_dict()[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_a_task_makes_the_views_of_its_network() -> None:
+    images = torch.randint(256, (2, 3, 48, 48), dtype=torch.uint8)
+    baseline = WholeImageTask(MultiLabelClassifier("test_vit", LABELS, image_size=32), make_loss(ASYMMETRIC))
+    views = baseline.make_views(images)
+    assert baseline.views_per_image == 1
+    assert (views.image.shape, views.patches.shape) == ((2, 3, 32, 32), (2, 0, 3, 32, 32))
+    model = PatchClassifier("test_vit", LABELS, image_size=32, grid=3, overlap=0.5, source_size=48)
+    views = PatchTask(model, make_loss(ASYMMETRIC)).make_views(images)
+    assert PatchTask(model, make_loss(ASYMMETRIC)).views_per_image == 10
+    mean, std = (torch.tensor(values)[:, None, None] for values in (model.preprocessing.mean, model.preprocessing.std))
+    # Native patches at half overlap are 24 of 48 pixels: the first is the corner, grown to the network's input.
+    corner = nn.functional.interpolate(images[:, :, :24, :24].float(), (32, 32), mode="bilinear")
+    one_level = 1.1 / 255 / std.min().item()
+    torch.testing.assert_close(views.patches[:, 0], (corner / 255 - mean) / std, rtol=0, atol=one_level)
+
+
+def test_the_loss_has_the_numbers_of_its_section() -> None:
+    logits, target = torch.randn(4, 3), torch.randint(2, (4, 3)).float()
+    section = LossSection(gamma_neg=2, gamma_pos=0.5, clip=0.2)
+    expected = sum(cost(*row, section) for row in zip(logits.tolist(), target.tolist(), strict=True))
+    assert make_loss(section)(logits, target).item() == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(InputError, match="give both as"):
+        make_loss(section)(logits, target[:, :2])
+
+
+def test_focusing_factors_are_constant_where_the_section_says_so() -> None:
+    """As in the authors' training: the derivative of the logarithm alone, weighed by the factor."""
+    logits, target = torch.randn(4, 3, requires_grad=True), torch.zeros(4, 3)
+    make_loss(LossSection(gamma_neg=2, clip=0))(logits, target).backward()
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, logits.sigmoid().detach() ** 3)
