@@ -300,11 +300,12 @@ class _Trainer:
         return scores
 
     def measure(self, scores: Scores) -> dict[str, AveragePrecision]:
-        """Average precision of each kind of logits."""
-        definition, names = self.run.config.evaluation.definition, self.run.records.labels.names
+        """Average precision of each kind of logits that the task trains."""
+        definition, task = self.run.config.evaluation.definition, self.run.task
         return {
-            name: average_precision(logits, scores.target, definition=definition, labels=names)
-            for name, logits in scores.logits.items()
+            kind: average_precision(logits, scores.target, definition=definition, labels=scores.labels)
+            for kind, logits in scores.logits.items()
+            if kind in (*task.parts, task.ranking)
         }
 
     def lost_patience(self) -> bool:
