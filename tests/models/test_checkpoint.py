@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier
 
 LABELS = ["cat", "dog", "cow"]
+CALIBRATION = {"kind": "tde", "method": "platt", "slope": [1.0, 1.0, 1.0], "offset": [0.0]}
 
 
 @pytest.fixture
@@ -32,6 +34,7 @@ def folder(model: Classifier, tmp_path: Path) -> Path:
 
 def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     model.thresholds = (0.1, 0.2, 0.3)
+    model.calibration = Calibration("tde", "platt_per_label", (0.5, 1.0, -2.0), (0.1, 0.0, -3.0))
     model.preprocessing = replace(model.preprocessing, image_size=96)
     save_checkpoint(model, tmp_path / "deep" / "model")
     state = torch.random.get_rng_state()
@@ -41,6 +44,7 @@ def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     assert (loaded.grid, loaded.overlap, loaded.source_size) == (3, 0.25, 320)
     assert (loaded.lam, loaded.temperature) == (0.5, 2.0)
     assert loaded.thresholds == (0.1, 0.2, 0.3)
+    assert loaded.calibration == model.calibration
     assert loaded.preprocessing == model.preprocessing
     assert loaded.architecture == model.architecture
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
@@ -62,6 +66,27 @@ def test_a_file_from_before_overlap_and_source_size_is_read(folder: Path) -> Non
     loaded = load_checkpoint(folder)
     assert isinstance(loaded, PatchClassifier)
     assert (loaded.grid, loaded.overlap, loaded.source_size) == (3, 0.0, None)
+
+
+def test_a_file_from_before_calibration_is_read(folder: Path) -> None:
+    edit_json(lambda d: d.pop("calibration"))(folder)
+    assert load_checkpoint(folder).calibration is None
+
+
+def test_a_mixture_for_each_label_comes_back(tmp_path: Path) -> None:
+    lam, temperature = torch.tensor([0.1, 1.0, 3.0]), torch.tensor([2.0, 1.0, 0.3])
+    model = PatchClassifier("test_resnet", LABELS, lam=lam, temperature=temperature).eval()
+    save_checkpoint(model, tmp_path / "m")
+    loaded = load_checkpoint(tmp_path / "m")
+    assert isinstance(loaded, PatchClassifier)
+    assert isinstance(loaded.lam, torch.Tensor)
+    assert isinstance(loaded.temperature, torch.Tensor)
+    assert torch.equal(loaded.lam, lam)
+    assert torch.equal(loaded.temperature, temperature)
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(loaded(images).tde_logits, model(images).tde_logits)
+    described = json.loads((tmp_path / "m" / "model.json").read_text("utf-8"))
+    assert described["patching"]["lam"] == lam.tolist()
 
 
 def test_options_of_the_backbone_come_back(tmp_path: Path) -> None:
@@ -231,6 +256,29 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
         (edit_json(lambda d: d["patching"].update(overlap=1)), "patching.overlap is 1 .*less than 1"),
         (edit_json(lambda d: d["patching"].update(source_size=8)), "source_size is 8; give a side of 160 pixels"),
         (edit_json(lambda d: d["patching"].update(temperature=0)), "patching.temperature is 0 .*greater than 0"),
+        (
+            edit_json(lambda d: d["patching"].update(temperature=[1, 0, 1])),
+            r"patching.temperature.1 is 0 \(Input should",
+        ),
+        (edit_json(lambda d: d["patching"].update(lam="1")), r"patching.lam is '1' \(Input should be a valid number\)"),
+        (
+            edit_json(lambda d: d["patching"].update(lam=[1.0, -1.0, 1.0])),
+            "patching.lam.1 is -1.0 .*greater than or eq",
+        ),
+        (
+            edit_json(lambda d: d["patching"].update(lam=[1.0])),
+            r"lam has shape \(1,\); give a number or a tensor \(3,\)",
+        ),
+        (
+            edit_json(lambda d: d.update(calibration=CALIBRATION)),
+            "1 values of calibration.offset for 3 labels; fit them",
+        ),
+        (edit_json(lambda d: d.update(calibration={**CALIBRATION, "kind": "im"})), "calibration.kind is 'im'"),
+        (
+            edit_json(lambda d: d.update(calibration={**CALIBRATION, "slope": [1, "2", 3]})),
+            "calibration.slope.1 is '2'",
+        ),
+        (edit_json(lambda d: d.update(calibration={"kind": "tde"})), "lacks calibration.method; save the checkpoint"),
         (edit_json(lambda d: d.update(patching=None)), "patching is None for a PatchClassifier; save"),
         (edit_json(lambda d: d.update(thresholds=["a", "b", "c"])), "thresholds.0 is 'a'"),
         (edit_json(lambda d: d.update(thresholds=[0.1, 0.2, 5])), "thresholds.2 is 5"),

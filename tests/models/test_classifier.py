@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference, load_checkpoint, save_checkpoint
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
 from pivotpatch.models.classifier import Architecture, IndependentClassifier
 from pivotpatch.models.heads import HeadOption
@@ -252,3 +253,45 @@ def test_bad_images_are_named(shape: tuple[int, ...], message: str) -> None:
     for kind in (MultiLabelClassifier, PatchClassifier):
         with pytest.raises(InputError, match=message):
             kind(small(), LABELS)(torch.rand(shape))
+
+
+def test_another_mixture_is_the_same_logits_mixed_anew() -> None:
+    torch.manual_seed(0)
+    model = PatchClassifier(small(), LABELS).eval()
+    model.thresholds = (0.5,) * 4
+    model.calibration = Calibration("tde", "platt", (1.0,) * 4, (0.0,) * 4)
+    images = torch.rand(2, 3, 64, 64)
+    lam, temperature = torch.tensor([0.0, 0.5, 1.0, 2.0]), torch.tensor([0.5, 1.0, 2.0, 4.0])
+    with torch.inference_mode():
+        before = model(images)
+        model.set_mixing(lam=lam, temperature=temperature)
+        after = model(images)
+    assert [getattr(model, name) for name in ("thresholds", "calibration")] == [None, None]
+    weights = torch.softmax(before.weights.log() / temperature, dim=1)
+    pooled = (weights * before.patch_logits).sum(1)
+    torch.testing.assert_close(after.tde_logits, before.image_logits + lam * pooled)
+    torch.testing.assert_close(after.probs, torch.sigmoid(after.tde_logits / (1 + lam)))
+    assert not {"lam", "temperature"} & set(model.state_dict())
+    moved = model.double().lam
+    assert isinstance(moved, torch.Tensor)
+    assert moved.dtype == torch.float64
+    model.float().set_mixing(lam=1.0, temperature=1.0)
+    torch.testing.assert_close(model(images).tde_logits, before.tde_logits)
+
+
+@pytest.mark.parametrize(
+    ("lam", "temperature", "message"),
+    [
+        (torch.ones(3), 1.0, r"lam has shape \(3,\); give a number or a tensor \(4,\)"),
+        (torch.tensor([1.0, 1.0, -1.0, 1.0]), 1.0, "lam is -1.0; give a finite number, 0 or more"),
+        (1.0, torch.tensor([1.0, 0.0, 1.0, 1.0]), "temperature is 0.0; give a number above 0"),
+        (float("inf"), 1.0, "lam is inf"),
+    ],
+)
+def test_mixtures_that_cannot_be_are_refused(
+    lam: float | torch.Tensor, temperature: float | torch.Tensor, message: str
+) -> None:
+    model = PatchClassifier(small(), LABELS, lam=0.5)
+    with pytest.raises(InputError, match="PatchClassifier: " + message):
+        model.set_mixing(lam=lam, temperature=temperature)
+    assert model.lam == 0.5

@@ -6,7 +6,7 @@ positive image, and leaves unknown labels (NaN in the target) out. Values are fr
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,13 @@ DEFINITIONS: dict[str, str] = {
 }
 EmptyRule = Literal["zero", "skip"]
 _DEFAULT_POLICY = Fixed(0.5)
+
+
+class Judged(NamedTuple):
+    """What scores are judged by: the target as floats (B,L), on their device, and the names of the L labels."""
+
+    target: Tensor
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ def average_precision(
         raise InputError(
             "average_precision", f"unknown definition {definition!r}", choose_one_of(definition, DEFINITIONS)
         )
-    target, names = _check(scores, target, labels, "average_precision")
+    target, names = check_scores(scores, target, labels=labels, where="average_precision")
     by_label = scores.detach().to(torch.promote_types(scores.dtype, torch.float32)).t().contiguous()
     target = target.t().contiguous()
     all_known = not torch.isnan(target).any()
@@ -190,7 +197,7 @@ def precision_recall(
     """
     if empty not in ("zero", "skip"):
         raise InputError("precision_recall", f"unknown rule {empty!r}", choose_one_of(empty, ("zero", "skip")))
-    target, names = _check(scores, target, labels, "precision_recall")
+    target, names = check_scores(scores, target, labels=labels, where="precision_recall")
     if isinstance(policy, (int, float)):
         raise InputError("precision_recall", f"policy is {policy}", f"write Fixed({policy})")
     known = ~torch.isnan(target)
@@ -239,8 +246,12 @@ def _chosen(names: tuple[str, ...], mask: Tensor) -> tuple[str, ...]:
     return tuple(name for name, chosen in zip(names, mask.tolist(), strict=True) if chosen)
 
 
-def _check(scores: Tensor, target: Tensor, labels: Sequence[str] | None, where: str) -> tuple[Tensor, tuple[str, ...]]:
-    """The target as floats (B,L) on the device of the scores, and the labels' names."""
+def check_scores(scores: Tensor, target: Tensor, *, labels: Sequence[str] | None, where: str) -> Judged:
+    """Refuse scores (B,L) and a target (B,L) of unlike shapes, or with values that neither may hold.
+
+    >>> check_scores(torch.zeros(1, 2), torch.ones(1, 2), labels=None, where="here").names
+    ('label 0', 'label 1')
+    """
     if not isinstance(scores, Tensor) or not isinstance(target, Tensor):
         raise InputError(
             where,
@@ -263,4 +274,4 @@ def _check(scores: Tensor, target: Tensor, labels: Sequence[str] | None, where: 
     wrong = ~(torch.isnan(target) | (target == 0) | (target == 1))
     if wrong.any():
         raise InputError(where, f"target holds {target[wrong][0].item():g}", "write 1, 0, or NaN for unknown")
-    return target, names
+    return Judged(target, names)

@@ -44,7 +44,7 @@ class Fixed:
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Decisions (B,L) for probabilities (B,L)."""
-        _check_probabilities(scores, "Fixed")
+        check_probabilities(scores, "Fixed")
         return scores > self.threshold
 
 
@@ -65,7 +65,7 @@ class PerLabel:
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Decisions (B,L) for probabilities (B,L)."""
-        _check_probabilities(scores, "PerLabel")
+        check_probabilities(scores, "PerLabel")
         _check_count(len(self.thresholds), scores, "PerLabel: thresholds")
         return scores > torch.tensor(self.thresholds, dtype=scores.dtype, device=scores.device)
 
@@ -131,7 +131,11 @@ class TopK:
         return chosen.scatter_(1, scores.topk(self.k, dim=1).indices, value=True)
 
 
-def _check_probabilities(scores: Tensor, where: str) -> None:
+def check_probabilities(scores: Tensor, where: str) -> None:
+    """Refuse scores (B,L) outside [0,1].
+
+    >>> check_probabilities(torch.tensor([[0.5]]), "here")
+    """
     low, high = scores.aminmax()
     if low < 0 or high > 1:
         raise InputError(

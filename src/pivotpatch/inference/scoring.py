@@ -145,7 +145,11 @@ def _unpack(joined: _Part, model: nn.Module, loader: Loader) -> Scores:
         logits={kind: rows[:, place] for place, kind in enumerate(KINDS[: rows.shape[1]])},
         patch_logits=None if patches is None else patches[:, 0],
         weights=None if patches is None else patches[:, 1],
-        lam=1.0 if mixed is None else mixed.lam,
-        temperature=1.0 if mixed is None else mixed.temperature,
+        lam=1.0 if mixed is None else _fetch(mixed.lam),
+        temperature=1.0 if mixed is None else _fetch(mixed.temperature),
         indices=joined.indices,
     )
+
+
+def _fetch(value: float | Tensor) -> float | Tensor:
+    return value.cpu() if isinstance(value, Tensor) else value

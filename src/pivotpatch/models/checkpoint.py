@@ -3,14 +3,16 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from pivotpatch import __version__
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.writing import explain_disk_faults, replacing_folder
 from pivotpatch.models.classifier import (
@@ -33,6 +35,10 @@ _KINDS: dict[str, type[Classifier]] = {
 }
 Size = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
+Weight = Annotated[float, Field(ge=0)]
+Heat = Annotated[float, Field(gt=0)]
+_ONE, _EACH = "<number>", "<list>"  # which form a fault is about; kept out of messages
+_number_or_list = Discriminator(lambda value: _EACH if isinstance(value, list) else _ONE)
 
 
 class _Part(BaseModel):
@@ -58,8 +64,20 @@ class _Patching(_Part):
     grid: Size
     overlap: Annotated[float, Field(ge=0, lt=1)] = 0.0
     source_size: Size | None = None
-    lam: Annotated[float, Field(ge=0)]
-    temperature: Annotated[float, Field(gt=0)]
+    lam: Annotated[Annotated[Weight, Tag(_ONE)] | Annotated[list[Weight], Tag(_EACH)], _number_or_list]
+    temperature: Annotated[Annotated[Heat, Tag(_ONE)] | Annotated[list[Heat], Tag(_EACH)], _number_or_list]
+
+    def arguments(self) -> dict[str, Any]:
+        """As `PatchClassifier` takes them: a list becomes a tensor (L,)."""
+        content = self.model_dump()
+        return {name: torch.tensor(value) if isinstance(value, list) else value for name, value in content.items()}
+
+
+class _Calibration(_Part):
+    kind: Literal["image", "patch", "tde"]
+    method: Text
+    slope: list[float]
+    offset: list[float]
 
 
 class _Description(_Part):
@@ -72,6 +90,7 @@ class _Description(_Part):
     labels: list[Text]
     preprocessing: _Preprocessing
     thresholds: list[Annotated[float, Field(ge=0, le=1)]] | None
+    calibration: _Calibration | None = None
     patching: _Patching | None
 
 
@@ -109,7 +128,7 @@ def load_checkpoint(folder: str | Path) -> Classifier:
     folder = Path(folder)
     where = str(folder / DESCRIPTION)
     described = _read_description(folder)
-    patching = {} if described.patching is None else described.patching.model_dump()
+    patching = {} if described.patching is None else described.patching.arguments()
     if (described.patching is not None) != (described.kind == "PatchClassifier"):
         raise InputError(where, f"patching is {described.patching} for a {described.kind}", "save the checkpoint again")
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
@@ -119,12 +138,19 @@ def load_checkpoint(folder: str | Path) -> Classifier:
     stated = described.preprocessing
     model.preprocessing = Preprocessing(stated.image_size, tuple(stated.mean), tuple(stated.std), stated.interpolation)
     if described.thresholds is not None:
-        if len(described.thresholds) != len(model.labels):
-            wrong = f"{len(described.thresholds)} thresholds for {len(model.labels)} labels"
-            raise InputError(where, wrong, "fit them again")
+        _check_count(described.thresholds, "thresholds", model, where)
         model.thresholds = tuple(described.thresholds)
+    if described.calibration is not None:
+        for name in ("slope", "offset"):
+            _check_count(getattr(described.calibration, name), f"values of calibration.{name}", model, where)
+        model.calibration = Calibration.from_dict(described.calibration.model_dump())
     load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
     return model.eval()
+
+
+def _check_count(values: list[float], name: str, model: Classifier, where: str) -> None:
+    if len(values) != len(model.labels):
+        raise InputError(where, f"{len(values)} {name} for {len(model.labels)} labels", "fit them again")
 
 
 def _describe(model: Classifier) -> dict[str, object]:
@@ -136,10 +162,15 @@ def _describe(model: Classifier) -> dict[str, object]:
         "labels": list(model.labels),
         "preprocessing": asdict(model.preprocessing),
         "thresholds": None if model.thresholds is None else list(model.thresholds),
-        "patching": {name: getattr(model, name) for name in _Patching.model_fields}
+        "calibration": None if model.calibration is None else model.calibration.to_dict(),
+        "patching": {name: _plain(getattr(model, name)) for name in _Patching.model_fields}
         if isinstance(model, PatchClassifier)
         else None,
     }
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def _read_description(folder: Path) -> _Description:
@@ -170,7 +201,8 @@ def _read_description(folder: Path) -> _Description:
         return _Description.model_validate(content)
     except ValidationError as error:
         fault = error.errors()[0]
-    name, value, reason = ".".join(str(part) for part in fault["loc"]), fault["input"], fault["msg"]
+    name = ".".join(str(part) for part in fault["loc"] if part not in (_ONE, _EACH))
+    value, reason = fault["input"], fault["msg"]
     if fault["type"] == "missing":
         raise InputError(str(path), f"lacks {name}", "save the checkpoint again")
     if name == "kind":

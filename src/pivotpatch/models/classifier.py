@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import (
     CounterfactualLogits,
     check_lam,
@@ -62,6 +63,7 @@ class Classifier(nn.Module):
         labels: names of the L labels, in the order of the logits.
         preprocessing: what must be done to pictures first.
         thresholds: probabilities above which each label is given, where they were fitted.
+        calibration: of those probabilities, where one was fitted.
     """
 
     preprocessing: Preprocessing
@@ -83,6 +85,7 @@ class Classifier(nn.Module):
         self.architecture = backbone if isinstance(backbone, Architecture) else Architecture(backbone, head, image_size)
         self.labels = tuple(labels)
         self.thresholds: tuple[float, ...] | None = None
+        self.calibration: Calibration | None = None
 
     @property
     def picture_size(self) -> int:
@@ -185,9 +188,12 @@ class PatchClassifier(SharedClassifier):
         overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
         source_size: rows and columns of the picture that patches are cut from ("native"); None where they are
             cut from the resized image. `forward` takes that picture as `source`.
-        lam: weight of the direct effect.
-        temperature: of the patch weights.
+        lam: weight of the direct effect, a number or (L,); changed by `set_mixing`.
+        temperature: of the patch weights, likewise.
     """
+
+    lam: float | Tensor
+    temperature: float | Tensor
 
     def __init__(
         self,
@@ -201,14 +207,12 @@ class PatchClassifier(SharedClassifier):
         grid: int = 2,
         overlap: float = 0.0,
         source_size: int | None = None,
-        lam: float = 1.0,
-        temperature: float = 1.0,
+        lam: float | Tensor = 1.0,
+        temperature: float | Tensor = 1.0,
     ) -> None:
         """Build a network; how it cuts and weighs its patches is the paper's way by default."""
         check_grid(grid, "PatchClassifier")
         check_overlap(overlap, "PatchClassifier")
-        check_lam(lam, "PatchClassifier")
-        check_temperature(temperature, "PatchClassifier")
         super().__init__(backbone, labels, head=head, image_size=image_size, pretrained=pretrained, weights=weights)
         seen = self.preprocessing.image_size
         if source_size is not None and not (isinstance(source_size, int) and source_size >= seen):
@@ -219,8 +223,7 @@ class PatchClassifier(SharedClassifier):
         self.grid = grid
         self.overlap = overlap
         self.source_size = source_size
-        self.lam = lam
-        self.temperature = temperature
+        self.set_mixing(lam=lam, temperature=temperature)
 
     @classmethod
     def from_classifier(
@@ -230,8 +233,8 @@ class PatchClassifier(SharedClassifier):
         grid: int = 2,
         overlap: float = 0.0,
         source_size: int | None = None,
-        lam: float = 1.0,
-        temperature: float = 1.0,
+        lam: float | Tensor = 1.0,
+        temperature: float | Tensor = 1.0,
     ) -> "PatchClassifier":
         """Start PAT-T from an ordinary network: its projection is copied three times.
 
@@ -253,6 +256,23 @@ class PatchClassifier(SharedClassifier):
         model.patch_projection = deepcopy(trained.head.project)
         model.weight_projection = deepcopy(trained.head.project)
         return model.train(trained.training)
+
+    def set_mixing(self, *, lam: float | Tensor, temperature: float | Tensor) -> None:
+        """Mix image and patches with other numbers, or (L,); forgets what was fitted to the old probabilities."""
+        labels = len(self.labels)
+        for values, check in ((lam, check_lam), (temperature, check_temperature)):
+            check(values, "PatchClassifier", labels=labels)
+            for value in values.reshape(-1).tolist() if isinstance(values, Tensor) else ():
+                check(value, "PatchClassifier")
+        device = next(self.parameters()).device
+        for name, values in (("lam", lam), ("temperature", temperature)):
+            if hasattr(self, name):
+                delattr(self, name)
+            if isinstance(values, Tensor):  # a buffer, so that it moves with the network; model.json holds its numbers
+                self.register_buffer(name, values.detach().float().to(device), persistent=False)
+            else:
+                setattr(self, name, values)
+        self.thresholds = self.calibration = None
 
     @property
     def picture_size(self) -> int:

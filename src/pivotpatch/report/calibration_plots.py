@@ -1,0 +1,94 @@
+"""Pictures of what is fitted after training: reliability of probabilities, a label's threshold, mAP against lam."""
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.inference.calibration import Reliability
+from pivotpatch.inference.mixing import MixingStudy
+from pivotpatch.inference.thresholds import ThresholdCurve
+
+# Of the Okabe-Ito set: told apart by every kind of colour vision. Markers and line styles tell the same.
+_COLOURS = ("#E69F00", "#0072B2", "#009E73")
+_MARKERS = ("o", "s", "^")
+_SIZE = 150
+
+
+def plot_reliability(curves: Mapping[str, Reliability], *, title: str = "") -> Figure:
+    """Show how often labels are there against how probable they were said to be; below, how many decisions that is.
+
+    Bars are 95 % intervals, and the expected calibration error stands in the legend.
+
+    Args:
+        curves: up to three, by name, such as "before" and "after".
+        title: a line above.
+    """
+    if not 1 <= len(curves) <= len(_COLOURS):
+        raise InputError("plot_reliability", f"{len(curves)} curves", f"give 1 to {len(_COLOURS)}")
+    figure = Figure(figsize=(4.8, 5.2), dpi=_SIZE, layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
+    above.plot((0, 1), (0, 1), color="0.5", linewidth=1, linestyle=":", label="what it should be")
+    for (name, curve), colour, marker in zip(curves.items(), _COLOURS, _MARKERS, strict=False):
+        x, share = curve.mean_prob.numpy(), curve.share.numpy()
+        # Rounding may put an end a hair on the wrong side of the share.
+        bars = [(share - curve.low.numpy()).clip(0), (curve.high.numpy() - share).clip(0)]
+        text = f"{name}: ECE {100 * curve.ece:.2f} %"
+        above.errorbar(x, share, bars, color=colour, marker=marker, markersize=4, capsize=2, linewidth=1.2, label=text)
+        below.plot(x, curve.counts.numpy(), color=colour, marker=marker, markersize=4, drawstyle="steps-mid")
+    above.set(ylabel="share of positives", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    below.set(xlabel="mean probability", ylabel="decisions", yscale="log")
+    above.legend(fontsize=8, loc="upper left")
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+    figure.suptitle(title, parse_math=False)
+    return figure
+
+
+def plot_thresholds(curve: ThresholdCurve, *, chosen: float, label: str) -> Figure:
+    """Show precision, recall and F1 of one label against the threshold.
+
+    Args:
+        curve: from `threshold_curve`.
+        chosen: the threshold to mark.
+        label: name of the label.
+    """
+    figure = Figure(figsize=(5.4, 3.4), dpi=_SIZE, layout="constrained")
+    axes = figure.subplots()
+    shown = zip(("precision", "recall", "F1"), curve[1:], _COLOURS, ("--", "-.", "-"), strict=True)
+    for name, values, colour, style in shown:
+        axes.plot(curve.thresholds.numpy(), values.numpy(), style, color=colour, label=name, drawstyle="steps-post")
+    axes.axvline(chosen, color="black", linewidth=1, label=f"chosen: {chosen:.2f}")
+    axes.set(xlabel="threshold", ylabel="share", xlim=(0, 1), ylim=(0, 1.02))
+    axes.set_title(label, fontsize=10, parse_math=False)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def plot_lam(study: MixingStudy) -> Figure:
+    """Show mAP against lam, at the temperature that was fitted and, thin, at the others; marks what was scored with.
+
+    The scale is lam / (1 + lam), the share of the patches: 0 is the image alone, 1 the patches alone.
+    """
+    figure = Figure(figsize=(5.4, 3.4), dpi=_SIZE, layout="constrained")
+    axes = figure.subplots()
+    shares = [lam / (1 + lam) for lam in study.lams]
+    before, shared = study.before, study.shared
+    others = "other temperatures"
+    for temperature, means in zip(study.temperatures, (100 * study.means).tolist(), strict=True):
+        if temperature == shared.temperature:
+            axes.plot(shares, means, color=_COLOURS[1], marker=".", zorder=3, label=f"temperature {temperature:g}")
+        else:
+            axes.plot(shares, means, color="0.6", linewidth=0.8, label=others)
+            others = ""  # one line in the legend stands for all
+    axes.axhline(100 * before.mean, color=_COLOURS[0], linestyle="--", label=f"as scored: {100 * before.mean:.1f}")
+    assert isinstance(shared.lam, float)
+    text = f"fitted lam {shared.lam:.2g}: {100 * shared.mean:.1f} out of fold"
+    axes.axvline(shared.lam / (1 + shared.lam), color=_COLOURS[1], linestyle=":", label=text)
+    ticks = (0, 0.25, 0.5, 1, 2, 4, 16)
+    axes.set_xticks([lam / (1 + lam) for lam in ticks], [f"{lam:g}" for lam in ticks])
+    axes.set(xlabel="lam", ylabel="mAP (%)", xlim=(-0.02, 1))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure

@@ -1,0 +1,32 @@
+import json
+import math
+
+import pytest
+import torch
+
+from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.errors import InputError
+
+FITTED = Calibration("tde", "platt_per_label", (0.5, 2.0), (1.0, -0.25))
+
+
+def test_probabilities_are_the_equation() -> None:
+    logits = torch.tensor([[0.0, 1.0], [-2.0, 3.0]], dtype=torch.float64)
+    expected = [[1 / (1 + math.exp(-(0.5 * a + 1))), 1 / (1 + math.exp(-(2 * b - 0.25)))] for a, b in logits.tolist()]
+    torch.testing.assert_close(FITTED.apply(logits), torch.tensor(expected, dtype=torch.float64))
+    nothing = Calibration("image", "platt", (1.0, 1.0), (0.0, 0.0))
+    assert torch.equal(nothing.apply(logits), torch.sigmoid(logits))
+    assert FITTED.apply(logits.bfloat16()).dtype == torch.float32
+
+
+def test_json_gives_it_back() -> None:
+    assert Calibration.from_dict(json.loads(json.dumps(FITTED.to_dict()))) == FITTED
+
+
+def test_numbers_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="Calibration: 1 slopes and 2 offsets; give one of each a label"):
+        Calibration("tde", "platt", (1.0,), (0.0, 0.0))
+    with pytest.raises(InputError, match="Calibration: a slope or an offset is not finite; fit it again"):
+        Calibration("tde", "platt", (float("nan"),), (0.0,))
+    with pytest.raises(InputError, match=r"fitted to 2 labels, logits have shape \(4, 3\); give logits of the same"):
+        FITTED.apply(torch.zeros(4, 3))

@@ -1,0 +1,97 @@
+from io import BytesIO
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.inference.calibration import Reliability, reliability
+from pivotpatch.inference.mixing import MixingStudy, fit_mixing
+from pivotpatch.inference.scores import Scores
+from pivotpatch.inference.thresholds import threshold_curve
+from pivotpatch.report.calibration_plots import plot_lam, plot_reliability, plot_thresholds
+
+
+def render(figure: Figure) -> bytes:
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def texts(figure: Figure, axes: int = 0) -> list[str]:
+    legend = figure.axes[axes].get_legend()
+    assert legend is not None
+    return [text.get_text() for text in legend.get_texts()]
+
+
+@pytest.fixture
+def curve() -> Reliability:
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.rand(500, generator=generator)
+    return reliability(probs, (torch.rand(500, generator=generator) < probs).float(), bins=5)
+
+
+def test_reliability_shows_shares_intervals_and_counts(curve: Reliability) -> None:
+    figure = plot_reliability({"before": curve, "after": curve}, title="cat & $dog")
+    above, below = figure.axes
+    drawn = above.containers[0].lines[0]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(drawn.get_xydata(), torch.stack([curve.mean_prob, curve.share], 1))
+    bars = above.containers[0].lines[2][0].get_segments()  # type: ignore[attr-defined]
+    np.testing.assert_allclose([[b[0, 1], b[1, 1]] for b in bars], torch.stack([curve.low, curve.high], 1))
+    np.testing.assert_allclose(np.asarray(below.lines[0].get_ydata()), curve.counts)
+    assert texts(figure)[1:] == [f"{name}: ECE {100 * curve.ece:.2f} %" for name in ("before", "after")]
+    assert render(figure).startswith(b"\x89PNG")
+
+
+def test_too_many_curves_are_refused(curve: Reliability) -> None:
+    with pytest.raises(InputError, match="plot_reliability: 0 curves; give 1 to 3"):
+        plot_reliability({})
+    with pytest.raises(InputError, match="plot_reliability: 4 curves; give 1 to 3"):
+        plot_reliability(dict.fromkeys("abcd", curve))
+
+
+def test_thresholds_show_three_curves_and_the_choice() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.rand(80, generator=generator)
+    curve = threshold_curve(probs, (torch.rand(80, generator=generator) < probs).float())
+    figure = plot_thresholds(curve, chosen=0.37, label="fork $ & knife$")
+    axes = figure.axes[0]
+    for line, values in zip(axes.lines, (curve.precision, curve.recall, curve.f1), strict=False):
+        np.testing.assert_allclose(np.asarray(line.get_ydata()), values)
+        np.testing.assert_allclose(np.asarray(line.get_xdata()), curve.thresholds)
+    assert np.asarray(axes.lines[3].get_xdata()).tolist() == [0.37, 0.37]
+    assert texts(figure) == ["precision", "recall", "F1", "chosen: 0.37"]
+    assert axes.get_title() == "fork $ & knife$"
+    assert render(figure).startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def study() -> MixingStudy:
+    generator = torch.Generator().manual_seed(0)
+    image, parts = torch.randn(60, 3, generator=generator), torch.randn(60, 4, 3, generator=generator)
+    weights = torch.softmax(parts, dim=1)
+    pooled = (weights * parts).sum(1)
+    target = (image + pooled + torch.randn(60, 3, generator=generator) > 1).float()
+    logits = {"image": image, "patch": pooled, "tde": image + pooled}
+    return fit_mixing(Scores(tuple("abc"), tuple(map(str, range(60))), target, logits, parts, weights))
+
+
+def test_lam_shows_a_line_a_temperature_and_marks_the_fitted_pair(study: MixingStudy) -> None:
+    figure = plot_lam(study)
+    lines = figure.axes[0].lines[: len(study.temperatures)]
+    for line, means in zip(lines, study.means, strict=True):
+        np.testing.assert_allclose(np.asarray(line.get_ydata()), 100 * means)
+        shares = np.asarray(line.get_xdata(), dtype=float)
+        np.testing.assert_allclose(shares / (1 - shares), study.lams)
+        assert all(a < b for a, b in pairwise(shares))
+    assert set(texts(figure)) == {
+        "other temperatures",
+        f"temperature {study.shared.temperature:g}",
+        f"as scored: {100 * study.before.mean:.1f}",
+        f"fitted lam {study.shared.lam:.2g}: {100 * study.shared.mean:.1f} out of fold",
+    }
+    assert render(figure).startswith(b"\x89PNG")
+    assert plt.get_fignums() == []
