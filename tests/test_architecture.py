@@ -1,4 +1,4 @@
-"""Imports point one way: cli -> report, export, app -> training, audit -> inference -> data, models -> core -> torch."""
+"""Imports point one way: cli -> report, export, app -> training, audit -> inference -> data, models -> core."""
 
 import ast
 import re
