@@ -4,14 +4,16 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, redirect_stderr, redirect_stdout
+from io import StringIO
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pivotpatch.cli.main import main
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.training.build import build_run, open_loader
 from pivotpatch.training.config import RunConfig
@@ -60,6 +62,21 @@ def score_counts(config: RunConfig, counts: list[int]) -> list[Arrays]:
     return found
 
 
+class Spoken(NamedTuple):
+    """What a verb said: its exit status, stdout and stderr."""
+
+    status: int
+    out: str
+    err: str
+
+
+def run_verb(words: list[str]) -> Spoken:
+    """What the command line says in one of the processes."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        status = main(words)
+    return Spoken(status, out.getvalue(), err.getvalue())
+
+
 def run_together(work: Callable[..., Any], *arguments: object, processes: int = 2) -> list[Any]:
     """Do some work in processes that know of each other; the results in the order of their ranks."""
     with closing(socket.socket()) as probe:
@@ -94,4 +111,5 @@ def _enter(
         "OMP_NUM_THREADS": "1",
     }
     told.send(work(*arguments))
-    torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

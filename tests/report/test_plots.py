@@ -84,6 +84,22 @@ def test_a_pair_shows_both_cases_on_one_scale_and_marks_what_is_pointed_at(image
     assert render(figure).startswith(b"\x89PNG")
 
 
+def test_a_baseline_stands_above_the_three_opinions(image: NDArray[np.uint8]) -> None:
+    logits = logits_of()
+    plain = plot_case(image, logits, label=1, labels=LABELS).axes[1]
+    beside = plot_case(image, logits, label=1, labels=LABELS, baseline=0.87).axes[1]
+    assert [text.get_text() for text in beside.texts] == ["0.87", *(text.get_text() for text in plain.texts)]
+    assert beside.get_yticklabels()[0].get_text() == "baseline"
+    assert render(plot_case(image, logits, label=1, labels=LABELS, baseline=0.87))
+
+
+def test_frames_overlap_as_the_patches_do(image: NDArray[np.uint8]) -> None:
+    figure = plot_case(image, logits_of(), label=0, labels=LABELS, overlap=0.3)
+    drawn = [tuple(np.rint(np.add(frame.get_bbox().extents, 0.5)).astype(int)) for frame in frames(figure)]
+    assert drawn == [tuple(box) for box in patch_boxes(30, 50, grid=2, overlap=0.3)]
+    assert drawn[0][2] > drawn[1][0]
+
+
 def test_pyplot_never_hears_of_the_figure(image: NDArray[np.uint8]) -> None:
     plot_case(image, logits_of(), label=0, labels=LABELS)
     assert plt.get_fignums() == []

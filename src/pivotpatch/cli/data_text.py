@@ -21,17 +21,18 @@ _DEPTHS = {
 }
 
 
-class _Screen(Console):
+class Screen(Console):
     """Leaves a reader who went away to `main`, as all other verbs do."""
 
     def on_broken_pipe(self) -> None:
+        """Raise, where rich would exit."""
         raise BrokenPipeError
 
 
 def print_report(report: DataReport) -> None:
     """Print what data sets hold to stdout."""
     # Labels and file names are printed as they are: what looks like markup in them is not.
-    console = _Screen(width=_WIDTH, markup=False, highlight=False, emoji=False)
+    console = Screen(width=_WIDTH, markup=False, highlight=False, emoji=False)
     for summary in report.summaries:
         _print_summary(console, summary)
     if len(report.summaries) > 1 and any(summary.checked != "labels" for summary in report.summaries):

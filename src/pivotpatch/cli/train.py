@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pivotpatch.cli.addresses import read_address
 from pivotpatch.core.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
     for word in words:
         if OVERRIDE.match(word):
             changes.append(word)
-        elif word not in named and (address := _read_address(word)) is not None:
+        elif word not in named and (address := read_address(word)) is not None:
             addresses.append(address)
         elif word not in named and not word.endswith(".toml"):
             wrong = "is neither a recipe nor a table or folder that is there"
@@ -98,19 +99,6 @@ def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
     config = load_config(recipe, [*(f"data.train={json.dumps(address)}" for address in addresses), *changes])
     name = recipe.stem if recipe else f"{config.task.kind}-{config.model.backbone}"
     return name, config
-
-
-def _read_address(word: str) -> str | None:
-    """The address that a word is, or that it means: a table, or a folder of pictures."""
-    scheme, colon, _ = word.partition(":")
-    if colon and scheme.isalpha() and len(scheme) > 1:
-        return word
-    from pivotpatch.data.address import Address
-
-    path = Path(word)
-    if path.is_dir():
-        return str(Address("folder", word))
-    return str(Address("table", word)) if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet") else None
 
 
 def _resume(args: argparse.Namespace) -> int:

@@ -70,19 +70,23 @@ def _make_bars(bars: Progress) -> Shown:
 
 
 def _make_lines() -> Shown:
-    started, told, begun, last, numbers = time.monotonic(), 0.0, 0, "", ""
+    told, last, numbers = 0.0, "", ""
+    begun: dict[str, tuple[float, int]] = {}  # when a stage was first seen, and how far it was
 
     def progress(what: str, done: int, total: int | None) -> None:
-        nonlocal told, last, begun, started
+        nonlocal told, last
         now = time.monotonic()
-        if what != last and what == "train" and not begun:
-            started, begun = now, done
+        if what not in begun or (what != last and what != "train"):  # steps go on where validation broke in
+            begun[what] = now, done
         if now - told < QUIET_SECONDS and what == last:
             return
+        started, first = begun[what]
         left = ""
-        if what == "train" and total and done > begun:
-            left = f", {timedelta(seconds=round((now - started) / (done - begun) * (total - done)))} left{numbers}"
-        print(f"{what}: {done} of {total}{left}", file=sys.stderr, flush=True)
+        if total and done > first:
+            left = f", {timedelta(seconds=round((now - started) / (done - first) * (total - done)))} left"
+        print(
+            f"{what}: {done} of {total}{left}{numbers if left and what == 'train' else ''}", file=sys.stderr, flush=True
+        )
         told, last = now, what
 
     def report(entry: dict[str, Any]) -> None:

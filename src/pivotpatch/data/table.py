@@ -165,6 +165,15 @@ def _find_column(asked: str | None, known: Sequence[str], columns: Sequence[str]
         if asked not in columns:
             raise InputError(where, f"there is no column {asked!r}", choose_one_of(asked, columns))
         return asked
+    return find_column(known, columns)
+
+
+def find_column(known: Sequence[str], columns: Sequence[str]) -> str | None:
+    """The column that has the first of some names; case, blanks and underscores do not matter.
+
+    >>> find_column(("image", "filename"), ["File Name", "cat"])
+    'File Name'
+    """
     plain = {re.sub(r"[\s_-]", "", column).lower(): column for column in reversed(columns)}
     return next((plain[name] for name in known if name in plain), None)
 

@@ -7,7 +7,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -81,7 +82,7 @@ def read_schema(path: Path) -> pa.Schema:
         raise InputError(str(path), "the file is empty", "copy or write it again")
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        with _open_parquet(path) as file:
+        with open_parquet(path) as file:
             schema = file.schema_arrow
     elif suffix in (".csv", ".tsv"):
         schema = pa.schema([(name, pa.string()) for name in _csv_columns(path)])
@@ -91,24 +92,30 @@ def read_schema(path: Path) -> pa.Schema:
         schema = pa.schema([(name, pa.null()) for name in keys])
     if not schema.names:
         raise _no_rows(path)
-    twice = {name for name in schema.names if schema.names.count(name) > 1}
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise InputError(str(path), f"two columns are named {min(twice)!r}", "give each column its own name")
     return schema
 
 
-def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
-    """Read some columns of a table file; of a Parquet struct, `column.field` reads that field alone."""
+def read_columns(path: Path, columns: Sequence[str], *, types: Mapping[str, pa.DataType] | None = None) -> pa.Table:
+    """Read some columns of a table file; of a Parquet struct, `column.field` reads that field alone.
+
+    Args:
+        path: the file.
+        columns: their names.
+        types: what columns of a CSV or TSV file hold, where that is not text.
+    """
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".tsv", ".parquet"):
         return _read_json_lines(path, columns)
-    _check_columns(path, columns, read_schema(path).names)
+    _check_columns(path, columns, set(read_schema(path).names))
     if suffix == ".parquet":
-        with _open_parquet(path) as file:
+        with open_parquet(path) as file:
             table = file.read(columns=list(columns))
             table.validate(full=True)  # for Arrow does not look whether text is UTF-8
             return table.cast(pa.schema([(field.name, _plain_type(field.type)) for field in table.schema]))
-    return _read_csv(path, columns)
+    return _read_csv(path, columns, types or {})
 
 
 def _check_columns(path: Path, columns: Sequence[str], there: Collection[str]) -> None:
@@ -127,7 +134,8 @@ def _damaged(path: Path, error: BaseException) -> InputError:
 
 
 @contextmanager
-def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """A Parquet file to read from; whatever is wrong with it then is told in words."""
     try:
         with pq.ParquetFile(path) as file:
             yield file
@@ -161,6 +169,11 @@ def _csv_error(path: Path, error: BaseException) -> InputError:
         row, expected, got = ragged.groups()
         wrong = f"row {row} (the header is row 1) has {got} columns, not {expected}"
         return InputError(str(path), wrong, "quote values that hold the delimiter, and complete the row")
+    value = re.search(r"Row #(\d+): CSV conversion error to (\w+): invalid value '(.*)'", str(error))
+    if value:
+        row, kind, text = value.groups()
+        wrong = f"row {row} (the header is row 1) holds {text!r} where numbers stand"
+        return InputError(str(path), wrong, f"write a number ({kind}), or leave that column out")
     if "Empty CSV" in str(error):
         return _no_rows(path)
     if "straddling object" in str(error):
@@ -177,9 +190,10 @@ def _csv_columns(path: Path) -> list[str]:
         raise _csv_error(path, error) from None
 
 
-def _read_csv(path: Path, columns: Sequence[str]) -> pa.Table:
-    # As text, all of it: a picture named 007 must not become the number 7.
-    convert = pacsv.ConvertOptions(column_types={name: pa.string() for name in columns}, include_columns=list(columns))
+def _read_csv(path: Path, columns: Sequence[str], types: Mapping[str, pa.DataType]) -> pa.Table:
+    # As text unless it is asked for: a picture named 007 must not become the number 7.
+    kinds = {name: types.get(name, pa.string()) for name in columns}
+    convert = pacsv.ConvertOptions(column_types=kinds, include_columns=list(columns))
     try:
         table = pacsv.read_csv(
             path,

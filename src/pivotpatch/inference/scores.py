@@ -21,7 +21,8 @@ class Scores:
         labels: names of the labels.
         pictures: names of the pictures.
         target: (N,L), 1 present, 0 absent, NaN unknown.
-        logits: (N,L) by kind, see `KINDS`; a model without patches has "image" alone. Float32, on the CPU.
+        logits: (N,L) by kind, see `KINDS`; a model without patches has "image" alone. On the
+            CPU; float32, or float64 where they were read from probabilities.
         patch_logits: (N,P,L) of each patch, where they were kept.
         weights: (N,P,L) of each patch, likewise.
         lam: weight of the patches in the "tde" logits, a number or (L,).

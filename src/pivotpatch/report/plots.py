@@ -17,6 +17,7 @@ from pivotpatch.core.patches import PatchBox, patch_boxes
 
 # Of the Okabe-Ito set: told apart by every kind of colour vision, and by their lightness in print.
 _OPINIONS = {"whole image": "#E69F00", "its patches": "#56B4E9", "both (TDE)": "#0072B2"}
+_BASELINE = "baseline"
 _MARK = "#F0E442"
 
 
@@ -28,22 +29,33 @@ class Case(NamedTuple):
         logits: of this one image, B = 1.
         title: a line above.
         mark: pixels to point at.
+        overlap: of the patches, see `patch_boxes`.
+        baseline: what another model gives to the label, to be shown beside.
     """
 
     image: NDArray[np.uint8]
     logits: CounterfactualLogits
     title: str = ""
     mark: PatchBox | None = None
+    overlap: float = 0.0
+    baseline: float | None = None
 
 
 def plot_case(
-    image: NDArray[np.uint8], logits: CounterfactualLogits, *, label: int, labels: Sequence[str], title: str = ""
+    image: NDArray[np.uint8],
+    logits: CounterfactualLogits,
+    *,
+    label: int,
+    labels: Sequence[str],
+    title: str = "",
+    overlap: float = 0.0,
+    baseline: float | None = None,
 ) -> Figure:
     """Show why a label is given to a picture or not.
 
     On the left the picture, each patch with its share in the decision and dimmed where that is
     small; on the right the probability of the label from the whole image, from the patches, and
-    from both.
+    from both; above them a baseline's, where one is given.
 
     Args:
         image: RGB pixels (H,W,3), of any size.
@@ -51,10 +63,12 @@ def plot_case(
         label: index of the label to explain.
         labels: names of the L labels.
         title: a line above.
+        overlap: of the patches, see `patch_boxes`.
+        baseline: what another model gives to the label.
     """
     figure = Figure(figsize=(7.2, 3.1), dpi=150, layout="constrained")
     picture, bars = figure.subplots(1, 2, width_ratios=(1, 1.2))
-    _draw_case(picture, bars, Case(image, logits), label=label, labels=labels)
+    _draw_case(picture, bars, Case(image, logits, overlap=overlap, baseline=baseline), label=label, labels=labels)
     figure.suptitle(title, parse_math=False)
     return figure
 
@@ -77,13 +91,14 @@ def plot_pair(one: Case, other: Case, *, label: int, labels: Sequence[str]) -> F
 
 def _draw_case(picture: Axes, bars: Axes, case: Case, *, label: int, labels: Sequence[str]) -> None:
     _check_case(case, label, labels)
-    _draw_picture(picture, case.image, case.logits.weights[0, :, label].tolist())
+    _draw_picture(picture, case.image, case.logits.weights[0, :, label].tolist(), overlap=case.overlap)
     if case.mark is not None:
         picture.add_patch(_frame(case.mark, fill=False, edgecolor=_MARK, linestyle="--", linewidth=2))
     picture.set_title(case.title, parse_math=False)
     logits = case.logits
     chances = torch.stack([logits.image_logits.sigmoid(), logits.pooled_logits.sigmoid(), logits.probs])
-    _draw_opinions(bars, chances[:, 0, label].tolist())
+    opinions = dict(zip(_OPINIONS, chances[:, 0, label].tolist(), strict=True))
+    _draw_opinions(bars, opinions if case.baseline is None else {_BASELINE: case.baseline, **opinions})
     bars.set_xlabel(f"probability of “{labels[label]}”", parse_math=False)
 
 
@@ -108,10 +123,11 @@ def _frame(box: PatchBox, **style: Any) -> Rectangle:
     return Rectangle((box.left - 0.5, box.top - 0.5), box.right - box.left, box.bottom - box.top, **style)
 
 
-def _draw_picture(axes: Axes, image: NDArray[np.uint8], shares: list[float]) -> None:
+def _draw_picture(axes: Axes, image: NDArray[np.uint8], shares: list[float], *, overlap: float) -> None:
     height, width = image.shape[:2]
     axes.imshow(image, interpolation="nearest")
-    for box, share in zip(patch_boxes(height, width, grid=math.isqrt(len(shares))), shares, strict=True):
+    boxes = patch_boxes(height, width, grid=math.isqrt(len(shares)), overlap=overlap)
+    for box, share in zip(boxes, shares, strict=True):
         axes.add_patch(_frame(box, color="black", alpha=0.35 * (1 - share)))
         axes.add_patch(_frame(box, fill=False, edgecolor="white"))
         # Towards the border of the picture, where objects are rarest.
@@ -130,9 +146,10 @@ def _draw_picture(axes: Axes, image: NDArray[np.uint8], shares: list[float]) -> 
     axes.set_axis_off()
 
 
-def _draw_opinions(axes: Axes, chances: list[float]) -> None:
-    bars = axes.barh(list(_OPINIONS), chances, color=list(_OPINIONS.values()), edgecolor="black", linewidth=0.6)
-    axes.bar_label(bars, [f"{chance:.2f}" for chance in chances], padding=4)
+def _draw_opinions(axes: Axes, chances: dict[str, float]) -> None:
+    colours = [_OPINIONS.get(name, "#999999") for name in chances]
+    bars = axes.barh(list(chances), list(chances.values()), color=colours, edgecolor="black", linewidth=0.6)
+    axes.bar_label(bars, [f"{chance:.2f}" for chance in chances.values()], padding=4)
     axes.set(xlim=(0, 1.15), xticks=(0, 0.5, 1), ylim=(len(chances) - 0.5, -0.5))
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines["bottom"].set_bounds(0, 1)

@@ -161,17 +161,18 @@ def open_loader(
     model: Classifier,
     accelerator: Accelerator,
     training: bool = False,
+    size: int | None = None,
     progress: Progress | None = None,
 ) -> Loader:
-    """A loader of this process's share of some pictures, at the size that a network wants."""
-    data, size = config.data, (model.picture_size, model.picture_size)
+    """A loader of this process's share of some pictures, at the size that a network wants or at another."""
+    data, side = config.data, size or model.picture_size
     held = None
     if data.hold != "nothing":
         device = accelerator.device if data.hold == "device" else torch.device("cpu")
-        held = hold_pictures(records, size=size, device=device, on_error=data.on_error, progress=progress)
+        held = hold_pictures(records, size=(side, side), device=device, on_error=data.on_error, progress=progress)
     return make_loader(
         records,
-        size=size,
+        size=(side, side),
         batch_size=config.train.batch_size if training else config.evaluation.batch_size,
         shuffle=training,
         seed=config.train.seed,

@@ -1,0 +1,1 @@
+"""Audit: which labels a model gives because of their company."""

@@ -1,0 +1,112 @@
+"""Likely annotation errors: where a model disagrees with the target more than it does with that label as a rule.
+
+The scores must come from pictures that the model was not trained on: a network learns wrong labels by heart.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.inference.calibration import calibrate_out_of_fold
+from pivotpatch.inference.scores import Scores
+
+Direction = Literal["missing", "wrong"]
+
+
+@dataclass(frozen=True)
+class LabelError:
+    """A label that is probably missing from a picture, or probably wrong.
+
+    Attributes:
+        rank: from 1, the most suspicious.
+        picture: name of the picture.
+        row: its position among the scores.
+        label: name of the label.
+        direction: "missing", the target says no and the model yes; "wrong", the other way round.
+        probability: that the picture shows the label, calibrated.
+        self_confidence: what the model gives to the target's answer, as a part of what it gives to right answers of
+            that kind as a rule; near 0 is suspicious, 1 is ordinary.
+    """
+
+    rank: int
+    picture: str
+    row: int
+    label: str
+    direction: Direction
+    probability: float
+    self_confidence: float
+
+    def to_dict(self) -> dict[str, object]:
+        """In plain types, for JSON."""
+        return asdict(self)
+
+
+def find_label_errors(
+    scores: Scores,
+    *,
+    kind: str | None = None,
+    direction: Direction | None = None,
+    count: int = 100,
+    generator: torch.Generator | None = None,
+) -> list[LabelError]:
+    """Rank what is probably wrong with the target, the most suspicious first.
+
+    Probabilities are calibrated label by label, each picture's without its own fold, so that a label which is given too
+    freely is not believed too easily. The self-confidence of an entry is what they leave for the target's answer, p
+    where it says yes and 1 - p where it says no, divided by the mean of the same over all pictures with that answer: a
+    label that the model hardly ever finds is not suspicious for being missed once more.
+
+    Args:
+        scores: what a model says, and the target to doubt.
+        kind: which logits; those to rank by, by default.
+        direction: look for missing or for wrong labels only.
+        count: the most entries to return; only those are returned where the model takes the other side.
+        generator: draws the folds.
+    """
+    if count < 1:
+        raise InputError("find_label_errors", f"count is {count}", "give 1 or more")
+    kind = kind or scores.ranking
+    logits = scores.get(kind) / (1 + scores.lam) if kind == "tde" else scores.get(kind)
+    probs = calibrate_out_of_fold(logits, scores.target, generator=generator)
+    confidence = rate_self_confidence(probs, scores.target)
+    missing, wrong = (scores.target == 0) & (probs > 0.5), (scores.target == 1) & (probs < 0.5)
+    doubted = {"missing": missing, "wrong": wrong, None: missing | wrong}[direction]
+    rows, columns = doubted.nonzero(as_tuple=True)
+    order = confidence[rows, columns].argsort(stable=True)[:count]
+    return [
+        LabelError(
+            rank,
+            scores.pictures[row],
+            row,
+            scores.labels[column],
+            "wrong" if scores.target[row, column] == 1 else "missing",
+            probs[row, column].item(),
+            confidence[row, column].item(),
+        )
+        for rank, (row, column) in enumerate(zip(rows[order].tolist(), columns[order].tolist(), strict=True), 1)
+    ]
+
+
+def rate_self_confidence(probs: Tensor, target: Tensor) -> Tensor:
+    """What a model gives to the target's answers, as a part of what it gives to such answers as a rule.
+
+    Args:
+        probs: (N,L).
+        target: (N,L), 1 present, 0 absent, NaN unknown.
+
+    Returns:
+        (N,L), 0 or more, 1 for an ordinary answer; NaN where the target is unknown.
+
+    >>> rate_self_confidence(torch.tensor([[0.9], [0.9], [0.3]]), torch.tensor([[1.0], [1.0], [1.0]])).flatten()
+    tensor([1.2857, 1.2857, 0.4286])
+    """
+    own = torch.where(target == 1, probs, 1 - probs)
+    rated = torch.full_like(probs, torch.nan)
+    for answer in (0, 1):
+        asked = target == answer
+        usual = (own * asked).sum(0) / asked.sum(0)
+        rated = torch.where(asked, own / usual, rated)
+    return rated

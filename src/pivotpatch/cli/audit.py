@@ -1,0 +1,367 @@
+"""`pivotpatch audit`: where a model is led by company, step by step, picture by picture."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pivotpatch.cli.addresses import read_address
+from pivotpatch.core.errors import InputError, choose_one_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from pivotpatch.audit.cooccurrence import FalsePositive, PairRates
+    from pivotpatch.audit.pair_comparison import PairComparison
+    from pivotpatch.core.policies import ThresholdPolicy
+    from pivotpatch.data.records import RecordSet
+    from pivotpatch.inference.patch_inference import PatchInference
+    from pivotpatch.inference.scores import Scores
+    from pivotpatch.models.classifier import Classifier
+
+SEED = 0  # of resamples and folds: the same scores have the same intervals
+POLICIES = ("fixed", "top", "prior")
+SCENES = "scenes:@test-same"
+_SIDE = 448  # pixels a side of pictures in plots
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb."""
+    audit = verbs.add_parser(
+        "audit",
+        help="find out which labels a model gives because of their company",
+        description="Audit scores that pivotpatch evaluate saved, or anybody's; --pairs where nothing else is asked.",
+    )
+    audit.add_argument(
+        "words",
+        nargs="+",
+        metavar="WORD",
+        help="scores (.parquet, .npz, .csv), with --effect a run or checkpoint; then the address of their pictures, "
+        "where the truth is not in the file or pictures are to be drawn",
+    )
+    part = audit.add_mutually_exclusive_group()
+    part.add_argument("--pairs", action="store_true", help="conditional FPR and TPR of labels that keep company")
+    part.add_argument("--steps", action="store_true", help="AP of image, patch and TDE logits, label by label")
+    part.add_argument("--scale-study", type=Path, metavar="SCORES", help="TDE against a network of patches alone")
+    part.add_argument("--label-errors", action="store_true", help="labels that are probably missing or wrong")
+    part.add_argument("--cases", action="store_true", help="the clearest pictures for and against the baseline")
+    part.add_argument("--effect", action="store_true", help="how well logits track the true direct effect, on scenes")
+    audit.add_argument("--baseline", type=Path, metavar="WHAT", help="compare with this, picture by picture")
+    audit.add_argument(
+        "--pair",
+        action="append",
+        metavar="LABEL;COMPANY",
+        help="look at this pair, may be given again (such as DeT against InT); else at all that keep company",
+    )
+    audit.add_argument(
+        "--min-probability", type=float, default=0.2, metavar="P", help="pairs with P(label | company) above it (0.2)"
+    )
+    audit.add_argument(
+        "--policy",
+        default="fixed:0.5",
+        help="what decides: fixed:P, top:K, prior (as often as in the scores' own target) or prior:DATA (fixed:0.5)",
+    )
+    audit.add_argument("--kind", choices=["image", "patch", "tde"], help="of logits; by default those to rank by")
+    audit.add_argument("--order", choices=["rate", "gap"], default="rate", help="worst pairs by CFPR, or by its rise")
+    audit.add_argument("--count", type=int, default=15, metavar="N", help="entries to list (15)")
+    audit.add_argument("--overlap", type=float, default=0.0, metavar="SHARE", help="of the patches in --cases (0)")
+    audit.add_argument("--json", action="store_true", help="write everything as JSON")
+    audit.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
+    audit.set_defaults(run=run_audit)
+
+
+def run_audit(args: argparse.Namespace) -> int:
+    """Audit one thing, tell it, and draw it where asked to."""
+    if len(args.words) > 2:
+        raise InputError(f"{args.words[2]!r}", "a third word", "give scores and the address of their pictures")
+    if args.count < 1:
+        raise InputError("--count", f"{args.count} entries", "give 1 or more")
+    if args.plot is not None and (args.label_errors or args.cases) and len(args.words) < 2:
+        raise InputError("--plot", "it is not known where the pictures are", "give their address behind the scores")
+    if args.effect:
+        return _audit_effect(args)
+    if args.steps:
+        return _audit_steps(args)
+    if args.scale_study is not None:
+        return _audit_scale(args)
+    if args.label_errors:
+        return _audit_label_errors(args)
+    return _audit_cases(args) if args.cases else _audit_pairs(args)
+
+
+def _audit_pairs(args: argparse.Namespace) -> int:
+    from pivotpatch.audit.cooccurrence import decide, find_false_positives, rank_pairs, rate_pairs
+    from pivotpatch.audit.pair_comparison import compare_pairs
+    from pivotpatch.cli.audit_text import print_pairs
+
+    records, scores, baseline = _read(args)
+    chosen = {"min_probability": args.min_probability, "pairs": _split_pairs(args.pair)}
+    policy = make_policy(args.policy, scores)
+    rates = rate_pairs(scores, policy=policy, kind=args.kind, **chosen)
+    comparison = None
+    if baseline is not None:
+        comparison = compare_pairs(rates, rate_pairs(baseline, policy=make_policy(args.policy, baseline), **chosen))
+    ranked = rank_pairs(rates, by=args.order)
+    decided = decide(scores, policy=policy, kind=args.kind)
+    behind = [
+        find_false_positives(scores, label, company=company, kind=args.kind, decided=decided)
+        for label, company in ranked.names[: args.count]
+    ]
+    if args.json:
+        worst = [
+            {"label": label, "company": company, "false_positives": [found._asdict() for found in pictures]}
+            for (label, company), pictures in zip(ranked.names, behind, strict=False)
+        ]
+        told = rates.to_dict() if comparison is None else comparison.to_dict()
+        print(json.dumps({"worst": worst, **told}))
+    else:
+        print_pairs(rates, ranked, behind=behind, comparison=comparison)
+    if args.plot is not None:
+        _draw_pairs(_Pairs(ranked, behind, comparison, records), args)
+    return 0
+
+
+class _Pairs(NamedTuple):
+    """What is drawn of pairs: the worst first, the false positives behind these, and what they are compared with."""
+
+    ranked: "PairRates"
+    behind: "list[list[FalsePositive]]"
+    comparison: "PairComparison | None"
+    records: "RecordSet | None"
+
+
+def _draw_pairs(pairs: _Pairs, args: argparse.Namespace) -> None:
+    from pivotpatch.report.audit_plots import plot_given_pairs, plot_pair_curves, plot_worst_pairs
+
+    ranked, behind, comparison, records = pairs
+    figures = {}
+    if len(ranked):
+        theirs = None if comparison is None else comparison.baseline
+        figures["worst_pairs"] = plot_worst_pairs(ranked, count=args.count, baseline=theirs)
+    if comparison is not None:
+        names = (Path(args.words[0]).stem, args.baseline.stem)
+        figures["pairs"] = (plot_pair_curves if args.pair is None else plot_given_pairs)(comparison, names=names)
+    if records is not None and any(behind):
+        shown = [(pair, found[0]) for pair, found in zip(ranked.names, behind, strict=False) if found]
+        captions = [f"{label}? {found.probability:.2f}\nbeside {other}" for (label, other), found in shown]
+        figures["false_positives"] = _draw_sheet(records, [found.row for _, found in shown], captions)
+    _draw(figures, args.plot)
+
+
+def _audit_steps(args: argparse.Namespace) -> int:
+    from pivotpatch.audit.stepwise import evaluate_steps
+    from pivotpatch.cli.audit_text import print_steps
+    from pivotpatch.report.audit_plots import plot_steps
+
+    found = evaluate_steps(_read(args).scores)
+    if args.json:
+        print(json.dumps(found.to_dict()))
+    else:
+        print_steps(found, count=args.count)
+    if args.plot is not None:
+        _draw({"steps": plot_steps(found)}, args.plot)
+    return 0
+
+
+def _audit_scale(args: argparse.Namespace) -> int:
+    import torch
+
+    from pivotpatch.audit.stepwise import study_scale
+    from pivotpatch.cli.audit_text import print_scale
+    from pivotpatch.inference.score_file import read_scores
+    from pivotpatch.report.audit_plots import plot_scales
+
+    scores = _read(args).scores
+    other = read_scores(args.scale_study, like=scores)
+    found = study_scale(scores, other, generator=torch.Generator().manual_seed(SEED))
+    if args.json:
+        print(json.dumps(found.to_dict()))
+    else:
+        print_scale(found)
+    if args.plot is not None:
+        _draw({"scale": plot_scales({Path(args.words[0]).stem: found})}, args.plot)
+    return 0
+
+
+def _audit_label_errors(args: argparse.Namespace) -> int:
+    from pivotpatch.audit.label_errors import find_label_errors
+    from pivotpatch.cli.audit_text import print_label_errors
+
+    records, scores, _ = _read(args)
+    found = find_label_errors(scores, kind=args.kind, count=args.count)
+    if args.json:
+        print(json.dumps([error.to_dict() for error in found]))
+    else:
+        print_label_errors(found)
+    if args.plot is not None and found:
+        assert records is not None
+        captions = [f"{error.rank}. {error.label}: {error.direction}?\np = {error.probability:.2f}" for error in found]
+        _draw({"label_errors": _draw_sheet(records, [error.row for error in found], captions)}, args.plot)
+    return 0
+
+
+def _audit_cases(args: argparse.Namespace) -> int:
+    from pivotpatch.audit.cases import find_cases, gather_logits
+    from pivotpatch.cli.audit_text import print_cases
+    from pivotpatch.report.plots import plot_case
+
+    records, scores, baseline = _read(args)
+    if baseline is None:
+        raise InputError("--cases", "there is nothing to compare with", "give --baseline SCORES")
+    found = find_cases(scores, baseline, count=args.count)
+    if args.json:
+        print(json.dumps([case.to_dict() for case in found]))
+    else:
+        print_cases(found)
+    if args.plot is None:
+        return 0
+    assert records is not None
+    figures = {}
+    images = _decode(records, [case.row for case in found])
+    for number, (case, image) in enumerate(zip(found, images, strict=True), 1):
+        figures[f"case_{number}"] = plot_case(
+            image,
+            gather_logits(scores, case.row),
+            label=scores.labels.index(case.label),
+            labels=scores.labels,
+            title=f"“{case.label}” is {'there' if case.shown else 'not there'}",
+            overlap=args.overlap,
+            baseline=case.baseline,
+        )
+    _draw(figures, args.plot)
+    return 0
+
+
+def _audit_effect(args: argparse.Namespace) -> int:
+    import torch
+
+    from pivotpatch.audit.direct_effect import measure_direct_effects, track_effects
+    from pivotpatch.cli.audit_text import print_effects
+    from pivotpatch.cli.train_text import show_training
+    from pivotpatch.data.address import open_records
+    from pivotpatch.report.audit_plots import plot_effects
+
+    records = open_records(args.words[1] if len(args.words) > 1 else SCENES)
+    places = [Path(args.words[0]), *([] if args.baseline is None else [args.baseline])]
+    networks = {str(place): _open_network(place) for place in places}
+    found = {}
+    with show_training() as shown:
+        for name, network in networks.items():
+            effects = measure_direct_effects(
+                network, records, progress=lambda _what, done, total: shown.progress("score", done, total)
+            )
+            found[name] = [
+                row
+                for among in ("objects", "scenes")
+                for row in track_effects(effects, among=among, generator=torch.Generator().manual_seed(SEED))
+            ]
+    if args.json:
+        print(json.dumps({name: [row.to_dict() for row in rows] for name, rows in found.items()}))
+    else:
+        print_effects(found)
+    if args.plot is not None:
+        short = {Path(name).resolve().name: rows for name, rows in found.items()}
+        _draw({"direct_effect": plot_effects(short if len(short) == len(found) else found)}, args.plot)
+    return 0
+
+
+def make_policy(text: str, scores: "Scores") -> "ThresholdPolicy":
+    """The policy that a word names, for these scores."""
+    from pivotpatch.core.policies import Fixed, PriorMatched, TopK
+    from pivotpatch.training.build import open_aligned
+
+    name, _, value = text.partition(":")
+    if name not in POLICIES:
+        raise InputError("--policy", f"unknown policy {name!r}", choose_one_of(name, POLICIES))
+    try:
+        if name == "fixed":
+            return Fixed(float(value))
+        if name == "top":
+            return TopK(int(value))
+    except ValueError:
+        raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
+    if not value:
+        return PriorMatched.from_target(scores.target)
+    address = read_address(value)
+    if address is None:
+        raise InputError("--policy", f"{value!r} is no address nor a table or folder that is there", "check the path")
+    return PriorMatched.from_target(open_aligned(address, scores.labels).target())
+
+
+def _split_pairs(texts: Sequence[str] | None) -> list[tuple[str, str]] | None:
+    if texts is None:
+        return None
+    pairs = []
+    for text in texts:
+        label, sign, company = (part.strip() for part in text.strip("{}").partition(";"))
+        if not sign:
+            raise InputError("--pair", f"{text!r} has no semicolon", "write for example 'car;parking meter'")
+        pairs.append((label, company))
+    return pairs
+
+
+class _Subject(NamedTuple):
+    """What is audited: the pictures where they are known, their scores, and those of the baseline in the same order."""
+
+    records: "RecordSet | None"
+    scores: "Scores"
+    baseline: "Scores | None"
+
+
+def _read(args: argparse.Namespace) -> _Subject:
+    from pivotpatch.data.address import open_records
+    from pivotpatch.inference.score_file import read_scores
+
+    records = None
+    if len(args.words) > 1:
+        address = read_address(args.words[1])
+        if address is None:
+            wrong = "is neither an address nor a table or folder that is there"
+            raise InputError(f"{args.words[1]!r}", wrong, "check the path")
+        records = open_records(address)
+    scores = read_scores(args.words[0], records=records)
+    return _Subject(records, scores, None if args.baseline is None else read_scores(args.baseline, like=scores))
+
+
+def _open_network(place: Path) -> "Classifier | PatchInference":
+    """A checkpoint, or the best of a run; PAT-I around a network that has no patches of its own."""
+    from pivotpatch.inference.patch_inference import PatchInference
+    from pivotpatch.models.checkpoint import load_checkpoint
+    from pivotpatch.models.classifier import PatchClassifier
+
+    network = load_checkpoint(place / "best" if (place / "best").is_dir() else place)
+    return network if isinstance(network, PatchClassifier) else PatchInference(network)
+
+
+def _decode(records: "RecordSet", rows: Sequence[int]) -> list["NDArray[np.uint8]"]:
+    """Pixels of some pictures, small enough for a plot; scores that were read with their records have their order."""
+    from pivotpatch.data.decoding import decode_image
+
+    places = [records.place(row) for row in rows]
+    return [
+        decode_image(records.images.source(place), size=(_SIDE, _SIDE), name=records.images.name(place))
+        for place in places
+    ]
+
+
+def _draw_sheet(records: "RecordSet", rows: Sequence[int], captions: list[str]) -> "Figure":
+    from pivotpatch.report.audit_plots import plot_sheet
+
+    return plot_sheet(_decode(records, rows), captions)
+
+
+def _draw(figures: Mapping[str, "Figure"], folder: Path) -> None:
+    """Write figures as PNG files, each whole or not at all."""
+    from pivotpatch.core.writing import explain_disk_faults, replacing
+
+    for name, figure in figures.items():
+        path = folder / f"{name}.png"
+        with explain_disk_faults(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as written:
+                figure.savefig(written, format="png")
+        print(f"drew {path}", file=sys.stderr)

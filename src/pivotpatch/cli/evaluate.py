@@ -1,0 +1,312 @@
+"""`pivotpatch evaluate`: what a model, or a file of its scores, is worth on pictures whose labels are known."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pivotpatch.cli.addresses import read_address
+from pivotpatch.core.errors import InputError, choose_one_of
+
+if TYPE_CHECKING:
+    from pivotpatch.core.calibration import Calibration
+    from pivotpatch.core.policies import ThresholdPolicy
+    from pivotpatch.inference.patch_inference import PatchInference
+    from pivotpatch.inference.scores import Scores
+    from pivotpatch.models.classifier import Classifier
+    from pivotpatch.training.config import RunConfig
+
+SEED = 0  # of the resamples: the same scores have the same intervals
+LISTED = 20  # pictures that could not be read
+POLICIES = ("fixed", "top", "prior", "fitted")
+NETWORK_OPTIONS = ("patch_inference", "keep_patches", "batch_size", "workers", "on_error")
+PATCH_OPTIONS = ("lam", "temperature", "grid", "native")
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb."""
+    evaluate = verbs.add_parser(
+        "evaluate",
+        help="measure a model, or a file of scores",
+        description="Measure mAP with its interval, CP CR CF1 OP OR OF1 and top-3 for image, patch and TDE logits.",
+        usage="%(prog)s WHAT [DATA] [options]",
+        epilog="Several GPUs: torchrun --nproc-per-node N -m pivotpatch evaluate ...",
+    )
+    evaluate.add_argument(
+        "words",
+        nargs="+",
+        metavar="WHAT [DATA]",
+        help="a run, a checkpoint, or scores (.parquet, .npz, .csv); then the address of the pictures, a table or a "
+        "folder of them, which scores with a target do not need",
+    )
+    measures = evaluate.add_argument_group("what is measured")
+    measures.add_argument(
+        "--policy",
+        default="fixed:0.5",
+        help="what decides: fixed:P, top:K, prior (as often as in training; prior:DATA where WHAT is no run) or fitted "
+        "(thresholds in the checkpoint); default fixed:0.5",
+    )
+    measures.add_argument("--definition", choices=["step", "envelope"], default="step", help="of average precision")
+    measures.add_argument("--resamples", type=int, default=1000, metavar="N", help="for intervals; 0 for none (1000)")
+    measures.add_argument("--baseline", type=Path, metavar="SCORES", help="compare with these, picture by picture")
+    measures.add_argument(
+        "--scale", choices=["auto", "logits", "probs"], default="auto", help="of scores that do not say what they are"
+    )
+    patches = evaluate.add_argument_group("PAT-I around an ordinary network")
+    patches.add_argument("--patch-inference", action="store_true", help="add the patches' logits, without training")
+    patches.add_argument("--lam", type=float, help="weight of the patches (1)")
+    patches.add_argument("--temperature", type=float, help="of the patch weights (1)")
+    patches.add_argument("--grid", type=int, help="patches per side (2)")
+    patches.add_argument(
+        "--native", type=int, metavar="SIZE", help="cut patches from pictures of so many pixels a side"
+    )
+    scoring = evaluate.add_argument_group("scoring")
+    scoring.add_argument("--batch-size", type=int, metavar="N", help="pictures at once, over all processes (128)")
+    scoring.add_argument("--workers", type=int, metavar="N", help="processes that decode; one a core by default")
+    scoring.add_argument("--on-error", choices=["error", "skip"], help="what a broken picture does (error)")
+    scoring.add_argument("--keep-patches", action="store_true", help="save logits and weights of each patch too")
+    out = evaluate.add_argument_group("output")
+    out.add_argument("--save", type=Path, metavar="FILE", help="write the scores (.parquet, .npz or .csv)")
+    out.add_argument("--csv", type=Path, metavar="FILE", help="write a table with a row a label")
+    out.add_argument("--per-label", action="store_true", help="show a row a label")
+    out.add_argument("--json", action="store_true", help="write everything as JSON")
+    evaluate.set_defaults(run=run_evaluate)
+
+
+class _Subject(NamedTuple):
+    """What is evaluated: a network, perhaps of a run, or scores."""
+
+    model: "Classifier | None" = None
+    config: "RunConfig | None" = None
+    scores: "Scores | None" = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        held = self.model or self.scores
+        assert held is not None
+        return held.labels
+
+
+class _Rule(NamedTuple):
+    """How decisions are made, and of which kind of logits alone, where that matters."""
+
+    policy: "ThresholdPolicy"
+    kind: str | None = None
+    calibration: "Calibration | None" = None
+
+
+class _Scored(NamedTuple):
+    """Scores, and what was wrong with pictures that have none."""
+
+    scores: "Scores"
+    not_read: dict[str, str]
+
+
+def run_evaluate(args: argparse.Namespace) -> int:
+    """Score where need be, measure, and tell it in the first process alone."""
+    _check_options(args)
+    what, *more = args.words
+    data = _read_data(more)
+    subject = _open_subject(what, data, args)
+    rule = _make_rule(args.policy, subject)
+    if subject.scores is not None:
+        if os.environ.get("RANK", "0") == "0":
+            _finish(_Scored(subject.scores, {}), rule, args)
+        return 0
+    if data is None:
+        raise InputError(what, "a network needs pictures to look at", "name them after it, such as photos.csv")
+    from pivotpatch.training.processes import join_processes
+
+    state = join_processes()
+    scored = _score(subject, data, args)
+    if state.is_main_process:
+        _finish(scored, rule, args)
+    state.destroy_process_group()
+    return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse what cannot be meant before anything is loaded."""
+    from pivotpatch.inference.score_file import check_score_file
+
+    if len(args.words) > 2:
+        raise InputError(f"{args.words[2]!r}", "a third word", "give what to evaluate and the pictures")
+    if not args.patch_inference:
+        for name in PATCH_OPTIONS:
+            if getattr(args, name) is not None:
+                raise InputError(f"--{name}", "it is an option of --patch-inference", "give that too")
+    if args.keep_patches and args.save is None:
+        raise InputError("--keep-patches", "nothing is saved", "give --save too")
+    if args.resamples < 0:
+        raise InputError("--resamples", f"{args.resamples} is below 0", "give 0 for no intervals, or 1000")
+    if args.save is not None:
+        check_score_file(args.save, patches=args.keep_patches)
+    if args.csv is not None and not args.csv.absolute().parent.is_dir():
+        raise InputError(str(args.csv), f"there is no folder {args.csv.parent}", "make it first")
+
+
+def _read_data(words: list[str]) -> str | None:
+    if not words:
+        return None
+    address = read_address(words[0])
+    if address is None:
+        raise InputError(f"{words[0]!r}", "is neither an address nor a table or folder that is there", "check the path")
+    return address
+
+
+def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Subject:
+    """Load a run's best network, a checkpoint, or scores."""
+    from pivotpatch.data.address import open_records
+    from pivotpatch.inference.score_file import SUFFIXES, read_scores
+
+    path = Path(what)
+    if path.suffix.lower() in SUFFIXES and not path.is_dir():
+        for name in NETWORK_OPTIONS:
+            if getattr(args, name):
+                raise InputError(f"--{name.replace('_', '-')}", f"{what} holds scores, no network", "leave it out")
+        records = None if data is None else open_records(data)
+        return _Subject(scores=read_scores(path, records=records, scale=args.scale))
+    from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
+    from pivotpatch.training.config import load_config
+    from pivotpatch.training.folder import CONFIG
+
+    if (path / CONFIG).is_file() and not (path / DESCRIPTION).exists():
+        if not (path / "best").exists():
+            raise InputError(what, "the run has no best network yet", f"train on, or evaluate {path / 'last'}")
+        return _Subject(load_checkpoint(path / "best"), load_config(path / CONFIG))
+    if not (path / DESCRIPTION).exists():
+        todo = f"give a run, a checkpoint, or a file that ends in {', '.join(SUFFIXES)}"
+        raise InputError(what, "is neither a run nor a checkpoint nor scores", todo)
+    return _Subject(load_checkpoint(path))
+
+
+def _make_rule(text: str, subject: _Subject) -> _Rule:
+    """The policy that a word names."""
+    from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, TopK
+
+    name, _, value = text.partition(":")
+    if name not in POLICIES:
+        raise InputError("--policy", f"unknown policy {name!r}", choose_one_of(name, POLICIES))
+    try:
+        if name == "fixed":
+            return _Rule(Fixed(float(value)))
+        if name == "top":
+            return _Rule(TopK(int(value)))
+    except ValueError:
+        raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
+    if name == "prior":
+        from pivotpatch.training.build import open_aligned, open_training_records
+
+        address = read_address(value) if value else None
+        if address is not None:
+            known = open_aligned(address, subject.labels)
+        elif value or subject.config is None:
+            raise InputError("--policy", f"{text!r} does not say of which pictures", "write prior:DATA")
+        else:
+            known = open_training_records(subject.config).train
+        return _Rule(PriorMatched.from_target(known.target()))
+    from pivotpatch.models.classifier import PatchClassifier
+
+    model = subject.model
+    if model is None or model.thresholds is None:
+        raise InputError("--policy", "no thresholds were fitted", "fit them first, or choose fixed:0.5, top:3 or prior")
+    kind = "tde" if isinstance(model, PatchClassifier) else "image"
+    return _Rule(PerLabel(model.thresholds), model.calibration.kind if model.calibration else kind, model.calibration)
+
+
+def _score(subject: _Subject, data: str, args: argparse.Namespace) -> _Scored:
+    """Score the pictures, in all processes together."""
+    import torch
+    from accelerate.utils import gather_object
+
+    from pivotpatch.cli.train_text import show_training
+    from pivotpatch.inference.score_content import check_pictures
+    from pivotpatch.inference.scoring import score_pictures
+    from pivotpatch.training.build import choose_dtype, open_aligned, open_loader
+    from pivotpatch.training.config import load_config
+    from pivotpatch.training.processes import make_accelerator, own_settings
+
+    records = open_aligned(data, subject.labels)
+    if len(records.positive.indices) == 0:
+        raise InputError(data, "no picture has any of the labels, so nothing can be ranked", "give others")
+    if args.save is not None:
+        names = [records.images.name(records.place(index)) for index in range(len(records))]
+        check_pictures(names, records.name)  # now, for such scores could not be read again
+    changes = {"data.workers": args.workers, "data.on_error": args.on_error, "evaluation.batch_size": args.batch_size}
+    if subject.config is not None:
+        changes["precision.dtype"] = subject.config.precision.dtype
+    config = load_config(None, [f"{name}={value}" for name, value in changes.items() if value is not None])
+    accelerator = make_accelerator(config)
+    network = subject.model
+    assert network is not None
+    if config.precision.channels_last:
+        network = network.to(memory_format=torch.channels_last)
+    network = network.to(accelerator.device)
+    model = _wrap(network, args) if args.patch_inference else network
+    with own_settings(accelerator.device), show_training() as shown:
+        loader = open_loader(records, config, model=network, accelerator=accelerator, size=args.native)
+        scores = score_pictures(
+            model,
+            loader,
+            accelerator=accelerator,
+            dtype=choose_dtype(config, accelerator.device),
+            keep_patches=args.keep_patches,
+            progress=lambda _what, done, total: shown.progress("score", done, total),
+        )
+    not_read = {failure.name: str(failure.error) for failure in loader.failures}
+    if accelerator.num_processes > 1:
+        for part in gather_object([not_read]):
+            not_read |= part
+    return _Scored(scores, dict(sorted(not_read.items())))
+
+
+def _wrap(network: "Classifier", args: argparse.Namespace) -> "PatchInference":
+    """PAT-I around a network that has no patches of its own."""
+    from pivotpatch.inference.patch_inference import PatchInference
+    from pivotpatch.models.classifier import PatchClassifier
+
+    if isinstance(network, PatchClassifier):
+        raise InputError("--patch-inference", "the network has patches of its own (PAT-T)", "leave it out")
+    side = network.preprocessing.image_size
+    if args.native is not None and args.native <= side:
+        raise InputError("--native", f"{args.native} pixels are no more than the network sees", f"give above {side}")
+    given = {name: getattr(args, name) for name in ("lam", "temperature", "grid") if getattr(args, name) is not None}
+    return PatchInference(network, **given)
+
+
+def _finish(scored: _Scored, rule: _Rule, args: argparse.Namespace) -> None:
+    """Measure, write and print."""
+    import torch
+
+    from pivotpatch.audit.evaluation import evaluate_scores
+    from pivotpatch.cli.evaluate_text import print_evaluation, write_label_table
+    from pivotpatch.inference.score_file import read_scores, write_scores
+
+    scores = scored.scores
+    not_read = list(scored.not_read.values())
+    for wrong in not_read[:LISTED]:
+        print(f"not read: {wrong}", file=sys.stderr)
+    if len(not_read) > LISTED:
+        print(f"not read: {len(not_read) - LISTED} more, --json lists all", file=sys.stderr)
+    if args.save is not None:
+        write_scores(scores, args.save)
+        print(f"wrote {args.save}", file=sys.stderr)
+    kinds = [kind for kind in scores.logits if rule.kind in (None, kind)]
+    found = evaluate_scores(
+        scores,
+        policies=dict.fromkeys(kinds, rule.policy),
+        calibration=rule.calibration,
+        definition=args.definition,
+        resamples=args.resamples,
+        baseline=None if args.baseline is None else read_scores(args.baseline, like=scores, scale=args.scale),
+        generator=torch.Generator().manual_seed(SEED),
+    )
+    if args.csv is not None:
+        write_label_table(found, args.csv)
+        print(f"wrote {args.csv}", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"evaluated": args.words, **found.to_dict(), "not_read": scored.not_read}))
+    else:
+        print_evaluation(found, not_read=len(scored.not_read), per_label=args.per_label)

@@ -1,0 +1,259 @@
+"""Scores as files: written by us as Parquet, npz or CSV, read from us or from anybody.
+
+Other people's files are tables with one column for the picture's name and one a label, or npz files; see `read_scores`.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.writing import explain_disk_faults, replacing
+from pivotpatch.data.records import RecordSet
+from pivotpatch.data.table_files import open_parquet, read_schema
+from pivotpatch.inference.score_content import (
+    SCALES,
+    UNSTATED,
+    Scale,
+    ScoreContent,
+    Truth,
+    check_pictures,
+    complete,
+    describe_records,
+)
+from pivotpatch.inference.score_table import read_score_table, write_score_table
+from pivotpatch.inference.scores import KINDS, Scores
+
+SUFFIXES = (".parquet", ".npz", ".csv")
+_SCHEMA = 1
+_NOTE = b"pivotpatch"  # the metadata of a Parquet file that is ours
+_GROUP = 1 << 22  # numbers of a Parquet row group
+_DAMAGED = "it is damaged, copy or write it again"
+
+
+def check_score_file(path: Path, *, patches: bool = False) -> None:
+    """Refuse a name that scores cannot be written to, before the work that makes them."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(str(path), "is of no known kind of file", f"end it in {', '.join(SUFFIXES)}")
+    if patches and path.suffix.lower() == ".csv":
+        raise InputError(str(path), "a CSV file cannot hold patches", "write .parquet or .npz, or leave them out")
+    if not path.absolute().parent.is_dir():
+        raise InputError(str(path), f"there is no folder {path.parent}", "make it first")
+
+
+def write_scores(scores: Scores, path: str | Path) -> None:
+    """Write scores to a .parquet, .npz or .csv file, whole or not at all; `read_scores` returns the same."""
+    path = Path(path)
+    check_score_file(path, patches=scores.patch_logits is not None)
+    check_pictures(scores.pictures, str(path))
+    write: dict[str, Callable[[Scores, Path], None]]
+    write = {".parquet": _write_parquet, ".npz": _write_npz, ".csv": write_score_table}
+    with explain_disk_faults(path.parent), replacing(path) as written:
+        write[path.suffix.lower()](scores, written)
+
+
+def read_scores(
+    path: str | Path,
+    *,
+    records: RecordSet | None = None,
+    like: Scores | None = None,
+    scale: Scale = "auto",
+) -> Scores:
+    """Read scores that `write_scores` wrote, or that other people made.
+
+    A CSV or Parquet table has a column `picture` (or one of the names that `table:` data sets use) and one column a
+    label. `target:LABEL` columns tell the truth: 1 present, 0 absent, -1 or nothing unknown. Columns of logits may
+    tell their kind: `image:LABEL`, `patch:LABEL`, `tde:LABEL`, and then `lam` and `temperature` beside them.
+
+    An npz file has arrays `scores` (N,L), or logits `image`, `patch` and `tde`; `target` (N,L); names `labels` (L,)
+    and `pictures` (N,), without which columns and rows are those of the data set, or numbered; `patch_logits` and
+    `weights` (N,P,L); `lam` and `temperature`.
+
+    Args:
+        path: the file.
+        records: the data set of the pictures. They are found in it by their names, in whatever order; all of them, and
+            no others. The truth comes from it, also where the file tells one. Its labels may be more than the file's.
+        like: scores of the same pictures and labels, whose order and truth are taken instead.
+        scale: what scores of no stated kind are. Probabilities become logits in float64, 0 and 1 finite ones.
+    """
+    path, where = Path(path), str(path)
+    if scale not in SCALES:
+        raise InputError("scale", f"unknown scale {scale!r}", choose_one_of(scale, SCALES))
+    read: dict[str, Callable[[Path], ScoreContent]]
+    read = {".parquet": _read_parquet, ".npz": _read_npz, ".csv": read_score_table}
+    if path.suffix.lower() not in read:
+        raise InputError(where, "is of no known kind of file", f"give one that ends in {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise InputError(where, "there is no such file", "check the path")
+    try:
+        content = read[path.suffix.lower()](path)
+    except OSError as error:
+        raise InputError(
+            where, f"cannot be read ({error.strerror or error})", "check the path and its rights"
+        ) from None
+    truth = None
+    if like is not None:
+        truth = Truth("the other scores", like.pictures, like.labels, like.target, like.indices)
+    elif records is not None:
+        truth = describe_records(records, content.labels)
+    return complete(content, truth, scale=scale)
+
+
+def _to_arrays(scores: Scores) -> dict[str, NDArray[Any]]:
+    """Target and logits as arrays; unknown is -1, so that the target needs a byte each."""
+    target = scores.target.nan_to_num(-1).to(torch.int8)
+    patches = {"patch_logits": scores.patch_logits, "weights": scores.weights}
+    tensors = {"target": target, **scores.logits, **{name: held for name, held in patches.items() if held is not None}}
+    return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
+
+
+def _to_plain(value: float | Tensor) -> Any:
+    """A number, or a list of one a label."""
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def _write_npz(scores: Scores, path: Path) -> None:
+    with path.open("wb") as file:  # a name without .npz would get it
+        np.savez(
+            file,
+            allow_pickle=False,
+            labels=np.array(scores.labels, dtype=np.str_),
+            pictures=np.array(scores.pictures, dtype=np.str_),
+            lam=_to_plain(scores.lam),
+            temperature=_to_plain(scores.temperature),
+            **_to_arrays(scores),
+        )
+
+
+def _read_npz(path: Path) -> ScoreContent:
+    where = str(path)
+    known = ("labels", "pictures", "target", UNSTATED, *KINDS, "patch_logits", "weights", "lam", "temperature")
+    try:
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise InputError(where, "holds one array without a name", "write it with np.savez(..., scores=...)")
+            names = file.files
+            held = {name: _read_array(file, name, where) for name in known if name in names}
+    except InputError:
+        raise
+    except (BadZipFile, EOFError, ValueError) as error:
+        raise InputError(where, f"is no npz file ({str(error).splitlines()[0]})", _DAMAGED) from None
+    kinds = {kind: held[kind] for kind in (UNSTATED, *KINDS) if kind in held}
+    if not kinds:
+        wrong = f"there are no scores among its arrays ({', '.join(names) or 'none'})"
+        raise InputError(where, wrong, f"name them {UNSTATED!r}, or {', '.join(KINDS)} where they are such logits")
+    options = {name: _read_number(held[name]) for name in ("lam", "temperature") if name in held}
+    return ScoreContent(
+        where,
+        kinds,
+        labels=_read_names(held.get("labels")),
+        pictures=_read_names(held.get("pictures")),
+        target=held.get("target"),
+        patch_logits=held.get("patch_logits"),
+        weights=held.get("weights"),
+        **options,
+    )
+
+
+def _read_array(file: Any, name: str, where: str) -> NDArray[Any]:
+    """One array of an npz file: of text, or of numbers."""
+    try:
+        array: NDArray[Any] = file[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        todo = "write lists of text with np.array(list, dtype=str), and numbers as floats"
+        raise InputError(where, f"{name!r} holds Python objects, which are never loaded", todo) from None
+    text = name in ("labels", "pictures")
+    if array.dtype.kind not in ("USiu" if text else "fiub"):
+        raise InputError(where, f"{name!r} holds {array.dtype}", f"give {'text' if text else 'numbers'}")
+    return array
+
+
+def _read_names(values: NDArray[Any] | None) -> tuple[str, ...] | None:
+    if values is None:
+        return None
+    flat = values.ravel().tolist()
+    return tuple(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) for value in flat)
+
+
+def _read_number(values: NDArray[Any]) -> float | Tensor:
+    return float(values) if values.ndim == 0 else torch.from_numpy(values.astype(np.float32))
+
+
+def _write_parquet(scores: Scores, path: Path) -> None:
+    """One row a picture, one list a kind: tens of thousands of columns would take longer than their numbers."""
+    columns: dict[str, Any] = {"picture": pa.array(scores.pictures, pa.string())}
+    for name, array in _to_arrays(scores).items():
+        flat = array.reshape(len(array), -1)
+        columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), flat.shape[1])
+    note = {
+        "schema": _SCHEMA,
+        "labels": scores.labels,
+        "lam": _to_plain(scores.lam),
+        "temperature": _to_plain(scores.temperature),
+    }
+    table = pa.table(columns).replace_schema_metadata({_NOTE: json.dumps(note)})
+    width = max(column.type.list_size for name, column in columns.items() if name != "picture")
+    pq.write_table(table, path, compression="zstd", use_dictionary=False, row_group_size=max(_GROUP // width, 1))
+
+
+def _read_parquet(path: Path) -> ScoreContent:
+    where, schema = str(path), read_schema(path)
+    note = (schema.metadata or {}).get(_NOTE)
+    if note is None:
+        return read_score_table(path)
+    try:
+        told = json.loads(note)
+        version, labels = int(told["schema"]), tuple(map(str, told["labels"]))
+        options = {name: _read_number(np.asarray(told[name], dtype=np.float64)) for name in ("lam", "temperature")}
+    except (ValueError, KeyError, TypeError):
+        raise InputError(where, "its note about labels cannot be read", _DAMAGED) from None
+    if version > _SCHEMA:
+        raise InputError(where, f"schema {version} is newer than {_SCHEMA}, the newest known", "upgrade pivotpatch")
+    pictures, arrays = _read_lists(path, schema, labels=len(labels))
+    return ScoreContent(
+        where,
+        {kind: arrays[kind] for kind in KINDS if kind in arrays},
+        labels=labels,
+        pictures=pictures,
+        target=arrays.get("target"),
+        patch_logits=arrays.get("patch_logits"),
+        weights=arrays.get("weights"),
+        **options,
+    )
+
+
+def _read_lists(path: Path, schema: pa.Schema, *, labels: int) -> tuple[tuple[str, ...], dict[str, NDArray[Any]]]:
+    """The names and the arrays of a file that is ours, a row group at a time, so that nothing is held twice."""
+    pictures: list[str] = []
+    arrays: dict[str, NDArray[Any]] = {}
+    with open_parquet(path) as file:
+        for field in schema:
+            kind = field.type
+            if field.name == "picture":
+                continue
+            size = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
+            whole = field.name in ("target", *KINDS)
+            if size == 0 or size % labels or (whole and size != labels):
+                raise InputError(str(path), f"column {field.name!r} is {kind} for {labels} labels", _DAMAGED)
+            patches = () if whole else (size // labels,)
+            shape = (file.metadata.num_rows, *patches, labels)
+            arrays[field.name] = np.empty(shape, kind.value_type.to_pandas_dtype())
+        for group in range(file.num_row_groups):
+            table, start = file.read_row_group(group), len(pictures)
+            for name, array in arrays.items():
+                rows = array[start : start + table.num_rows]
+                rows[...] = table.column(name).combine_chunks().flatten().to_numpy().reshape(rows.shape)
+            pictures += table.column("picture").to_pylist()
+    return tuple(pictures), arrays

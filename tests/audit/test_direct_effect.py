@@ -1,0 +1,157 @@
+"""Direct effects of networks whose effects are known, and rank correlation against scipy."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from pivotpatch.audit.direct_effect import DirectEffects, measure_direct_effects, rank_correlation, track_effects
+from pivotpatch.core.errors import InputError
+from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
+from pivotpatch.data.scenes import SCENE_LABELS, SceneStore, draw_scene, read_scenes
+from pivotpatch.inference.patch_inference import PatchInference
+from pivotpatch.models.classifier import MultiLabelClassifier, PatchClassifier
+
+whole_numbers = st.lists(st.integers(0, 5), min_size=8, max_size=8)
+
+
+@given(whole_numbers, whole_numbers, st.lists(st.integers(0, 3), min_size=8, max_size=8))
+def test_weighted_rank_correlation_is_scipys_of_the_repeated_values(a: list[int], b: list[int], w: list[int]) -> None:
+    ours = rank_correlation(torch.tensor(a), torch.tensor(b), torch.tensor([w]).double()).item()
+    one, other = np.repeat(a, w), np.repeat(b, w)
+    if len(set(one)) < 2 or len(set(other)) < 2:
+        assert np.isnan(ours)
+    else:
+        assert ours == pytest.approx(spearmanr(one, other).statistic, abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def network() -> MultiLabelClassifier:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MultiLabelClassifier("test_resnet", SCENE_LABELS.names, image_size=64).eval()
+
+
+def ask(network: MultiLabelClassifier, image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = network(network.preprocessing(torch.from_numpy(image).permute(2, 0, 1))[None])[0]
+    return logits
+
+
+@pytest.mark.parametrize("split", ["test-same", "test-removed"])
+def test_an_effect_is_the_logit_with_the_object_less_that_without_it(network: MultiLabelClassifier, split: str) -> None:
+    records = read_scenes("", split, count=6, size=64)
+    effects = measure_direct_effects(network, records, batch_size=4)
+    store = records.images
+    assert isinstance(store, SceneStore)
+    for scene in range(6):
+        plan = store.plan(scene)
+        there = ask(network, draw_scene(plan, without=plan.removed))
+        assert effects.shown[scene].nonzero().flatten().tolist() == list(plan.labels)
+        assert effects.logits["image"][scene].tolist() == pytest.approx(there.tolist(), abs=1e-4)
+        for label in range(len(SCENE_LABELS)):
+            gone = ask(network, draw_scene(plan, without=plan.removed | {label}))
+            wanted = (there - gone)[label].item() if label in plan.labels else 0.0
+            assert effects.effect[scene, label].item() == pytest.approx(wanted, abs=1e-4)
+
+
+def test_patch_inference_is_judged_by_the_effects_in_its_network(network: MultiLabelClassifier) -> None:
+    records = read_scenes("", "test-same", count=8, size=64)
+    plain, wrapped = measure_direct_effects(network, records), measure_direct_effects(PatchInference(network), records)
+    assert torch.allclose(plain.effect, wrapped.effect, atol=1e-4)
+    assert list(plain.logits) == ["image"]
+    assert list(wrapped.logits) == ["image", "patch", "tde"]
+    trained = measure_direct_effects(PatchClassifier.from_classifier(network), records)
+    assert torch.allclose(trained.effect, plain.effect, atol=1e-4)  # before any training it is PAT-I
+    assert torch.allclose(trained.logits["tde"], wrapped.logits["tde"], atol=1e-4)
+
+
+def test_a_part_of_the_records_is_scored_in_its_own_order(network: MultiLabelClassifier) -> None:
+    records = read_scenes("", "test-same", count=8, size=64)
+    whole, part = (measure_direct_effects(network, chosen) for chosen in (records, records.select(np.array([6, 2]))))
+    assert torch.allclose(part.effect, whole.effect[[6, 2]], atol=1e-4)
+
+
+def make_effects(noise: float) -> DirectEffects:
+    """Image logits that follow the effect loosely, and TDE logits that follow it up to `noise`."""
+    generator = torch.Generator().manual_seed(0)
+    shown = torch.rand(600, 3, generator=generator) < 0.4
+    effect = torch.rand(600, 3, generator=generator).masked_fill(~shown, 0.0)
+    image = effect + torch.randn(600, 3, generator=generator)
+    tde = effect + noise * torch.randn(600, 3, generator=generator)
+    return DirectEffects(("a", "b", "c"), shown, effect, {"image": image, "tde": tde})
+
+
+@pytest.mark.parametrize("among", ["objects", "scenes"])
+def test_tracking_is_scipys_correlation_of_what_is_ranked(among: str) -> None:
+    effects = make_effects(0.3)
+    for row in track_effects(effects, among=among, resamples=50, generator=torch.Generator().manual_seed(0)):  # type: ignore[arg-type]
+        for place, bound in enumerate(row.per_label):
+            rows = effects.shown[:, place] if among == "objects" else slice(None)
+            oracle = spearmanr(effects.logits[row.kind][rows, place], effects.effect[rows, place]).statistic
+            assert bound is not None
+            assert bound.value == pytest.approx(oracle)
+            assert row.counts[place] == (effects.shown[:, place].sum() if among == "objects" else 600)
+        assert row.mean.value == pytest.approx(np.mean([bound.value for bound in row.per_label if bound]))
+        assert json.dumps(row.to_dict(), allow_nan=False)
+
+
+def test_logits_that_are_the_effect_track_it_perfectly_and_better_than_the_image() -> None:
+    image, tde = track_effects(make_effects(0.0), resamples=200, generator=torch.Generator().manual_seed(0))
+    assert tde.mean.value == pytest.approx(1.0)
+    assert tde.mean.low == pytest.approx(1.0)
+    assert image.over_image is None
+    assert tde.over_image is not None
+    assert tde.over_image.low > 0
+    assert tde.over_image.value == pytest.approx(1 - image.mean.value)
+
+
+def test_intervals_cover_what_many_scenes_would_say() -> None:
+    """Of a normal pair with correlation 0.5, Spearman's is 6 / pi asin(0.25)."""
+    truth = 6 / np.pi * np.arcsin(0.25)
+    covered = 0
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        effect = torch.randn(150, 1, generator=generator)
+        logits = 0.5 * effect + (1 - 0.25) ** 0.5 * torch.randn(150, 1, generator=generator)
+        effects = DirectEffects(("a",), torch.ones(150, 1, dtype=torch.bool), effect, {"image": logits})
+        (row,) = track_effects(effects, resamples=200, generator=generator)
+        covered += row.mean.low <= truth <= row.mean.high
+    assert 50 <= covered <= 60
+
+
+def test_a_label_that_no_scene_shows_is_left_out_of_the_mean() -> None:
+    effects = make_effects(0.3)
+    shown = effects.shown.clone()
+    shown[:, 1] = False
+    effects = DirectEffects(effects.labels, shown, effects.effect.masked_fill(~shown, 0.0), effects.logits)
+    for row in track_effects(effects, resamples=20, generator=torch.Generator().manual_seed(0)):
+        assert row.per_label[1] is None
+        assert row.mean.value == pytest.approx(np.mean([bound.value for bound in row.per_label if bound]))
+        assert json.dumps(row.to_dict(), allow_nan=False)
+
+
+def test_pictures_that_are_no_scenes_are_refused(network: MultiLabelClassifier) -> None:
+    class Store:
+        def __len__(self) -> int:
+            return 1
+
+        def name(self, index: int) -> str:
+            return "x"
+
+        def source(self, index: int) -> bytes:
+            return b""
+
+    records = RecordSet("folder:photos", LabelSpace(("a",)), images=Store(), positive=LabelLists.from_lists([[0]]))
+    with pytest.raises(InputError, match="folder:photos: direct effects are known on scenes only; give scenes:"):
+        measure_direct_effects(network, records)
+    other = MultiLabelClassifier("test_resnet", ["cat"], image_size=64)
+    with pytest.raises(InputError, match="does not know the labels of scenes"):
+        measure_direct_effects(other, read_scenes("", "val", count=2))
+    with pytest.raises(InputError, match="unknown choice 'object'; did you mean 'objects'"):
+        track_effects(make_effects(0.1), among="object", generator=torch.Generator())  # type: ignore[arg-type]

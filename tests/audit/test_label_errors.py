@@ -1,0 +1,126 @@
+"""Planted errors come out on top, in synthetic scores and on scenes."""
+
+import json
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from pivotpatch.audit.label_errors import Direction, find_label_errors, rate_self_confidence
+from pivotpatch.core.errors import InputError
+from pivotpatch.data.scenes import read_scenes
+from pivotpatch.inference.scores import Scores
+
+
+class Planted(NamedTuple):
+    """Scores whose target was damaged, and where (N,L)."""
+
+    scores: Scores
+    missing: Tensor
+    wrong: Tensor
+
+
+def plant(truth: Tensor, logits: Tensor, *, labels: tuple[str, ...], generator: torch.Generator) -> Planted:
+    chance = torch.rand(truth.shape, generator=generator)
+    missing, wrong = (chance < 0.03) & (truth == 1), (chance < 0.002) & (truth == 0)
+    target = torch.where(missing, 0.0, torch.where(wrong, 1.0, truth))
+    pictures = tuple(f"{place}.jpg" for place in range(len(truth)))
+    return Planted(Scores(labels, pictures, target, {"image": logits}), missing, wrong)
+
+
+@pytest.fixture
+def planted() -> Planted:
+    """Labels from frequent to rare, easy to hopeless, given too freely or too shyly."""
+    generator = torch.Generator().manual_seed(0)
+    labels = 30
+    prior = 0.4 * 10 ** (-2.3 * torch.rand(labels, generator=generator))
+    strength = 6 * torch.rand(labels, generator=generator)
+    offset = 1.5 * torch.randn(labels, generator=generator) - 1
+    truth = (torch.rand(3000, labels, generator=generator) < prior).float()
+    logits = strength * (truth - 0.5) + offset + 1.2 * torch.randn(3000, labels, generator=generator)
+    return plant(truth, logits, labels=tuple(f"label {place}" for place in range(labels)), generator=generator)
+
+
+def precision(planted: Planted, direction: Direction, count: int) -> float:
+    found = find_label_errors(planted.scores, direction=direction, count=count)
+    assert {error.direction for error in found} == {direction}
+    damaged = {"missing": planted.missing, "wrong": planted.wrong}[direction]
+    hits = [bool(damaged[error.row, planted.scores.labels.index(error.label)]) for error in found]
+    return sum(hits) / len(hits)
+
+
+def test_planted_errors_come_first(planted: Planted) -> None:
+    """Chance is the share of damaged entries: 0.3 % of the noes, 2 % of the yeses."""
+    assert precision(planted, "missing", 50) > 0.7
+    assert precision(planted, "wrong", 50) > 0.85
+
+
+def test_it_beats_the_plain_distance_of_probability_and_target(planted: Planted) -> None:
+    scores = planted.scores
+    distance = (scores.probs("image") - scores.target).abs().flatten()
+    damaged = (planted.missing | planted.wrong).flatten()
+    plain = damaged[distance.topk(100).indices].float().mean().item()
+    found = find_label_errors(scores, count=100)
+    ours = [damaged[error.row * len(scores.labels) + scores.labels.index(error.label)].item() for error in found]
+    assert sum(ours) / 100 > plain + 0.2
+
+
+def test_a_label_that_is_never_found_does_not_flood_the_list() -> None:
+    """Half of the yeses of one label are missed as a rule; one of the other label's is missed once."""
+    target = torch.zeros(400, 2)
+    target[:100] = 1
+    logits = torch.full((400, 2), -4.0) + torch.linspace(0, 0.1, 400)[:, None]
+    logits[:100, 0] = 4.0  # found without fail ...
+    logits[7, 0] = -4.0  # ... but for one
+    logits[:50, 1] = 4.0
+    found = find_label_errors(Scores(("easy", "hard"), tuple(map(str, range(400))), target, {"image": logits}))
+    assert (found[0].label, found[0].picture, found[0].direction) == ("easy", "7", "wrong")
+    assert found[0].self_confidence < min(error.self_confidence for error in found[1:])
+
+
+def test_planted_errors_on_scenes_come_first() -> None:
+    """A model that is led by company: it half believes in the companion of what it sees."""
+    truth = read_scenes("", "test-same", count=1500).target()
+    generator = torch.Generator().manual_seed(1)
+    logits = 5 * truth + 2 * truth.roll(1, dims=1) - 4 + 1.2 * torch.randn(truth.shape, generator=generator)
+    planted = plant(truth, logits, labels=tuple("0123456789"), generator=generator)
+    assert precision(planted, "missing", 30) > 0.8
+    assert precision(planted, "wrong", 15) > 0.8
+
+
+def test_ranks_rise_with_self_confidence_and_say_what_they_are(planted: Planted) -> None:
+    found = find_label_errors(planted.scores, count=40)
+    assert [error.rank for error in found] == list(range(1, 41))
+    assert all(a.self_confidence <= b.self_confidence for a, b in pairwise(found))
+    for error in found:
+        truth = planted.scores.target[error.row, planted.scores.labels.index(error.label)]
+        assert (truth == 1) == (error.direction == "wrong")
+        assert (error.probability > 0.5) == (error.direction == "missing")
+        assert planted.scores.pictures[error.row] == error.picture
+    assert json.dumps([error.to_dict() for error in found])
+
+
+def test_unknown_labels_are_never_doubted(planted: Planted) -> None:
+    scores = planted.scores
+    unknown = torch.rand(scores.target.shape, generator=torch.Generator().manual_seed(3)) < 0.5
+    scores.target[unknown] = torch.nan
+    for error in find_label_errors(scores, count=200):
+        assert not unknown[error.row, scores.labels.index(error.label)]
+
+
+def test_self_confidence_is_a_part_of_the_usual_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probs, target = torch.rand(50, 4, generator=generator), (torch.rand(50, 4, generator=generator) < 0.5).float()
+    target[0] = torch.nan
+    rated = rate_self_confidence(probs, target)
+    assert torch.equal(rated.isnan(), target.isnan())
+    for answer in (0, 1):
+        means = rated.where(target == answer, torch.nan).nanmean(dim=0)
+        assert means.tolist() == pytest.approx([1.0] * 4)
+
+
+def test_no_entry_is_no_question(planted: Planted) -> None:
+    with pytest.raises(InputError, match="count is 0; give 1 or more"):
+        find_label_errors(planted.scores, count=0)

@@ -1,0 +1,212 @@
+"""`pivotpatch audit` as a user calls it: scores in, tables, JSON and pictures out."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from pivotpatch.audit.cooccurrence import rate_pairs
+from pivotpatch.audit.stepwise import evaluate_steps
+from pivotpatch.cli.main import main
+from pivotpatch.core.counterfactual import combine_logits
+from pivotpatch.core.policies import PriorMatched
+from pivotpatch.data.scenes import SCENE_LABELS, read_scenes
+from pivotpatch.inference.score_file import write_scores
+from pivotpatch.inference.scores import Scores
+from pivotpatch.models.checkpoint import save_checkpoint
+from pivotpatch.models.classifier import MultiLabelClassifier
+
+COUNT = 150
+SCENES = f"scenes:@test-same?count={COUNT}&size=64"
+
+
+def make_scores(pull: float, *, seed: int) -> Scores:
+    """A model that is pulled towards the companion of what it sees."""
+    target = read_scenes("", "test-same", count=COUNT).target()
+    generator = torch.Generator().manual_seed(seed)
+    image = 4 * target - 2 + pull * target.roll(1, dims=1) + torch.randn(target.shape, generator=generator)
+    patches = image[:, None] - pull * target.roll(1, dims=1)[:, None] + torch.randn(COUNT, 4, 10, generator=generator)
+    out = combine_logits(image, patches)
+    logits = {"image": out.image_logits, "patch": out.pooled_logits, "tde": out.tde_logits}
+    pictures = tuple(f"test-same/{place}" for place in range(COUNT))
+    return Scores(SCENE_LABELS.names, pictures, target, logits, out.patch_logits, out.weights)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scores")
+    model, baseline = make_scores(1.0, seed=1), make_scores(3.0, seed=2)
+    write_scores(model, folder / "pat.parquet")
+    write_scores(
+        replace(baseline, logits={"image": baseline.get("image")}, patch_logits=None, weights=None), folder / "asl.npz"
+    )
+    write_scores(
+        replace(model, logits={"patch": baseline.get("patch")}, patch_logits=None, weights=None),
+        folder / "alone.parquet",
+    )
+    return folder
+
+
+@pytest.fixture
+def audit(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    monkeypatch.chdir(folder)
+
+    def run(*words: str) -> str:
+        assert main(["audit", *words]) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
+
+
+def read(text: str) -> Any:
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_help_names_what_can_be_audited(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["audit", "--help"])
+    text = capsys.readouterr().out
+    for option in ("--pairs", "--steps", "--scale-study", "--label-errors", "--cases", "--effect", "--baseline"):
+        assert option in text
+
+
+def test_pairs_are_compared_with_the_baseline(audit: Callable[..., str]) -> None:
+    found = read(audit("pat.parquet", "--baseline", "asl.npz", "--json"))
+    wanted = rate_pairs(make_scores(1.0, seed=1))
+    assert found["model"] == json.loads(json.dumps(wanted.to_dict()))
+    assert len(found["baseline"]["pairs"]) == len(wanted)
+    curve = found["cfpr"]
+    assert curve["improved"] + curve["worse"] + curve["tied"] + curve["undefined"] == len(wanted)
+    worst = found["worst"][0]
+    row = next(
+        row for row in found["model"]["pairs"] if [row["label"], row["company"]] == [worst["label"], worst["company"]]
+    )
+    assert len(worst["false_positives"]) == round(row["cfpr"] * row["cfpr_pictures"])
+
+
+def test_the_table_lists_the_worst_and_marks_few_pictures(audit: Callable[..., str]) -> None:
+    text = audit("pat.parquet", "--baseline", "asl.npz", "--count", "4")
+    assert "conditional FPR: better in" in text
+    assert "* fewer than 20 pictures" in text
+    assert sum("test-same/" in line for line in text.splitlines()) <= 4
+
+
+def test_options_choose_pairs_kind_and_policy(audit: Callable[..., str]) -> None:
+    scores = make_scores(1.0, seed=1)
+    found = read(
+        audit(
+            "pat.parquet",
+            "--pair",
+            "one; zero",
+            "--pair",
+            "{two;one}",
+            "--kind",
+            "image",
+            "--policy",
+            "prior",
+            "--json",
+        )
+    )
+    policy = PriorMatched.from_target(scores.target)
+    wanted = rate_pairs(scores, kind="image", policy=policy, pairs=[("one", "zero"), ("two", "one")])
+    assert found["pairs"] == json.loads(json.dumps(wanted.to_dict()))["pairs"]
+    fewer = read(audit("pat.parquet", "--min-probability", "0.4", "--policy", "top:2", "--json"))
+    assert all(row["probability"] > 0.4 for row in fewer["pairs"])
+    assert fewer["definition"] == "top-2 labels of each image"
+    prior = read(audit("pat.parquet", "--policy", "prior:scenes:@val?count=50", "--json"))
+    assert prior["definition"] == "class-prior matched thresholds"
+
+
+def test_steps_are_those_of_the_function(audit: Callable[..., str]) -> None:
+    found = read(audit("pat.parquet", "--steps", "--json"))
+    assert found == json.loads(json.dumps(evaluate_steps(make_scores(1.0, seed=1)).to_dict()))
+    text = audit("pat.parquet", "--steps", "--count", "2")
+    assert len([line for line in text.splitlines() if line.startswith(SCENE_LABELS.names)]) == 4
+
+
+def test_scale_label_errors_and_cases_are_told(audit: Callable[..., str]) -> None:
+    scale = read(audit("pat.parquet", "--scale-study", "alone.parquet", "--json"))
+    assert scale["difference"]["value"] == pytest.approx(scale["tde"] - scale["patch"])
+    assert "difference" in audit("pat.parquet", "--scale-study", "alone.parquet")
+    errors = read(audit("pat.parquet", "--label-errors", "--count", "3", "--json"))
+    assert [error["rank"] for error in errors] == [1, 2, 3]
+    assert errors[0]["picture"] in audit("pat.parquet", "--label-errors", "--count", "3")
+    cases = read(audit("pat.parquet", "--cases", "--baseline", "asl.npz", "--count", "2", "--json"))
+    assert [case["shown"] for case in cases] == [True, True, False, False]
+    assert cases[0]["picture"] in audit("pat.parquet", "--cases", "--baseline", "asl.npz", "--count", "2")
+
+
+def test_everything_is_drawn(audit: Callable[..., str], tmp_path: Path) -> None:
+    out = ("--plot", str(tmp_path / "new" / "plots"), "--count", "2")
+    beside = ("--baseline", "asl.npz")
+    audit("pat.parquet", SCENES, *beside, *out)
+    audit("pat.parquet", "--steps", *out)
+    audit("pat.parquet", "--scale-study", "alone.parquet", *out)
+    audit("pat.parquet", SCENES, "--label-errors", *out)
+    audit("pat.parquet", SCENES, "--cases", *beside, *out)
+    drawn = sorted(path.stem for path in (tmp_path / "new" / "plots").iterdir())
+    cases = [f"case_{number}" for number in (1, 2, 3, 4)]
+    assert drawn == sorted([*cases, "false_positives", "label_errors", "pairs", "scale", "steps", "worst_pairs"])
+    for path in (tmp_path / "new" / "plots").iterdir():
+        with Image.open(path) as picture:
+            assert picture.width >= 500
+
+
+def test_effects_are_tracked_for_a_checkpoint_and_a_baseline(audit: Callable[..., str], tmp_path: Path) -> None:
+    for name in ("one", "run/best"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(len(name))
+            model = MultiLabelClassifier("test_resnet", SCENE_LABELS.names, image_size=64)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        save_checkpoint(model, tmp_path / name)
+    words = (
+        str(tmp_path / "run"),
+        "scenes:@test-same?count=20&size=64",
+        "--effect",
+        "--baseline",
+        str(tmp_path / "one"),
+    )
+    found = read(audit(*words, "--json", "--plot", str(tmp_path)))
+    assert list(found) == [str(tmp_path / "run"), str(tmp_path / "one")]
+    for rows in found.values():
+        assert [(row["among"], row["kind"]) for row in rows] == [
+            (among, kind) for among in ("objects", "scenes") for kind in ("image", "patch", "tde")
+        ]
+    assert (tmp_path / "direct_effect.png").is_file()
+    assert "over image" in audit(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pat.parquet", "a.csv", "b.csv"], "'b.csv': a third word"),
+        (["pat.parquet", "nowhere"], "'nowhere': is neither an address nor a table or folder"),
+        (["pat.parquet", "--count", "0"], "--count: 0 entries; give 1 or more"),
+        (["pat.parquet", "--policy", "fixed"], "--policy: 'fixed' has no number"),
+        (["pat.parquet", "--policy", "tops:3"], "unknown policy 'tops'; did you mean 'top'"),
+        (["pat.parquet", "--policy", "prior:nowhere"], "--policy: 'nowhere' is no address"),
+        (["pat.parquet", "--pair", "one"], "--pair: 'one' has no semicolon"),
+        (["pat.parquet", "--pair", "one;tow"], "unknown label 'tow'; did you mean 'two'"),
+        (["asl.npz", "--steps"], "there are no 'patch' logits"),
+        (["pat.parquet", "--cases"], "--cases: there is nothing to compare with; give --baseline"),
+        (["alone.parquet", "--label-errors", "--plot", "x"], "--plot: it is not known where the pictures are"),
+        (["pat.parquet", "--effect"], "pat.parquet"),
+    ],
+)
+def test_what_cannot_be_audited_is_told_in_one_line(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["audit", *words]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1

@@ -1,0 +1,327 @@
+import csv
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from together import run_together, run_verb
+
+from pivotpatch.cli.main import main
+from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.metrics import average_precision, precision_recall
+from pivotpatch.core.policies import PerLabel, PriorMatched
+from pivotpatch.data.address import open_records
+from pivotpatch.data.loading import make_loader
+from pivotpatch.inference.patch_inference import PatchInference
+from pivotpatch.inference.score_file import read_scores
+from pivotpatch.inference.scores import Scores
+from pivotpatch.inference.scoring import score_pictures
+from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
+from pivotpatch.models.classifier import Classifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.training.config import load_config
+from pivotpatch.training.folder import RunFolder
+
+SIZE = 32
+LABELS = ("cat", "dog", "fish")
+Errors = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of 21 pictures and their table, of which evaluation does not ask for all labels."""
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    rows = []
+    for place in range(21):
+        Image.fromarray(generator.integers(0, 256, (80, 70, 3), dtype=np.uint8)).save(f"{place}.png")
+        names = [name for name in (*LABELS, "horse") if generator.random() < 0.5]
+        rows.append(f"{place}.png,{'|'.join(names)}\n")
+    Path("photos.csv").write_text("image,labels\n" + "".join(rows))
+    return tmp_path
+
+
+def save(folder: str, kind: type[Classifier] = PatchClassifier) -> Classifier:
+    """A checkpoint of a network that was never trained."""
+    torch.manual_seed(0)
+    model = kind("test_vit", LABELS, image_size=SIZE).eval()
+    save_checkpoint(model, folder, overwrite=True)
+    return model
+
+
+def score(model: Classifier | PatchInference, *, size: int = SIZE) -> Scores:
+    records = open_records("table:photos.csv").keep_labels(LABELS)
+    loader = make_loader(records, size=(size, size), batch_size=5, every_batch=True)
+    return score_pictures(model, loader, accelerator=Accelerator(cpu=True), keep_patches=True)
+
+
+def evaluate(capsys: Errors, *words: str) -> dict[str, Any]:
+    assert main(["evaluate", *words, "--json"]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
+
+
+def fail(capsys: Errors, *words: str) -> str:
+    """The one line that a mistake is told in."""
+    assert main(["evaluate", *words]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()[-1].removeprefix("pivotpatch: ")
+
+
+def test_a_checkpoint_is_measured_as_its_scores_are(here: Path, capsys: Errors) -> None:
+    scores = score(save("model"))
+    found = evaluate(capsys, "model", "photos.csv", "--workers", "0", "--batch-size", "6", "--resamples", "50")
+    assert list(found["kinds"]) == ["image", "patch", "tde"]
+    assert (found["pictures"], found["labels"], found["not_read"]) == (21, list(LABELS), {})
+    for kind, each in found["kinds"].items():
+        expected = average_precision(scores.logits[kind], scores.target, labels=LABELS)
+        assert each["precision"]["per_label"] == pytest.approx(expected.per_label)
+        assert each["precision"]["definition"] == "step"
+        decided = precision_recall(scores.probs(kind), scores.target, labels=LABELS)
+        assert {name: each["decided"][name] for name in ("CP", "OR", "OF1")} == pytest.approx(
+            {name: getattr(decided, name) for name in ("CP", "OR", "OF1")}
+        )
+        assert each["top"]["definition"] == "top-3 labels of each image"
+        assert each["interval"]["low"] < each["interval"]["high"]
+    assert found["gain"]["minus"] == "image"
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz", ".csv"])
+def test_saved_scores_need_no_model(suffix: str, here: Path, capsys: Errors) -> None:
+    save("model")
+    first = evaluate(capsys, "model", "photos.csv", "--workers", "0", "--save", f"scores{suffix}", "--resamples", "20")
+    again = evaluate(capsys, f"scores{suffix}", "--resamples", "20")
+    told = evaluate(capsys, f"scores{suffix}", "photos.csv", "--resamples", "20")  # the truth from the data set
+    for found in (first, again, told):
+        del found["evaluated"]
+    assert first == again == told
+
+
+def test_patches_are_kept_where_that_is_asked_for(here: Path, capsys: Errors) -> None:
+    scores = score(save("model"))
+    evaluate(capsys, "model", "photos.csv", "--workers", "0", "--save", "kept.parquet", "--keep-patches")
+    kept = read_scores("kept.parquet")
+    assert kept.patch_logits is not None
+    assert scores.patch_logits is not None
+    torch.testing.assert_close(kept.patch_logits, scores.patch_logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kept.mix(), kept.logits["tde"])
+
+
+def test_pat_i_goes_around_an_ordinary_network(here: Path, capsys: Errors) -> None:
+    model = save("model", MultiLabelClassifier)
+    words = ("model", "photos.csv", "--workers", "0", "--resamples", "0", "--save", "scores.npz")
+    assert list(evaluate(capsys, *words)["kinds"]) == ["image"]
+    options = ("--patch-inference", "--grid", "3", "--lam", "0.5", "--temperature", "0.7", "--native", "64")
+    assert list(evaluate(capsys, *words, *options)["kinds"]) == ["image", "patch", "tde"]
+    expected = score(PatchInference(model, grid=3, lam=0.5, temperature=0.7), size=64)
+    found = read_scores("scores.npz")
+    assert (found.lam, found.temperature) == (0.5, 0.7)
+    for kind, logits in expected.logits.items():
+        torch.testing.assert_close(found.logits[kind], logits, rtol=1e-4, atol=1e-4)
+
+
+def make_run(*, best: bool = True) -> Classifier:
+    """The folder of a run, as training leaves it."""
+    Path("train.csv").write_text("image,labels\n0.png,cat\n1.png,cat|dog\n2.png,cat|fish\n3.png,dog\n")
+    model = save("model")
+    folder = RunFolder(Path("run"), load_config(None, ["data.train=table:train.csv", "data.val_fraction=0"]))
+    folder.create()
+    if best:
+        folder.save_best(model)
+    folder.close()
+    return model
+
+
+def test_the_best_network_of_a_run_and_the_priors_of_its_training(here: Path, capsys: Errors) -> None:
+    model = make_run()
+    found = evaluate(capsys, "run", "photos.csv", "--workers", "0", "--policy", "prior", "--resamples", "0")
+    again = evaluate(capsys, "model", "photos.csv", "--workers", "0", "--policy", "prior:train.csv", "--resamples", "0")
+    assert found["kinds"] == again["kinds"]
+    scores = score(model)
+    policy = PriorMatched((0.75, 0.5, 0.25))
+    expected = precision_recall(scores.logits["tde"], scores.target, policy=policy, labels=LABELS)
+    assert found["kinds"]["tde"]["decided"]["recall"] == pytest.approx(expected.recall)
+    assert found["kinds"]["tde"]["decided"]["definition"] == "class-prior matched thresholds"
+
+
+def test_a_run_without_a_best_network_says_what_to_do(here: Path, capsys: Errors) -> None:
+    make_run(best=False)
+    assert fail(capsys, "run", "photos.csv").startswith(
+        "run: the run has no best network yet; train on, or evaluate run"
+    )
+
+
+def test_fitted_thresholds_come_from_the_checkpoint(here: Path, capsys: Errors) -> None:
+    model = save("model")
+    assert fail(capsys, "model", "photos.csv", "--policy", "fitted").startswith(
+        "--policy: no thresholds were fitted; fit"
+    )
+    model.thresholds = (0.4, 0.45, 0.6)
+    for calibration in (None, Calibration("tde", "platt", (3.0, 2.0, 1.0), (0.1, 0.0, -0.1))):
+        model.calibration = calibration
+        save_checkpoint(model, "model", overwrite=True)
+        found = evaluate(capsys, "model", "photos.csv", "--workers", "0", "--policy", "fitted", "--resamples", "0")
+        assert found["kinds"]["image"]["decided"] is None
+        scores = score(load_checkpoint("model"))
+        probs = scores.probs("tde") if calibration is None else calibration.apply(scores.scaled("tde"))
+        expected = precision_recall(probs, scores.target, policy=PerLabel(model.thresholds), labels=LABELS)
+        assert found["kinds"]["tde"]["decided"] == {**json.loads(json.dumps(asdict(expected)))}
+
+
+def test_a_baseline_is_compared_picture_by_picture(here: Path, capsys: Errors) -> None:
+    save("model")
+    words = ("--workers", "0", "--resamples", "100")
+    evaluate(capsys, "model", "photos.csv", *words, "--save", "mine.npz")
+    save("other", MultiLabelClassifier)
+    evaluate(capsys, "other", "photos.csv", *words, "--save", "other.csv")
+    rows = Path("other.csv").read_text().splitlines()
+    Path("other.csv").write_text("\n".join([rows[0], *rows[:0:-1]]))  # the other way round
+    found = evaluate(capsys, "mine.npz", "--baseline", "other.csv", "--resamples", "100")["difference"]
+    means = [evaluate(capsys, name, "--resamples", "0")["mAP"] for name in ("mine.npz", "other.csv")]
+    assert (found["of"], found["minus"]) == ("tde", "baseline image")
+    assert found["value"] == pytest.approx(means[0]["tde"] - means[1]["image"])
+    assert found["interval"]["low"] <= found["value"] <= found["interval"]["high"]
+
+
+def test_other_peoples_scores_are_judged(here: Path, capsys: Errors) -> None:
+    """A table of probabilities, in another order than the data set, of some of its labels."""
+    records = open_records("table:photos.csv").keep_labels(["fish", "cat"])
+    probs = np.random.default_rng(1).random((21, 2)).round(3)
+    rows = [f"{records[row].name},{probs[row, 0]},{probs[row, 1]}" for row in range(20, -1, -1)]
+    Path("theirs.csv").write_text("\n".join(["file_name,fish,cat", *rows]))
+    found = evaluate(capsys, "theirs.csv", "photos.csv", "--policy", "fixed:0.3", "--definition", "envelope")
+    expected = average_precision(torch.from_numpy(probs), records.target(), definition="envelope")
+    assert found["kinds"]["image"]["precision"]["per_label"] == pytest.approx(expected.per_label)
+    assert found["labels"] == ["fish", "cat"]
+    assert fail(capsys, "theirs.csv").startswith(
+        "theirs.csv: it does not say what is true of the pictures; add columns"
+    )
+
+
+def test_what_people_see(here: Path, capsys: Errors) -> None:
+    save("model")
+    words = ["evaluate", "model", "photos.csv", "--workers", "0", "--save", "scores.parquet"]
+    assert main([*words, "--per-label", "--csv", "labels.csv", "--policy", "top:2"]) == 0
+    captured = capsys.readouterr()
+    found = evaluate(capsys, "scores.parquet", "--policy", "top:2")
+    assert "21 pictures, 3 labels\n" in captured.out
+    assert "average precision: step-wise sum over recall (scikit-learn); intervals hold 95 % of 1,000" in captured.out
+    means = [f"{100 * found['mAP'][kind]:.2f}" for kind in ("image", "patch", "tde")]
+    assert re.search(rf"mAP +{means[0]} +{means[1]} +{means[2]}\n", captured.out)
+    interval = found["kinds"]["tde"]["interval"]
+    assert f"{100 * interval['low']:.2f} to {100 * interval['high']:.2f}" in captured.out
+    assert "top-2 labels of each image" in captured.out
+    assert "top-3 labels of each image" in captured.out
+    number = r"[+-]\d+\.\d\d"
+    assert re.search(rf"TDE less image: {number} \({number} to {number}\), better for \d of 3 labels", captured.out)
+    assert re.search(r"fish +\d+ +\d+\.\d +\d+\.\d +\d+\.\d +\d+\.\d to \d+\.\d", captured.out)
+    assert captured.err.splitlines() == ["score: 1 of 1", "wrote scores.parquet", "wrote labels.csv"]
+    with Path("labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == list(LABELS)
+    tde = found["kinds"]["tde"]
+    assert [float(row["ap_tde"]) for row in rows] == pytest.approx(tde["precision"]["per_label"])
+    assert float(rows[0]["ap_tde_low"]) == pytest.approx(tde["label_intervals"][0]["low"])
+    assert float(rows[2]["recall_image"]) == pytest.approx(found["kinds"]["image"]["decided"]["recall"][2])
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(here: Path, capsys: Errors) -> None:
+    Path("s.csv").write_text("picture,[red]x[/],target:[red]x[/]\na,1,1\nb,2,0\n")
+    assert main(["evaluate", "s.csv", "--per-label"]) == 0
+    assert "[red]x[/]" in capsys.readouterr().out
+
+
+def test_pictures_that_cannot_be_read_are_counted_and_listed(here: Path, capsys: Errors) -> None:
+    save("model")
+    Path("4.png").write_bytes(b"no picture")
+    words = ("model", "photos.csv", "--workers", "0", "--resamples", "0")
+    assert "4.png" in fail(capsys, *words)
+    assert main(["evaluate", *words, "--on-error", "skip"]) == 0
+    captured = capsys.readouterr()
+    assert "20 pictures, 3 labels; 1 pictures could not be read and are left out" in captured.out
+    assert re.search(r"^not read: .*4\.png: ", captured.err, re.MULTILINE)
+    found = evaluate(capsys, *words, "--on-error", "skip")
+    assert (found["pictures"], list(found["not_read"])) == (20, ["4.png"])
+
+
+def test_two_processes_find_what_one_finds(here: Path, capsys: Errors) -> None:
+    save("model")
+    Path("4.png").write_bytes(b"no picture")
+    words = ["evaluate", "model", "photos.csv", "--workers", "0", "--batch-size", "6", "--on-error", "skip", "--json"]
+    assert main([*words, "--save", "alone.npz", "--keep-patches"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    first, second = run_together(run_verb, [*words, "--save", "together.npz", "--keep-patches"])
+    assert (first.status, second.status) == (0, 0)
+    together = json.loads(first.out)
+    assert (second.out, second.err) == ("", "")
+    assert together["not_read"].keys() == alone["not_read"].keys() == {"4.png"}
+    one, other = read_scores("alone.npz"), read_scores("together.npz")
+    assert one.pictures == other.pictures
+    assert len(one.pictures) == 20
+    for kind in one.logits:
+        torch.testing.assert_close(one.logits[kind], other.logits[kind], rtol=1e-4, atol=1e-5)
+    assert together["mAP"] == pytest.approx(alone["mAP"], abs=1e-3)
+
+
+def test_several_processes_read_a_file_once(here: Path) -> None:
+    Path("s.csv").write_text("picture,cat,target:cat\na,1,1\nb,2,0\n")
+    first, second = run_together(run_verb, ["evaluate", "s.csv"])
+    assert "2 pictures, 1 labels" in first.out
+    assert (second.status, second.out, second.err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "photos.csv"], "nowhere: is neither a run nor a checkpoint nor scores; give a run, a checkpoint"),
+        (["nowhere.npz"], "nowhere.npz: there is no such file; check the path"),
+        (["model"], "model: a network needs pictures to look at; name them after it, such as photos.csv"),
+        (["model", "photos"], "'photos': is neither an address nor a table or folder that is there; check the path"),
+        (["model", "photos.csv", "more.csv"], "'more.csv': a third word; give what to evaluate and the pictures"),
+        (["model", "cooc:x"], "address 'cooc:x': unknown scheme 'cooc'; did you mean 'coco'?"),
+        (["model", "photos.csv", "--lam", "2"], "--lam: it is an option of --patch-inference; give that too"),
+        (["model", "photos.csv", "--patch-inference"], "--patch-inference: the network has patches of its own (PAT-T)"),
+        (["plain", "photos.csv", "--patch-inference", "--native", "32"], "--native: 32 pixels are no more than the"),
+        (["plain", "photos.csv", "--patch-inference", "--lam", "-1"], "PatchInference: lam is -1.0; give a finite"),
+        (["model", "photos.csv", "--policy", "fixd:1"], "--policy: unknown policy 'fixd'; did you mean 'fixed'?"),
+        (["model", "photos.csv", "--policy", "fixed"], "--policy: 'fixed' has no number; write for example fixed:0.5"),
+        (["model", "photos.csv", "--policy", "prior"], "--policy: 'prior' does not say of which pictures; write prior"),
+        (["model", "photos.csv", "--policy", "fitted"], "--policy: no thresholds were fitted; fit them first, or cho"),
+        (["model", "photos.csv", "--keep-patches"], "--keep-patches: nothing is saved; give --save too"),
+        (["model", "photos.csv", "--save", "x.txt"], "x.txt: is of no known kind of file; end it in .parquet, .npz"),
+        (["model", "photos.csv", "--save", "x.csv", "--keep-patches"], "x.csv: a CSV file cannot hold patches; write"),
+        (["model", "photos.csv", "--save", "no/x.csv"], "no/x.csv: there is no folder no; make it first"),
+        (["model", "photos.csv", "--csv", "no/x.csv"], "no/x.csv: there is no folder no; make it first"),
+        (["model", "photos.csv", "--resamples", "-1"], "--resamples: -1 is below 0; give 0 for no intervals, or 1000"),
+        (["model", "photos.csv", "--batch-size", "0"], "evaluation.batch_size=0: evaluation.batch_size is 0; input"),
+        (["model", "other.csv"], "table:other.csv: no picture has any of the labels, so nothing can be ranked; give"),
+        (["model", "horse.csv"], "labels: unknown label 'cat'"),
+        (["s.csv", "--on-error", "skip"], "--on-error: s.csv holds scores, no network; leave it out"),
+        (["s.csv", "--baseline", "t.csv"], "t.csv: 1 pictures are not in the other scores (c)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(words: list[str], message: str, here: Path, capsys: Errors) -> None:
+    save("model")
+    save("plain", MultiLabelClassifier)
+    Path("other.csv").write_text("image,cat,dog,fish\n0.png,0,0,0\n")
+    Path("horse.csv").write_text("image,labels\n0.png,horse\n")
+    Path("s.csv").write_text("picture,cat,target:cat\na,1,1\nb,2,0\n")
+    Path("t.csv").write_text("picture,cat,target:cat\na,1,1\nc,2,0\n")
+    assert fail(capsys, *words).startswith(message)
+
+
+def test_help_comes_at_once_and_wrong_usage_is_told(capsys: Errors) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", "--help"])
+    assert caught.value.code == 0
+    assert "WHAT [DATA]" in capsys.readouterr().out
+    for words in ([], ["s.csv", "--definition", "voc"], ["s.csv", "--resamples", "many"]):
+        with pytest.raises(SystemExit) as caught:
+            main(["evaluate", *words])
+        assert caught.value.code == 2
