@@ -152,5 +152,6 @@ def test_a_real_process_stops_and_says_how_to_go_on(
     assert stderr.splitlines()[-1] == f"stopped by {number.name}; {goes_on}"
     assert "Traceback" not in stderr
     assert f"{read_step(out)} steps in " in stdout
+    (out / "curves.png").unlink()  # which the verb draws, and the process below does not
     assert TrainingProcess(out).wait() == 0
     assert read_run(out) == long_reference
