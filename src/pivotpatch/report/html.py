@@ -1,0 +1,287 @@
+"""A report as one HTML file that needs nothing besides itself: it opens offline and asks nobody for anything."""
+
+import math
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from pivotpatch import __version__
+from pivotpatch.audit.cases import CaseStudy
+from pivotpatch.audit.evaluation import KindEvaluation
+from pivotpatch.core.metrics import DEFINITIONS
+from pivotpatch.core.patches import PatchBox, patch_boxes
+from pivotpatch.core.writing import explain_disk_faults, replacing
+from pivotpatch.data.records import RecordSet
+from pivotpatch.report.audit_plots import plot_pair_curves
+from pivotpatch.report.calibration_plots import plot_reliability
+from pivotpatch.report.curve_plots import COLOURS, plot_precision_recall
+from pivotpatch.report.figures import embed_figure
+from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings
+from pivotpatch.report.pictures import Album, Thumbnail
+from pivotpatch.report.subject import Subject
+from pivotpatch.report.training_plots import plot_curves
+
+LIMIT = 5_000_000
+"""Bytes that a report never reaches."""
+ROOM_FOR_PICTURES, ROOM_FOR_LABELS = 2_200_000, 1_000_000  # the rest is for figures and words
+NAMES = {"image": "image", "patch": "patch", "tde": "TDE"}
+_OPINIONS = {"image": "whole image", "patch": "its patches", "tde": "both (TDE)"}
+_MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
+_LONGEST = 160  # characters of a name that are shown
+_CELLS = 130  # bytes of a row of the table besides its name, at most
+# Signs that no XML may hold, halves of signs, and those that turn the text around them.
+_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+_PAGE = files("pivotpatch.report") / "page"
+
+
+def clean(text: str) -> str:
+    r"""A name from anywhere, fit to be shown: no unfit sign, and not too long.
+
+    >>> clean("a\x00b")
+    'a�b'
+    """
+    text = _UNFIT.sub("\ufffd", text)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The shares of the patches over a picture that is 100 wide."""
+
+    shares: tuple[float, ...]
+    height: int
+    boxes: list[PatchBox]
+    width: int = 100
+
+    @property
+    def cells(self) -> Iterator[tuple[PatchBox, float]]:
+        return zip(self.boxes, self.shares, strict=True)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A case study with its picture, and how much nearer to the truth than the reference it is."""
+
+    study: CaseStudy
+    gain: float
+    bars: list[tuple[str, float, str]]
+    thumbnail: Thumbnail | None
+    grid: _Grid | None
+
+
+def write_report(
+    path: Path,
+    findings: Findings,
+    subject: Subject,
+    *,
+    baseline: Subject | None = None,
+    records: RecordSet | None = None,
+    pictures: int = 60,
+) -> int:
+    """Write a report, whole or not at all, and return its bytes.
+
+    Arguments are those of `render_report`.
+    """
+    page = render_report(findings, subject, baseline=baseline, records=records, pictures=pictures).encode()
+    with explain_disk_faults(path.parent), replacing(path) as written:
+        written.write_bytes(page)
+    return len(page)
+
+
+def render_report(
+    findings: Findings,
+    subject: Subject,
+    *,
+    baseline: Subject | None = None,
+    records: RecordSet | None = None,
+    pictures: int = 60,
+) -> str:
+    """A report as HTML.
+
+    Args:
+        findings: what was measured of `subject`.
+        subject: the model.
+        baseline: the one that it was compared with.
+        records: the pictures that were scored, to show some of them.
+        pictures: how many at most.
+    """
+    album = Album(subject.scores, records, count=pictures, room=ROOM_FOR_PICTURES)
+    evaluation, kept = findings.evaluation, _keep_labels(findings)
+    script = (_PAGE / "report.js").read_text("utf-8")
+    cases = [_show_case(study, album, subject.overlap) for study in findings.cases]
+    worst = [(pair, [(each, album.copy(each.row)) for each in pair.examples]) for pair in findings.worst]
+    errors = [(error, album.copy(error.row)) for error in findings.errors]
+    context: dict[str, Any] = {
+        "title": f"Report on {subject.name}",
+        "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        "version": __version__,
+        "policy": _make_policy(script),
+        "script": Markup(script),  # noqa: S704  # a file of this package, like the style
+        "style": Markup((_PAGE / "report.css").read_text("utf-8")),  # noqa: S704
+        "findings": findings,
+        "found": evaluation,
+        "counted": evaluation.kinds[evaluation.ranking],
+        "difference": findings.difference,
+        "comparison": findings.comparison,
+        "definition": DEFINITIONS[evaluation.definition],
+        "names": NAMES,
+        "measures": _MEASURES,
+        "results": _list_results(findings, baseline),
+        "facts": _list_facts(subject, baseline, records),
+        "skipped": len(evaluation.kinds[evaluation.ranking].precision.skipped),
+        "columns": _list_columns(findings),
+        "rows": _list_rows(findings, subject, kept),
+        "left_out": len(evaluation.labels) - len(kept),
+        "worst": worst,
+        "per_label": PAIRS_PER_LABEL,
+        "cases": cases,
+        "errors": errors,
+        "calibration": findings.calibration,
+        **_draw(findings, subject, baseline),
+    }
+    context["sections"] = _name_sections(context)
+    page = _make_environment().get_template("report.html").render(context)
+    assert len(page.encode()) < LIMIT, "every part of a report has its limit"
+    return page
+
+
+def _make_environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pivotpatch.report", "page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        # Every value passes here on its way into the page, so that none can be forgotten.
+        finalize=lambda value: clean(value) if type(value) is str else value,
+    )
+    environment.filters["percent"] = write_percent
+    return environment
+
+
+def write_percent(value: float | None, digits: int) -> str:
+    """A share in per cent; a dash where it is not known.
+
+    >>> write_percent(0.125, 1), write_percent(None, 1)
+    ('12.5', '–')
+    """
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.{digits}f}"
+
+
+def _make_policy(script: str) -> Markup:
+    """What a browser may do with the page: run the one script that belongs to it, and ask nobody for anything."""
+    own = b64encode(sha256(script.encode()).digest()).decode("ascii")
+    rules = ("default-src 'none'", "img-src data:", "style-src 'unsafe-inline'", f"script-src 'sha256-{own}'")
+    return Markup("; ".join([*rules, "base-uri 'none'", "form-action 'none'"]))  # noqa: S704  # no word of a user
+
+
+def _name_sections(context: dict[str, Any]) -> dict[str, str]:
+    """Headings by the names of the sections that there are."""
+    headings = {
+        "summary": ("Summary", True),
+        "labels": ("Labels", True),
+        "curves": ("Precision and recall", context["panels"]),
+        "company": ("Labels in company", context["pair_plot"] or context["worst"]),
+        "cases": ("Case studies", context["cases"]),
+        "errors": ("Likely label errors", context["errors"]),
+        "calibration": ("Calibration", context["calibration"]),
+        "training": ("Training", context["training_plot"]),
+    }
+    return {name: text for name, (text, there) in headings.items() if there}
+
+
+def _list_results(findings: Findings, baseline: Subject | None) -> dict[str, KindEvaluation]:
+    results = {NAMES[kind]: each for kind, each in findings.evaluation.kinds.items()}
+    if baseline is not None and findings.baseline is not None:
+        results[f"baseline {baseline.name}"] = findings.baseline.kinds[findings.baseline.ranking]
+    return results
+
+
+def _list_facts(subject: Subject, baseline: Subject | None, records: RecordSet | None) -> dict[str, str]:
+    scores = subject.scores
+    facts = {
+        "data": records.name if records is not None else "as the scores tell it",
+        "pictures": f"{len(scores):,}",
+        "labels": f"{len(scores.labels):,}",
+        **subject.facts,
+    }
+    if baseline is not None:
+        facts |= {f"baseline {name}": text for name, text in {"name": baseline.name, **baseline.facts}.items()}
+    return facts
+
+
+def _keep_labels(findings: Findings) -> list[int]:
+    """The labels that there is room for, in their own order: the most frequent."""
+    evaluation, room, kept = findings.evaluation, ROOM_FOR_LABELS, []
+    positives = evaluation.kinds[evaluation.ranking].precision.positives
+    for label in sorted(range(len(positives)), key=lambda label: -positives[label]):
+        room -= len(escape(clean(evaluation.labels[label])).encode()) + _CELLS
+        if room < 0:
+            break
+        kept.append(label)
+    return sorted(kept)
+
+
+def _list_columns(findings: Findings) -> list[str]:
+    gain = [] if findings.difference is None else ["over baseline" if findings.baseline else "TDE − image"]
+    kinds = [f"AP {NAMES[kind]}" for kind in findings.evaluation.kinds]
+    return ["label", "positives", *kinds, *gain, "threshold", "precision", "recall"]
+
+
+def _list_rows(findings: Findings, subject: Subject, labels: Iterable[int]) -> Iterator[list[str]]:
+    evaluation, difference, thresholds = findings.evaluation, findings.difference, subject.thresholds
+    counted = evaluation.kinds[evaluation.ranking]
+    decided = counted.decided
+    assert decided is not None
+    for label in labels:
+        gain = None if difference is None else difference.per_label[label]
+        yield [
+            evaluation.labels[label],
+            str(counted.precision.positives[label]),
+            *(write_percent(each.precision.per_label[label], 1) for each in evaluation.kinds.values()),
+            *([] if difference is None else ["–" if gain is None else f"{100 * gain:+.1f}"]),
+            f"{thresholds[label]:.2f}",
+            write_percent(decided.precision[label], 1),
+            write_percent(decided.recall[label], 1),
+        ]
+
+
+def _show_case(study: CaseStudy, album: Album, overlap: float) -> _Case:
+    other = study.image if study.baseline is None else study.baseline
+    bars = [(_OPINIONS[kind], getattr(study, kind), COLOURS[kind]) for kind in _OPINIONS]
+    if study.baseline is not None:
+        bars.insert(0, (BASELINE, study.baseline, COLOURS[BASELINE]))
+    thumbnail = album.copy(study.row)
+    height = round(100 * thumbnail.height / thumbnail.width) if thumbnail and thumbnail.width else 100
+    side, grid = math.isqrt(len(study.weights)), None
+    if side**2 == len(study.weights) and height >= side:
+        grid = _Grid(study.weights, height, patch_boxes(height, 100, grid=side, overlap=overlap))
+    return _Case(study, (study.tde - other) * (1 if study.shown else -1), bars, thumbnail, grid)
+
+
+def _draw(findings: Findings, subject: Subject, baseline: Subject | None) -> dict[str, Any]:
+    """All figures, as HTML; None where there is nothing to draw."""
+    panels = {
+        label: embed_figure(plot_precision_recall(curves), name=f"pr{place}", text="precision against recall")
+        for place, (label, curves) in enumerate(findings.panels.items())
+    }
+    pairs = reliability = training = None
+    if findings.comparison is not None:
+        figure = plot_pair_curves(findings.comparison, names=("model", BASELINE if baseline else "image logits"))
+        pairs = embed_figure(figure, name="pairs", text="conditional FPR and TPR of all pairs, sorted by the reference")
+    if findings.calibration:
+        curves = {name: each.curve for name, each in findings.calibration.items()}
+        reliability = embed_figure(
+            plot_reliability(curves), name="reliability", text="share of positives by probability"
+        )
+    logs = {"": subject.log} if baseline is None or not baseline.log else {"model": subject.log, BASELINE: baseline.log}
+    if subject.log:
+        training = embed_figure(plot_curves(logs), name="training", text="loss and validation mAP over the epochs")
+    return {"panels": panels, "pair_plot": pairs, "calibration_plot": reliability, "training_plot": training}

@@ -1,0 +1,62 @@
+"""The model that a report is about: its scores, how it decides, and what else is known of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.policies import Fixed, PerLabel, ThresholdPolicy
+from pivotpatch.inference.scores import Scores
+from pivotpatch.report.training_plots import LogEntries
+
+_FIXED = Fixed(0.5)
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model to report on.
+
+    Attributes:
+        name: for headings.
+        scores: what it says of the pictures, and what is true.
+        policy: how the probabilities to rank by become decisions; those of a fixed threshold are told of all kinds.
+        calibration: of these probabilities, where the policy was fitted to calibrated ones.
+        facts: what else is known of it, in words, by name.
+        log: of its training, where it comes from a run.
+        overlap: of its patches, see `patch_boxes`.
+    """
+
+    name: str
+    scores: Scores
+    policy: Fixed | PerLabel = _FIXED
+    calibration: Calibration | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    log: LogEntries = ()
+    overlap: float = 0.0
+
+    @property
+    def rule(self) -> ThresholdPolicy:
+        """The policy, for probabilities that are not calibrated yet."""
+        return self.policy if self.calibration is None else _CalibratedPolicy(self.policy, self.calibration)
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """L thresholds."""
+        policy = self.policy
+        return policy.thresholds if isinstance(policy, PerLabel) else (policy.threshold,) * len(self.scores.labels)
+
+
+@dataclass(frozen=True)
+class _CalibratedPolicy:
+    """A policy about calibrated probabilities, to be asked about raw ones."""
+
+    policy: ThresholdPolicy
+    calibration: Calibration
+
+    @property
+    def definition(self) -> str:
+        return self.policy.definition
+
+    def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:
+        return self.policy.decide(self.calibration.apply(scores.double().logit(1e-15)).to(scores.dtype), known=known)

@@ -1,0 +1,127 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from made_scores import make_scores
+
+from pivotpatch.audit.cooccurrence import decide, rate_pairs
+from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.errors import InputError
+from pivotpatch.core.policies import Fixed, PerLabel
+from pivotpatch.inference.calibration import reliability
+from pivotpatch.report.findings import PAIRS_PER_LABEL, PANELS, Counts, Findings, gather_findings
+from pivotpatch.report.subject import Subject
+
+LABELS = tuple("abcdefghij")
+SUBJECT = Subject("model", make_scores(LABELS, count=300))
+BASELINE = Subject("old", make_scores(LABELS, count=300, patches=False, seed=1, skill=1.0))
+
+
+def gather(subject: Subject, baseline: Subject | None = None) -> Findings:
+    generator = torch.Generator().manual_seed(0)
+    return gather_findings(subject, baseline=baseline, resamples=20, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def found() -> Findings:
+    return gather(SUBJECT, BASELINE)
+
+
+def test_without_a_baseline_the_image_logits_of_the_network_are_it() -> None:
+    alone = gather(SUBJECT)
+    image = Subject("image", replace(SUBJECT.scores, logits={"image": SUBJECT.scores.get("image")}, weights=None))
+    beside = gather(SUBJECT, image)
+    assert alone.reference == "the image logits of the same network"
+    assert alone.difference is not None
+    assert beside.difference is not None
+    assert alone.difference.interval == beside.difference.interval
+    assert alone.comparison is not None
+    assert beside.comparison is not None
+    assert alone.comparison.cfpr.to_dict() == beside.comparison.cfpr.to_dict()
+    assert [(case.row, case.label) for case in alone.cases] == [(case.row, case.label) for case in beside.cases]
+
+
+def test_worst_pairs_are_rates_of_the_audit_with_misjudged_pictures(found: Findings) -> None:
+    rates = rate_pairs(SUBJECT.scores)
+    other = rate_pairs(BASELINE.scores)
+    decided, target = decide(SUBJECT.scores), SUBJECT.scores.target
+    assert len(found.worst) == Counts().pairs
+    for pair in found.worst:
+        place = rates.names.index((pair.label, pair.company))
+        assert pair.rate.value == rates.fpr[place].item() > 0
+        assert pair.rate.low <= pair.rate.value <= pair.rate.high
+        assert pair.reference == other.fpr[place].item()
+        label, company = LABELS.index(pair.label), LABELS.index(pair.company)
+        for example in pair.examples:
+            assert decided[example.row, label]
+            assert target[example.row, [label, company]].tolist() == [0, 1]
+    names = [pair.label for pair in found.worst]
+    assert max(map(names.count, names)) <= PAIRS_PER_LABEL
+
+
+def test_pictures_of_pairs_are_new_ones_where_there_are(found: Findings) -> None:
+    rows = [example.row for pair in found.worst for example in pair.examples]
+    assert len(set(rows)) > 0.8 * len(rows)
+
+
+def test_cases_are_the_largest_gains_and_losses(found: Findings) -> None:
+    scores = SUBJECT.scores
+    rise = scores.probs("tde") - BASELINE.scores.probs("image")
+    gain = torch.where(scores.target == 1, rise, -rise)
+    gain[scores.target.isnan()] = 0
+    gains = [gain[case.row, LABELS.index(case.label)].item() for case in found.cases]
+    half = Counts().cases // 2
+    assert gains[:half] == pytest.approx(gain.max(dim=0).values.sort(descending=True).values[:half].tolist())
+    assert gains[half:] == pytest.approx(gain.min(dim=0).values.sort().values[:half].tolist())
+    assert all(case.shown is not None and case.baseline is not None for case in found.cases)
+
+
+def test_curves_go_from_the_best_label_to_the_worst(found: Findings) -> None:
+    assert found.difference is not None
+    gains = dict(zip(LABELS, found.difference.per_label, strict=True))
+    chosen = [gains[label] or 0.0 for label in found.panels]
+    assert len(chosen) == PANELS
+    assert chosen == sorted(chosen, reverse=True)
+    assert {chosen[0], chosen[-1]} == {
+        max(value or 0.0 for value in gains.values()),
+        min(v or 0.0 for v in gains.values()),
+    }
+    assert {tuple(curves) for curves in found.panels.values()} == {("image", "patch", "tde", "baseline")}
+
+
+def test_calibration_is_judged_by_pictures_that_it_was_not_fitted_to(found: Findings) -> None:
+    scores = SUBJECT.scores
+    assert found.calibration["before"].curve.ece == reliability(scores.probs("tde"), scores.target).ece
+    assert found.calibration["after"].quality.overall.log_loss < found.calibration["before"].quality.overall.log_loss
+
+
+def test_thresholds_of_calibrated_probabilities_decide_alike_everywhere() -> None:
+    generator = torch.Generator().manual_seed(3)
+    thresholds = tuple((0.3 + 0.4 * torch.rand(10, generator=generator)).tolist())
+    calibration = Calibration("tde", "platt", (0.5,) * 10, (-1.0,) * 10)
+    subject = replace(SUBJECT, policy=PerLabel(thresholds), calibration=calibration)
+    expected = calibration.apply(SUBJECT.scores.scaled("tde")) > torch.tensor(thresholds)
+    assert torch.equal(decide(SUBJECT.scores, policy=subject.rule), expected)
+    assert not torch.equal(decide(SUBJECT.scores), expected)
+    found = gather(subject)
+    known = ~SUBJECT.scores.target.isnan()
+    hits = (expected & (SUBJECT.scores.target == 1)).sum(0)
+    decided = found.evaluation.kinds["tde"].decided
+    assert decided is not None
+    assert decided.precision == pytest.approx((hits / (expected & known).sum(0)).tolist())
+    assert found.evaluation.kinds["image"].decided is None  # these thresholds say nothing of it
+    assert subject.thresholds == thresholds
+    assert replace(SUBJECT, policy=Fixed(0.3)).thresholds == (0.3,) * 10
+
+
+def test_other_pictures_cannot_be_compared() -> None:
+    fewer = replace(BASELINE, scores=BASELINE.scores.select(torch.arange(299)))
+    with pytest.raises(InputError, match="pictures differ"):
+        gather(SUBJECT, fewer)
+
+
+def test_progress_is_told_from_the_beginning_to_the_end() -> None:
+    told: list[tuple[str, int, int | None]] = []
+    generator = torch.Generator().manual_seed(0)
+    gather_findings(BASELINE, resamples=2, generator=generator, progress=lambda *stage: told.append(stage))
+    assert told == [("measure", done, 5) for done in range(6)]
