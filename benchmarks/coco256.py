@@ -55,6 +55,8 @@ CHANGES = {
     "temp2": ["task.temperature=2"],
     "overlap": ["task.overlap=0.25"],
     "grid3": ["task.grid=3"],
+    "small128": ["task.patch_size=128"],
+    "small160": ["task.patch_size=160"],
     "flip": ["augment.flip=0.5"],
     "weak": ["augment.cutout=0.25", "augment.operations=1"],
     "strong": ["augment.magnitude=15"],
@@ -66,6 +68,8 @@ CHANGES = {
     "wd": ["optimiser.weight_decay=1e-2"],
     "focus": ["loss.detach_focus=false"],
     "bce": ["loss.name=binary_cross_entropy"],
+    "30": ["train.epochs=30"],
+    "lite0": ["model.backbone=tf_efficientnet_lite0", "model.backbone_options={}"],
 }
 
 
@@ -78,7 +82,8 @@ def main() -> None:
     parser.add_argument("--select", action="store_true", help="judge on a tenth of train instead of on test")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further changes, for a trial")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--scores", type=Path, help="folder to write the test scores of each run to")
+    parser.add_argument("--scores", type=Path, help="folder to write the scores of each run to, of test and held out")
+    parser.add_argument("--checkpoints", type=Path, help="folder to keep the trained networks in")
     parser.add_argument("--commit", default="", help="of the code, for the record")
     parser.add_argument("--table", action="store_true", help="print the table of all results")
     args = parser.parse_args()
@@ -111,7 +116,9 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
         result = fit(config, folder / "run", report=lambda entry: print(name, seed, json.dumps(entry), flush=True))
         if result.stopped_by is not None:
             raise SystemExit(128 + result.stopped_by)
-        found = judge(folder / "run" / "best", args, size=int(size), scores=f"{name}-seed{seed}")
+        found = judge(folder / "run" / "best", args, size=int(size), stem=path.stem)
+        if args.checkpoints:
+            shutil.copytree(folder / "run" / "best", args.checkpoints / path.stem)
         log = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text("utf-8").splitlines()]
     finally:
         shutil.rmtree(folder)
@@ -133,51 +140,56 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
     print(name, seed, json.dumps({"mAP": found, "seconds": content["seconds"]}), flush=True)
 
 
-def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, scores: str) -> dict[str, float]:
+def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -> dict[str, float]:
     """MAP (step-wise) of each kind of logits, and of TDE logits at several lam; for a baseline PAT-I's too."""
-    import torch
     from accelerate import Accelerator
 
     from pivotpatch import PatchInference, load_checkpoint
     from pivotpatch.core.metrics import average_precision
     from pivotpatch.data.address import open_records
-    from pivotpatch.data.loading import hold_pictures, make_loader
-    from pivotpatch.inference.scoring import score_pictures
+    from pivotpatch.inference.score_file import write_scores
     from pivotpatch.models.classifier import Classifier, PatchClassifier
     from pivotpatch.training.build import open_training_records
     from pivotpatch.training.config import load_config
 
-    if args.select:
-        records = open_training_records(load_config(None, [f"data.train={args.data}@train"])).val
-        assert records is not None
-    else:
-        records = open_records(f"{args.data}@test")
     accelerator = Accelerator()
     model = load_checkpoint(checkpoint).to(accelerator.device)
     judged: dict[str, tuple[Classifier | PatchInference, int]] = {"": (model, model.picture_size)}
     if not isinstance(model, PatchClassifier):
         judged = {"PAT-I ": (PatchInference(model), size), "PAT-I native ": (PatchInference(model), 256)}
+    part = "val" if args.select else "test"
+    records = {part: open_records(f"{args.data}@test")}
+    if args.select:
+        held_out = open_training_records(load_config(None, [f"data.train={args.data}@train"])).val
+        assert held_out is not None
+        records = {part: held_out, **({"test": records[part]} if args.scores else {})}
     found: dict[str, float] = {}
     for prefix, (network, pixels) in judged.items():
-        held = hold_pictures(records, size=(pixels, pixels), device=accelerator.device)
-        loader = make_loader(records, size=(pixels, pixels), batch_size=256, held=held)
-        given = score_pictures(network, loader, accelerator=accelerator, dtype=torch.bfloat16)
-        logits, target = given.logits, given.target
-
-        def measure(values: torch.Tensor, target: torch.Tensor = target) -> float:
-            return 100 * average_precision(values, target).mean
-
-        found["image"] = measure(logits["image"])
-        found[f"{prefix}patch"] = measure(logits["patch"])
-        for lam in LAMS:
-            found[f"{prefix}tde lam {lam:g}"] = measure(logits["image"] + lam * logits["patch"])
-        if args.scores:
-            from safetensors.torch import save_file
-
-            args.scores.mkdir(parents=True, exist_ok=True)
-            halves = {key: value.half().contiguous() for key, value in logits.items()}
-            save_file(halves, args.scores / f"{scores}{prefix.replace(' ', '_')}.safetensors")
+        for name, each in records.items():
+            given = score(network, each, pixels=pixels, accelerator=accelerator)
+            if args.scores:
+                args.scores.mkdir(parents=True, exist_ok=True)
+                write_scores(given, args.scores / f"{stem}-{prefix.replace(' ', '_')}{name}.parquet")
+            if name != part:  # test scores of a network that is still being chosen are written, not looked at
+                continue
+            image, patch, target = given.get("image"), given.get("patch"), given.target
+            found["image"] = 100 * average_precision(image, target).mean
+            found[f"{prefix}patch"] = 100 * average_precision(patch, target).mean
+            for lam in LAMS:
+                found[f"{prefix}tde lam {lam:g}"] = 100 * average_precision(image + lam * patch, target).mean
     return found
+
+
+def score(network: Any, records: Any, *, pixels: int, accelerator: Any) -> Any:
+    """Scores of all pictures, their patches beside them."""
+    import torch
+
+    from pivotpatch.data.loading import hold_pictures, make_loader
+    from pivotpatch.inference.scoring import score_pictures
+
+    held = hold_pictures(records, size=(pixels, pixels), device=accelerator.device)
+    loader = make_loader(records, size=(pixels, pixels), batch_size=256, held=held)
+    return score_pictures(network, loader, accelerator=accelerator, dtype=torch.bfloat16, keep_patches=True)
 
 
 def print_table(folder: Path) -> None:

@@ -1,51 +1,117 @@
-"""A small network learns scenes in which digits keep company; then PAT-I asks it again, patch by patch.
+"""Scenes in which digits keep company: a baseline, PAT-I around it, and PAT-T, in one table.
 
-Run `python examples/demo.py`: about two minutes on two CPU cores, nothing to download. The table goes
+Run `python examples/demo.py`: about four minutes on two CPU cores, nothing to download. The table goes
 to stdout, progress to stderr, pictures to the folder demo/.
 """
 
 import argparse
-from collections.abc import Iterable
+import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import permutations
 from pathlib import Path
-from typing import NamedTuple
+from statistics import fmean
+from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
+from accelerate import Accelerator
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
 
-from pivotpatch import CounterfactualLogits, MultiLabelClassifier, PatchInference, average_precision
-from pivotpatch.core.losses import asymmetric_loss
+from pivotpatch import (
+    CounterfactualLogits,
+    MultiLabelClassifier,
+    PatchClassifier,
+    PatchInference,
+    average_precision,
+    load_checkpoint,
+)
+from pivotpatch.audit.cooccurrence import decide, rate_pairs
+from pivotpatch.cli.train_text import show_training
 from pivotpatch.core.patches import resize_images
-from pivotpatch.data.records import RecordSet
+from pivotpatch.core.policies import PerLabel
+from pivotpatch.data.loading import hold_pictures, make_loader
 from pivotpatch.data.scenes import SCENE_LABELS, ScenePlan, SceneStore, companion, draw_scene, read_scenes
-from pivotpatch.report.plots import Case, plot_case, plot_pair
+from pivotpatch.inference.case_plots import Case, plot_case, plot_pair
+from pivotpatch.inference.scores import Scores
+from pivotpatch.inference.scoring import score_images, score_pictures
+from pivotpatch.inference.thresholds import BestF1, fit_thresholds
+from pivotpatch.training.config import (
+    AugmentSection,
+    DataSection,
+    EvaluationSection,
+    ModelSection,
+    OptimiserSection,
+    OutputSection,
+    RunConfig,
+    TaskSection,
+    TrainSection,
+)
+from pivotpatch.training.loop import fit
 
-SCENE, INPUT = 128, 64  # pixels a side of a scene, and of what the network sees
-BATCH, PEAK_RATE = 64, 8e-3
-RECALL = 0.7  # of the objects of validation scenes, for every row of the table
+SCENE, INPUT = 96, 48  # pixels a side of a scene, and of what the network sees
+VIEWS = 5  # of a picture, for PAT: the whole and four patches
+PAT_I_LAM = 0.5  # better than 1 on validation scenes
 FOLDER = Path("demo")
-PLAIN, PAT, NATIVE = "plain network", "PAT-I", "PAT-I, native"
-PASSES = {PLAIN: "1", PAT: "5", NATIVE: "5"}
+NAMES = SCENE_LABELS.names
+KEPT = tuple((NAMES[companion(host)], NAMES[host]) for host in range(len(NAMES)))  # a guest, and who brings it
+ALL = tuple(permutations(NAMES, 2))  # of which broken company shows strangers alone
+BASELINE, RESIZED, NATIVE, PAT_T = "baseline", "PAT-I", "PAT-I, native", "PAT-T, native"
+VIEWS_JUDGED = {BASELINE: 1, RESIZED: VIEWS, NATIVE: VIEWS, PAT_T: VIEWS}
+COLUMNS = tuple(f"{number} {split}" for split in ("same", "broken") for number in ("mAP", "CTPR", "CFPR"))
+LEGEND = (
+    "same: digits keep the company that they kept in training; broken: strangers come instead",
+    "CTPR: how often an object is found while the digit that brings it (same) or a stranger (broken) is there too",
+    "CFPR: how often an object is claimed while the digit that brings it is there, but not the object",
+    "CTPR and CFPR are means over pairs of digits; each row decides by the thresholds of best F1 on validation scenes",
+    f"baseline and PAT-T train on the same scenes, on equally many views; PAT-I trains nothing, its lam is {PAT_I_LAM}",
+    "views: how many of a scene are judged; native: patches cut from the scene, else from what the network sees of it",
+)
 
 
 class Effort(NamedTuple):
-    """How many scenes are drawn for training, how often each is seen, and how many are judged in a split."""
+    """How much is done.
+
+    Attributes:
+        scenes: that are trained on.
+        first: epochs of the network that PAT-T starts from.
+        epochs: of PAT-T itself.
+        judged: scenes of each split that is judged.
+    """
 
     scenes: int
+    first: int
     epochs: int
     judged: int
 
 
-class Judged(NamedTuple):
-    """A split's scenes, their target (N,L) and, for each row of the table, their scores (N,L)."""
+class Trained(NamedTuple):
+    """The two networks, and the minutes that each took."""
 
-    store: SceneStore
-    target: Tensor
-    scores: dict[str, Tensor]
+    baseline: MultiLabelClassifier
+    pat: PatchClassifier
+    minutes: dict[str, float]
+
+
+class Answer(NamedTuple):
+    """What a row of the table says of a split: scores, and the kind of logits that count."""
+
+    scores: Scores
+    kind: str
+
+
+Answers = dict[str, Answer]
+
+
+class Measured(NamedTuple):
+    """A seed's numbers for each row, in the order of `COLUMNS`, and its minutes of training."""
+
+    numbers: dict[str, list[float]]
+    minutes: dict[str, float]
 
 
 class Pair(NamedTuple):
@@ -55,156 +121,191 @@ class Pair(NamedTuple):
     after: Case
 
 
-def draw(records: RecordSet, indices: Iterable[int]) -> Tensor:
-    """Scenes as uint8 pixels (B,C,H,W)."""
-    pixels = np.stack([np.asarray(records.images.source(index)) for index in indices])
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
-def train(effort: Effort, progress: Progress) -> MultiLabelClassifier:
-    records = read_scenes("", "train", count=effort.scenes, size=SCENE)
-    target = records.target()
-    batches = torch.arange(effort.scenes).split(BATCH)
-    steps = effort.epochs * len(batches)
-    task = progress.add_task("draw scenes", total=len(batches))
-    images = torch.empty(effort.scenes, 3, INPUT, INPUT, dtype=torch.uint8)
-    for chosen in batches:
-        images[chosen] = resize_images(draw(records, chosen.tolist()), (INPUT, INPUT))
-        progress.advance(task)
-    model = MultiLabelClassifier("test_resnet", SCENE_LABELS.names, image_size=INPUT)
-    model.to(memory_format=torch.channels_last)  # much faster convolutions on a CPU, the same numbers
-    optimiser = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, PEAK_RATE, total_steps=steps, pct_start=0.2)
-    task = progress.add_task("train", total=steps)
-    for _ in range(effort.epochs):
-        for chosen in torch.randperm(effort.scenes).split(BATCH):
-            loss = asymmetric_loss(model(model.preprocessing(images[chosen])), target[chosen]) / len(chosen)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-            progress.advance(task)
-    return model.eval()
-
-
-def ask(model: MultiLabelClassifier, pixels: Tensor) -> dict[str, CounterfactualLogits]:
-    """PAT-I for scenes (B,C,H,W): patches cut from what the network sees, and from the scene itself."""
-    pat = PatchInference(model)
-    images = model.preprocessing(resize_images(pixels, (INPUT, INPUT)))
-    source = replace(model.preprocessing, image_size=SCENE)(pixels)
-    with torch.inference_mode():
-        return {PAT: pat(images), NATIVE: pat(images, source=source)}
-
-
-def judge(model: MultiLabelClassifier, split: str, *, count: int, progress: Progress) -> Judged:
-    records = read_scenes("", split, count=count, size=SCENE)
-    task = progress.add_task(f"judge {split}", total=count)
-    scores: dict[str, list[Tensor]] = {PLAIN: [], PAT: [], NATIVE: []}
-    for chosen in torch.arange(count).split(BATCH):
-        answers = ask(model, draw(records, chosen.tolist()))
-        scores[PLAIN].append(answers[PAT].image_logits)
-        for row, answer in answers.items():
-            scores[row].append(answer.tde_logits)
-        progress.advance(task, len(chosen))
-    assert isinstance(records.images, SceneStore)
-    return Judged(records.images, records.target(), {row: torch.cat(parts) for row, parts in scores.items()})
-
-
-def find_thresholds(val: Judged, row: str) -> Tensor:
-    """Thresholds (L,) above which `RECALL` of each label's validation objects score."""
-    columns = zip(val.scores[row].T, val.target.T, strict=True)
-    return torch.stack([torch.quantile(scores[present == 1], 1 - RECALL) for scores, present in columns])
-
-
-def find_missing(store: SceneStore) -> Tensor:
-    """The label (N,) that was taken out of each scene of `test-removed`."""
-    return torch.tensor([next(iter(store.plan(index).removed)) for index in range(len(store))])
-
-
-def measure(row: str, judged: dict[str, Judged]) -> list[float]:
-    """The numbers of a row, in per cent."""
-    same, broken, removed = (judged[f"test-{kind}"] for kind in ("same", "broken", "removed"))
-    means = [
-        average_precision(part.scores[row], part.target, labels=SCENE_LABELS.names).mean for part in (same, broken)
-    ]
-    claimed = removed.scores[row] > find_thresholds(judged["val"], row)
-    missing = claimed.gather(1, find_missing(removed.store)[:, None])
-    host_there = torch.zeros_like(removed.target)
-    host_there[:, [companion(label) for label in range(len(SCENE_LABELS))]] = removed.target
-    alone = claimed[(removed.target == 0) & (host_there == 0)]
-    return [100 * value for value in (*means, missing.float().mean().item(), alone.float().mean().item())]
-
-
-def show_table(judged: dict[str, Judged], console: Console) -> None:
-    table = Table(title=f"{len(judged['val'].target):,} scenes a split, in per cent")
-    columns = ("mAP\nsame", "mAP\nbroken", "false alarms\nhost there", "false alarms\nno host")
-    table.add_column("", no_wrap=True)
-    for column in (*columns, "forward\npasses"):
-        table.add_column(column, justify="right")
-    numbers = {row: measure(row, judged) for row in PASSES}
-    for row, values in numbers.items():
-        table.add_row(row, *(f"{value:.1f}" for value in values), PASSES[row])
-    console.print(table)
-    console.print(
-        f"False alarms: in every row the thresholds find {RECALL:.0%} of each label's validation objects. Host there: "
-        "an object was taken out and the one that brings it stays; how often is it still claimed? No host: how often "
-        "is a label claimed when neither it nor its host is there?"
+def configure(
+    effort: Effort, kind: Literal["image", "patch"], *, epochs: int, seed: int, start: Path | None = None
+) -> RunConfig:
+    """What differs from the defaults of `pivotpatch train`; chosen on validation scenes."""
+    new = ModelSection(backbone="test_resnet", pretrained=False, image_size=INPUT)
+    return RunConfig(
+        data=DataSection(
+            train=f"scenes:@train?count={effort.scenes}&size={SCENE}",
+            val=f"scenes:@val?count={effort.judged}&size={SCENE}",
+            hold="memory",
+        ),
+        model=new if start is None else ModelSection(start_from=str(start)),
+        task=TaskSection(kind=kind, source_size=SCENE if kind == "patch" else None),
+        optimiser=OptimiserSection(lr=8e-3, weight_decay=1e-2),
+        augment=AugmentSection(cutout=0, operations=0),
+        train=TrainSection(epochs=epochs, batch_size=64 if kind == "image" else 16, seed=seed),  # 64 and 80 views
+        evaluation=EvaluationSection(every=2 if kind == "image" else 1),
+        output=OutputSection(trackers=()),
     )
-    for row in (PAT, NATIVE):
-        changes = [round(value - plain, 1) for value, plain in zip(numbers[row], numbers[PLAIN], strict=True)]
-        worse = (changes[0] < 0, changes[1] < 0, changes[2] > 0, changes[3] > 0)
-        lost = [
-            f"{column.replace(chr(10), ' ')} {change:+.1f}"
-            for column, change, is_worse in zip(columns, changes, worse, strict=True)
-            if is_worse
+
+
+def train(effort: Effort, seed: int) -> Trained:
+    """The baseline, and PAT-T from a shorter one: both see equally many views."""
+    minutes = {}
+
+    def run(name: str, config: RunConfig, folder: Path) -> Path:
+        say(f"train {name}: {config.train.epochs} epochs of {effort.scenes:,} scenes")
+        with show_training() as shown:
+            result = fit(config, folder, progress=shown.progress, report=shown.report)
+        if result.stopped_by is not None:
+            raise SystemExit(128 + result.stopped_by)
+        minutes[name] = result.metrics["seconds"] / 60
+        return folder / "best"
+
+    early = "the start of PAT-T"
+    with tempfile.TemporaryDirectory() as scratch:
+        place, views = Path(scratch), effort.first + VIEWS * effort.epochs
+        whole = run(BASELINE, configure(effort, "image", epochs=views, seed=seed), place / "whole")
+        start = run(early, configure(effort, "image", epochs=effort.first, seed=seed), place / "start")
+        patch = configure(effort, "patch", epochs=effort.epochs, seed=seed, start=start)
+        baseline, pat = load_checkpoint(whole), load_checkpoint(run(PAT_T, patch, place / "patch"))
+    assert isinstance(baseline, MultiLabelClassifier)
+    assert isinstance(pat, PatchClassifier)
+    minutes[PAT_T] += minutes.pop(early)
+    for network in (baseline, pat):
+        network.to(Accelerator().device).to(memory_format=torch.channels_last)
+    return Trained(baseline, pat, minutes)
+
+
+def judge(trained: Trained, split: str, *, count: int) -> Answers:
+    say(f"judge {split}: {count:,} scenes")
+    records = read_scenes("", split, count=count, size=SCENE)
+    pat_i = PatchInference(trained.baseline, lam=PAT_I_LAM)
+    found = {}
+    with show_training() as shown:
+        held = hold_pictures(records, size=(SCENE, SCENE), progress=shown.progress)
+        small = replace(held, images=resize_images(held.images, (INPUT, INPUT)))
+        for row, model, pictures, side in (
+            (RESIZED, pat_i, small, INPUT),
+            (NATIVE, pat_i, held, SCENE),
+            (PAT_T, trained.pat, held, SCENE),
+        ):
+            found[row] = score_pictures(
+                model,
+                make_loader(records, size=(side, side), batch_size=128, held=pictures),
+                accelerator=Accelerator(),
+                progress=shown.progress,
+            )
+    return {BASELINE: Answer(found[NATIVE], "image"), **{row: Answer(each, "tde") for row, each in found.items()}}
+
+
+def choose_thresholds(val: Answer) -> PerLabel:
+    """For each label the threshold with the best F1 on validation scenes."""
+    scores, kind = val
+    return fit_thresholds(scores.probs(kind), scores.target, goal=BestF1(), labels=NAMES).policy
+
+
+def measure(row: str, judged: dict[str, Answers]) -> list[float]:
+    """The numbers of a row, in per cent, in the order of `COLUMNS`."""
+    policy, numbers = choose_thresholds(judged["val"][row]), []
+    for split, shown_together in (("test-same", KEPT), ("test-broken", ALL)):
+        scores, kind = judged[split][row]
+        rates = partial(rate_pairs, scores, policy=policy, kind=kind)
+        numbers += [
+            average_precision(scores.get(kind), scores.target, labels=NAMES).mean,
+            rates(pairs=shown_together).tpr.nanmean().item(),
+            rates(pairs=KEPT).fpr.nanmean().item(),
         ]
-        if lost:
-            console.print(f"{row} is worse than the plain network: {'; '.join(lost)}")
+    return [100 * number for number in numbers]
 
 
-def explain(model: MultiLabelClassifier, plan: ScenePlan, *, without: frozenset[int], title: str) -> Case:
-    """What PAT-I with native patches says of a scene, with the place of the object that can be missing."""
+def average(measured: Sequence[Measured]) -> Measured:
+    """The mean over some seeds."""
+    numbers = {
+        row: [fmean(values) for values in zip(*(seed.numbers[row] for seed in measured), strict=True)]
+        for row in VIEWS_JUDGED
+    }
+    minutes = {row: fmean(seed.minutes[row] for seed in measured) for row in measured[0].minutes}
+    return Measured(numbers, minutes)
+
+
+def show_table(measured: Measured, *, title: str) -> None:
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in (*COLUMNS, "train min", "views"):
+        table.add_column(column.replace(" ", "\n"), justify="right")
+    for row, numbers in measured.numbers.items():
+        minutes = f"{measured.minutes[row]:.1f}" if row in measured.minutes else "-"
+        table.add_row(row, *(f"{number:.1f}" for number in numbers), minutes, str(VIEWS_JUDGED[row]))
+    Console().print(table)
+
+
+def show_legend(measured: Measured) -> None:
+    """Say what the columns are, and where PAT loses."""
+    print(*LEGEND, sep="\n")
+    baseline = measured.numbers[BASELINE]
+    for row, numbers in measured.numbers.items():
+        changes = [(column, one - other) for column, one, other in zip(COLUMNS, numbers, baseline, strict=True)]
+        worse = [
+            f"{column} {change:+.1f}"
+            for column, change in changes
+            if (change if column.startswith("CFPR") else -change) >= 0.05
+        ]
+        if worse:
+            print(f"{row} is worse than the baseline: {', '.join(worse)}")
+
+
+def explain(trained: Trained, plan: ScenePlan, *, without: frozenset[int], title: str) -> Case:
+    """What PAT-T and the baseline say of a scene, with the place of the object that can be missing."""
     image = draw_scene(plan, without=without)
-    logits = ask(model, torch.from_numpy(image).permute(2, 0, 1)[None])[NATIVE]
-    (mark,) = [item.box for item in plan.objects if item.label in plan.removed]
-    return Case(image, logits, title, mark)
+    device = next(trained.pat.parameters()).device
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None].to(device)
+    with torch.inference_mode():
+        logits, baseline = score_images(trained.pat, pixels), score_images(trained.baseline, pixels)
+    assert isinstance(logits, CounterfactualLogits)
+    assert isinstance(baseline, Tensor)
+    (missing,) = plan.removed
+    (mark,) = [item.box for item in plan.objects if item.label == missing]
+    logits = CounterfactualLogits(*(part.cpu() for part in logits))
+    return Case(image, logits, title, mark, baseline=baseline[0, missing].sigmoid().item())
 
 
-def explain_pair(model: MultiLabelClassifier, plan: ScenePlan) -> Pair:
+def explain_pair(trained: Trained, plan: ScenePlan) -> Pair:
     (missing,) = plan.removed
     (host,) = [item.label for item in plan.objects if companion(item.label) == missing]
-    names = SCENE_LABELS.names
+    guest, bringer = f"“{NAMES[missing]}”", f"“{NAMES[host]}”"
     return Pair(
-        explain(model, plan, without=frozenset(), title=f"“{names[missing]}” is there, and so is “{names[host]}”"),
-        explain(model, plan, without=plan.removed, title=f"“{names[missing]}” is taken out, “{names[host]}” stays"),
+        explain(trained, plan, without=frozenset(), title=f"{guest} is there, and so is {bringer}"),
+        explain(trained, plan, without=plan.removed, title=f"{guest} is taken out, {bringer} stays"),
     )
 
 
-def write_pictures(model: MultiLabelClassifier, judged: dict[str, Judged], *, alarm: Path, pair: Path) -> None:
-    """Two false alarms of the plain network.
+def write_pictures(trained: Trained, judged: dict[str, Answers], *, alarm: Path, pair: Path) -> None:
+    """Two false alarms of the baseline.
 
-    `alarm` is the first one, whatever PAT-I makes of it. `pair` shows a small object before and after
-    it is taken out, where PAT-I drops the claim: the clearest of them, for the average see the table.
+    `alarm` is the first one, whatever PAT-T makes of it. `pair` shows a small object before and after
+    it is taken out, where PAT-T drops the claim: the clearest of them, for the average see the table.
     """
-    removed, names = judged["test-removed"], SCENE_LABELS.names
-    missing = find_missing(removed.store)
-    claimed = {
-        row: (removed.scores[row] > find_thresholds(judged["val"], row)).gather(1, missing[:, None])[:, 0]
-        for row in PASSES
-    }
-    first = int(claimed[PLAIN].int().argmax())
-    case = explain_pair(model, removed.store.plan(first)).after
-    figure = plot_case(case.image, case.logits, label=int(missing[first]), labels=names, title=case.title)
+    count = len(judged["test-removed"][PAT_T].scores)
+    store = read_scenes("", "test-removed", count=count, size=SCENE).images
+    assert isinstance(store, SceneStore)
+    plans = [store.plan(index) for index in range(count)]
+    missing = torch.tensor([next(iter(plan.removed)) for plan in plans])
+    claimed = {}
+    for row in (BASELINE, PAT_T):
+        scores, kind = judged["test-removed"][row]
+        decided = decide(scores, policy=choose_thresholds(judged["val"][row]), kind=kind)
+        claimed[row] = decided.gather(1, missing[:, None])[:, 0]
+    first = int(claimed[BASELINE].int().argmax())
+    case, label = explain_pair(trained, plans[first]).after, int(missing[first])
+    figure = plot_case(case.image, case.logits, label=label, labels=NAMES, title=case.title, baseline=case.baseline)
     figure.savefig(alarm)
 
     def clearness(index: int) -> float:
-        before, after = explain_pair(model, removed.store.plan(index))
+        before, after = explain_pair(trained, plans[index])
         assert before.mark is not None
         small = before.mark.right - before.mark.left <= SCENE / 6
         return float((before.logits.probs - after.logits.probs)[0, missing[index]]) if small else 0.0
 
-    best = max(torch.nonzero(claimed[PLAIN] & ~claimed[NATIVE])[:, 0].tolist() or [first], key=clearness)
-    plot_pair(*explain_pair(model, removed.store.plan(best)), label=int(missing[best]), labels=names).savefig(pair)
+    best = max(torch.nonzero(claimed[BASELINE] & ~claimed[PAT_T])[:, 0].tolist() or [first], key=clearness)
+    plot_pair(*explain_pair(trained, plans[best]), label=int(missing[best]), labels=NAMES).savefig(pair)
 
 
 def main() -> None:
@@ -215,21 +316,33 @@ def main() -> None:
     parser.add_argument(
         "--picture", type=Path, default=FOLDER / "pair.png", help="where to write the two scenes side by side"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the network's weights and of the order of training")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        nargs="+",
+        default=[0],
+        help="of weights and order; several give their mean too, and pictures of the first",
+    )
     args = parser.parse_args()
     alarm = FOLDER / "false_alarm.png"
     for path in (alarm, args.picture):
         path.parent.mkdir(parents=True, exist_ok=True)
-    effort = Effort(64, 1, 32) if args.quick else Effort(16_000, 3, 2000)
-    torch.manual_seed(args.seed)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        model = train(effort, progress)
-        splits = ("val", "test-same", "test-broken", "test-removed")
-        judged = {split: judge(model, split, count=effort.judged, progress=progress) for split in splits}
-    show_table(judged, Console())
-    write_pictures(model, judged, alarm=alarm, pair=args.picture)
-    Console().print(f"Pictures: {alarm}, {args.picture}")
+    full, quick = Effort(scenes=5000, first=8, epochs=3, judged=1500), Effort(scenes=64, first=1, epochs=1, judged=48)
+    effort = quick if args.quick else full
+    measured: list[Measured] = []
+    for seed in args.seed:
+        trained = train(effort, seed)
+        judged = {split: judge(trained, split, count=effort.judged) for split in ("val", "test-same", "test-broken")}
+        if not measured:
+            judged["test-removed"] = judge(trained, "test-removed", count=effort.judged // 3)
+            write_pictures(trained, judged, alarm=alarm, pair=args.picture)
+        measured.append(Measured({row: measure(row, judged) for row in VIEWS_JUDGED}, trained.minutes))
+        show_table(measured[-1], title=f"seed {seed}: {effort.judged:,} scenes a split, in per cent")
+    mean = average(measured)
+    if len(measured) > 1:
+        show_table(mean, title=f"mean of {len(measured)} seeds")
+    show_legend(mean)
+    print(f"pictures: {alarm}, {args.picture}")
 
 
 if __name__ == "__main__":
