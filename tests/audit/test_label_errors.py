@@ -1,6 +1,7 @@
 """Planted errors come out on top, in synthetic scores and on scenes."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from pivotpatch.audit.label_errors import Direction, find_label_errors, rate_self_confidence
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.scenes import read_scenes
+from pivotpatch.inference.calibration import calibrate_out_of_fold
 from pivotpatch.inference.scores import Scores
 
 
@@ -124,3 +126,19 @@ def test_self_confidence_is_a_part_of_the_usual_one() -> None:
 def test_no_entry_is_no_question(planted: Planted) -> None:
     with pytest.raises(InputError, match="count is 0; give 1 or more"):
         find_label_errors(planted.scores, count=0)
+
+
+def test_probabilities_that_were_fitted_before_are_taken(planted: Planted) -> None:
+    scores = planted.scores
+    fitted = calibrate_out_of_fold(scores.scaled("image"), scores.target)
+    assert find_label_errors(scores, probs=fitted, count=40) == find_label_errors(scores, count=40)
+    sure = (scores.target == 1).double()
+    sure[3, 2] = 1 - sure[3, 2]  # the one answer that these take the other side of
+    (found,) = find_label_errors(scores, probs=sure)
+    assert (found.row, found.label) == (3, "label 2")
+
+
+def test_tde_logits_are_judged_on_one_networks_scale(planted: Planted) -> None:
+    scores = planted.scores
+    doubled = replace(scores, logits={"tde": scores.get("image") * 2})  # lam is 1, so that halves remain
+    assert find_label_errors(doubled, count=20) == find_label_errors(scores, count=20)

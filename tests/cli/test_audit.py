@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -157,6 +158,21 @@ def test_everything_is_drawn(audit: Callable[..., str], tmp_path: Path) -> None:
             assert picture.width >= 500
 
 
+def test_cases_are_drawn_with_patches_that_overlap_as_the_file_says(audit: Callable[..., str], tmp_path: Path) -> None:
+    scores = make_scores(1.0, seed=1)
+    drawn = []
+    for overlap in (0.0, 0.5):
+        write_scores(replace(scores, overlap=overlap), tmp_path / "s.npz")
+        words = (str(tmp_path / "s.npz"), SCENES, "--cases", "--baseline", "asl.npz", "--count", "1")
+        audit(*words, "--plot", str(tmp_path))
+        with Image.open(tmp_path / "case_1.png") as picture:
+            drawn.append(np.asarray(picture.convert("RGB")))
+    # The right border of the first patch: in the middle of the picture, or at two thirds of it.
+    changed = (drawn[0] != drawn[1]).any(axis=2).any(axis=0).nonzero()[0]
+    assert changed.size
+    assert changed.max() < drawn[0].shape[1] / 2  # the bars beside the picture are the same
+
+
 def test_effects_are_tracked_for_a_checkpoint_and_a_baseline(audit: Callable[..., str], tmp_path: Path) -> None:
     for name in ("one", "run/best"):
         with torch.random.fork_rng(devices=[]):
@@ -195,7 +211,8 @@ def test_effects_are_tracked_for_a_checkpoint_and_a_baseline(audit: Callable[...
         (["asl.npz", "--steps"], "there are no 'patch' logits"),
         (["pat.parquet", "--cases"], "--cases: there is nothing to compare with; give --baseline"),
         (["alone.parquet", "--label-errors", "--plot", "x"], "--plot: it is not known where the pictures are"),
-        (["pat.parquet", "--effect"], "pat.parquet"),
+        (["pat.parquet", "--effect"], "pat.parquet: holds scores, no network; give a run or a checkpoint"),
+        (["nowhere", "--effect"], "nowhere: is neither a run nor a checkpoint nor scores"),
     ],
 )
 def test_what_cannot_be_audited_is_told_in_one_line(

@@ -5,6 +5,7 @@ import torch
 from made_scores import make_scores
 
 from pivotpatch.audit.cooccurrence import decide, rate_pairs
+from pivotpatch.audit.label_errors import find_label_errors
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.policies import Fixed, PerLabel
@@ -125,3 +126,7 @@ def test_progress_is_told_from_the_beginning_to_the_end() -> None:
     generator = torch.Generator().manual_seed(0)
     gather_findings(BASELINE, resamples=2, generator=generator, progress=lambda *stage: told.append(stage))
     assert told == [("measure", done, 5) for done in range(6)]
+
+
+def test_label_errors_are_those_of_the_audit(found: Findings) -> None:
+    assert list(found.errors) == find_label_errors(SUBJECT.scores, count=Counts().errors)

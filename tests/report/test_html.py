@@ -14,6 +14,7 @@ from pivotpatch.audit.cooccurrence import rate_pairs
 from pivotpatch.audit.pair_comparison import compare_pairs
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import average_precision, precision_recall
+from pivotpatch.core.patches import patch_boxes
 from pivotpatch.core.policies import PerLabel
 from pivotpatch.report.findings import COUNTS, Counts, Findings, gather_findings
 from pivotpatch.report.html import LIMIT, clean, render_report, write_report
@@ -289,3 +290,13 @@ def test_words_can_be_read_by_day_and_by_night(full: str) -> None:
         for ink in ("ink", "soft", "link", "good", "bad"):
             for ground in ("page", "card", "shade"):
                 assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+
+
+def test_boxes_of_case_studies_overlap_as_the_patches_do() -> None:
+    page = Page(report(replace(SUBJECT, scores=replace(SUBJECT.scores, overlap=0.5))))
+    drawn = [(box["x"], box["y"], box["width"]) for box in page.find("rect") if box.get("stroke-width") == ".6"]
+    expected = [
+        (str(box.left), str(box.top), str(box.right - box.left)) for box in patch_boxes(100, 100, grid=2, overlap=0.5)
+    ]
+    assert drawn
+    assert drawn == expected * (len(drawn) // 4)

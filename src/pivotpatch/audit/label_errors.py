@@ -48,6 +48,7 @@ def find_label_errors(
     scores: Scores,
     *,
     kind: str | None = None,
+    probs: Tensor | None = None,
     direction: Direction | None = None,
     count: int = 100,
     generator: torch.Generator | None = None,
@@ -62,15 +63,15 @@ def find_label_errors(
     Args:
         scores: what a model says, and the target to doubt.
         kind: which logits; those to rank by, by default.
+        probs: (N,L) such probabilities, where the caller has fitted them already; then `kind` says nothing.
         direction: look for missing or for wrong labels only.
         count: the most entries to return; only those are returned where the model takes the other side.
-        generator: draws the folds.
+        generator: draws the folds of the calibration.
     """
     if count < 1:
         raise InputError("find_label_errors", f"count is {count}", "give 1 or more")
-    kind = kind or scores.ranking
-    logits = scores.get(kind) / (1 + scores.lam) if kind == "tde" else scores.get(kind)
-    probs = calibrate_out_of_fold(logits, scores.target, generator=generator)
+    if probs is None:
+        probs = calibrate_out_of_fold(scores.scaled(kind or scores.ranking), scores.target, generator=generator)
     confidence = rate_self_confidence(probs, scores.target)
     missing, wrong = (scores.target == 0) & (probs > 0.5), (scores.target == 1) & (probs < 0.5)
     doubted = {"missing": missing, "wrong": wrong, None: missing | wrong}[direction]

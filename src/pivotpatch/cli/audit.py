@@ -2,12 +2,13 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pivotpatch.cli.addresses import read_address
+from pivotpatch.cli.figures import write_figures
+from pivotpatch.cli.sources import open_pictures, open_source
 from pivotpatch.core.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,6 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     audit.add_argument("--kind", choices=["image", "patch", "tde"], help="of logits; by default those to rank by")
     audit.add_argument("--order", choices=["rate", "gap"], default="rate", help="worst pairs by CFPR, or by its rise")
     audit.add_argument("--count", type=int, default=15, metavar="N", help="entries to list (15)")
-    audit.add_argument("--overlap", type=float, default=0.0, metavar="SHARE", help="of the patches in --cases (0)")
     audit.add_argument("--json", action="store_true", help="write everything as JSON")
     audit.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
     audit.set_defaults(run=run_audit)
@@ -149,7 +149,7 @@ def _draw_pairs(pairs: _Pairs, args: argparse.Namespace) -> None:
         shown = [(pair, found[0]) for pair, found in zip(ranked.names, behind, strict=False) if found]
         captions = [f"{label}? {found.probability:.2f}\nbeside {other}" for (label, other), found in shown]
         figures["false_positives"] = _draw_sheet(records, [found.row for _, found in shown], captions)
-    _draw(figures, args.plot)
+    write_figures(figures, args.plot)
 
 
 def _audit_steps(args: argparse.Namespace) -> int:
@@ -163,7 +163,7 @@ def _audit_steps(args: argparse.Namespace) -> int:
     else:
         print_steps(found, count=args.count)
     if args.plot is not None:
-        _draw({"steps": plot_steps(found)}, args.plot)
+        write_figures({"steps": plot_steps(found)}, args.plot)
     return 0
 
 
@@ -183,7 +183,7 @@ def _audit_scale(args: argparse.Namespace) -> int:
     else:
         print_scale(found)
     if args.plot is not None:
-        _draw({"scale": plot_scales({Path(args.words[0]).stem: found})}, args.plot)
+        write_figures({"scale": plot_scales({Path(args.words[0]).stem: found})}, args.plot)
     return 0
 
 
@@ -200,14 +200,14 @@ def _audit_label_errors(args: argparse.Namespace) -> int:
     if args.plot is not None and found:
         assert records is not None
         captions = [f"{error.rank}. {error.label}: {error.direction}?\np = {error.probability:.2f}" for error in found]
-        _draw({"label_errors": _draw_sheet(records, [error.row for error in found], captions)}, args.plot)
+        write_figures({"label_errors": _draw_sheet(records, [error.row for error in found], captions)}, args.plot)
     return 0
 
 
 def _audit_cases(args: argparse.Namespace) -> int:
     from pivotpatch.audit.cases import find_cases, gather_logits
     from pivotpatch.cli.audit_text import print_cases
-    from pivotpatch.report.plots import plot_case
+    from pivotpatch.inference.case_plots import plot_case
 
     records, scores, baseline = _read(args)
     if baseline is None:
@@ -229,10 +229,10 @@ def _audit_cases(args: argparse.Namespace) -> int:
             label=scores.labels.index(case.label),
             labels=scores.labels,
             title=f"“{case.label}” is {'there' if case.shown else 'not there'}",
-            overlap=args.overlap,
+            overlap=scores.overlap,
             baseline=case.baseline,
         )
-    _draw(figures, args.plot)
+    write_figures(figures, args.plot)
     return 0
 
 
@@ -246,7 +246,7 @@ def _audit_effect(args: argparse.Namespace) -> int:
     from pivotpatch.report.audit_plots import plot_effects
 
     records = open_records(args.words[1] if len(args.words) > 1 else SCENES)
-    places = [Path(args.words[0]), *([] if args.baseline is None else [args.baseline])]
+    places = [args.words[0], *([] if args.baseline is None else [args.baseline])]
     networks = {str(place): _open_network(place) for place in places}
     found = {}
     with show_training() as shown:
@@ -265,7 +265,7 @@ def _audit_effect(args: argparse.Namespace) -> int:
         print_effects(found)
     if args.plot is not None:
         short = {Path(name).resolve().name: rows for name, rows in found.items()}
-        _draw({"direct_effect": plot_effects(short if len(short) == len(found) else found)}, args.plot)
+        write_figures({"direct_effect": plot_effects(short if len(short) == len(found) else found)}, args.plot)
     return 0
 
 
@@ -313,27 +313,21 @@ class _Subject(NamedTuple):
 
 
 def _read(args: argparse.Namespace) -> _Subject:
-    from pivotpatch.data.address import open_records
     from pivotpatch.inference.score_file import read_scores
 
-    records = None
-    if len(args.words) > 1:
-        address = read_address(args.words[1])
-        if address is None:
-            wrong = "is neither an address nor a table or folder that is there"
-            raise InputError(f"{args.words[1]!r}", wrong, "check the path")
-        records = open_records(address)
+    records = open_pictures(args.words[1:])
     scores = read_scores(args.words[0], records=records)
     return _Subject(records, scores, None if args.baseline is None else read_scores(args.baseline, like=scores))
 
 
-def _open_network(place: Path) -> "Classifier | PatchInference":
+def _open_network(what: str | Path) -> "Classifier | PatchInference":
     """A checkpoint, or the best of a run; PAT-I around a network that has no patches of its own."""
     from pivotpatch.inference.patch_inference import PatchInference
-    from pivotpatch.models.checkpoint import load_checkpoint
     from pivotpatch.models.classifier import PatchClassifier
 
-    network = load_checkpoint(place / "best" if (place / "best").is_dir() else place)
+    network = open_source(what, action="audit").model
+    if network is None:
+        raise InputError(str(what), "holds scores, no network", "give a run or a checkpoint")
     return network if isinstance(network, PatchClassifier) else PatchInference(network)
 
 
@@ -352,16 +346,3 @@ def _draw_sheet(records: "RecordSet", rows: Sequence[int], captions: list[str]) 
     from pivotpatch.report.audit_plots import plot_sheet
 
     return plot_sheet(_decode(records, rows), captions)
-
-
-def _draw(figures: Mapping[str, "Figure"], folder: Path) -> None:
-    """Write figures as PNG files, each whole or not at all."""
-    from pivotpatch.core.writing import explain_disk_faults, replacing
-
-    for name, figure in figures.items():
-        path = folder / f"{name}.png"
-        with explain_disk_faults(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as written:
-                figure.savefig(written, format="png")
-        print(f"drew {path}", file=sys.stderr)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pivotpatch.cli.addresses import read_address
+from pivotpatch.cli.sources import Scored, find_pictures, list_not_read, open_source, score_source
 from pivotpatch.core.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from pivotpatch.training.config import RunConfig
 
 SEED = 0  # of the resamples: the same scores have the same intervals
-LISTED = 20  # pictures that could not be read
 POLICIES = ("fixed", "top", "prior", "fitted")
 NETWORK_OPTIONS = ("patch_inference", "keep_patches", "batch_size", "workers", "on_error")
 PATCH_OPTIONS = ("lam", "temperature", "grid", "native")
@@ -97,23 +97,16 @@ class _Rule(NamedTuple):
     calibration: "Calibration | None" = None
 
 
-class _Scored(NamedTuple):
-    """Scores, and what was wrong with pictures that have none."""
-
-    scores: "Scores"
-    not_read: dict[str, str]
-
-
 def run_evaluate(args: argparse.Namespace) -> int:
     """Score where need be, measure, and tell it in the first process alone."""
     _check_options(args)
     what, *more = args.words
-    data = _read_data(more)
+    data = find_pictures(more)
     subject = _open_subject(what, data, args)
     rule = _make_rule(args.policy, subject)
     if subject.scores is not None:
         if os.environ.get("RANK", "0") == "0":
-            _finish(_Scored(subject.scores, {}), rule, args)
+            _finish(Scored(subject.scores, {}), rule, args)
         return 0
     if data is None:
         raise InputError(what, "a network needs pictures to look at", "name them after it, such as photos.csv")
@@ -147,39 +140,19 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError(str(args.csv), f"there is no folder {args.csv.parent}", "make it first")
 
 
-def _read_data(words: list[str]) -> str | None:
-    if not words:
-        return None
-    address = read_address(words[0])
-    if address is None:
-        raise InputError(f"{words[0]!r}", "is neither an address nor a table or folder that is there", "check the path")
-    return address
-
-
 def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Subject:
     """Load a run's best network, a checkpoint, or scores."""
     from pivotpatch.data.address import open_records
-    from pivotpatch.inference.score_file import SUFFIXES, read_scores
+    from pivotpatch.inference.score_file import read_scores
 
-    path = Path(what)
-    if path.suffix.lower() in SUFFIXES and not path.is_dir():
-        for name in NETWORK_OPTIONS:
-            if getattr(args, name):
-                raise InputError(f"--{name.replace('_', '-')}", f"{what} holds scores, no network", "leave it out")
-        records = None if data is None else open_records(data)
-        return _Subject(scores=read_scores(path, records=records, scale=args.scale))
-    from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
-    from pivotpatch.training.config import load_config
-    from pivotpatch.training.folder import CONFIG
-
-    if (path / CONFIG).is_file() and not (path / DESCRIPTION).exists():
-        if not (path / "best").exists():
-            raise InputError(what, "the run has no best network yet", f"train on, or evaluate {path / 'last'}")
-        return _Subject(load_checkpoint(path / "best"), load_config(path / CONFIG))
-    if not (path / DESCRIPTION).exists():
-        todo = f"give a run, a checkpoint, or a file that ends in {', '.join(SUFFIXES)}"
-        raise InputError(what, "is neither a run nor a checkpoint nor scores", todo)
-    return _Subject(load_checkpoint(path))
+    source = open_source(what, action="evaluate")
+    if source.model is not None:
+        return _Subject(source.model, source.config)
+    for name in NETWORK_OPTIONS:
+        if getattr(args, name):
+            raise InputError(f"--{name.replace('_', '-')}", f"{what} holds scores, no network", "leave it out")
+    records = None if data is None else open_records(data)
+    return _Subject(scores=read_scores(source.path, records=records, scale=args.scale))
 
 
 def _make_rule(text: str, subject: _Subject) -> _Rule:
@@ -216,17 +189,12 @@ def _make_rule(text: str, subject: _Subject) -> _Rule:
     return _Rule(PerLabel(model.thresholds), model.calibration.kind if model.calibration else kind, model.calibration)
 
 
-def _score(subject: _Subject, data: str, args: argparse.Namespace) -> _Scored:
+def _score(subject: _Subject, data: str, args: argparse.Namespace) -> Scored:
     """Score the pictures, in all processes together."""
-    import torch
-    from accelerate.utils import gather_object
-
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.inference.score_content import check_pictures
-    from pivotpatch.inference.scoring import score_pictures
-    from pivotpatch.training.build import choose_dtype, open_aligned, open_loader
+    from pivotpatch.training.build import open_aligned
     from pivotpatch.training.config import load_config
-    from pivotpatch.training.processes import make_accelerator, own_settings
 
     records = open_aligned(data, subject.labels)
     if len(records.positive.indices) == 0:
@@ -238,28 +206,16 @@ def _score(subject: _Subject, data: str, args: argparse.Namespace) -> _Scored:
     if subject.config is not None:
         changes["precision.dtype"] = subject.config.precision.dtype
     config = load_config(None, [f"{name}={value}" for name, value in changes.items() if value is not None])
-    accelerator = make_accelerator(config)
-    network = subject.model
-    assert network is not None
-    if config.precision.channels_last:
-        network = network.to(memory_format=torch.channels_last)
-    network = network.to(accelerator.device)
-    model = _wrap(network, args) if args.patch_inference else network
-    with own_settings(accelerator.device), show_training() as shown:
-        loader = open_loader(records, config, model=network, accelerator=accelerator, size=args.native)
-        scores = score_pictures(
-            model,
-            loader,
-            accelerator=accelerator,
-            dtype=choose_dtype(config, accelerator.device),
+    assert subject.model is not None
+    with show_training() as shown:
+        return score_source(
+            _wrap(subject.model, args) if args.patch_inference else subject.model,
+            records,
+            config=config,
+            size=args.native,
             keep_patches=args.keep_patches,
-            progress=lambda _what, done, total: shown.progress("score", done, total),
+            progress=lambda done, total: shown.progress("score", done, total),
         )
-    not_read = {failure.name: str(failure.error) for failure in loader.failures}
-    if accelerator.num_processes > 1:
-        for part in gather_object([not_read]):
-            not_read |= part
-    return _Scored(scores, dict(sorted(not_read.items())))
 
 
 def _wrap(network: "Classifier", args: argparse.Namespace) -> "PatchInference":
@@ -276,7 +232,7 @@ def _wrap(network: "Classifier", args: argparse.Namespace) -> "PatchInference":
     return PatchInference(network, **given)
 
 
-def _finish(scored: _Scored, rule: _Rule, args: argparse.Namespace) -> None:
+def _finish(scored: Scored, rule: _Rule, args: argparse.Namespace) -> None:
     """Measure, write and print."""
     import torch
 
@@ -285,11 +241,7 @@ def _finish(scored: _Scored, rule: _Rule, args: argparse.Namespace) -> None:
     from pivotpatch.inference.score_file import read_scores, write_scores
 
     scores = scored.scores
-    not_read = list(scored.not_read.values())
-    for wrong in not_read[:LISTED]:
-        print(f"not read: {wrong}", file=sys.stderr)
-    if len(not_read) > LISTED:
-        print(f"not read: {len(not_read) - LISTED} more, --json lists all", file=sys.stderr)
+    list_not_read(scored.not_read)
     if args.save is not None:
         write_scores(scores, args.save)
         print(f"wrote {args.save}", file=sys.stderr)

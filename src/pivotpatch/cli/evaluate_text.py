@@ -13,7 +13,7 @@ from pivotpatch.core.metrics import DEFINITIONS, PrecisionRecall
 from pivotpatch.core.writing import explain_disk_faults, replacing
 
 NAMES = {"image": "image", "patch": "patches", "tde": "TDE"}
-_MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
+MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
 
 def print_evaluation(found: Evaluation, *, not_read: int, per_label: bool) -> None:
@@ -21,18 +21,18 @@ def print_evaluation(found: Evaluation, *, not_read: int, per_label: bool) -> No
     console = Screen(markup=False, highlight=False, emoji=False, soft_wrap=True)
     console.print(f"{found.pictures:,} pictures, {len(found.labels)} labels" + _tell_not_read(not_read))
     console.print(f"average precision: {DEFINITIONS[found.definition]}{_tell_intervals(found)}; all in per cent\n")
-    table = _make_table(["", *(NAMES[kind] for kind in found.kinds)])
+    table = make_table(["", *(NAMES[kind] for kind in found.kinds)])
     each = list(found.kinds.values())
     table.add_row("mAP", *(f"{100 * kind.precision.mean:.2f}" for kind in each))
     if found.resamples:
-        table.add_row("", *(_write_bounds(kind.interval) for kind in each))
+        table.add_row("", *(write_bounds(kind.interval) for kind in each))
     for title, results in (("", [kind.decided for kind in each]), ("top", [kind.top for kind in each])):
         told = next((result.definition for result in results if result is not None), None)
         if told is None or (title and told in {kind.decided.definition for kind in each if kind.decided}):
             continue
         table.add_section()
         table.add_row(told)
-        for name in _MEASURES:
+        for name in MEASURES:
             table.add_row(f"  {name}", *(_write_measure(result, name) for result in results))
     console.print(table)
     for difference in (found.gain, found.difference):
@@ -54,14 +54,16 @@ def _tell_intervals(found: Evaluation) -> str:
     return f"; intervals hold 95 % of {found.resamples:,} resamples of the pictures" if found.resamples else ""
 
 
-def _make_table(headings: list[str]) -> Table:
+def make_table(headings: list[str]) -> Table:
+    """A plain table, names to the left and numbers to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for place, heading in enumerate(headings):  # where it gets narrow, names give way, numbers do not
         table.add_column(heading, justify="right" if place else "left", no_wrap=place > 0)
     return table
 
 
-def _write_bounds(interval: Interval | None, *, sign: str = "") -> str:
+def write_bounds(interval: Interval | None, *, sign: str = "") -> str:
+    """Both ends of an interval in per cent; nothing for none."""
     return "" if interval is None else f"{100 * interval.low:{sign}.2f} to {100 * interval.high:{sign}.2f}"
 
 
@@ -71,7 +73,7 @@ def _write_measure(result: PrecisionRecall | None, name: str) -> str:
 
 def _tell_difference(difference: Difference) -> str:
     names = [" ".join(NAMES.get(word, word) for word in name.split()) for name in (difference.of, difference.minus)]
-    bounds = f" ({_write_bounds(difference.interval, sign='+')})" if difference.interval is not None else ""
+    bounds = f" ({write_bounds(difference.interval, sign='+')})" if difference.interval is not None else ""
     known = [value for value in difference.per_label if value is not None]
     better = sum(value > 0 for value in known)
     return (
@@ -83,7 +85,7 @@ def _make_label_table(found: Evaluation) -> Table:
     headings = ["label", "positives"]
     for kind in found.kinds:
         headings += [f"AP {NAMES[kind]}", *(["95 %"] if found.resamples and kind == found.ranking else [])]
-    table = _make_table(headings)
+    table = make_table(headings)
     positives = found.kinds[found.ranking].precision.positives
     for place, label in enumerate(found.labels):
         row = [label, f"{positives[place]:,}"]

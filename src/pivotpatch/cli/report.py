@@ -4,9 +4,9 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from pivotpatch.cli.addresses import read_address
+from pivotpatch.cli.sources import Source, open_pictures, open_source, score_source
 from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pivotpatch.models.classifier import Classifier
     from pivotpatch.report.findings import Counts
     from pivotpatch.report.subject import Subject
-    from pivotpatch.training.config import RunConfig
 
 SEED = 0  # of the resamples: the same scores have the same intervals
 MOST = 200  # pictures; more would not be looked at
@@ -46,19 +45,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     report.set_defaults(run=run_report)
 
 
-class _Source(NamedTuple):
-    """Where scores come from: a network, perhaps of a run, or a file."""
-
-    path: Path
-    model: "Classifier | None" = None
-    config: "RunConfig | None" = None
-
-
 def run_report(args: argparse.Namespace) -> int:
     """Score where need be, measure, and write the file in the first process alone."""
     _check_options(args)
-    source = _open_source(args.words[0])
-    other = None if args.baseline is None else _open_source(args.baseline)
+    source = open_source(args.words[0], action="report on")
+    other = None if args.baseline is None else open_source(args.baseline, action="report on")
     records = _find_records(args.words[1:], [each for each in (source, other) if each is not None])
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.training.processes import join_processes
@@ -89,37 +80,11 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError(str(args.out), f"there is no folder {args.out.parent}", "make it first")
 
 
-def _open_source(what: str) -> _Source:
-    """A run's best network, a checkpoint, or a file of scores."""
-    from pivotpatch.inference.score_file import SUFFIXES
-
-    path = Path(what)
-    if path.suffix.lower() in SUFFIXES and not path.is_dir():
-        return _Source(path)
-    from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
-    from pivotpatch.training.config import load_config
-    from pivotpatch.training.folder import CONFIG
-
-    if (path / DESCRIPTION).is_file():
-        return _Source(path, load_checkpoint(path))
-    if not (path / CONFIG).is_file():
-        todo = f"give a run, a checkpoint, or a file that ends in {', '.join(SUFFIXES)}"
-        raise InputError(what, "is neither a run nor a checkpoint nor scores", todo)
-    if not (path / "best").exists():
-        raise InputError(what, "the run has no best network yet", f"train on, or report on {path / 'last'}")
-    return _Source(path, load_checkpoint(path / "best"), load_config(path / CONFIG))
-
-
-def _find_records(words: list[str], sources: list[_Source]) -> "RecordSet | None":
+def _find_records(words: list[str], sources: list[Source]) -> "RecordSet | None":
     """The pictures to judge by: those that were named, else the validation pictures of a run, else none."""
-    from pivotpatch.data.address import open_records
-
-    if words:
-        address = read_address(words[0])
-        if address is None:
-            wrong = "is neither an address nor a table or folder that is there"
-            raise InputError(f"{words[0]!r}", wrong, "check the path")
-        return open_records(address)
+    named = open_pictures(words)
+    if named is not None:
+        return named
     for source in sources:
         if source.config is not None:
             from pivotpatch.training.build import open_training_records
@@ -135,13 +100,13 @@ def _find_records(words: list[str], sources: list[_Source]) -> "RecordSet | None
 
 
 def _make_subject(
-    source: _Source, records: "RecordSet | None", *, like: "Scores | None", progress: "Progress"
+    source: Source, records: "RecordSet | None", *, like: "Scores | None", progress: "Progress"
 ) -> "Subject":
     """Scores of a source on the pictures, and what is known of it."""
     from pivotpatch.core.policies import PerLabel
     from pivotpatch.inference.score_file import read_scores
-    from pivotpatch.models.classifier import PatchClassifier
     from pivotpatch.report.subject import Subject
+    from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import read_log
 
     name = source.path.resolve().name
@@ -151,15 +116,15 @@ def _make_subject(
     assert records is not None
     model = source.model
     started = time.perf_counter()
-    scores = _score(source, records, progress)
+    scores = score_source(
+        model,
+        records if model.labels == records.labels.names else records.keep_labels(model.labels),
+        config=source.config or load_config(None),
+        keep_patches=True,
+        progress=lambda done, total: progress(f"score {source.path.name}", done, total),
+    ).scores
     facts = _tell_network(source) | _tell_scoring(scores, model, time.perf_counter() - started) | _tell_run(source)
-    subject = Subject(
-        name,
-        scores,
-        facts=facts,
-        log=() if source.config is None else read_log(source.path),
-        overlap=model.overlap if isinstance(model, PatchClassifier) else 0.0,
-    )
+    subject = Subject(name, scores, facts=facts, log=() if source.config is None else read_log(source.path))
     fits = model.calibration is None or model.calibration.kind == scores.ranking
     if model.thresholds is None or not fits:
         return subject
@@ -168,36 +133,12 @@ def _make_subject(
     return replace(subject, policy=PerLabel(model.thresholds), calibration=model.calibration)
 
 
-def _score(source: _Source, records: "RecordSet", progress: "Progress") -> "Scores":
-    """Score the pictures as the run would, in all processes together."""
-    from pivotpatch.inference.scoring import score_pictures
-    from pivotpatch.training.build import choose_dtype, open_loader
-    from pivotpatch.training.config import load_config
-    from pivotpatch.training.processes import make_accelerator, own_settings
-
-    model, config = source.model, source.config or load_config(None)
-    assert model is not None
-    if model.labels != records.labels.names:
-        records = records.keep_labels(model.labels)
-    accelerator = make_accelerator(config)
-    model = model.to(accelerator.device)
-    with own_settings(accelerator.device):
-        return score_pictures(
-            model,
-            open_loader(records, config, model=model, accelerator=accelerator),
-            accelerator=accelerator,
-            dtype=choose_dtype(config, accelerator.device),
-            keep_patches=True,
-            progress=lambda _what, done, total: progress(f"score {source.path.name}", done, total),
-        )
-
-
 def _tell_file(scores: "Scores") -> dict[str, str]:
     passes = {} if scores.weights is None else {"forward passes a picture": str(1 + scores.weights.shape[1])}
     return {"model": "known by its scores alone", **passes}
 
 
-def _tell_network(source: _Source) -> dict[str, str]:
+def _tell_network(source: Source) -> dict[str, str]:
     from pivotpatch.models.classifier import IndependentClassifier, PatchClassifier
 
     model = source.model
@@ -221,7 +162,7 @@ def _tell_scoring(scores: "Scores", model: "Classifier", seconds: float) -> dict
     return {"scoring": f"{seconds:.3g} s on {device.type}, {speed}"}
 
 
-def _tell_run(source: _Source) -> dict[str, str]:
+def _tell_run(source: Source) -> dict[str, str]:
     """What training cost, where the source is a run that came to its end."""
     from datetime import timedelta
 

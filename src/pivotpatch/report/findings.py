@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from pivotpatch.audit.bootstrap import Interval
 from pivotpatch.audit.cases import CaseStudy, study_case
@@ -171,9 +172,10 @@ def gather_findings(
     cases = _find_cases(scores, reference, counts.cases, named=baseline is not None)
     tell(3)
     fits = len(scores) >= _ENOUGH and bool((scores.target == 0).any())
-    calibration = _calibrate(scores) if fits else {}
+    calibrated = calibrate_out_of_fold(scores.scaled(scores.ranking), scores.target) if fits else None
+    calibration = {} if calibrated is None else _compare_calibration(scores, calibrated)
     tell(4)
-    errors = find_label_errors(scores, count=counts.errors) if fits else []
+    errors = [] if calibrated is None else find_label_errors(scores, probs=calibrated, count=counts.errors)
     tell(5)
     return Findings(
         evaluation=evaluation,
@@ -314,13 +316,9 @@ def _find_cases(scores: Scores, reference: _Reference | None, count: int, *, nam
     return tuple(study_case(scores, row, label=scores.labels[label], baseline=rival) for row, label in chosen)
 
 
-def _calibrate(scores: Scores) -> dict[str, Calibrated]:
-    """Probabilities as they are, and as a calibration fitted to other pictures makes them."""
-    kind = scores.ranking
-    probs = {
-        "before": scores.probs(kind).float(),
-        "after": calibrate_out_of_fold(scores.scaled(kind), scores.target).float(),
-    }
+def _compare_calibration(scores: Scores, calibrated: Tensor) -> dict[str, Calibrated]:
+    """Probabilities as they are, and (N,L) as a calibration fitted to other pictures makes them."""
+    probs = {"before": scores.probs(scores.ranking).float(), "after": calibrated.float()}
     return {
         name: Calibrated(
             reliability(values, scores.target), judge_calibration(values, scores.target, labels=scores.labels)

@@ -117,7 +117,7 @@ def render_report(
     album = Album(subject.scores, records, count=pictures, room=ROOM_FOR_PICTURES)
     evaluation, kept = findings.evaluation, _keep_labels(findings)
     script = (_PAGE / "report.js").read_text("utf-8")
-    cases = [_show_case(study, album, subject.overlap) for study in findings.cases]
+    cases = [_show_case(study, album, subject.scores.overlap) for study in findings.cases]
     worst = [(pair, [(each, album.copy(each.row)) for each in pair.examples]) for pair in findings.worst]
     errors = [(error, album.copy(error.row)) for error in findings.errors]
     context: dict[str, Any] = {

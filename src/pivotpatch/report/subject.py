@@ -24,7 +24,6 @@ class Subject:
         calibration: of these probabilities, where the policy was fitted to calibrated ones.
         facts: what else is known of it, in words, by name.
         log: of its training, where it comes from a run.
-        overlap: of its patches, see `patch_boxes`.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Subject:
     calibration: Calibration | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     log: LogEntries = ()
-    overlap: float = 0.0
 
     @property
     def rule(self) -> ThresholdPolicy:

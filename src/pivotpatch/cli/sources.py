@@ -1,0 +1,145 @@
+"""What verbs look at: a run, a checkpoint or a file of scores, and the pictures behind it."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pivotpatch.cli.addresses import read_address
+from pivotpatch.core.errors import InputError
+
+if TYPE_CHECKING:
+    from pivotpatch.data.records import RecordSet
+    from pivotpatch.inference.patch_inference import PatchInference
+    from pivotpatch.inference.scores import Scores
+    from pivotpatch.models.classifier import Classifier
+    from pivotpatch.training.config import RunConfig
+
+LISTED = 20  # pictures that could not be read
+
+
+class Source(NamedTuple):
+    """Where scores come from: a network, perhaps of a run, or a file.
+
+    Attributes:
+        path: what the user named.
+        model: the network; None for a file of scores.
+        config: of the run, where it is one.
+        checkpoint: the network's folder.
+    """
+
+    path: Path
+    model: "Classifier | None" = None
+    config: "RunConfig | None" = None
+    checkpoint: Path | None = None
+
+
+class Scored(NamedTuple):
+    """Scores, and what was wrong with pictures that have none, by name."""
+
+    scores: "Scores"
+    not_read: dict[str, str]
+
+
+def open_source(what: str | Path, *, action: str) -> Source:
+    """A run's best network, a checkpoint, or a file of scores, which is not read yet.
+
+    Args:
+        what: its path.
+        action: what the verb does with a network, for the message about a run that has none yet.
+    """
+    from pivotpatch.inference.score_file import SUFFIXES
+
+    path = Path(what)
+    if path.suffix.lower() in SUFFIXES and not path.is_dir():
+        return Source(path)
+    from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
+    from pivotpatch.training.config import load_config
+    from pivotpatch.training.folder import CONFIG
+
+    best, configured = path / "best", (path / CONFIG).is_file()
+    if (path / DESCRIPTION).is_file():
+        return Source(path, load_checkpoint(path), checkpoint=path)
+    if not configured and not (best / DESCRIPTION).is_file():
+        todo = f"give a run, a checkpoint, or a file that ends in {', '.join(SUFFIXES)}"
+        raise InputError(str(what), "is neither a run nor a checkpoint nor scores", todo)
+    if not best.exists():
+        raise InputError(str(what), "the run has no best network yet", f"train on, or {action} {path / 'last'}")
+    return Source(path, load_checkpoint(best), load_config(path / CONFIG) if configured else None, best)
+
+
+def find_pictures(words: list[str]) -> str | None:
+    """The address that the word behind a source names; None where there is none."""
+    if not words:
+        return None
+    address = read_address(words[0])
+    if address is None:
+        raise InputError(f"{words[0]!r}", "is neither an address nor a table or folder that is there", "check the path")
+    return address
+
+
+def open_pictures(words: list[str]) -> "RecordSet | None":
+    """The pictures that the word behind a source names; None where there is none."""
+    from pivotpatch.data.address import open_records
+
+    address = find_pictures(words)
+    return None if address is None else open_records(address)
+
+
+def score_source(
+    model: "Classifier | PatchInference",
+    records: "RecordSet",
+    *,
+    config: "RunConfig",
+    size: int | None = None,
+    keep_patches: bool,
+    progress: Callable[[int, int | None], None],
+) -> Scored:
+    """Score pictures with a network, in all processes together; each gets the scores of all.
+
+    Args:
+        model: a network, or PAT-I around one.
+        records: the pictures, with the labels of the network in its order.
+        config: says how: workers, batch size, dtype and what a broken picture does.
+        size: rows and columns of the pictures; those that the network wants by default.
+        keep_patches: keep logits and weights of each patch.
+        progress: told batches that are done, of how many.
+    """
+    import torch
+    from accelerate.utils import gather_object
+
+    from pivotpatch.inference.patch_inference import PatchInference
+    from pivotpatch.inference.scoring import score_pictures
+    from pivotpatch.models.classifier import Classifier
+    from pivotpatch.training.build import choose_dtype, open_loader
+    from pivotpatch.training.processes import make_accelerator, own_settings
+
+    accelerator = make_accelerator(config)
+    model = model.to(accelerator.device)
+    if config.precision.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    network = model.model if isinstance(model, PatchInference) else model
+    assert isinstance(network, Classifier)
+    with own_settings(accelerator.device):
+        loader = open_loader(records, config, model=network, accelerator=accelerator, size=size)
+        scores = score_pictures(
+            model,
+            loader,
+            accelerator=accelerator,
+            dtype=choose_dtype(config, accelerator.device),
+            keep_patches=keep_patches,
+            progress=lambda _what, done, total: progress(done, total),
+        )
+    not_read = {failure.name: str(failure.error) for failure in loader.failures}
+    if accelerator.num_processes > 1:
+        for part in gather_object([not_read]):
+            not_read |= part
+    return Scored(scores, dict(sorted(not_read.items())))
+
+
+def list_not_read(not_read: Mapping[str, str]) -> None:
+    """Tell on stderr which pictures have no scores; the first few of many."""
+    for wrong in list(not_read.values())[:LISTED]:
+        print(f"not read: {wrong}", file=sys.stderr)
+    if len(not_read) > LISTED:
+        print(f"not read: {len(not_read) - LISTED} more, --json lists all", file=sys.stderr)

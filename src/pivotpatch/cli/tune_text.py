@@ -1,0 +1,66 @@
+"""What `pivotpatch tune` prints for people."""
+
+from rich.table import Table
+from torch import Tensor
+
+from pivotpatch.audit.tuning import NONE, MixingChoice, Tuning
+from pivotpatch.cli.data_text import Screen
+from pivotpatch.cli.evaluate_text import MEASURES, NAMES, make_table, write_bounds
+
+
+def print_tuning(found: Tuning) -> None:
+    """Print what was fitted to stdout, in per cent; all of it is judged out of fold."""
+    console = Screen(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console.print(f"{found.pictures:,} pictures, {len(found.labels)} labels, {NAMES[found.kind]} logits")
+    console.print("what is fitted is judged on pictures that it was not fitted to, fold by fold; all in per cent\n")
+    if found.mixing is not None:
+        console.print(_make_mixing_table(found.mixing))
+        console.print(_tell_mixing(found.mixing) + "\n")
+    elif found.kind == "tde":
+        lam, temperature = _write_value(found.lam), _write_value(found.temperature)
+        console.print(f"lam {lam} and temperature {temperature} as they are\n")
+    console.print(_make_calibration_table(found))
+    console.print(f"calibration: {found.method}\n")
+    table = make_table(["decisions", "before, at 0.5", "by thresholds"])
+    for name in (*MEASURES, "macro_f1"):
+        values = [f"{100 * getattr(result, name):.1f}" for result in (found.before, found.after)]
+        table.add_row("mean F1" if name == "macro_f1" else name, *values)
+    console.print(table)
+    console.print(f"thresholds: {found.thresholds}")
+
+
+def _make_mixing_table(mixing: MixingChoice) -> Table:
+    table = make_table(["lam and temperature", "lam", "temperature", "mAP", "gain", "95 %"])
+    for each in mixing.tried:
+        gain = mixing.gains.get(each.name)
+        told = ["", ""] if gain is None else [f"{100 * gain.value:+.2f}", write_bounds(gain, sign="+")]
+        values = [_write_value(each.lam), _write_value(each.temperature), f"{100 * each.mean:.2f}"]
+        table.add_row(each.name, *values, *told)
+    return table
+
+
+def _tell_mixing(mixing: MixingChoice) -> str:
+    kept = mixing.chosen is mixing.study.before
+    return f"lam: {mixing.chosen.name}" + (", for no gain is beyond noise" if kept else "")
+
+
+def _make_calibration_table(found: Tuning) -> Table:
+    table = make_table(["probabilities", "ECE", "ECE a label", "Brier score", "log loss"])
+    for name, quality in found.qualities.items():
+        if name == NONE and quality == found.qualities["before"]:  # the mixture is the same, and so are these
+            continue
+        overall = quality.overall
+        table.add_row(
+            name,
+            f"{100 * overall.ece_width:.2f}",
+            f"{100 * quality.mean.ece_width:.2f}",
+            f"{overall.brier:.4f}",
+            f"{overall.log_loss:.4f}",
+        )
+    return table
+
+
+def _write_value(value: float | Tensor) -> str:
+    """A number, or the range of one a label."""
+    low, high = (value.min(), value.max()) if isinstance(value, Tensor) else (value, value)
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
