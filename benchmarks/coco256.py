@@ -15,6 +15,7 @@ import shutil
 import statistics
 import tempfile
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--scores", type=Path, help="folder to write the scores of each run to, of test and held out")
     parser.add_argument("--checkpoints", type=Path, help="folder to keep the trained networks in")
+    parser.add_argument(
+        "--shared", action="store_true", help="other runs share the device, so speeds are not a run's own"
+    )
     parser.add_argument("--commit", default="", help="of the code, for the record")
     parser.add_argument("--table", action="store_true", help="print the table of all results")
     args = parser.parse_args()
@@ -132,6 +136,7 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
         "changes": changes,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
+        "shared_device": args.shared,
         "commit": args.commit,
         "log": log,
     }
@@ -170,6 +175,9 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -
             if args.scores:
                 args.scores.mkdir(parents=True, exist_ok=True)
                 write_scores(given, args.scores / f"{stem}-{prefix.replace(' ', '_')}{name}.parquet")
+                if prefix == "PAT-I ":  # the baseline itself
+                    alone = replace(given, logits={"image": given.get("image")}, patch_logits=None, weights=None)
+                    write_scores(alone, args.scores / f"{stem}-plain_{name}.parquet")
             if name != part:  # test scores of a network that is still being chosen are written, not looked at
                 continue
             image, patch, target = given.get("image"), given.get("patch"), given.target
@@ -204,7 +212,8 @@ def print_table(folder: Path) -> None:
         if timed:
             seconds = statistics.mean(result["seconds"] for result in timed)
             speed = statistics.mean(result["pictures_per_second"] for result in timed)
-            cost = f", {seconds:.0f} s, {speed:.0f} pictures/s"
+            shared = ", device shared with other runs" if any(result.get("shared_device") for result in timed) else ""
+            cost = f", {seconds:.0f} s, {speed:.0f} pictures/s{shared}"
         print(f"{run} on {judged_on}: {len(results)} seeds{cost}")
         for key in results[0]["mAP"]:
             values = [result["mAP"][key] for result in results]

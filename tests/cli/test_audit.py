@@ -78,7 +78,8 @@ def test_help_names_what_can_be_audited(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_pairs_are_compared_with_the_baseline(audit: Callable[..., str]) -> None:
     found = read(audit("pat.parquet", "--baseline", "asl.npz", "--json"))
-    wanted = rate_pairs(make_scores(1.0, seed=1))
+    scores = make_scores(1.0, seed=1)
+    wanted = rate_pairs(scores, policy=PriorMatched.from_target(scores.target))
     assert found["model"] == json.loads(json.dumps(wanted.to_dict()))
     assert len(found["baseline"]["pairs"]) == len(wanted)
     curve = found["cfpr"]

@@ -15,7 +15,7 @@ from pivotpatch.audit.pair_comparison import compare_pairs
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import average_precision, precision_recall
 from pivotpatch.core.patches import patch_boxes
-from pivotpatch.core.policies import PerLabel
+from pivotpatch.core.policies import PerLabel, PriorMatched
 from pivotpatch.report.findings import COUNTS, Counts, Findings, gather_findings
 from pivotpatch.report.html import LIMIT, clean, render_report, write_report
 from pivotpatch.report.subject import Subject
@@ -153,7 +153,8 @@ def test_the_table_is_what_the_metrics_say(full: str) -> None:
 
 def test_shares_of_pairs_are_what_the_audit_says(full: str) -> None:
     page = Page(full)
-    comparison = compare_pairs(rate_pairs(SUBJECT.scores), rate_pairs(BASELINE.scores))
+    policy = PriorMatched.from_target(SUBJECT.scores.target)
+    comparison = compare_pairs(*(rate_pairs(each.scores, policy=policy) for each in (SUBJECT, BASELINE)))
     assert page.texts["cfpr"].startswith(f"{100 * comparison.cfpr.share_improved:.1f} %")
     assert page.texts["ctpr"].startswith(f"{100 * comparison.ctpr.share_improved:.1f} %")
 

@@ -63,8 +63,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     audit.add_argument(
         "--policy",
-        default="fixed:0.5",
-        help="what decides: fixed:P, top:K, prior (as often as in the scores' own target) or prior:DATA (fixed:0.5)",
+        default="prior",
+        help="what decides: prior (as often as in the scores' own target), prior:DATA, fixed:P or top:K (prior)",
     )
     audit.add_argument("--kind", choices=["image", "patch", "tde"], help="of logits; by default those to rank by")
     audit.add_argument("--order", choices=["rate", "gap"], default="rate", help="worst pairs by CFPR, or by its rise")

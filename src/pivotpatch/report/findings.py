@@ -24,7 +24,7 @@ from pivotpatch.audit.label_errors import LabelError, find_label_errors
 from pivotpatch.audit.pair_comparison import PairComparison, compare_pairs
 from pivotpatch.audit.stepwise import check_same_pictures
 from pivotpatch.core.metrics import Definition
-from pivotpatch.core.policies import Fixed, ThresholdPolicy
+from pivotpatch.core.policies import Fixed, PriorMatched
 from pivotpatch.inference.calibration import (
     CalibrationQuality,
     Reliability,
@@ -124,7 +124,6 @@ class _Reference(NamedTuple):
 
     text: str
     scores: Scores
-    rule: ThresholdPolicy
 
 
 def gather_findings(
@@ -167,7 +166,7 @@ def gather_findings(
         generator=generator,
     )
     tell(1)
-    audited = _audit(subject, reference, counts)
+    audited = _audit(scores, reference, counts)
     tell(2)
     cases = _find_cases(scores, reference, counts.cases, named=baseline is not None)
     tell(3)
@@ -216,11 +215,11 @@ def _evaluate(
 def _find_reference(subject: Subject, baseline: Subject | None) -> _Reference | None:
     scores = subject.scores
     if baseline is not None:
-        return _Reference(f"the baseline {baseline.name}", baseline.scores, baseline.rule)
+        return _Reference(f"the baseline {baseline.name}", baseline.scores)
     if scores.ranking == "image" or "image" not in scores.logits:
         return None
     alone = replace(scores, logits={"image": scores.get("image")}, patch_logits=None, weights=None)
-    return _Reference("the image logits of the same network", alone, subject.rule)
+    return _Reference("the image logits of the same network", alone)
 
 
 def _choose_labels(evaluation: Evaluation) -> list[int]:
@@ -253,14 +252,15 @@ class _Audited(NamedTuple):
     worst: tuple[WorstPair, ...]
 
 
-def _audit(subject: Subject, reference: _Reference | None, counts: Counts) -> _Audited:
-    scores = subject.scores
-    rates = rate_pairs(scores, policy=subject.rule)
+def _audit(scores: Scores, reference: _Reference | None, counts: Counts) -> _Audited:
+    """Pairs under decisions that models can be compared by: each label is given to as many pictures as show it."""
+    policy = PriorMatched.from_target(scores.target)
+    rates = rate_pairs(scores, policy=policy)
     if not len(rates):
         return _Audited(None, ())
-    other = None if reference is None else rate_pairs(reference.scores, policy=reference.rule)
+    other = None if reference is None else rate_pairs(reference.scores, policy=policy)
     ranked = _choose_pairs(rank_pairs(rates, by="gap"), counts.pairs)
-    decided, (low, high) = decide(scores, policy=subject.rule), ranked.fpr_interval
+    decided, (low, high) = decide(scores, policy=policy), ranked.fpr_interval
     worst, shown = [], set[int]()
     for place, (label, company) in enumerate(ranked.names):
         found = find_false_positives(scores, label, company=company, decided=decided)

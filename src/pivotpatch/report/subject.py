@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.policies import Fixed, PerLabel, ThresholdPolicy
+from pivotpatch.core.policies import Fixed, PerLabel
 from pivotpatch.inference.scores import Scores
 from pivotpatch.report.training_plots import LogEntries
 
@@ -34,27 +32,7 @@ class Subject:
     log: LogEntries = ()
 
     @property
-    def rule(self) -> ThresholdPolicy:
-        """The policy, for probabilities that are not calibrated yet."""
-        return self.policy if self.calibration is None else _CalibratedPolicy(self.policy, self.calibration)
-
-    @property
     def thresholds(self) -> tuple[float, ...]:
         """L thresholds."""
         policy = self.policy
         return policy.thresholds if isinstance(policy, PerLabel) else (policy.threshold,) * len(self.scores.labels)
-
-
-@dataclass(frozen=True)
-class _CalibratedPolicy:
-    """A policy about calibrated probabilities, to be asked about raw ones."""
-
-    policy: ThresholdPolicy
-    calibration: Calibration
-
-    @property
-    def definition(self) -> str:
-        return self.policy.definition
-
-    def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:
-        return self.policy.decide(self.calibration.apply(scores.double().logit(1e-15)).to(scores.dtype), known=known)
