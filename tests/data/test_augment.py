@@ -161,6 +161,20 @@ def test_native_patches_are_cut_from_the_source() -> None:
     assert make_views(images, size=SIZE, grid=3, mean=ZERO, std=ONE).patches.shape[1] == 9
 
 
+def test_smaller_patches_are_augmented_as_if_alone() -> None:
+    images = photographs(2, (24, 24))
+    drawn = draw(2 * 5)
+    small = (8, 8)
+    views = make_views(images, size=(16, 16), patch_size=small, native=True, mean=ZERO, std=ONE, augmentation=drawn)
+    whole, parts = drawn.split(2)
+    image = apply_augmentation(resize_images(images, (16, 16)), whole)
+    patches = apply_augmentation(cut_patches(images, grid=2, size=small).flatten(0, 1), parts)
+    torch.testing.assert_close(views.image, image / 255)
+    torch.testing.assert_close(views.patches, patches.unflatten(0, (2, 4)) / 255)
+    with pytest.raises(InputError, match="2 augmentations for 10 views"):
+        make_views(images, size=(16, 16), patch_size=small, mean=ZERO, std=ONE, augmentation=whole)
+
+
 def test_overlapping_patches_are_cut_from_image_or_source() -> None:
     images = photographs(2, (64, 80))
     for native, cut in ((True, images), (False, resize_images(images, SIZE))):

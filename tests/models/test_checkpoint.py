@@ -22,7 +22,7 @@ CALIBRATION = {"kind": "tde", "method": "platt", "slope": [1.0, 1.0, 1.0], "offs
 def model() -> Classifier:
     torch.manual_seed(0)
     return PatchClassifier(
-        "test_resnet", LABELS, grid=3, overlap=0.25, source_size=320, lam=0.5, temperature=2.0
+        "test_resnet", LABELS, grid=3, overlap=0.25, source_size=320, patch_size=96, lam=0.5, temperature=2.0
     ).eval()
 
 
@@ -41,7 +41,7 @@ def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     loaded = load_checkpoint(tmp_path / "deep" / "model")
     assert torch.equal(torch.random.get_rng_state(), state)
     assert isinstance(loaded, PatchClassifier)
-    assert (loaded.grid, loaded.overlap, loaded.source_size) == (3, 0.25, 320)
+    assert (loaded.grid, loaded.overlap, loaded.source_size, loaded.patch_size) == (3, 0.25, 320, 96)
     assert (loaded.lam, loaded.temperature) == (0.5, 2.0)
     assert loaded.thresholds == (0.1, 0.2, 0.3)
     assert loaded.calibration == model.calibration
@@ -61,11 +61,11 @@ def test_other_kinds_come_back_too(kind: type[Classifier], tmp_path: Path) -> No
     assert torch.equal(loaded(images), model(images))
 
 
-def test_a_file_from_before_overlap_and_source_size_is_read(folder: Path) -> None:
-    edit_json(lambda d: [d["patching"].pop(name) for name in ("overlap", "source_size")])(folder)
+def test_a_file_from_before_some_options_is_read(folder: Path) -> None:
+    edit_json(lambda d: [d["patching"].pop(name) for name in ("overlap", "source_size", "patch_size")])(folder)
     loaded = load_checkpoint(folder)
     assert isinstance(loaded, PatchClassifier)
-    assert (loaded.grid, loaded.overlap, loaded.source_size) == (3, 0.0, None)
+    assert (loaded.grid, loaded.overlap, loaded.source_size, loaded.patch_size) == (3, 0.0, None, None)
 
 
 def test_a_file_from_before_calibration_is_read(folder: Path) -> None:

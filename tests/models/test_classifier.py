@@ -7,6 +7,7 @@ import torch
 from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference, load_checkpoint, save_checkpoint
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
+from pivotpatch.core.patches import cut_patches
 from pivotpatch.models.classifier import Architecture, IndependentClassifier
 from pivotpatch.models.heads import HeadOption
 
@@ -197,10 +198,25 @@ def test_what_an_architecture_says_is_not_said_again() -> None:
         MultiLabelClassifier(small(), LABELS, image_size=64)
 
 
+def test_smaller_patches_are_seen_at_their_own_size() -> None:
+    torch.manual_seed(0)
+    model = PatchClassifier(small(), LABELS, patch_size=32).eval()
+    images, source = torch.rand(2, 3, 64, 64), torch.rand(2, 3, 96, 96)
+    out = model(images, source=source)
+    torch.testing.assert_close(out.image_logits, model.head(model.backbone(images)))
+    patches = cut_patches(source, size=(32, 32))
+    for place in range(4):
+        part = model.head.embed(model.backbone(patches[:, place]))
+        torch.testing.assert_close(out.patch_logits[:, place], model.patch_projection(part))
+    torch.testing.assert_close(out.pooled_logits, model.forward_patches(patches))
+
+
 def test_bad_patching_is_named() -> None:
     for options, message in [
         ({"grid": 0}, "grid is 0"),
         ({"overlap": 1.0}, "overlap is 1.0"),
+        ({"patch_size": 0}, "patch_size is 0; give a side of at most"),
+        ({"patch_size": 4096}, "patch_size is 4096; give a side of at most"),
         ({"lam": -1.0}, "lam is -1.0"),
         ({"temperature": 0}, "temperature"),
     ]:

@@ -56,13 +56,17 @@ class Augmentation(NamedTuple):
     operation: Tensor
     strength: Tensor
 
+    def split(self, count: int) -> tuple["Augmentation", "Augmentation"]:
+        """That of the first `count` views, and that of the others."""
+        return Augmentation(*(part[:count] for part in self)), Augmentation(*(part[count:] for part in self))
+
 
 class Views(NamedTuple):
     """What the network sees.
 
     Attributes:
         image: (B,C,H,W).
-        patches: (B,P,C,H,W).
+        patches: (B,P,C,h,w).
     """
 
     image: Tensor
@@ -113,9 +117,7 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation) -> Tensor:
     if views.dtype != torch.uint8 or views.shape[1] != 3:
         wrong = f"views are {views.dtype} of shape {tuple(views.shape)}"
         raise InputError("apply_augmentation", wrong, "give uint8 RGB (N, 3, H, W)")
-    if len(augmentation.flip) != len(views):
-        wrong = f"{len(augmentation.flip)} augmentations for {len(views)} views"
-        raise InputError("apply_augmentation", wrong, "draw one a view, for a batch with patches B * (1 + P)")
+    _check_drawn(augmentation, views=len(views))
     with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
         if augmentation.flip.any():
             flip = send_tensor(augmentation.flip, views.device)
@@ -125,6 +127,12 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation) -> Tensor:
         for operation, strength in zip(augmentation.operation.T, augmentation.strength.T, strict=True):
             views = _operate(views, operation, strength)
     return views
+
+
+def _check_drawn(augmentation: Augmentation, *, views: int) -> None:
+    if len(augmentation.flip) != views:
+        wrong = f"{len(augmentation.flip)} augmentations for {views} views"
+        raise InputError("apply_augmentation", wrong, "draw one a view, for a batch with patches B * (1 + P)")
 
 
 def _cover(views: Tensor, augmentation: Augmentation) -> Tensor:
@@ -175,6 +183,7 @@ def make_views(
     grid: int = 2,
     overlap: float = 0.0,
     native: bool = False,
+    patch_size: tuple[int, int] | None = None,
     augmentation: Augmentation | None = None,
 ) -> Views:
     """Turn a batch from the loader into what the network sees.
@@ -188,22 +197,39 @@ def make_views(
         overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
         native: cut the patches from `images` rather than from the image resized to the network's input, so that
             they keep the detail of a larger source.
+        patch_size: h and w of each patch; H and W by default.
         augmentation: of B * (1 + P) views, all images first, then the patches image by image; none by default.
 
     Returns:
-        Views of (B,3,H,W) and (B,P,3,H,W), float32.
+        Views of (B,3,H,W) and (B,P,3,h,w), float32.
     """
     check_images(images, "make_views")
     if images.dtype != torch.uint8:
         raise InputError("make_views", f"images are {images.dtype}", "give uint8 as the loader does")
-    views = resize_images(images, size)
-    if grid != 0:
-        views = stack_views(views, cut_patches(images if native else views, grid=grid, overlap=overlap, size=size))
-    if augmentation is not None:
-        views = apply_augmentation(views, augmentation)
+    views, count = resize_images(images, size), images.shape[0]
     scale = 1 / (255 * _per_channel(std, views.device))
     shift = -255 * scale * _per_channel(mean, views.device)
-    return Views(*split_views((views * scale).add_(shift), patches=grid * grid))
+    if grid == 0:
+        patches = views.new_empty(count, 0, *views.shape[1:])
+    else:
+        seen = size if patch_size is None else patch_size
+        patches = cut_patches(images if native else views, grid=grid, overlap=overlap, size=seen)
+    if patches.shape[3:] == views.shape[2:]:  # all at once
+        views = _finish(stack_views(views, patches), augmentation, scale=scale, shift=shift)
+        return Views(*split_views(views, patches=patches.shape[1]))
+    drawn: tuple[Augmentation | None, Augmentation | None] = None, None
+    if augmentation is not None:
+        _check_drawn(augmentation, views=count * (1 + patches.shape[1]))
+        drawn = augmentation.split(count)
+    parts = _finish(patches.flatten(0, 1), drawn[1], scale=scale, shift=shift).unflatten(0, patches.shape[:2])
+    return Views(_finish(views, drawn[0], scale=scale, shift=shift), parts)
+
+
+def _finish(views: Tensor, augmentation: Augmentation | None, *, scale: Tensor, shift: Tensor) -> Tensor:
+    """Augment and normalise views (N,3,H,W)."""
+    if augmentation is not None:
+        views = apply_augmentation(views, augmentation)
+    return (views * scale).add_(shift)
 
 
 def _per_channel(values: Sequence[float] | Tensor, device: torch.device) -> Tensor:

@@ -188,6 +188,8 @@ class PatchClassifier(SharedClassifier):
         overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
         source_size: rows and columns of the picture that patches are cut from ("native"); None where they are
             cut from the resized image. `forward` takes that picture as `source`.
+        patch_size: rows and columns at which the network sees each patch; None for those of the image. Smaller
+            ones cost less: four patches of half the side cost as much as one image.
         lam: weight of the direct effect, a number or (L,); changed by `set_mixing`.
         temperature: of the patch weights, likewise.
     """
@@ -207,6 +209,7 @@ class PatchClassifier(SharedClassifier):
         grid: int = 2,
         overlap: float = 0.0,
         source_size: int | None = None,
+        patch_size: int | None = None,
         lam: float | Tensor = 1.0,
         temperature: float | Tensor = 1.0,
     ) -> None:
@@ -218,11 +221,15 @@ class PatchClassifier(SharedClassifier):
         if source_size is not None and not (isinstance(source_size, int) and source_size >= seen):
             todo = f"give a side of {seen} pixels, which the network sees, or more, or None for the resized image"
             raise InputError("PatchClassifier", f"source_size is {source_size!r}", todo)
+        if patch_size is not None and not (isinstance(patch_size, int) and 1 <= patch_size <= seen):
+            todo = f"give a side of at most {seen} pixels, at which the network sees the image, or None for that"
+            raise InputError("PatchClassifier", f"patch_size is {patch_size!r}", todo)
         self.patch_projection = self.head.make_projection()
         self.weight_projection = self.head.make_projection()
         self.grid = grid
         self.overlap = overlap
         self.source_size = source_size
+        self.patch_size = patch_size
         self.set_mixing(lam=lam, temperature=temperature)
 
     @classmethod
@@ -233,6 +240,7 @@ class PatchClassifier(SharedClassifier):
         grid: int = 2,
         overlap: float = 0.0,
         source_size: int | None = None,
+        patch_size: int | None = None,
         lam: float | Tensor = 1.0,
         temperature: float | Tensor = 1.0,
     ) -> "PatchClassifier":
@@ -247,6 +255,7 @@ class PatchClassifier(SharedClassifier):
                 grid=grid,
                 overlap=overlap,
                 source_size=source_size,
+                patch_size=patch_size,
                 lam=lam,
                 temperature=temperature,
             )
@@ -289,18 +298,20 @@ class PatchClassifier(SharedClassifier):
         check_images(images, "PatchClassifier")
         if source is not None:
             check_source(images, source, "PatchClassifier")
-        patches = cut_patches(
-            images if source is None else source,
-            grid=self.grid,
-            overlap=self.overlap,
-            size=(images.shape[-2], images.shape[-1]),
-        )
+        size = (images.shape[-2], images.shape[-1]) if self.patch_size is None else (self.patch_size, self.patch_size)
+        patches = cut_patches(images if source is None else source, grid=self.grid, overlap=self.overlap, size=size)
         return self.forward_views(images, patches)
 
     def forward_views(self, images: Tensor, patches: Tensor) -> CounterfactualLogits:
-        """All logits of views that were cut before, in one pass; images (B,C,H,W), patches (B,P,C,H,W)."""
-        embedding = self.head.embed(self.backbone(stack_views(images, patches)))
-        whole, parts = split_views(embedding, patches=patches.shape[1])
+        """All logits of views that were cut before; images (B,C,H,W), patches (B,P,C,h,w).
+
+        One pass over all of them, or where patches are smaller one over the images and one over the patches.
+        """
+        if patches.shape[3:] == images.shape[2:]:
+            embedding = self.head.embed(self.backbone(stack_views(images, patches)))
+            whole, parts = split_views(embedding, patches=patches.shape[1])
+        else:
+            whole, parts = self.head.embed(self.backbone(images)), self._embed_parts(patches)
         return combine_logits(
             self.head.project(whole),
             _project_parts(parts, self.patch_projection),
@@ -313,9 +324,14 @@ class PatchClassifier(SharedClassifier):
         """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
         if patches.ndim != 5:
             raise InputError("PatchClassifier", f"patches have shape {tuple(patches.shape)}", "give (B, P, C, H, W)")
-        parts = self.head.embed(self.backbone(patches.flatten(0, 1))).unflatten(0, patches.shape[:2])
+        parts = self._embed_parts(patches)
         weights = patch_weights(_project_parts(parts, self.weight_projection), temperature=self.temperature)
         return pool_patches(_project_parts(parts, self.patch_projection), weights)
+
+    def _embed_parts(self, patches: Tensor) -> Tensor:
+        """Embeddings (B,P,...) of patches (B,P,C,H,W)."""
+        embedding: Tensor = self.head.embed(self.backbone(patches.flatten(0, 1))).unflatten(0, patches.shape[:2])
+        return embedding
 
 
 def _project_parts(parts: Tensor, projection: nn.Module) -> Tensor:

@@ -70,6 +70,9 @@ class TaskSection(Section):
     source_size: Positive | None = Field(
         None, description="pixels a side to cut native patches from; else they are cut from the network's input"
     )
+    patch_size: Positive | None = Field(
+        None, description="pixels a side at which the network sees a patch; None is model.image_size, less is cheaper"
+    )
 
 
 class LossSection(Section):
