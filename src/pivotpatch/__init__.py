@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pivotpatch.core.metrics import average_precision, precision_recall
     from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, TopK
     from pivotpatch.inference.patch_inference import PatchInference
+    from pivotpatch.inference.predictor import Predictor
     from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
     from pivotpatch.models.classifier import MultiLabelClassifier, PatchClassifier
 
@@ -30,6 +31,7 @@ _HOMES = {
     "PatchClassifier": "models.classifier",
     "PatchInference": "inference.patch_inference",
     "PerLabel": "core.policies",
+    "Predictor": "inference.predictor",
     "PriorMatched": "core.policies",
     "TopK": "core.policies",
     "average_precision": "core.metrics",
@@ -48,6 +50,7 @@ __all__ = [
     "PatchClassifier",
     "PatchInference",
     "PerLabel",
+    "Predictor",
     "PriorMatched",
     "TopK",
     "average_precision",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pivotpatch.core.errors import InputError
-from pivotpatch.data.decoding import MAX_PIXELS, decode_image
+from pivotpatch.data.decoding import MAX_PIXELS, decode_image, decode_with_size
 
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(0, 256, (3, 5, 3), dtype=np.uint8)
@@ -78,6 +78,32 @@ def test_scaled_decode_respects_the_turned_sides() -> None:
     expected = np.asarray(Image.fromarray(np.rot90(stored, -1).copy()).resize((300, 100), Image.Resampling.BILINEAR))
     assert decoded.shape == (100, 300, 3)
     assert np.abs(decoded.astype(int) - expected).mean() < 2
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+def test_the_pictures_own_size_is_that_of_the_turned_one(orientation: int) -> None:
+    stored = photograph(800, 1600)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(Image.fromarray(stored), "JPEG", exif=exif)
+    decoded = decode_with_size(data, size=(20, 30))
+    assert decoded.pixels.shape == (20, 30, 3)
+    assert decoded.size == TURNS[orientation](stored).shape[:2]
+
+
+def test_a_picture_that_pillow_holds_is_read_like_its_file_and_left_as_it_is() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(Image.fromarray(photograph(800, 1600)), "JPEG", exif=exif)
+    held = Image.open(BytesIO(data))
+    decoded = decode_with_size(held, size=(64, 32))
+    assert decoded.size == (1600, 800)
+    assert np.abs(decoded.pixels.astype(int) - decode_image(data, size=(64, 32))).mean() < 2
+    assert held.size == (1600, 800)
+    with pytest.raises(InputError, match="upload: cannot be decoded"):
+        decode_with_size(Image.open(BytesIO(data[:2000])), name="upload")
+    with pytest.raises(InputError, match="upload: 5 x 3 = 15 pixels are more than the limit of 14"):
+        decode_with_size(Image.fromarray(COLOURS), max_pixels=14, name="upload")
 
 
 def test_greyscale_is_repeated() -> None:

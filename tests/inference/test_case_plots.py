@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import PatchBox, patch_boxes
-from pivotpatch.report.plots import Case, plot_case, plot_pair
+from pivotpatch.inference.case_plots import Case, plot_case, plot_pair
 
 LABELS = ("cat", "dog $5 & more", "hat")
 

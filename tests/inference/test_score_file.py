@@ -71,11 +71,45 @@ def test_what_is_written_is_read(suffix: str, kinds: tuple[str, ...], tmp_path: 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".npz"])
 def test_patches_and_a_lam_for_each_label_are_kept(suffix: str, tmp_path: Path) -> None:
-    scores, path = replace(make_scores(patches=True), lam=torch.rand(4)), tmp_path / f"scores{suffix}"
+    scores = replace(make_scores(patches=True), lam=torch.rand(4), overlap=0.3)
+    path = tmp_path / f"scores{suffix}"
     write_scores(scores, path)
     found = read_scores(path)
     assert_same(found, scores)
+    assert found.overlap == 0.3
     torch.testing.assert_close(found.mix(temperature=0.3), scores.mix(temperature=0.3), rtol=0, atol=0)
+
+
+def rewrite_note(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what a Parquet file says of itself."""
+    table = pq.read_table(path)
+    note = json.loads(table.schema.metadata[b"pivotpatch"])
+    change(note)
+    pq.write_table(table.replace_schema_metadata({b"pivotpatch": json.dumps(note)}), path)
+
+
+def test_files_from_before_overlap_are_read(tmp_path: Path) -> None:
+    scores = replace(make_scores(patches=True), overlap=0.3)
+    write_scores(scores, tmp_path / "s.parquet")
+    rewrite_note(tmp_path / "s.parquet", lambda note: note.pop("overlap"))
+    write_scores(scores, tmp_path / "s.npz")
+    with np.load(tmp_path / "s.npz") as file:
+        np.savez(tmp_path / "s.npz", **{name: file[name] for name in file.files if name != "overlap"})
+    for name in ("s.parquet", "s.npz"):
+        found = read_scores(tmp_path / name)
+        assert_same(found, scores)
+        assert found.overlap == 0.0
+
+
+def test_an_overlap_that_no_patches_have_is_refused(tmp_path: Path) -> None:
+    scores = make_scores(patches=True)
+    write_scores(scores, tmp_path / "s.parquet")
+    rewrite_note(tmp_path / "s.parquet", lambda note: note.update(overlap=1.5))
+    np.savez(tmp_path / "s.npz", scores=np.ones((2, 1)), target=np.ones((2, 1)), overlap=np.array([0.1, 0.2]))
+    with pytest.raises(InputError, match=r"s\.parquet: overlap is 1\.5; give a share of a patch's side"):
+        read_scores(tmp_path / "s.parquet")
+    with pytest.raises(InputError, match=r"s\.npz: overlap is tensor.*; give a share of a patch's side"):
+        read_scores(tmp_path / "s.npz")
 
 
 def test_a_file_of_many_row_groups_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

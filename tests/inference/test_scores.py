@@ -1,5 +1,7 @@
 """Scores: probabilities, selections and other mixtures, against the equations written out."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,6 +39,21 @@ def test_another_mixture_is_what_the_network_would_have_said(lam: float | Tensor
         scores.get("image"), scores.patch_logits, weight_logits=weight, lam=lam, temperature=temperature
     ).tde_logits
     torch.testing.assert_close(scores.mix(lam=lam, temperature=temperature), expected)
+
+
+@pytest.mark.parametrize("lam", [0.5, torch.tensor([0.0, 1.0, 2.0])])
+def test_remixed_scores_hold_all_that_the_network_would_have_said(lam: float | Tensor) -> None:
+    scores, weight = make_scores(lam=0.2, temperature=2.0)
+    assert scores.patch_logits is not None
+    remixed = scores.remix(lam=lam, temperature=0.3)
+    expected = combine_logits(scores.get("image"), scores.patch_logits, weight_logits=weight, lam=lam, temperature=0.3)
+    assert remixed.weights is not None
+    torch.testing.assert_close(remixed.weights, expected.weights)
+    torch.testing.assert_close(remixed.get("patch"), expected.pooled_logits)
+    torch.testing.assert_close(remixed.probs("tde"), expected.probs)
+    back = remixed.remix(lam=0.2, temperature=2.0)
+    assert (back.lam, back.temperature, back.pictures) == (0.2, 2.0, scores.pictures)
+    torch.testing.assert_close(back.get("tde"), scores.get("tde"))
 
 
 def test_the_same_mixture_is_the_tde_logits_and_needs_no_patches() -> None:
@@ -80,3 +97,5 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         Scores(scores.labels, scores.pictures, scores.target, {"image": torch.zeros(6, 2)})
     with pytest.raises(InputError, match="scores: there are no logits"):
         Scores(scores.labels, scores.pictures, scores.target, {})
+    with pytest.raises(InputError, match="scores: overlap is 1.0; give a share of a patch's side"):
+        replace(scores, overlap=1.0)

@@ -112,6 +112,7 @@ def test_patch_networks_see_patches_as_they_were_trained(
     ).eval()
     scores = score(model, table, model.picture_size)
     assert model.picture_size == (source_size or SIZE)
+    assert scores.overlap == overlap
     for row, index in enumerate(list_indices(scores)):
         picture = read_picture(table, index, model.picture_size)
         patches = [resize(part) for part in cut(picture, grid=grid, overlap=overlap)]

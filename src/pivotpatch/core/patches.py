@@ -150,12 +150,14 @@ def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
     height, width = images.shape[-2:]
     if (height, width) == tuple(size):
         return images
-    # Anti-aliasing changes nothing when both sides grow, and exporters know the plain form better.
-    shrinks = size[0] < height or size[1] < width
     # The CPU has a kernel for bytes, many times faster than going through floats; CUDA has none.
-    direct = images.dtype in (torch.float32, torch.float64) or (images.dtype == torch.uint8 and images.is_cpu)
+    as_bytes = images.dtype == torch.uint8 and images.is_cpu
+    direct = images.dtype in (torch.float32, torch.float64) or as_bytes
+    # Anti-aliasing changes nothing when both sides grow, and exporters know the plain form better; not that of bytes,
+    # which ONNX Runtime cuts to whole numbers where torch rounds.
+    smooth = as_bytes or size[0] < height or size[1] < width
     pixels = images if direct else images.float()
-    resized = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False, antialias=shrinks)
+    resized = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False, antialias=smooth)
     if images.dtype == torch.uint8 and not direct:
         resized = resized.round()
     return resized.to(images.dtype)

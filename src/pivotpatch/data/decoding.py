@@ -1,10 +1,10 @@
-"""From a file, its bytes or an array to RGB pixels, the right way up."""
+"""From a file, its bytes, a Pillow picture or an array to RGB pixels, the right way up."""
 
 import stat
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,14 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_SWAPS = {_TURNS[orientation] for orientation in (5, 6, 7, 8)}  # those that make columns of rows
+
+
+class Decoded(NamedTuple):
+    """Pixels (H,W,3), and the picture's own rows and columns, which may be more."""
+
+    pixels: NDArray[np.uint8]
+    size: tuple[int, int]
 
 
 def decode_image(
@@ -63,16 +71,30 @@ def decode_image(
     Returns:
         Pixels (H,W,3).
     """
+    return decode_with_size(source, size=size, max_pixels=max_pixels, name=name).pixels
+
+
+def decode_with_size(
+    source: "ImageSource | Image.Image",
+    *,
+    size: tuple[int, int] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    name: str = "picture",
+) -> Decoded:
+    """Decode as `decode_image` does, also a picture that Pillow holds, and say how large it is itself when turned."""
     if size is not None and min(size) < 1:
         raise InputError(name, f"size is {size}", "give rows and columns of 1 or more")
     if isinstance(source, np.ndarray):
-        pixels = _check_pixels(source, name)
+        decoded = Decoded(_check_pixels(source, name), (source.shape[0], source.shape[1]))
     elif isinstance(source, Path):
         with _open_file(source) as stream:
-            pixels = _decode(stream, size=size, max_pixels=max_pixels, where=str(source))
+            decoded = _decode(stream, size=size, max_pixels=max_pixels, where=str(source))
     else:
-        pixels = _decode(BytesIO(source), size=size, max_pixels=max_pixels, where=name)
-    return pixels if size is None or pixels.shape[:2] == size else _resize(pixels, size)
+        stream_or_picture = source if isinstance(source, Image.Image) else BytesIO(source)
+        decoded = _decode(stream_or_picture, size=size, max_pixels=max_pixels, where=name)
+    if size is None or decoded.pixels.shape[:2] == size:
+        return decoded
+    return decoded._replace(pixels=_resize(decoded.pixels, size))
 
 
 def _open_file(path: Path) -> IO[bytes]:
@@ -98,9 +120,9 @@ def _resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
     return cast("NDArray[np.uint8]", resized[0].permute(1, 2, 0).numpy())
 
 
-def _decode(stream: IO[bytes], *, size: tuple[int, int] | None, max_pixels: int, where: str) -> NDArray[np.uint8]:
+def _decode(source: IO[bytes] | Image.Image, *, size: tuple[int, int] | None, max_pixels: int, where: str) -> Decoded:
     try:
-        picture = _open(stream, where)
+        picture = source if isinstance(source, Image.Image) else _open(source, where)
         if picture.width * picture.height > max_pixels:
             raise InputError(
                 where,
@@ -108,11 +130,14 @@ def _decode(stream: IO[bytes], *, size: tuple[int, int] | None, max_pixels: int,
                 f" of {max_pixels}",
                 "shrink the picture, or raise max_pixels if you trust it",
             )
-        if size is not None:
+        own = picture.height, picture.width
+        if size is not None and picture is not source:  # a caller's picture is not to be decoded smaller for good
             wanted = round(_DRAFT_MARGIN * max(size))  # a square, because orientation may swap the sides
             picture.draft(None, (wanted, wanted))
         picture.load()
-        return _convert(_turn(picture), where)
+        turn = _find_turn(picture)
+        turned = picture if turn is None else picture.transpose(turn)
+        return Decoded(_convert(turned, where), own[::-1] if turn in _SWAPS else own)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # plugins raise whatever their parsers trip over: SyntaxError, struct.error, ...
@@ -134,13 +159,12 @@ def _open(stream: IO[bytes], where: str) -> ImageFile.ImageFile:
     raise InputError(where, wrong, f"give one of {', '.join(FORMATS)}")
 
 
-def _turn(picture: Image.Image) -> Image.Image:
-    """Apply the EXIF orientation; Pillow's own `exif_transpose` fails on damaged EXIF data."""
+def _find_turn(picture: Image.Image) -> Image.Transpose | None:
+    """What undoes the EXIF orientation; Pillow's own `exif_transpose` fails on damaged EXIF data."""
     try:
-        turn = _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+        return _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # the parser trips over damage in many ways, none of which touches the pixels
-        return picture
-    return picture if turn is None else picture.transpose(turn)
+        return None
 
 
 def _convert(picture: Image.Image, where: str) -> NDArray[np.uint8]:

@@ -15,8 +15,8 @@ from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import PatchBox, patch_boxes
 
-# Of the Okabe-Ito set: told apart by every kind of colour vision, and by their lightness in print.
-_OPINIONS = {"whole image": "#E69F00", "its patches": "#56B4E9", "both (TDE)": "#0072B2"}
+OPINIONS = {"whole image": "#E69F00", "its patches": "#56B4E9", "both (TDE)": "#0072B2"}
+"""The colour of each opinion; of the Okabe-Ito set: told apart by every kind of colour vision, and in print."""
 _BASELINE = "baseline"
 _MARK = "#F0E442"
 
@@ -91,14 +91,14 @@ def plot_pair(one: Case, other: Case, *, label: int, labels: Sequence[str]) -> F
 
 def _draw_case(picture: Axes, bars: Axes, case: Case, *, label: int, labels: Sequence[str]) -> None:
     _check_case(case, label, labels)
-    _draw_picture(picture, case.image, case.logits.weights[0, :, label].tolist(), overlap=case.overlap)
+    draw_shares(picture, case.image, case.logits.weights[0, :, label].tolist(), overlap=case.overlap)
     if case.mark is not None:
         picture.add_patch(_frame(case.mark, fill=False, edgecolor=_MARK, linestyle="--", linewidth=2))
     picture.set_title(case.title, parse_math=False)
     logits = case.logits
     chances = torch.stack([logits.image_logits.sigmoid(), logits.pooled_logits.sigmoid(), logits.probs])
-    opinions = dict(zip(_OPINIONS, chances[:, 0, label].tolist(), strict=True))
-    _draw_opinions(bars, opinions if case.baseline is None else {_BASELINE: case.baseline, **opinions})
+    opinions = dict(zip(OPINIONS, chances[:, 0, label].tolist(), strict=True))
+    draw_opinions(bars, opinions if case.baseline is None else {_BASELINE: case.baseline, **opinions})
     bars.set_xlabel(f"probability of “{labels[label]}”", parse_math=False)
 
 
@@ -123,7 +123,8 @@ def _frame(box: PatchBox, **style: Any) -> Rectangle:
     return Rectangle((box.left - 0.5, box.top - 0.5), box.right - box.left, box.bottom - box.top, **style)
 
 
-def _draw_picture(axes: Axes, image: NDArray[np.uint8], shares: list[float], *, overlap: float) -> None:
+def draw_shares(axes: Axes, image: NDArray[np.uint8], shares: Sequence[float], *, overlap: float) -> None:
+    """Show a picture (H,W,3), each of its P patches with its share and dimmed where that is small."""
     height, width = image.shape[:2]
     axes.imshow(image, interpolation="nearest")
     boxes = patch_boxes(height, width, grid=math.isqrt(len(shares)), overlap=overlap)
@@ -146,8 +147,9 @@ def _draw_picture(axes: Axes, image: NDArray[np.uint8], shares: list[float], *, 
     axes.set_axis_off()
 
 
-def _draw_opinions(axes: Axes, chances: dict[str, float]) -> None:
-    colours = [_OPINIONS.get(name, "#999999") for name in chances]
+def draw_opinions(axes: Axes, chances: dict[str, float]) -> None:
+    """Show a bar for each probability by its name, with the colours of `OPINIONS`."""
+    colours = [OPINIONS.get(name, "#999999") for name in chances]
     bars = axes.barh(list(chances), list(chances.values()), color=colours, edgecolor="black", linewidth=0.6)
     axes.bar_label(bars, [f"{chance:.2f}" for chance in chances.values()], padding=4)
     axes.set(xlim=(0, 1.15), xticks=(0, 0.5, 1), ylim=(len(chances) - 0.5, -0.5))

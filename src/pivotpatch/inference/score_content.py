@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch.core.errors import InputError, choose_one_of, shorten
+from pivotpatch.core.patches import check_overlap
 from pivotpatch.data.records import LabelSpace, RecordSet
 from pivotpatch.inference.scores import KINDS, Scores
 
@@ -36,6 +37,7 @@ class ScoreContent:
         weights: (N,P,L).
         lam: a number or (L,).
         temperature: a number or (L,).
+        overlap: of the patches.
     """
 
     where: str
@@ -47,6 +49,7 @@ class ScoreContent:
     weights: NDArray[Any] | None = None
     lam: float | Tensor = 1.0
     temperature: float | Tensor = 1.0
+    overlap: float = 0.0
 
 
 class Truth(NamedTuple):
@@ -110,6 +113,7 @@ def complete(content: ScoreContent, truth: Truth | None, *, scale: Scale) -> Sco
         lam=arrange_labels(content.lam),
         temperature=arrange_labels(content.temperature),
         indices=None if truth is None else truth.indices,
+        overlap=content.overlap,
     )
     _refuse_unfinite(held, where)
     return held
@@ -144,6 +148,7 @@ def _check_shapes(content: ScoreContent) -> tuple[int, int]:
     for name, value in (("lam", content.lam), ("temperature", content.temperature)):
         if isinstance(value, Tensor) and value.shape not in ((), shape[1:]):
             raise InputError(where, f"{name!r} has shape {tuple(value.shape)}", "give a number, or one a label")
+    check_overlap(content.overlap, where)
     return shape
 
 

@@ -35,6 +35,7 @@ from pivotpatch.inference.scores import KINDS, Scores
 
 SUFFIXES = (".parquet", ".npz", ".csv")
 _SCHEMA = 1
+_OPTIONS = ("lam", "temperature", "overlap")
 _NOTE = b"pivotpatch"  # the metadata of a Parquet file that is ours
 _GROUP = 1 << 22  # numbers of a Parquet row group
 _DAMAGED = "it is damaged, copy or write it again"
@@ -76,7 +77,7 @@ def read_scores(
 
     An npz file has arrays `scores` (N,L), or logits `image`, `patch` and `tde`; `target` (N,L); names `labels` (L,)
     and `pictures` (N,), without which columns and rows are those of the data set, or numbered; `patch_logits` and
-    `weights` (N,P,L); `lam` and `temperature`.
+    `weights` (N,P,L); `lam`, `temperature`, and the `overlap` of the patches.
 
     Args:
         path: the file.
@@ -130,13 +131,14 @@ def _write_npz(scores: Scores, path: Path) -> None:
             pictures=np.array(scores.pictures, dtype=np.str_),
             lam=_to_plain(scores.lam),
             temperature=_to_plain(scores.temperature),
+            overlap=scores.overlap,
             **_to_arrays(scores),
         )
 
 
 def _read_npz(path: Path) -> ScoreContent:
     where = str(path)
-    known = ("labels", "pictures", "target", UNSTATED, *KINDS, "patch_logits", "weights", "lam", "temperature")
+    known = ("labels", "pictures", "target", UNSTATED, *KINDS, "patch_logits", "weights", *_OPTIONS)
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -152,7 +154,7 @@ def _read_npz(path: Path) -> ScoreContent:
     if not kinds:
         wrong = f"there are no scores among its arrays ({', '.join(names) or 'none'})"
         raise InputError(where, wrong, f"name them {UNSTATED!r}, or {', '.join(KINDS)} where they are such logits")
-    options = {name: _read_number(held[name]) for name in ("lam", "temperature") if name in held}
+    options: dict[str, Any] = {name: _read_number(held[name]) for name in _OPTIONS if name in held}
     return ScoreContent(
         where,
         kinds,
@@ -202,6 +204,7 @@ def _write_parquet(scores: Scores, path: Path) -> None:
         "labels": scores.labels,
         "lam": _to_plain(scores.lam),
         "temperature": _to_plain(scores.temperature),
+        "overlap": scores.overlap,
     }
     table = pa.table(columns).replace_schema_metadata({_NOTE: json.dumps(note)})
     width = max(column.type.list_size for name, column in columns.items() if name != "picture")
@@ -216,7 +219,9 @@ def _read_parquet(path: Path) -> ScoreContent:
     try:
         told = json.loads(note)
         version, labels = int(told["schema"]), tuple(map(str, told["labels"]))
-        options = {name: _read_number(np.asarray(told[name], dtype=np.float64)) for name in ("lam", "temperature")}
+        told.setdefault("overlap", 0.0)  # files from before it was written
+        options: dict[str, Any]
+        options = {name: _read_number(np.asarray(told[name], dtype=np.float64)) for name in _OPTIONS}
     except (ValueError, KeyError, TypeError):
         raise InputError(where, "its note about labels cannot be read", _DAMAGED) from None
     if version > _SCHEMA:

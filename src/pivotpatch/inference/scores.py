@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pivotpatch.core.counterfactual import patch_weights, pool_patches, tde_logits
 from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.patches import check_overlap
 
 KINDS = ("image", "patch", "tde")
 """Kinds of logits, in the order of tables: the whole image, the pooled patches, the total direct effect."""
@@ -28,6 +29,7 @@ class Scores:
         lam: weight of the patches in the "tde" logits, a number or (L,).
         temperature: of the patch weights, likewise.
         indices: (N,) positions in the record set that was scored, rising, where there was one.
+        overlap: share of a patch's side that it has in common with its neighbour, see `patch_boxes`.
     """
 
     labels: tuple[str, ...]
@@ -39,6 +41,7 @@ class Scores:
     lam: float | Tensor = 1.0
     temperature: float | Tensor = 1.0
     indices: Tensor | None = None
+    overlap: float = 0.0
 
     def __post_init__(self) -> None:
         shape = (len(self.pictures), len(self.labels))
@@ -48,6 +51,7 @@ class Scores:
                 raise InputError("scores", wrong, f"give {shape}, one row a picture and one column a label")
         if not self.logits:
             raise InputError("scores", "there are no logits", f"give at least one kind of {', '.join(KINDS)}")
+        check_overlap(self.overlap, "scores")
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -85,15 +89,22 @@ class Scores:
         )
 
     def mix(self, *, lam: float | Tensor | None = None, temperature: float | Tensor | None = None) -> Tensor:
-        """TDE logits (N,L) with another lam or temperature, numbers or (L,); no network is asked.
+        """TDE logits (N,L) with another lam or temperature, see `remix`."""
+        return self.remix(lam=lam, temperature=temperature).get("tde")
+
+    def remix(self, *, lam: float | Tensor | None = None, temperature: float | Tensor | None = None) -> "Scores":
+        """The same pictures with another lam or temperature, numbers or (L,); no network is asked.
 
         A temperature needs the patches: weights that were made at T become those at T' by w^(T/T'), made to sum to 1.
         """
-        image, pooled = self.get("image"), self.get("patch")
+        image, pooled, weights = self.get("image"), self.get("patch"), self.weights
+        lam = self.lam if lam is None else lam
         if temperature is not None:
-            if self.patch_logits is None or self.weights is None:
+            if self.patch_logits is None or weights is None:
                 raise InputError("scores", "the patches were not kept", "score the pictures again with their patches")
-            tiny = torch.finfo(self.weights.dtype).tiny
-            weights = patch_weights(self.weights.clamp(min=tiny).log() * self.temperature, temperature=temperature)
+            tiny = torch.finfo(weights.dtype).tiny
+            weights = patch_weights(weights.clamp(min=tiny).log() * self.temperature, temperature=temperature)
             pooled = pool_patches(self.patch_logits, weights)
-        return tde_logits(image, pooled, lam=self.lam if lam is None else lam)
+        mixed = {"image": image, "patch": pooled, "tde": tde_logits(image, pooled, lam=lam)}
+        temperature = self.temperature if temperature is None else temperature
+        return replace(self, logits=mixed, weights=weights, lam=lam, temperature=temperature)

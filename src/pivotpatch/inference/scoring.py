@@ -1,6 +1,7 @@
 """Score a data set: every picture once, whatever the number of processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -40,7 +41,12 @@ def make_network_views(model: Classifier, images: Tensor, *, augmentation: Augme
     )
     if not isinstance(model, PatchClassifier):
         return make(grid=0)
-    return make(grid=model.grid, overlap=model.overlap, native=model.source_size is not None)
+    return make(
+        grid=model.grid,
+        overlap=model.overlap,
+        native=model.source_size is not None,
+        patch_size=None if model.patch_size is None else (model.patch_size, model.patch_size),
+    )
 
 
 def score_images(model: Classifier | PatchInference, images: Tensor) -> CounterfactualLogits | Tensor:
@@ -68,6 +74,18 @@ def score_images(model: Classifier | PatchInference, images: Tensor) -> Counterf
     return out
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation mode for a while; afterwards each part is in its own again."""
+    training = [part for part in model.modules() if part.training]  # a part may be kept in evaluation mode
+    model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
 def score_pictures(
     model: Classifier | PatchInference,
     loader: Loader,
@@ -88,20 +106,15 @@ def score_pictures(
         progress: told what is done after each batch.
     """
     device = accelerator.device
-    training = [part for part in model.modules() if part.training]  # a part may be kept in evaluation mode
     held: list[_Part] = []
-    model.eval()
-    try:
-        with torch.inference_mode(), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            for number, batch in enumerate(loader, 1):
-                if len(batch.indices):
-                    out = score_images(model, batch.images.to(device, non_blocking=True))
-                    held.append(_Part(batch.indices, batch.target, _pack(out, keep_patches=keep_patches)))
-                if progress is not None:
-                    progress("validate", number, len(loader))
-    finally:
-        for part in training:
-            part.training = True
+    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    with evaluating(model), torch.inference_mode(), autocast:
+        for number, batch in enumerate(loader, 1):
+            if len(batch.indices):
+                out = score_images(model, batch.images.to(device, non_blocking=True))
+                held.append(_Part(batch.indices, batch.target, _pack(out, keep_patches=keep_patches)))
+            if progress is not None:
+                progress("validate", number, len(loader))
     return _unpack(_gather(held, model, loader, accelerator=accelerator, keep_patches=keep_patches), model, loader)
 
 
@@ -148,6 +161,7 @@ def _unpack(joined: _Part, model: nn.Module, loader: Loader) -> Scores:
         lam=1.0 if mixed is None else _fetch(mixed.lam),
         temperature=1.0 if mixed is None else _fetch(mixed.temperature),
         indices=joined.indices,
+        overlap=0.0 if mixed is None else mixed.overlap,
     )
 
 

@@ -1,0 +1,116 @@
+"""A network as one ONNX file, compared with torch before it gets its name."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.core.patches import patch_boxes
+from pivotpatch.core.writing import explain_disk_faults, replacing
+from pivotpatch.export.graph import (
+    FREE,
+    TOLERANCE,
+    Agreement,
+    PictureGraph,
+    check_difference,
+    first_line,
+    measure_rounding,
+    quiet,
+    trace_pictures,
+)
+from pivotpatch.inference.exported import PROPERTY, OnnxEngine, import_extra
+from pivotpatch.inference.patch_inference import PatchInference
+from pivotpatch.models.classifier import Classifier, PatchClassifier
+
+HALF_TOLERANCE = 5e-2
+"""Largest difference for weights of half precision; an ImageNet network differs by up to 0.028 on photographs."""
+LARGEST = 2**31
+"""Bytes that a file of ONNX stays below."""
+
+
+def export_onnx(model: Classifier | PatchInference, path: str | Path, *, half: bool = False) -> Agreement:
+    """Write a network as one ONNX file, whole and checked or not at all.
+
+    The graph takes `pictures` (B,H,W,3) uint8 of any size and gives `probs` and `image_probs` (B,L), with patches also
+    `patch_probs` (B,L) and `weights` (B,P,L), as in `Answer`; the metadata property "pivotpatch" holds a `Description`.
+
+    Args:
+        model: a network, or PAT-I around one; it is not changed.
+        path: the file; one that is there is replaced.
+        half: keep the weights in half precision, in half the bytes; the graph computes in float32 all the same.
+    """
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        import_extra(name)
+    path = Path(path)
+    graph = PictureGraph(model)
+    size = sum(weight.nbytes for weight in graph.state_dict().values()) // (2 if half else 1)
+    if size >= LARGEST:
+        todo = "export a package" if half else "store the weights in half precision, or export a package"
+        raise InputError(str(path), f"weights of {size / 1e9:.1f} GB do not fit into one ONNX file", todo)
+    content = _convert(graph)
+    if half:
+        _halve_weights(content)
+    with explain_disk_faults(path.absolute().parent), replacing(path) as written:
+        written.write_bytes(content.SerializeToString())
+        difference = check_difference(OnnxEngine(written), graph, tolerance=_tolerance(graph, half=half))
+        return Agreement(difference, written.stat().st_size)
+
+
+def _tolerance(graph: PictureGraph, *, half: bool) -> float:
+    """The largest difference that is no fault.
+
+    Where bytes are resized by no whole factor, ONNX Runtime rounds a few in a hundred of them to the neighbour of
+    torch's; what that may do depends on the network.
+    """
+    usual, model = HALF_TOLERANCE if half else TOLERANCE, graph.model
+    if not isinstance(model, PatchClassifier):
+        return usual
+    source, seen = model.picture_size, model.preprocessing.image_size
+    patch = patch_boxes(source, source, grid=model.grid, overlap=model.overlap)[0]
+    resized = ((source, seen), (patch.bottom - patch.top, model.patch_size or seen))
+    return usual + (measure_rounding(graph) if any(max(sides) % min(sides) for sides in resized) else 0)
+
+
+def _convert(graph: PictureGraph) -> Any:
+    """The ONNX model, with its description and nothing of the machine that it was made on."""
+    from onnx import helper
+
+    program = trace_pictures(graph)
+    try:
+        with quiet():
+            made = torch.onnx.export(
+                program,
+                output_names=list(graph.description.outputs),
+                dynamic_shapes={"pictures": FREE},
+                dynamo=True,
+                verbose=False,
+            )
+    except RuntimeError as error:
+        wrong = f"torch cannot say this network in ONNX ({first_line(error)})"
+        raise InputError("export", wrong, "export a package") from error
+    assert made is not None
+    content = made.model_proto
+    helper.set_model_props(content, {PROPERTY: graph.description.model_dump_json()})
+    parts = content.graph
+    for part in (parts, *parts.node, *parts.initializer, *parts.value_info, *parts.input, *parts.output):
+        del part.metadata_props[:]  # the lines of code that each node comes from, with the names of folders
+    return content
+
+
+def _halve_weights(content: Any) -> None:
+    """Keep matrices and filters of an ONNX model as float16, with a cast in front of their use.
+
+    Runtimes fold such casts when they load the file. Vectors stay: they are few, and biases and scales matter more.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    casts = []
+    for weight in content.graph.initializer:
+        if weight.data_type == TensorProto.FLOAT and len(weight.dims) > 1:
+            name = weight.name
+            weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).astype("float16"), f"{name}.half"))
+            casts.append(helper.make_node("Cast", [weight.name], [name], to=TensorProto.FLOAT))
+    nodes = [*casts, *content.graph.node]
+    del content.graph.node[:]
+    content.graph.node.extend(nodes)

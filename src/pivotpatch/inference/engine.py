@@ -1,0 +1,124 @@
+"""One question to every kind of trained network: pictures in, probabilities and patch weights out."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.errors import InputError
+from pivotpatch.inference.patch_inference import PatchInference
+from pivotpatch.inference.scores import KINDS
+from pivotpatch.inference.scoring import evaluating, score_images
+from pivotpatch.models.classifier import Classifier, PatchClassifier
+
+
+class Answer(NamedTuple):
+    """What a network says of B pictures, in float32 on the CPU; all of it calibrated where a calibration was fitted.
+
+    Attributes:
+        probs: (B,L) to decide with: of the total direct effect where there are patches.
+        image_probs: (B,L) from the whole image alone.
+        patch_probs: (B,L) from the pooled patches, likewise; None without patches.
+        weights: (B,P,L) share of each patch; None without patches.
+    """
+
+    probs: Tensor
+    image_probs: Tensor
+    patch_probs: Tensor | None = None
+    weights: Tensor | None = None
+
+
+class Engine(Protocol):
+    """What a `Predictor` needs to know of a network, however it is run.
+
+    Attributes:
+        labels: names of the L labels.
+        thresholds: L numbers; a label is given where its `probs` are above. None where none were fitted: 0.5.
+        picture_size: S, rows and columns of the pictures that it takes.
+        grid: patches per side; 0 where there are none.
+        overlap: share of a patch's side that it has in common with its neighbour.
+    """
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def thresholds(self) -> tuple[float, ...] | None: ...  # noqa: D102
+    @property
+    def picture_size(self) -> int: ...  # noqa: D102
+    @property
+    def grid(self) -> int: ...  # noqa: D102
+    @property
+    def overlap(self) -> float: ...  # noqa: D102
+
+    def __call__(self, pictures: Tensor) -> Answer:
+        """What the network says of pictures (B,3,S,S) uint8, B >= 1, on the CPU or on its device."""
+        ...
+
+
+class TorchEngine:
+    """Runs a network with torch, in evaluation mode; its own mode is as before afterwards.
+
+    A network's calibration was fitted to one kind of logits, "image", "patch" or "tde", the last in the normalised form
+    (p + lam q) / (1 + lam); `Answer.probs` are what it makes of them. It maps the image's and the patches' logits too,
+    so that all are on one scale: a calibrated TDE logit then still is the weighted mean of the other two.
+    What was fitted to an ordinary network does not hold for the PAT-I around it, so that there its thresholds and
+    calibration count only if the latter is of kind "tde".
+    """
+
+    def __init__(
+        self,
+        model: Classifier | PatchInference,
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Ask a network.
+
+        Args:
+            model: a network, or PAT-I around one.
+            device: where to run; the network is moved there. It stays where it is by default.
+            dtype: of autocast; float32 for none.
+        """
+        network = model.model if isinstance(model, PatchInference) else model
+        if not isinstance(network, Classifier):
+            raise InputError("TorchEngine", f"a {type(network).__name__} says no preprocessing", "give a Classifier")
+        self.model = model if device is None else model.to(device)
+        self.device = next(network.parameters()).device
+        self.dtype = dtype
+        self.labels: tuple[str, ...] = network.labels
+        self.picture_size: int = network.picture_size
+        patched = model if isinstance(model, PatchInference | PatchClassifier) else None
+        self.grid: int = 0 if patched is None else patched.grid
+        self.overlap: float = 0.0 if patched is None else patched.overlap
+        fitted, thresholds = network.calibration, network.thresholds
+        if isinstance(model, PatchInference) and (fitted is None or fitted.kind != "tde"):
+            fitted = thresholds = None
+        if fitted is not None and fitted.kind not in (KINDS[:1] if patched is None else KINDS):
+            wrong = f"the calibration is of {fitted.kind!r} logits, which a network without patches has not"
+            raise InputError("TorchEngine", wrong, "fit it again")
+        self.thresholds: tuple[float, ...] | None = thresholds
+        self.calibration: Calibration | None = fitted
+
+    def __call__(self, pictures: Tensor) -> Answer:
+        """What the network says of pictures (B,3,S,S) uint8, B >= 1, on any device."""
+        autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        with evaluating(self.model), torch.inference_mode(), autocast:
+            answer = self.answer(pictures.to(self.device))
+            return Answer._make(None if part is None else part.float().cpu() for part in answer)
+
+    def answer(self, pictures: Tensor) -> Answer:
+        """The same of pictures on the network's device, and nothing besides: a graph that can be exported."""
+        out = score_images(self.model, pictures)
+        if isinstance(out, Tensor):
+            probs = self._calibrate(out)
+            return Answer(probs, probs)
+        assert isinstance(self.model, PatchInference | PatchClassifier)
+        rows = (out.image_logits, out.pooled_logits, out.tde_logits / (1 + self.model.lam))
+        kinds = dict(zip(KINDS, map(self._calibrate, rows), strict=True))
+        probs = out.probs if self.calibration is None else kinds[self.calibration.kind]
+        return Answer(probs, kinds["image"], kinds["patch"], out.weights)
+
+    def _calibrate(self, logits: Tensor) -> Tensor:
+        """Probabilities (B,L) of logits."""
+        return torch.sigmoid(logits.float()) if self.calibration is None else self.calibration.apply(logits)

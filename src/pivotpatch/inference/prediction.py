@@ -1,0 +1,231 @@
+"""What a network says of one picture: its tags, and for each the patch that speaks for it."""
+
+import math
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.patches import PatchBox, patch_boxes
+from pivotpatch.data.decoding import decode_image
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LONGEST = 640
+"""Pixels of the longer side of the copy that figures show."""
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+"""One a tag, in the order of their probabilities; the Okabe-Ito set: told apart by every kind of colour vision."""
+_THUMBNAIL = 256  # pixels of the longer side in a notebook
+
+
+def fit(size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of a copy whose sides are `LONGEST` at most; a very long and narrow one becomes a little wider.
+
+    >>> fit((480, 1280)), fit((9, 5)), fit((10000, 20))
+    ((240, 640), (9, 5), (640, 16))
+    """
+    scale = min(1.0, LONGEST / max(size))
+    rows, columns = (max(round(side * scale), min(side, 16)) for side in size)
+    return rows, columns
+
+
+class Tag(NamedTuple):
+    """A label and what is known of it in one picture.
+
+    Attributes:
+        label: its name.
+        prob: its probability, to compare with the threshold.
+        threshold: the label is given where `prob` is above.
+        image_prob: from the whole image alone.
+        patch_prob: from the patches alone; None without patches, as the next two.
+        weights: P shares of the patches, row by row.
+        box: of the pivot patch, the one with the largest share, in the picture's own pixels.
+    """
+
+    label: str
+    prob: float
+    threshold: float
+    image_prob: float
+    patch_prob: float | None = None
+    weights: tuple[float, ...] | None = None
+    box: PatchBox | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """In plain types, for JSON; the box is [left, top, right, bottom]."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction:
+    """What a network says of one picture; L labels, P patches.
+
+    In a notebook it shows itself, with `print` as a line.
+
+    Attributes:
+        picture: the name of its file; None for pixels without one.
+        source: where figures take the picture from: its file, or a copy (h,w,3) of its pixels.
+        size: the picture's own rows and columns, turned as its EXIF data say.
+        labels: names of the L labels.
+        probs: (L,) to decide with.
+        image_probs: (L,) from the whole image alone.
+        patch_probs: (L,) from the pooled patches; None without patches.
+        weights: (P,L) share of each patch, row by row; None without patches.
+        thresholds: (L,); a label is given where `probs` are above.
+        overlap: of the patches, see `patch_boxes`.
+    """
+
+    picture: str | None
+    source: Path | NDArray[np.uint8]
+    size: tuple[int, int]
+    labels: tuple[str, ...]
+    probs: Tensor
+    image_probs: Tensor
+    patch_probs: Tensor | None
+    weights: Tensor | None
+    thresholds: Tensor
+    overlap: float = 0.0
+
+    @property
+    def tags(self) -> tuple[Tag, ...]:
+        """The labels above their thresholds, the most probable first."""
+        return tuple(map(self._tag, self._ranked[(self.probs > self.thresholds)[self._ranked]].tolist()))
+
+    def top(self, count: int) -> tuple[Tag, ...]:
+        """The most probable labels, above their thresholds or not."""
+        if count < 1:
+            raise InputError("top", f"count is {count}", "give 1 or more")
+        return tuple(map(self._tag, self._ranked[:count].tolist()))
+
+    def get(self, label: str) -> Tag:
+        """What is known of one label, given or not."""
+        if label not in self.labels:
+            raise InputError("label", f"unknown label {label!r}", choose_one_of(label, self.labels))
+        return self._tag(self.labels.index(label))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The picture, its size [H, W] and its tags in plain types, for JSON."""
+        return {"picture": self.picture, "size": list(self.size), "tags": [tag.to_dict() for tag in self.tags]}
+
+    @cached_property
+    def image(self) -> NDArray[np.uint8]:
+        """RGB pixels (h,w,3) for figures, at most `LONGEST` rows and columns; a file is read again for them."""
+        return decode_image(self.source, size=fit(self.size))
+
+    def plot(self, label: str | None = None) -> "Figure":
+        """Show why.
+
+        Args:
+            label: one label, given or not: its probability from the whole image, from the patches and from both, and
+                the share of each patch. By default all tags (8 at most), each with the frame of its pivot patch; the
+                three most probable labels where there are no tags.
+        """
+        from pivotpatch.inference.prediction_plots import plot_tag, plot_tags
+
+        if label is not None:
+            return plot_tag(self.image, self.get(label), overlap=self.overlap)
+        return plot_tags(self.image, self._shown, size=self.size)
+
+    @cached_property
+    def _ranked(self) -> Tensor:
+        """Places (L,) of the labels, the most probable first; of equal ones the first."""
+        return self.probs.argsort(descending=True, stable=True)
+
+    @property
+    def _shown(self) -> tuple[Tag, ...]:
+        return self.tags[: len(COLOURS)] or self.top(3)
+
+    @cached_property
+    def _boxes(self) -> list[PatchBox]:
+        grid = 0 if self.weights is None else math.isqrt(len(self.weights))
+        return patch_boxes(*self.size, grid=grid, overlap=self.overlap) if grid else []
+
+    def _tag(self, place: int) -> Tag:
+        known = self.labels[place], self.probs[place].item(), self.thresholds[place].item()
+        if self.weights is None or self.patch_probs is None:
+            return Tag(*known, self.image_probs[place].item())
+        weights = self.weights[:, place]
+        return Tag(
+            *known,
+            self.image_probs[place].item(),
+            self.patch_probs[place].item(),
+            tuple(weights.tolist()),
+            self._boxes[int(weights.argmax())],
+        )
+
+    def __repr__(self) -> str:
+        tags = ", ".join(f"{tag.label} {tag.prob:.2f}" for tag in self.tags) or "no tags"
+        return f"<Prediction of {self.picture or 'a picture'}, {self.size[0]} x {self.size[1]} pixels: {tags}>"
+
+    def _repr_html_(self) -> str:
+        """The picture with the frames of its pivot patches, beside a table of its tags, for notebooks."""
+        shown = list(zip(self._shown, COLOURS, nest_boxes(self._shown), strict=False))
+        frames = (_frame(tag.box, self.size, colour=colour, depth=depth) for tag, colour, depth in shown if tag.box)
+        page = _PAGE.format(
+            address=_encode(self.image),
+            text=repr(self)[1:-1],
+            name=self.picture or "a picture",
+            size="{} x {}".format(*self.size),
+            note="" if self.tags else _NO_TAGS,
+            frames=Markup("").join(frames),
+            head=_HEAD if self.weights is not None else Markup(""),
+            rows=Markup("").join(_describe(tag, colour) for tag, colour, _ in shown),
+        )
+        return str(page)
+
+
+_NO_TAGS = Markup("<br>No label is above its threshold; these are the most probable.")
+_HEAD = Markup("<th>whole image<th>its patches<th>pivot patch")
+_PAGE = Markup(
+    '<div style="display:flex;gap:1em;align-items:flex-start">'
+    '<div style="position:relative;line-height:0;flex:none"><img src="{address}" alt="{text}">{frames}</div>'
+    '<div style="overflow-x:auto"><table><caption>{name}, {size} pixels{note}</caption>'
+    "<thead><tr><th>tag<th>probability<th>threshold{head}</thead><tbody>{rows}</tbody></table></div></div>"
+)
+_FRAME = Markup(
+    '<span style="position:absolute;left:{:.2f}%;top:{:.2f}%;width:{:.2f}%;height:{:.2f}%;'
+    'outline:3px solid {};outline-offset:-{}px"></span>'
+)
+_ROW = Markup('<tr><td style="border-left:6px solid {};text-align:left">{}<td><b>{:.2f}</b><td>{:.2f}')
+_EVIDENCE = Markup('<td>{:.2f}<td>{:.2f}<td style="white-space:nowrap">{}, {} to {}, {}')
+
+
+def nest_boxes(tags: Sequence[Tag]) -> list[int]:
+    """How many of the tags before each have the same box, so that frames of the same patch lie inside each other."""
+    seen: Counter[PatchBox | None] = Counter()
+    depths = []
+    for tag in tags:
+        depths.append(seen[tag.box])
+        seen[tag.box] += 1
+    return depths
+
+
+def _frame(box: PatchBox, size: tuple[int, int], *, colour: str, depth: int) -> Markup:
+    height, width = (100 / side for side in size)
+    place = box.left * width, box.top * height, (box.right - box.left) * width, (box.bottom - box.top) * height
+    return _FRAME.format(*place, colour, 3 + 4 * depth)
+
+
+def _describe(tag: Tag, colour: str) -> Markup:
+    row = _ROW.format(colour, tag.label, tag.prob, tag.threshold)
+    return row if tag.box is None else row + _EVIDENCE.format(tag.image_prob, tag.patch_prob, *tag.box)
+
+
+def _encode(image: NDArray[np.uint8]) -> Markup:
+    """A small copy of an image (h,w,3) as an address that holds it."""
+    small = Image.fromarray(image)
+    small.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    written = BytesIO()
+    small.save(written, "JPEG", quality=85)
+    return Markup("data:image/jpeg;base64,{}").format(b64encode(written.getvalue()).decode("ascii"))

@@ -1,0 +1,219 @@
+"""Tags for pictures of any kind: files, Pillow pictures, arrays, tensors."""
+
+import os
+from collections.abc import Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.data.decoding import decode_image, decode_with_size
+from pivotpatch.inference.engine import Engine, TorchEngine
+from pivotpatch.inference.prediction import Prediction, fit
+from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
+
+BUNDLED = ("tagger",)
+"""Models that come with the package."""
+EXPORTED = (".onnx", ".pt2")
+"""How the names of exported networks end."""
+
+Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor
+"""A file's path or `file://` URL, its bytes, a Pillow picture, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
+of uint8 or of floats from 0 to 1."""
+
+
+class _Read(NamedTuple):
+    """A picture: its name, where figures take it from, its own size, and pixels (S,S,3) for the network."""
+
+    name: str | None
+    source: Path | NDArray[np.uint8]
+    size: tuple[int, int]
+    pixels: NDArray[np.uint8]
+
+
+class Predictor:
+    """Says what is in pictures.
+
+    Example:
+        predictor = Predictor.load("my-run")
+        prediction = predictor("photo.jpg")
+        print([tag.label for tag in prediction.tags])
+        prediction.plot().savefig("why.png")
+    """
+
+    def __init__(self, engine: Engine, *, batch_size: int = 8) -> None:
+        """Ask an engine.
+
+        Args:
+            engine: a `TorchEngine`, or what opens an exported network.
+            batch_size: most pictures that it is asked about at once.
+        """
+        if batch_size < 1:
+            raise InputError("Predictor", f"batch_size is {batch_size}", "give 1 or more")
+        self.engine = engine
+        self.batch_size = batch_size
+
+    @classmethod
+    def load(
+        cls,
+        name_or_folder: str | os.PathLike[str] = "tagger",
+        *,
+        device: str | torch.device | None = None,
+        effort: float = 1.0,
+    ) -> "Predictor":
+        """Open a trained network.
+
+        Args:
+            name_or_folder: the name of a model that comes with the package ("tagger"), the folder of a run, whose best
+                network is taken, or of a checkpoint, or an exported file (.onnx, .pt2).
+            device: where to run; a GPU where there is one by default.
+            effort: 1, patches of every picture; nothing else is known yet.
+        """
+        if effort != 1:
+            raise InputError("effort", f"{effort!r} is not 1, the patches of every picture", "leave it out")
+        path, chosen = Path(name_or_folder), _choose_device(device)
+        if path.suffix.lower() in EXPORTED and not path.is_dir():
+            from pivotpatch.inference.exported import open_exported
+
+            if device is not None and chosen.type != "cpu":
+                raise InputError(str(path), f"exported networks run on the CPU, not on {chosen}", "leave device out")
+            return cls(open_exported(path))
+        if name_or_folder in BUNDLED:
+            folder = files("pivotpatch").joinpath(str(name_or_folder))
+            if not folder.joinpath(DESCRIPTION).is_file():
+                wrong = f"this installation has no bundled {name_or_folder}"
+                raise InputError("Predictor", wrong, "install pivotpatch again, or give a run, checkpoint or export")
+            with as_file(folder) as place:
+                return cls(TorchEngine(load_checkpoint(place), device=chosen))
+        return cls(TorchEngine(load_checkpoint(_find_checkpoint(path)), device=chosen))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the L labels that it knows."""
+        return self.engine.labels
+
+    @overload
+    def __call__(self, pictures: Picture) -> Prediction: ...  # type: ignore[overload-overlap] # a str is one picture
+    @overload
+    def __call__(self, pictures: Sequence[Picture]) -> list[Prediction]: ...
+    def __call__(self, pictures: Picture | Sequence[Picture]) -> Prediction | list[Prediction]:
+        """Say what is in a picture, or in each of a list of them.
+
+        A picture that cannot be read is an error that names it; then none of the list is answered.
+        """
+        if not isinstance(pictures, list | tuple):
+            return self._predict([self._read(pictures, "picture")])[0]
+        found: list[Prediction] = []
+        for start in range(0, len(pictures), self.batch_size):
+            chunk = enumerate(pictures[start : start + self.batch_size], start)
+            found += self._predict([self._read(picture, f"pictures[{place}]") for place, picture in chunk])
+        return found
+
+    def _read(self, picture: object, where: str) -> _Read:
+        """One picture, which may turn out to be none; `where` is what messages call it if it has no name."""
+        size = (self.engine.picture_size, self.engine.picture_size)
+        if isinstance(picture, str | os.PathLike):
+            path = _find_file(picture)
+            pixels, own = decode_with_size(path, size=size)
+            found = _Read(str(path), path, own, pixels)
+        else:
+            whole, own = decode_with_size(_get_pixels(picture, where), name=where)
+            small = np.array(decode_image(whole, size=fit(own)))  # a copy: the caller may go on to draw on the picture
+            found = _Read(None, small, own, decode_image(whole, size=size))
+        if min(own) < self.engine.grid:
+            wrong = f"{own[0]} x {own[1]} pixels are too few for {self.engine.grid} patches a side"
+            raise InputError(found.name or where, wrong, "give a larger picture")
+        return found
+
+    def _predict(self, pictures: list[_Read]) -> list[Prediction]:
+        pixels = np.stack([picture.pixels for picture in pictures])
+        answer = self.engine(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+        thresholds = torch.tensor(self.engine.thresholds or (0.5,) * len(self.labels))
+        return [
+            Prediction(
+                picture=picture.name,
+                source=picture.source,
+                size=picture.size,
+                labels=self.labels,
+                probs=answer.probs[row],
+                image_probs=answer.image_probs[row],
+                patch_probs=None if answer.patch_probs is None else answer.patch_probs[row],
+                weights=None if answer.weights is None else answer.weights[row],
+                thresholds=thresholds,
+                overlap=self.engine.overlap,
+            )
+            for row, picture in enumerate(pictures)
+        ]
+
+
+def _choose_device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        reason = str(error).partition("\n")[0]
+        raise InputError("device", f"{device!r} cannot be used ({reason})", "choose cpu or another") from None
+
+
+def _find_checkpoint(path: Path) -> Path:
+    """The checkpoint that a run or checkpoint folder holds."""
+    if not path.exists():
+        todo = f"{choose_one_of(str(path), BUNDLED)}; or give the folder of a run or checkpoint, or an exported file"
+        raise InputError(str(path), "is neither a bundled model nor a folder or file that is there", todo)
+    if path.is_file():
+        todo = f"give the folder of a run or checkpoint, or a file that ends in {' or '.join(EXPORTED)}"
+        raise InputError(str(path), "is no exported network", todo)
+    if (path / DESCRIPTION).exists() or not ((path / "best").is_dir() or (path / "last").is_dir()):
+        return path
+    if not (path / "best").is_dir():
+        raise InputError(str(path), "the run has no best network yet", f"train on, or give {path / 'last'}")
+    return path / "best"
+
+
+def _find_file(picture: str | os.PathLike[str]) -> Path:
+    """The file that a path or a `file://` URL names."""
+    text = os.fspath(picture)
+    if "://" not in text or not isinstance(picture, str):
+        return Path(text)
+    address = urlsplit(text)
+    if address.scheme != "file" or address.netloc not in ("", "localhost"):
+        raise InputError(text, "is not on this machine", "download it and give the file")
+    return Path(url2pathname(address.path))
+
+
+def _get_pixels(picture: object, where: str) -> bytes | Image.Image | NDArray[np.uint8]:
+    """What `decode_with_size` takes."""
+    if isinstance(picture, bytes | Image.Image):
+        return picture
+    if isinstance(picture, Tensor):
+        return _get_tensor_pixels(picture, where)
+    if not isinstance(picture, np.ndarray):
+        todo = "give a path, a Pillow picture, an array (H, W, 3), a tensor (3, H, W), or a list of those"
+        raise InputError(where, f"is a {type(picture).__name__}", todo)
+    return np.repeat(picture[..., None], 3, axis=2) if picture.ndim == 2 else picture
+
+
+def _get_tensor_pixels(picture: Tensor, where: str) -> NDArray[np.uint8]:
+    """Pixels (H,W,3) of a tensor (3,H,W)."""
+    if picture.ndim != 3 or picture.shape[0] != 3 or picture.numel() == 0:
+        todo = "give (3, H, W)" + (", or list(...) of a batch" if picture.ndim == 4 else "")
+        raise InputError(where, f"the tensor has shape {tuple(picture.shape)}", todo)
+    pixels = picture.detach().cpu()
+    if pixels.is_floating_point():
+        low, high = pixels.min().item(), pixels.max().item()
+        if not (low >= 0 and high <= 1):  # NaN is refused too
+            wrong = f"its values run from {low:.3g} to {high:.3g}"
+            raise InputError(where, wrong, "give uint8, or floats from 0 to 1 that are not normalised yet")
+        pixels = (pixels.float() * 255).round().to(torch.uint8)
+    if pixels.dtype != torch.uint8:
+        raise InputError(where, f"the tensor is {pixels.dtype}", "give uint8, or floats from 0 to 1")
+    return pixels.permute(1, 2, 0).contiguous().numpy()

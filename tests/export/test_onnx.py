@@ -1,0 +1,111 @@
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from made_networks import fit_made_up, make_network, make_pictures
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.core.patches import resize_images
+from pivotpatch.export import onnx as exporter
+from pivotpatch.export.graph import Agreement
+from pivotpatch.export.onnx import export_onnx
+from pivotpatch.inference.engine import TorchEngine
+from pivotpatch.inference.exported import Description, OnnxEngine
+from pivotpatch.inference.patch_inference import PatchInference
+from pivotpatch.models.classifier import Classifier
+
+
+class Written(NamedTuple):
+    """A network as an engine of torch and as a file."""
+
+    engine: TorchEngine
+    path: Path
+    agreement: Agreement
+
+
+def write(model: Classifier | PatchInference, folder: Path) -> Written:
+    path = folder / "network.onnx"
+    return Written(TorchEngine(model), path, export_onnx(model, path))
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A network with all that can be said of patches, whose bytes are resized by no whole factor."""
+    model = make_network(head="ml_decoder", grid=3, overlap=0.25, source_size=50, patch_size=20)
+    fit_made_up(model)
+    return write(model, tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="module")
+def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """PAT-I."""
+    model = make_network(head="query2label", patches=False)
+    return write(PatchInference(model), tmp_path_factory.mktemp("wrapped"))
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("native", 2e-2), ("wrapped", 1e-4)])
+def test_a_network_says_in_a_file_what_it_says_in_torch(
+    name: str, tolerance: float, request: pytest.FixtureRequest
+) -> None:
+    engine, path, agreement = request.getfixturevalue(name)
+    assert list(path.parent.iterdir()) == [path]
+    assert agreement.size == path.stat().st_size
+    assert agreement.difference < tolerance
+    written, side = OnnxEngine(path), engine.picture_size
+    for field in ("labels", "thresholds", "grid", "overlap", "picture_size"):
+        assert getattr(written, field) == getattr(engine, field)
+    for count, height, width in ((1, side, side), (5, side, side), (2, 2 * side, side // 2)):
+        pictures = make_pictures(count, height, width)
+        expected = engine(resize_images(pictures, (side, side)))
+        torch.testing.assert_close(written(pictures), expected, rtol=0, atol=tolerance)
+    assert (expected.probs[0] - expected.probs[1]).abs().max() > 3 * tolerance  # else the comparison says little
+
+
+def test_the_file_explains_itself_to_other_programs(native: Written) -> None:
+    onnx.checker.check_model(str(native.path), full_check=True)
+    session = onnxruntime.InferenceSession(native.path)
+    (given,) = session.get_inputs()
+    assert (given.name, given.type, given.shape) == ("pictures", "tensor(uint8)", ["batch", "height", "width", 3])
+    assert [out.name for out in session.get_outputs()] == ["probs", "image_probs", "patch_probs", "weights"]
+    assert [out.shape for out in session.get_outputs()] == [["batch", 3]] * 3 + [["batch", 9, 3]]
+    described = Description.model_validate_json(session.get_modelmeta().custom_metadata_map["pivotpatch"])
+    assert described.thresholds == (0.1, 0.25, 1 / 3)
+
+
+def test_the_file_names_no_folder_of_this_machine(native: Written) -> None:
+    content = native.path.read_bytes()
+    for folder in (Path(exporter.__file__).parents[1], Path(torch.__file__).parent):
+        assert str(folder).encode() not in content
+
+
+def test_a_network_that_gives_no_numbers_leaves_the_old_file(tmp_path: Path) -> None:
+    model = make_network(patches=False)
+    with torch.no_grad():
+        next(model.backbone.parameters()).fill_(torch.nan)  # type: ignore[union-attr]
+    path = tmp_path / "network.onnx"
+    path.write_text("the old one")
+    with pytest.raises(InputError, match="export: the file and torch differ by nan.*nothing was kept"):
+        export_onnx(model, path)
+    assert path.read_text() == "the old one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_one_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "LARGEST", 1_000_000)
+    model = make_network(patches=False)
+    with pytest.raises(InputError, match="weights of 0.0 GB do not fit into one ONNX file; store the weights in half"):
+        export_onnx(model, tmp_path / "network.onnx")
+    monkeypatch.setattr(exporter, "LARGEST", 100_000)
+    with pytest.raises(InputError, match="do not fit into one ONNX file; export a package"):
+        export_onnx(model, tmp_path / "network.onnx", half=True)
+
+
+@pytest.mark.parametrize("name", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_library_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=f"^{name}: is not installed; pip install pivotpatch\\[onnx\\]$"):
+        export_onnx(make_network(), tmp_path / "network.onnx")

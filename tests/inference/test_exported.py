@@ -1,0 +1,149 @@
+import json
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from made_networks import LABELS, fit_made_up, make_network, make_pictures
+from onnx import TensorProto, helper
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.export.onnx import export_onnx
+from pivotpatch.inference.engine import TorchEngine
+from pivotpatch.inference.exported import Description, OnnxEngine, PackageEngine, import_extra, open_exported
+from pivotpatch.inference.predictor import Predictor
+from pivotpatch.models.classifier import Classifier
+
+DESCRIBED = Description(
+    pivotpatch="0", torch="1", labels=("a", "b"), thresholds=None, grid=0, overlap=0.0, picture_size=8
+)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Classifier:
+    """A network without patches."""
+    model = make_network(patches=False)
+    fit_made_up(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def written(plain: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as a file."""
+    path = tmp_path_factory.mktemp("written") / "plain.onnx"
+    export_onnx(plain, path)
+    return path
+
+
+def write_identity(path: Path, properties: dict[str, str]) -> Path:
+    """A healthy ONNX file of another maker."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    helper.set_model_props(model, properties)
+    onnx.save(model, path)
+    return path
+
+
+def test_a_network_without_patches_answers_as_in_torch(plain: Classifier, written: Path) -> None:
+    engine, pictures = open_exported(written), make_pictures(4, 32, 32)
+    assert isinstance(engine, OnnxEngine)
+    said, expected = engine(pictures), TorchEngine(plain)(pictures)
+    torch.testing.assert_close(said[:2], expected[:2], rtol=0, atol=1e-4)
+    assert expected.probs.std(dim=0).max() > 0.05
+    assert said[2:] == (None, None)
+    assert (engine.grid, engine.overlap, engine.picture_size) == (0, 0.0, 32)
+    assert engine.labels == LABELS
+    assert engine.thresholds == plain.thresholds
+
+
+def test_a_predictor_gives_the_same_tags(plain: Classifier, written: Path) -> None:
+    picture = make_pictures(1, 70, 45)[0].permute(1, 2, 0).numpy()
+    said, expected = Predictor.load(written)(picture), Predictor(TorchEngine(plain))(picture)
+    assert [tag.label for tag in said.tags] == [tag.label for tag in expected.tags] != []
+    np.testing.assert_allclose(said.probs, expected.probs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "said"),
+    [
+        (torch.zeros(1, 3, 8, 8), "pictures are torch.float32 of shape"),
+        (torch.zeros(1, 1, 8, 8, dtype=torch.uint8), "give uint8 \\(B, 3, H, W\\)"),
+        (torch.zeros(3, 8, 8, dtype=torch.uint8), "add the batch dimension"),
+        (torch.zeros(0, 3, 8, 8, dtype=torch.uint8), "the batch is empty"),
+    ],
+)
+def test_other_pictures_are_refused(pictures: torch.Tensor, said: str, written: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        open_exported(written)(pictures)
+
+
+def test_damaged_files_are_told_in_one_line(written: Path, tmp_path: Path) -> None:
+    content = written.read_bytes()
+    for name, held in (("cut", content[: len(content) // 2]), ("text", b"no graph"), ("empty", b"")):
+        path = tmp_path / f"{name}.onnx"
+        path.write_bytes(held)
+        with pytest.raises(InputError, match=f"{name}.onnx: ONNX Runtime cannot open it \\(.+\\); export") as caught:
+            open_exported(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({}, "says nothing of labels and thresholds; give a file that pivotpatch export wrote"),
+        ({"pivotpatch": "{"}, "its description is wrong, as a whole: Invalid JSON"),
+        ({"pivotpatch": json.dumps({"labels": []})}, "its description is wrong, pivotpatch: Field required"),
+        ({"pivotpatch": DESCRIBED.model_dump_json()}, "its outputs are y, not probs, image_probs"),
+        (
+            {"pivotpatch": DESCRIBED.model_copy(update={"thresholds": (0.5,)}).model_dump_json()},
+            "its description is wrong, as a whole: Value error, 1 thresholds for 2 labels",
+        ),
+    ],
+)
+def test_files_of_others_are_told(properties: dict[str, str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        open_exported(write_identity(tmp_path / "other.onnx", properties))
+
+
+def test_packages_that_are_none_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "network.pt2"
+    path.write_text("no archive")
+    with pytest.raises(InputError, match="is no package, or a damaged one"):
+        open_exported(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("top/version", "1")
+    with pytest.raises(InputError, match="says nothing of labels and thresholds"):
+        open_exported(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("top/extra/pivotpatch.json", DESCRIBED.model_dump_json())
+    with pytest.raises(
+        InputError, match=r"cannot load what torch 1 compiled \(.+\); export the network again"
+    ) as caught:
+        PackageEngine(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none.onnx", "there is no such file"),
+        ("none.pt2", "there is no such file"),
+        ("folder.onnx", "is a folder"),
+        ("network.pt", "ends in '.pt'; did you mean '.pt2'"),
+    ],
+)
+def test_wrong_paths_are_told(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(InputError, match=said):
+        open_exported(tmp_path / name)
+
+
+def test_without_onnxruntime_the_extra_is_named(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(InputError, match="^onnxruntime: is not installed; pip install pivotpatch\\[onnx\\]$"):
+        open_exported(written)
+    assert import_extra("json") is json

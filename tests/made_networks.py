@@ -1,0 +1,67 @@
+"""Small networks with answers that depend on the picture, for tests that compare answers."""
+
+import torch
+from torch import Tensor, nn
+
+from pivotpatch.core.calibration import Calibration
+from pivotpatch.models.classifier import (
+    Architecture,
+    Classifier,
+    MultiLabelClassifier,
+    PatchClassifier,
+    SharedClassifier,
+)
+
+LABELS = ("cat", 'a "quoted", comma', "Köln 猫 \n\\")
+HEADS: dict[str, dict[str, int]] = {
+    "linear": {},
+    "query2label": {"width": 16, "feedforward": 32, "attention_heads": 2, "decoder_layers": 1},
+    "ml_decoder": {"width": 16, "groups": 2},
+}
+
+
+def make_network(
+    *,
+    head: str = "linear",
+    patches: bool = True,
+    overlap: float = 0.0,
+    grid: int = 2,
+    source_size: int | None = None,
+    patch_size: int | None = None,
+) -> Classifier:
+    """A network for `LABELS` that sees 32 pixels, with drawn weights; its logits vary by about 1 between pictures."""
+    torch.manual_seed(0)
+    built = Architecture("test_resnet", head, 32, head_options=HEADS[head])
+    model: SharedClassifier
+    if patches:
+        model = PatchClassifier(
+            built, LABELS, grid=grid, overlap=overlap, source_size=source_size, patch_size=patch_size
+        )
+    else:
+        model = MultiLabelClassifier(built, LABELS)
+    model.eval()
+    with torch.no_grad():
+        embedding = model.head.embed(model.backbone(model.preprocessing(make_pictures(16, 32, 32))))
+        for name, part in model.named_modules():
+            if name.endswith(("project", "projection")):
+                spread = part(embedding).std(dim=0).mean()
+                for weight in part.parameters():
+                    weight.div_(spread)
+                part.get_parameter("bias").sub_(part(embedding).mean(dim=0))
+    return model
+
+
+def make_pictures(count: int, height: int, width: int) -> Tensor:
+    """Different pictures (B,3,H,W) uint8, each of a few colours and some noise."""
+    generator = torch.Generator().manual_seed(count)
+    colours = torch.randint(0, 236, (count, 3, 4, 4), generator=generator).float()
+    large = nn.functional.interpolate(colours, size=(height, width))
+    return (large + torch.randint(0, 20, large.shape, generator=generator)).to(torch.uint8)
+
+
+def fit_made_up(model: Classifier) -> None:
+    """Give a network thresholds and, where it has patches, numbers of its own for each label and a calibration."""
+    if isinstance(model, PatchClassifier):
+        model.set_mixing(lam=torch.tensor([0.5, 1.0, 2.0]), temperature=torch.tensor([0.3, 1.0, 3.0]))
+        model.calibration = Calibration("tde", "platt", (0.5, 1.5, -1.0), (0.3, -0.2, 0.1))
+    model.thresholds = (0.1, 0.25, 1 / 3)
