@@ -66,11 +66,11 @@ def cut_out(picture: Image.Image) -> Image.Image:
     return picture
 
 
-def make_published_pipeline() -> Callable[[Path], Tensor]:
+def make_published_pipeline(size: tuple[int, int] = SIZE) -> Callable[[Path], Tensor]:
     """The published way: five views (5,C,H,W) a sample, each through PIL on the CPU."""
     augment = torchvision.transforms.Compose(
         [
-            torchvision.transforms.Resize(SIZE),
+            torchvision.transforms.Resize(size),
             torchvision.transforms.Lambda(cut_out),
             torchvision.transforms.RandAugment(),
             torchvision.transforms.ToTensor(),
@@ -79,8 +79,8 @@ def make_published_pipeline() -> Callable[[Path], Tensor]:
 
     def load(path: Path) -> Tensor:
         with Image.open(path) as picture:
-            image = picture.convert("RGB").resize(SIZE[::-1], Image.Resampling.BILINEAR)
-        patches = [image.crop(box) for box in patch_boxes(*SIZE, grid=GRID)]
+            image = picture.convert("RGB").resize(size[::-1], Image.Resampling.BILINEAR)
+        patches = [image.crop(box) for box in patch_boxes(*size, grid=GRID)]
         return torch.stack([augment(view) for view in (image, *patches)])
 
     return load

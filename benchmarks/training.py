@@ -1,0 +1,312 @@
+"""PAT-T steps end to end, beside the published way to take them and beside what the network alone costs.
+
+    python benchmarks/training.py --backbones resnet101 tresnet_l resnet50 --out result.json
+
+Three ways, one after the other, on the same generated JPEG files (640 x 480):
+
+- published: five views of a sample through PIL in workers, NCHW, fp16 autocast with a scaled loss, an average of the
+  weights tensor by tensor, and a look at the loss after each step;
+- ours: the project's loader, step and average, as `pivotpatch train` takes them;
+- floor: forward and backward of the same compiled network on five views that lie on the device, nothing else.
+
+On a machine without a GPU it runs too (bfloat16 and fp16 are then left out), for a trial: give --size 64.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from loading import draw_photograph, make_published_pipeline
+from PIL import Image
+from torch import Tensor
+
+from pivotpatch import AsymmetricLoss, PatchClassifier
+from pivotpatch.core.counterfactual import combine_logits
+
+LABELS = 80
+VIEWS = 5
+
+
+class Speed(NamedTuple):
+    """What a way of training costs.
+
+    Attributes:
+        samples_per_second: pictures a second, five views each.
+        memory: most bytes that tensors held at once on the device.
+        waiting: share of the time in which the loop waited for its next batch.
+    """
+
+    samples_per_second: float
+    memory: int
+    waiting: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbones", nargs="+", default=["resnet101", "tresnet_l", "resnet50"], help="timm models")
+    parser.add_argument("--ways", nargs="+", default=["published", "ours", "floor"])
+    parser.add_argument("--size", type=int, default=448, help="pixels a side (448)")
+    parser.add_argument("--batch", type=int, default=64, help="samples a step")
+    parser.add_argument("--pictures", type=int, default=768, help="JPEG files to draw")
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=20, help="steps that are timed, after 8 that are not")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of our configuration")
+    parser.add_argument("--profile", type=Path, help="write a table of our step's kernels here")
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ways: dict[str, Callable[..., Speed]] = {"published": run_published, "ours": run_ours, "floor": run_floor}
+    results: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        **{name: getattr(args, name) for name in ("size", "batch", "workers", "steps", "set")},
+        "backbones": {},
+    }
+    with tempfile.TemporaryDirectory() as name:
+        paths = write_photographs(Path(name), args.pictures)
+        for backbone in args.backbones:
+            found = results["backbones"][backbone] = {}
+            for way in args.ways:
+                forget(device)
+                speed = ways[way](backbone, paths, args, device=device)
+                found[way] = speed._asdict()
+                print(
+                    f"{backbone:12s} {way:10s} {speed.samples_per_second:8.1f} samples/s "
+                    f"{speed.memory / 1e9:6.1f} GB  {speed.waiting:6.1%} waiting",
+                    flush=True,
+                )
+            print(tell_ratios(found), flush=True)
+            if args.out is not None:
+                args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+def tell_ratios(found: dict[str, dict[str, float]]) -> str:
+    if "ours" not in found:
+        return ""
+    ours = found["ours"]
+    parts = [
+        f"{ours['samples_per_second'] / found[way]['samples_per_second']:.2f} of {way}"
+        for way in ("published", "floor")
+        if way in found
+    ]
+    if "published" in found and found["published"]["memory"]:
+        parts.append(f"{ours['memory'] / found['published']['memory']:.2f} of the published way's memory")
+    return f"{'':12s} ours: {', '.join(parts)}"
+
+
+def forget(device: torch.device) -> None:
+    """Begin anew: nothing compiled, nothing cached, the peak of memory forgotten."""
+    torch.compiler.reset()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def write_photograph(job: tuple[Path, int]) -> Path:
+    path, seed = job
+    Image.fromarray(draw_photograph(np.random.default_rng(seed))).save(path, quality=90)
+    return path
+
+
+def write_photographs(folder: Path, count: int) -> list[Path]:
+    with ProcessPoolExecutor() as pool:
+        jobs = [(folder / f"{index:05}.jpg", index) for index in range(count)]
+        return list(pool.map(write_photograph, jobs, chunksize=8))
+
+
+class Clock:
+    """Times steps after some that warm up, and how much of that was waiting for data."""
+
+    def __init__(self, device: torch.device, *, steps: int, warm: int = 8) -> None:
+        self.device, self.steps, self.warm = device, steps, warm
+        self.began = self.waited = 0.0
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def run(self, batches: Iterator[Any], step: Callable[[Any], object], *, batch: int) -> Speed:
+        """Take the steps; batches never end."""
+        for number in range(self.warm + self.steps):
+            if number == self.warm:
+                self.began, self.waited = self._now(), 0.0
+            asked = time.perf_counter()
+            given = next(batches)
+            self.waited += time.perf_counter() - asked
+            step(given)
+        seconds = self._now() - self.began
+        memory = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
+        return Speed(self.steps * batch / seconds, memory, self.waited / seconds)
+
+
+class _PublishedSet(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, paths: list[Path], *, size: int) -> None:
+        self.paths = paths
+        self.load = make_published_pipeline((size, size))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        target = torch.zeros(LABELS)
+        target[index % LABELS] = 1
+        return self.load(self.paths[index]), target
+
+
+def run_published(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Speed:
+    """The published way to take a step."""
+    model = make_network(backbone, args.size).to(device).train()
+    average = deepcopy(model)
+    scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=1e-4, total_steps=10_000, pct_start=0.2)
+    loss = AsymmetricLoss()
+    loader = torch.utils.data.DataLoader(
+        _PublishedSet(paths, size=args.size),
+        batch_size=args.batch,
+        shuffle=True,
+        num_workers=args.workers,
+        pin_memory=device.type == "cuda",
+        drop_last=True,
+        persistent_workers=args.workers > 0,
+    )
+
+    def step(given: tuple[Tensor, Tensor]) -> None:
+        views, target = (part.to(device, non_blocking=True) for part in given)
+        with torch.autocast(device.type, torch.float16, enabled=device.type == "cuda"):
+            embedding = model.head.embed(model.backbone(views.flatten(0, 1))).unflatten(0, views.shape[:2])
+            p = model.head.project(embedding[:, 0])
+            q, w = (
+                project(embedding[:, 1:].flatten(0, 1)).unflatten(0, (len(views), -1))
+                for project in (model.patch_projection, model.weight_projection)
+            )
+        out = combine_logits(p.float(), q.float(), weight_logits=w.float())
+        cost = loss(out.image_logits, target) + loss(out.pooled_logits, target)
+        optimiser.zero_grad()
+        scaler.scale(cost).backward()
+        scaler.step(optimiser)
+        scaler.update()
+        schedule.step()
+        with torch.no_grad():
+            for mean, value in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+                mean.copy_(0.9997 * mean + (1 - 0.9997) * value if value.is_floating_point() else value)
+        cost.item()
+
+    return Clock(device, steps=args.steps).run(
+        itertools.chain.from_iterable(itertools.repeat(loader)), step, batch=args.batch
+    )
+
+
+def make_network(backbone: str, size: int) -> PatchClassifier:
+    torch.manual_seed(0)
+    return PatchClassifier(backbone, [f"label {index}" for index in range(LABELS)], image_size=size)
+
+
+def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Speed:
+    """The project's loader and step, as `pivotpatch train` runs them."""
+    from pivotpatch.training.build import build_run
+    from pivotpatch.training.config import load_config
+    from pivotpatch.training.processes import make_accelerator, own_settings
+    from pivotpatch.training.step import take_step
+
+    table = paths[0].parent / "pictures.csv"
+    rows = [f"{path.name},label {index % LABELS}" for index, path in enumerate(paths)]
+    table.write_text("\n".join(["image,labels", *rows]) + "\n", "utf-8")
+    config = load_config(
+        None,
+        [
+            f"data.train=table:{table}",
+            "data.val_fraction=0",
+            f"data.workers={args.workers}",
+            f"model.backbone={backbone}",
+            "model.pretrained=false",
+            f"model.image_size={args.size}",
+            f"train.batch_size={args.batch}",
+            f"precision.compile={'true' if device.type == 'cuda' else 'false'}",
+            "output.trackers=[]",
+            *args.set,
+        ],
+    )
+    accelerator = make_accelerator(config, paths[0].parent / "run")
+    with own_settings(accelerator.device):
+        run = build_run(config, accelerator)
+        count = 0
+
+        def batches() -> Iterator[Any]:
+            epoch = 0
+            sampler = run.loader.epoch_sampler
+            while True:
+                sampler.set_epoch(epoch)
+                for batch in run.loader:
+                    if len(batch.indices) == args.batch:  # not the last, smaller one, which would be compiled again
+                        yield batch
+                epoch += 1
+
+        def step(batch: Any) -> None:
+            nonlocal count
+            take_step(run, batch, step=count, rows=np.arange(args.batch))
+            count += 1
+
+        supply = batches()
+        speed = Clock(device, steps=args.steps).run(supply, step, batch=args.batch)
+        if args.profile is not None:
+            profile(lambda: step(next(supply)), args.profile.with_stem(f"{args.profile.stem}-{backbone}"))
+    return speed
+
+
+def profile(step: Callable[[], None], path: Path) -> None:
+    """Write where the time of three steps goes."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as seen:
+        for _ in range(3):
+            step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    path.write_text(seen.key_averages().table(sort_by=by, row_limit=60, max_name_column_width=90) + "\n", "utf-8")
+
+
+def run_floor(backbone: str, _paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Speed:
+    """Forward and backward on views that are there already."""
+    model = make_network(backbone, args.size).to(device).to(memory_format=torch.channels_last).train()
+    loss = AsymmetricLoss()
+    image = torch.randn(args.batch, 3, args.size, args.size, device=device)
+    patches = torch.randn(args.batch, VIEWS - 1, 3, args.size, args.size, device=device)
+    image = image.contiguous(memory_format=torch.channels_last)
+    target = (torch.rand(args.batch, LABELS, device=device) < 0.04).float()
+
+    def compute(image: Tensor, patches: Tensor, target: Tensor) -> Tensor:
+        out = model.forward_views(image, patches)
+        cost: Tensor = loss(out.image_logits, target) + loss(out.pooled_logits, target)
+        return cost
+
+    if device.type == "cuda":
+        compute = torch.compile(compute, dynamic=False)
+
+    def step(_nothing: None) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            cost = compute(image, patches, target)
+        cost.backward()
+        for weight in model.parameters():
+            weight.grad = None
+
+    return Clock(device, steps=args.steps).run(itertools.repeat(None), step, batch=args.batch)
+
+
+if __name__ == "__main__":
+    random.seed(0)
+    main()
