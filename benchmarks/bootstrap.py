@@ -5,7 +5,7 @@ import platform
 import time
 
 import torch
-from metrics import draw_scores  # type: ignore[import-not-found]  # beside this file
+from metrics import draw_scores
 from torch import Tensor
 
 from pivotpatch.audit.bootstrap import resample_average_precision

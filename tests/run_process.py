@@ -90,7 +90,7 @@ def _work(out: Path, config: RunConfig | None, dies_at_touch: int | None, told: 
 
     torch.set_num_threads(1)
     if dies_at_touch is not None:
-        _die_at_touch(out, dies_at_touch)
+        die_at_touch(out, dies_at_touch)
 
     def progress(what: str, done: int, _total: int | None) -> None:
         told.send((what, done))
@@ -99,7 +99,7 @@ def _work(out: Path, config: RunConfig | None, dies_at_touch: int | None, told: 
     sys.exit(0 if result.stopped_by is None else 128 + result.stopped_by)
 
 
-def _die_at_touch(out: Path, number: int) -> None:
+def die_at_touch(out: Path, number: int) -> None:
     """Kill this process just before it changes something in the folder for the n-th time."""
     left = number
 

@@ -39,11 +39,11 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     try:
         yield scratch
         for path in (*scratch.rglob("*"), scratch):  # else a rename could outrun what it names
-            _flush(path)
+            flush(path)
         _put_in_place(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    _flush(folder.parent)
+    flush(folder.parent)
 
 
 @contextmanager
@@ -73,7 +73,8 @@ def _explain(fault: OSError, folder: Path) -> InputError:
     return InputError(where, fault.strerror or str(fault), "choose a folder that can be written to")
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

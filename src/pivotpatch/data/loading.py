@@ -19,7 +19,7 @@ from pivotpatch.core.transfer import send_tensor
 from pivotpatch.data.decoding import MAX_PIXELS, decode_image
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.sampling import EpochSampler
-from pivotpatch.data.workers import GROUP_SIGNALS, hold_signals, refuse_group_signals
+from pivotpatch.data.workers import GROUP_SIGNALS, end_with_parent, hold_signals, refuse_group_signals
 
 OnError = Literal["error", "skip"]
 """What an undecodable or missing picture does: end the run, or leave its batch and be listed."""
@@ -203,6 +203,7 @@ def _keep(batch: Any) -> Any:
 
 def _start_worker(_number: int) -> None:
     refuse_group_signals()
+    end_with_parent()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Worker processes leave it to the main process what happens when its whole process group is told to stop."""
+"""Worker processes end when the main process does, and leave it to it what happens when the whole group is to stop."""
 
 import multiprocessing
 import os
@@ -32,6 +32,18 @@ def refuse_group_signals() -> None:
     if _SENDER_IS_KNOWN:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         Thread(target=_obey_parent, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """In a worker process: end when the main process is gone, even killed; its own parent may be a fork server."""
+    Thread(target=_outlive_nobody, daemon=True).start()
+
+
+def _outlive_nobody() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a worker process"
+    parent.join()
+    os._exit(1)
 
 
 def _obey_parent() -> None:

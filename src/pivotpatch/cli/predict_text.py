@@ -1,0 +1,141 @@
+"""What `pivotpatch predict` shows: a table for a picture, a line where there are many, progress with the time left."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from pivotpatch.cli.data_text import Screen, draw_bar
+from pivotpatch.core.patches import PatchBox
+from pivotpatch.inference.prediction import Prediction, Tag
+
+QUIET_SECONDS = 30  # between lines where stderr is no terminal
+_WIDTH = 80  # where stdout is no terminal
+Tell = Callable[[str, int, int | None], None]
+
+
+def print_table(prediction: Prediction, tags: Sequence[Tag]) -> None:
+    """A picture's tags as a table; a tag that is not above its threshold is dim."""
+    console = _open_console()
+    rows, columns = prediction.size
+    console.print(f"{prediction.picture} ({columns} x {rows} pixels)", style="bold", soft_wrap=True)
+    if not tags:
+        best = prediction.top(1)[0]
+        told = f"no tag; the most probable is {best.label} with {best.prob:.2f}, given above {best.threshold:.2f}"
+        console.print(f"  {told}\n", soft_wrap=True)
+        return
+    patched = prediction.weights is not None
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("  tag", overflow="ellipsis", no_wrap=True)
+    table.add_column("both (TDE)" if patched else "probability", justify="right")
+    table.add_column("", no_wrap=True)
+    for heading in ("image", "patches") if patched else ():
+        table.add_column(heading, justify="right")
+    if patched:
+        table.add_column("pivot patch", no_wrap=True)
+    for tag in tags:
+        cells = [f"  {tag.label}", f"{tag.prob:.2f}", draw_bar(tag.prob)]
+        if tag.patch_prob is not None and tag.box is not None:
+            cells += [f"{tag.image_prob:.2f}", f"{tag.patch_prob:.2f}", place_in_words(tag.box, prediction.size)]
+        table.add_row(*cells, style="" if tag.prob > tag.threshold else "dim")
+    console.print(table)
+    console.print()
+
+
+def print_row(prediction: Prediction, tags: Sequence[Tag]) -> None:
+    """A picture's tags in a line."""
+    told = ", ".join(f"{tag.label} {tag.prob:.2f}" for tag in tags) or "no tag"
+    _open_console().print(f"{prediction.picture}: {told}", soft_wrap=True)
+
+
+def _open_console() -> Screen:
+    # Labels and file names are printed as they are: what looks like markup in them is not.
+    console = Screen(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console
+
+
+def place_in_words(box: PatchBox, size: tuple[int, int]) -> str:
+    """Where a patch lies in a picture of some rows and columns.
+
+    >>> place_in_words(PatchBox(left=50, top=0, right=100, bottom=40), (80, 100))
+    'top right'
+    >>> place_in_words(PatchBox(left=0, top=0, right=100, bottom=80), (80, 100))
+    'centre'
+    """
+    down, across = (box.top + box.bottom) / 2 / size[0], (box.left + box.right) / 2 / size[1]
+    row = "top" if down < 0.4 else "bottom" if down > 0.6 else "middle"
+    column = "left" if across < 0.4 else "right" if across > 0.6 else "centre"
+    return "centre" if (row, column) == ("middle", "centre") else f"{row} {column}"
+
+
+class _SpeedColumn(ProgressColumn):
+    """Pictures a second."""
+
+    def render(self, task: Task) -> Text:
+        """The speed of late."""
+        return Text("" if task.speed is None else f"{task.speed:.3g} pictures/s")
+
+
+@contextmanager
+def show_tagging(*, quiet: bool) -> Iterator[Tell | None]:
+    """Progress on stderr with the time left: a bar on a terminal, else a line now and then; nothing where quiet."""
+    console = Console(stderr=True)
+    if quiet:
+        yield None
+    elif console.is_terminal:
+        columns = (BarColumn(None), MofNCompleteColumn(), _SpeedColumn(), TimeRemainingColumn())
+        with Progress(TextColumn("{task.description}"), *columns, console=console) as bars:
+            yield _make_bar(bars)
+    else:
+        yield _make_lines()
+
+
+def _make_bar(bars: Progress) -> Tell:
+    tasks: dict[str, TaskID] = {}
+
+    def tell(what: str, done: int, total: int | None) -> None:
+        if what not in tasks:
+            for other in tasks.values():
+                bars.remove_task(other)
+            tasks.clear()
+            tasks[what] = bars.add_task(what, total=total)
+            bars.reset(tasks[what], completed=done, total=total)  # what was done before says nothing of the speed
+        bars.update(tasks[what], completed=done)
+
+    return tell
+
+
+def _make_lines() -> Tell:
+    told, last, begun, first = 0.0, "", 0.0, 0
+
+    def tell(what: str, done: int, total: int | None) -> None:
+        nonlocal told, last, begun, first
+        now = time.monotonic()
+        if what != last:
+            last, begun, first = what, now, done
+        elif now - told < QUIET_SECONDS and done != total:
+            return
+        told, speed, line = now, (done - first) / max(now - begun, 1e-9), f"{what}: {done:,}"
+        if total is not None:
+            left = f", {speed:.3g} pictures/s, {timedelta(seconds=round((total - done) / speed))} left" if speed else ""
+            line = f"{line} of {total:,}{left}"
+        print(line, file=sys.stderr, flush=True)
+
+    return tell

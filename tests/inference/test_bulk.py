@@ -1,0 +1,364 @@
+import csv
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from tag_process import Greens, TaggingProcess, write_pictures
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.data.address import open_records
+from pivotpatch.data.picture_paths import find_pictures
+from pivotpatch.inference.bulk import FITTED, Share, Tagging, TagRule, tag_pictures
+from pivotpatch.inference.bulk_file import NOTE, name_files
+from pivotpatch.inference.predictor import Predictor
+
+COUNT, BROKEN = 23, (0, 9, 10)
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with 23 pictures, three of which cannot be read."""
+    monkeypatch.chdir(tmp_path)
+    write_pictures(Path("pictures"), COUNT, broken=BROKEN)
+    Path("out").mkdir()
+    return tmp_path
+
+
+def tag(name: str, **options: Any) -> Tagging:
+    return tag_pictures(Greens(), find_pictures(["pictures"]), Path("out") / name, batch_size=4, **options)
+
+
+def expect(rule: TagRule = FITTED) -> list[Row]:
+    """The rows, from the pictures one at a time."""
+    predictor, rows = Predictor(Greens()), []
+    for path in sorted(Path("pictures").iterdir()):
+        if int(path.stem) in BROKEN:
+            continue
+        prediction = predictor(str(path))
+        tags = rule.choose(prediction)
+        probs = [round(tag.prob, 6) for tag in tags]
+        rows.append({"picture": prediction.picture, "labels": [tag.label for tag in tags], "probs": probs})
+    return rows
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file of tags, whatever its kind."""
+    if path.suffix == ".parquet":
+        rows: list[Row] = pq.read_table(path).to_pylist()
+    elif path.suffix == ".jsonl":
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    else:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            for name in row.keys() - {"picture"}:
+                row[name] = row[name].split("|") if row[name] else []
+    for row in rows:
+        for name in row.keys() - {"picture", "labels"}:
+            row[name] = [round(float(prob), 6) for prob in row[name]]
+    return rows
+
+
+def check_finished(name: str = "tags.jsonl") -> None:
+    """Every row is there once, in order, and nothing else is left."""
+    out = Path("out") / name
+    assert read(out) == expect()
+    listed = [json.loads(line) for line in out.with_name(f"{name}.failures.jsonl").read_text("utf-8").splitlines()]
+    assert [row["picture"] for row in listed] == [f"pictures/{place:04d}.png" for place in BROKEN]
+    assert all("is in none of the known formats" in row["error"] for row in listed)
+    summary = json.loads(out.with_name(f"{name}.summary.json").read_text("utf-8"))
+    count = len(list(Path("pictures").iterdir()))
+    assert (summary["pictures"], summary["tagged"], summary["failed"]) == (count, count - len(BROKEN), len(BROKEN))
+    assert len(list(Path("out").iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", ["tags.parquet", "tags.jsonl", "tags.CSV"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_those_of_a_predictor(name: str, workers: int, here: Path) -> None:
+    done: list[tuple[str, int, int | None]] = []
+    tagging = tag(name, num_workers=workers, progress=lambda *told: done.append(told))
+    assert tagging.summary is not None
+    assert (tagging.out, tagging.stopped, tagging.summary.tagged) == (Path("out") / name, False, COUNT - len(BROKEN))
+    check_finished(name)
+    assert done == [("tag", min(4 * batch, COUNT), COUNT) for batch in range(7)]
+
+
+@pytest.mark.parametrize(
+    "rule", [TagRule(threshold=0.7), TagRule(top_k=2), TagRule(threshold=0.5, top_k=1), TagRule(top_k=9), TagRule(0.0)]
+)
+def test_the_rule_is_that_of_a_prediction(rule: TagRule, here: Path) -> None:
+    tag("tags.parquet", rule=rule)
+    assert read(Path("out/tags.parquet")) == expect(rule)
+    most = max(len(row["labels"]) for row in expect(rule))
+    assert most == min(rule.top_k or 3, 3)
+
+
+@pytest.mark.parametrize("name", ["tags.parquet", "tags.jsonl", "tags.csv"])
+def test_all_probabilities_are_kept_where_that_is_asked_for(name: str, here: Path) -> None:
+    tag(name, all_probs=True, note={"model": "greens"})
+    predictor = Predictor(Greens())
+    for row in read(Path("out") / name):
+        assert row["all_probs"] == pytest.approx(predictor(row["picture"]).probs.tolist(), abs=1e-6)
+    summary = json.loads(Path(f"out/{name}.summary.json").read_text("utf-8"))
+    assert summary["settings"]["labels"] == list(Greens.labels)
+    if name.endswith(".parquet"):
+        told = json.loads(pq.read_schema(Path("out") / name).metadata[NOTE])
+        assert (told["model"], told["labels"]) == ("greens", list(Greens.labels))
+
+
+@pytest.mark.parametrize("name", ["tags.parquet", "tags.jsonl", "tags.csv"])
+def test_tags_are_a_data_set_of_their_own(name: str, here: Path) -> None:
+    tag(name)
+    records = open_records(f"table:out/{name}?image=picture&root=.")
+    known = [records.labels.names[place] for place in records[3].positive]
+    assert (records[3].name, sorted(known)) == (expect()[3]["picture"], sorted(expect()[3]["labels"]))
+
+
+def test_numbers_of_a_real_network_do_not_depend_on_the_batch(here: Path) -> None:
+    from pivotpatch.inference.engine import TorchEngine
+    from pivotpatch.models.classifier import PatchClassifier
+
+    torch.manual_seed(0)
+    engine = TorchEngine(PatchClassifier("test_resnet", ("cat", "dog"), image_size=64))
+    tag_pictures(engine, find_pictures(["pictures"]), Path("out/tags.parquet"), rule=TagRule(0.0), batch_size=7)
+    rows = pq.read_table("out/tags.parquet").to_pylist()
+    assert len(rows) == COUNT - len(BROKEN)
+    for row in rows[::6]:
+        tags = TagRule(0.0).choose(Predictor(engine)(row["picture"]))
+        assert row["labels"] == [tag.label for tag in tags]
+        assert row["probs"] == pytest.approx([tag.prob for tag in tags], abs=1e-5)
+
+
+def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
+    odd = ['comma, "quote".png', "line\nbreak.png", "ünï ☃.png", "|.png"]
+    for name in odd:
+        Image.new("RGB", (4, 4), "red").save(name)
+
+    class Odd(Greens):
+        labels = ('a, "b"', "ä\nb", "☃")
+
+    for name in ("tags.csv", "tags.jsonl", "tags.parquet"):
+        tag_pictures(Odd(), find_pictures(odd), Path(name), rule=TagRule(top_k=3))
+        assert [(row["picture"], row["labels"]) for row in read(Path(name))] == [
+            (each, list(Odd.labels)) for each in odd
+        ]
+
+    class Bar(Greens):
+        labels = ("a|b", "c", "d")
+
+    with pytest.raises(InputError, match=r"bar.csv: the label 'a\|b' holds '\|', .*; write .parquet or .jsonl"):
+        tag_pictures(Bar(), find_pictures(odd), Path("bar.csv"))
+
+
+def stop_after(batches: int) -> Iterator[bool]:
+    yield from (False for _ in range(batches - 1))
+    while True:
+        yield True
+
+
+def test_a_stop_keeps_the_batch_and_the_same_goes_on(here: Path) -> None:
+    asked = stop_after(2)
+    tagging = tag("tags.jsonl", stopping=lambda: next(asked))
+    assert (tagging.summary, tagging.stopped) == (None, True)
+    kept = pq.read_table("out/tags.jsonl.parts/0000000000-0000000008.parquet").to_pylist()
+    assert [row["index"] for row in kept] == list(range(8))
+    done: list[int] = []
+    tag("tags.jsonl", progress=lambda _what, at, _all: done.append(at))
+    assert done[0] == 8
+    check_finished()
+
+
+def test_a_kill_at_any_touch_of_the_disk_loses_and_doubles_nothing(here: Path) -> None:
+    out, touches, left = here / "out" / "tags.jsonl", 0, True
+    while left:  # until all that is left to do is clearing away
+        touches += 1
+        assert TaggingProcess(out, dies_at_touch=touches).wait() == -9
+        left = not out.exists() or name_files(out).parts.exists()
+        tag("tags.jsonl")
+        check_finished()
+        for path in (here / "out").iterdir():
+            path.unlink()
+    assert touches > 15  # the list, six parts, three files
+
+
+def test_kills_at_random_moments_lose_and_double_nothing(here: Path) -> None:
+    write_pictures(Path("pictures"), 150, broken=BROKEN)
+    draw = random.Random(0)
+    for _ in range(12):
+        process = TaggingProcess(here / "out" / "tags.jsonl", workers=draw.choice([0, 0, 0, 2]))
+        for _ in range(draw.randint(1, 3)):  # it tells where it begins, then of each batch
+            process.hear()
+        time.sleep(draw.uniform(0, 0.004))
+        process.kill()
+    assert not Path("out/tags.jsonl").exists()
+    assert len(list(Path("out/tags.jsonl.parts").glob("0*.parquet"))) >= 5
+    tag("tags.jsonl")
+    check_finished()
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_processes_share_the_pictures(shards: bool, here: Path) -> None:
+    started = [TaggingProcess(here / "out" / "tags.jsonl", share=Share(rank, 3, shards)) for rank in range(3)]
+    assert [process.wait() for process in started] == [0, 0, 0]
+    if not shards:
+        check_finished()
+        return
+    files = [Path(f"out/tags-{rank:05d}-of-00003.jsonl") for rank in range(3)]
+    assert [row for path in files for row in read(path)] == expect()
+    assert [len(read(path)) for path in files] == [6, 6, 8]  # of 7, 8 and 8
+    assert not list(Path("out").glob("*.parts"))
+
+
+def test_work_goes_on_with_another_number_of_processes(here: Path) -> None:
+    out = here / "out" / "tags.jsonl"
+    first = [TaggingProcess(out, share=Share(rank, 2)) for rank in range(2)]
+    for process in first:
+        process.hear()
+        process.hear()  # a batch is done
+        process.kill()
+    begun = [path.name for path in Path("out/tags.jsonl.parts").glob("0*.parquet")]
+    assert TaggingProcess(out, share=Share(2, 3)).wait() == 0
+    assert not out.exists()
+    assert {path.name for path in Path("out/tags.jsonl.parts").glob("0*.parquet")} > set(begun)
+    tag("tags.jsonl")
+    check_finished()
+
+
+def test_two_that_do_the_same_work_make_one_file(here: Path) -> None:
+    asked = stop_after(3)
+    tag("tags.jsonl", stopping=lambda: next(asked))
+    rows = pq.read_table("out/tags.jsonl.parts/0000000000-0000000012.parquet")
+    pq.write_table(rows.slice(5, 5), "out/tags.jsonl.parts/0000000005-0000000010.parquet")
+    pq.write_table(rows.slice(0, 3), "out/tags.jsonl.parts/0000000000-0000000003.parquet")
+    tag("tags.jsonl")
+    check_finished()
+
+
+def test_a_process_that_comes_when_all_is_done_has_nothing_to_do(here: Path) -> None:
+    tag("tags.jsonl")
+    before = Path("out/tags.jsonl").stat().st_mtime_ns
+    tagging = tag("tags.jsonl", share=Share(1, 2))
+    assert tagging.summary is not None
+    assert tagging.summary.tagged == COUNT - len(BROKEN)
+    assert Path("out/tags.jsonl").stat().st_mtime_ns == before
+    check_finished()
+    with pytest.raises(InputError, match="it was begun with other top k .None then, 2 now.; give the same"):
+        tag("tags.jsonl", share=Share(1, 2), rule=TagRule(top_k=2))
+    check_finished()
+
+
+def test_finished_work_is_replaced_only_when_that_is_asked_for(here: Path) -> None:
+    tag("tags.jsonl")
+    with pytest.raises(InputError, match="tags.jsonl: exists already; write to another file, or replace it"):
+        tag("tags.jsonl", rule=TagRule(top_k=1))
+    check_finished()
+    tag("tags.jsonl", rule=TagRule(top_k=1), overwrite=True)
+    assert read(Path("out/tags.jsonl")) == expect(TagRule(top_k=1))
+    for place in BROKEN:
+        Path(f"pictures/{place:04d}.png").unlink()
+    tag("tags.jsonl", overwrite=True)
+    assert read(Path("out/tags.jsonl")) == expect()
+    assert not Path("out/tags.jsonl.failures.jsonl").exists()
+
+
+def test_unfinished_work_goes_on_as_it_began_or_not_at_all(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = stop_after(1)
+    tag("tags.jsonl", stopping=lambda: next(asked), note={"model": "a"})
+    with pytest.raises(InputError, match=r"begun with other model \(a then, b now\); give the same, begin anew"):
+        tag("tags.jsonl", note={"model": "b"})
+    with pytest.raises(InputError, match="begun with other thresholds"):
+        tag("tags.jsonl", note={"model": "a"}, rule=TagRule(threshold=0.9))
+    Image.new("RGB", (4, 4)).save("pictures/new.png")
+    with pytest.raises(InputError, match="the pictures are not the 23 that it began with; go on .* --resume"):
+        tag("tags.jsonl", note={"model": "a"})
+    monkeypatch.chdir("pictures")  # relative paths are those of the beginning
+    tag_pictures(Greens(), None, here / "out/tags.jsonl", note={"model": "a"})
+    monkeypatch.chdir(here)
+    Path("pictures/new.png").unlink()
+    check_finished()
+    with pytest.raises(InputError, match="there is no unfinished work; name pictures to begin"):
+        tag_pictures(Greens(), None, Path("out/other.jsonl"))
+    again = tag_pictures(Greens(), None, Path("out/tags.jsonl"), note={"model": "a"})
+    assert again.summary is not None
+
+
+def test_an_unreadable_picture_ends_the_work_where_that_is_asked_for(here: Path) -> None:
+    Image.new("RGB", (4, 4), "red").save("pictures/0000.png")
+    with pytest.raises(InputError, match=r"0009.png: is in none of the known formats"):
+        tag("tags.parquet", on_error="error")
+    kept = pq.read_table("out/tags.parquet.parts/0000000000-0000000008.parquet")
+    assert kept.num_rows == 8
+    for place in BROKEN:
+        Image.new("RGB", (4, 4), "red").save(f"pictures/{place:04d}.png")
+    tagging = tag("tags.parquet", on_error="error")
+    assert tagging.summary is not None
+    assert tagging.summary.tagged == COUNT
+
+
+def test_long_lists_are_worked_in_segments_and_parts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pivotpatch.inference.bulk._SEGMENT", 10)
+    monkeypatch.setattr("pivotpatch.inference.bulk._PART_ROWS", 5)
+    monkeypatch.setattr("pivotpatch.inference.bulk_file._GROUP", 6)
+    seen: set[str] = set()
+    tag("tags.parquet", progress=lambda *_: seen.update(path.name for path in Path("out").glob("*/0*")))
+    assert seen >= {f"{a:010d}-{b:010d}.parquet" for a, b in [(0, 8), (8, 10), (10, 18), (18, 20)]}
+    check_finished("tags.parquet")
+    groups = pq.ParquetFile("out/tags.parquet").metadata
+    assert groups.num_row_groups == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("tags.txt", {}, "tags.txt: is of no known kind of file; end it in .parquet, .jsonl, .csv"),
+        ("nowhere/tags.csv", {}, "there is no folder out/nowhere; make it first"),
+        ("tags.csv", {"share": Share(2, 2)}, "rank 2 of 2; give a rank from 0 to world - 1"),
+        ("tags.csv", {"share": Share(0, 2), "overwrite": True}, "remove out/tags.csv and out/tags.csv.parts first"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(name: str, options: dict[str, Any], message: str, here: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        tag(name, **options)
+    assert list(Path("out").iterdir()) == []
+
+
+@pytest.mark.parametrize(("threshold", "top_k"), [(1.5, None), (-0.1, None), (float("nan"), None), (None, 0)])
+def test_rules_that_mean_nothing_are_refused(threshold: float | None, top_k: int | None) -> None:
+    with pytest.raises(InputError, match="threshold: .* give 0 to 1|top_k: .* give 1 or more"):
+        TagRule(threshold, top_k)
+
+
+def test_damaged_work_is_named(here: Path) -> None:
+    asked = stop_after(3)
+    tag("tags.csv", stopping=lambda: next(asked))
+    part = Path("out/tags.csv.parts/0000000000-0000000012.parquet")
+    content = part.read_bytes()
+    part.write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match="0000000000-0000000012.parquet: damaged or cut short"):
+        tag("tags.csv")
+    assert not Path("out/tags.csv").exists()
+    Path("out/tags.csv.parts/settings.json").write_text("{")
+    with pytest.raises(InputError, match="settings.json: cannot be read .*; .*begin anew with --overwrite"):
+        tag("tags.csv")
+    tag("tags.csv", overwrite=True)
+    check_finished("tags.csv")
+
+
+def test_no_picture_at_all_is_refused(here: Path) -> None:
+    with pytest.raises(InputError, match="no picture is named"):
+        tag_pictures(Greens(), iter(()), Path("out/tags.csv"))
+    assert list(Path("out").iterdir()) == []
+
+
+def test_the_callers_random_state_is_left_alone(here: Path) -> None:
+    before = torch.get_rng_state()
+    tag("tags.csv", num_workers=2)
+    assert torch.equal(torch.get_rng_state(), before)

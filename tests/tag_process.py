@@ -1,0 +1,103 @@
+"""Tagging in processes of its own, to be killed; each starts in a moment."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from run_process import die_at_touch
+
+from pivotpatch.data.picture_paths import find_pictures
+from pivotpatch.inference.bulk import ALONE, Share, tag_pictures
+from pivotpatch.inference.engine import Answer
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets", "pivotpatch.inference.bulk"]
+)
+
+
+class Greens:
+    """An engine whose answer for a picture is known: the means of its three channels."""
+
+    labels = ("red", "green", "blue")
+    thresholds = (0.5, 0.4, 0.3)
+    picture_size = 8
+    grid = 0
+    overlap = 0.0
+
+    def __call__(self, pictures: torch.Tensor) -> Answer:
+        probs = pictures.float().mean((2, 3)) / 255
+        return Answer(probs, probs)
+
+
+def write_pictures(folder: Path, count: int, *, broken: Sequence[int] = ()) -> None:
+    """Pictures of one colour each; some of which are none."""
+    folder.mkdir(exist_ok=True)
+    colours = np.random.default_rng(0).integers(0, 256, (count, 3), dtype=np.uint8)
+    for place, colour in enumerate(colours):
+        path = folder / f"{place:04d}.png"
+        if place in broken:
+            path.write_bytes(b"no picture")
+        else:
+            Image.fromarray(np.broadcast_to(colour, (9, 7, 3)).copy()).save(path)
+
+
+class TaggingProcess:
+    """Tags all pictures of the folder `pictures`, in another process."""
+
+    def __init__(self, out: Path, *, share: Share = ALONE, workers: int = 0, dies_at_touch: int | None = None) -> None:
+        self._heard, told = _CONTEXT.Pipe(duplex=False)
+        arguments = (Path.cwd(), out, share, workers, dies_at_touch, told)
+        self._process = _CONTEXT.Process(target=_work, args=arguments)
+        self._process.start()
+        told.close()
+
+    def hear(self) -> int | None:
+        """How many pictures are done; None where it has ended."""
+        try:
+            done: int = self._heard.recv()
+        except EOFError:
+            return None
+        return done
+
+    def kill(self) -> None:
+        """End it at once, unless it has ended."""
+        assert self._process.pid is not None
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> int:
+        """Its exit status; negative for the signal that ended it."""
+        while self.hear() is not None:
+            pass
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+
+def _work(folder: Path, out: Path, share: Share, workers: int, dies_at_touch: int | None, told: Connection) -> None:
+    from pivotpatch.inference import bulk
+
+    os.chdir(folder)
+    multiprocessing.set_start_method("fork", force=True)  # of workers: a fork server of their own would take seconds
+    torch.set_num_threads(1)
+    bulk._PART_SECONDS = 0.0  # a part a batch
+    if dies_at_touch is not None:
+        die_at_touch(out.parent, dies_at_touch)
+    tag_pictures(
+        Greens(),
+        find_pictures(["pictures"]),
+        out,
+        share=share,
+        batch_size=4,
+        num_workers=workers,
+        progress=lambda _what, done, _total: told.send(done),
+    )
