@@ -1,10 +1,15 @@
 """Fixtures that more than one folder of tests needs."""
 
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 
 import pytest
 from file_server import FileServer
+from playwright.sync_api import Browser, sync_playwright
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture
@@ -24,3 +29,17 @@ def picture_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIVOTPATCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real one without a window; PIVOTPATCH_BROWSER names it where it is not on the path."""
+    named = os.environ.get("PIVOTPATCH_BROWSER")
+    place = named or next((found for found in map(shutil.which, BROWSERS) if found), None)
+    if place is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed and PIVOTPATCH_BROWSER names none")
+    root = hasattr(os, "geteuid") and os.geteuid() == 0  # Chromium refuses a sandbox there
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=place, args=["--no-sandbox"] if root else [])
+        yield launched
+        launched.close()

@@ -1,7 +1,5 @@
 """The report in a real browser: it renders, says nothing, asks nobody, sorts, and fits phones, night and paper."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -12,14 +10,13 @@ import pytest
 import torch
 from made_scores import HOSTILE, make_records, make_scores
 from PIL import Image
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route
 
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.report.findings import gather_findings
 from pivotpatch.report.html import clean, write_report
 from pivotpatch.report.subject import Subject
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 COUNT = 1000
 LOG = [{"step": 1, "epoch": 0.5, "loss": 2.0, "loss_image": 2.0}, {"step": 2, "epoch": 1.0, "val_mAP_tde": 0.5}]
 
@@ -34,19 +31,6 @@ class Opened:
 
 
 Open = Callable[..., Opened]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    named = os.environ.get("PIVOTPATCH_BROWSER")
-    place = named or next((found for found in map(shutil.which, NAMES) if found), None)
-    if place is None:
-        pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed and PIVOTPATCH_BROWSER names none")
-    root = hasattr(os, "geteuid") and os.geteuid() == 0  # Chromium refuses a sandbox there
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=place, args=["--no-sandbox"] if root else [])
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,123 @@
+"""One network for many askers: pictures that come at about the same time are answered together."""
+
+import os
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from queue import Empty, Queue
+
+from pivotpatch.data.decoding import Decoded, decode_with_size
+from pivotpatch.inference.prediction import Prediction
+from pivotpatch.inference.predictor import Predictor
+
+MAX_BYTES = 32_000_000
+"""Of a picture's file, for whoever takes files from others."""
+BATCH = 32
+"""Most pictures that the network sees at once."""
+WAIT = 0.004
+"""Seconds that a picture waits for company."""
+CAPACITY = 256
+"""Most pictures that are waited for; one more is refused."""
+_DECODERS = min(4, os.cpu_count() or 1)  # at once: the largest picture takes 270 MB while it is decoded
+
+
+class BusyError(Exception):
+    """So many wait already that one more is refused."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A picture on its way: its file's bytes, and whoever waits for the answer."""
+
+    content: bytes
+    name: str
+    answer: "Future[Prediction]" = field(default_factory=Future)
+
+
+class Batcher:
+    """Answers pictures from many threads with one network.
+
+    A few threads decode; one collects what is decoded for a moment and asks the network about all of it at once. While
+    the network works, the next batch gathers.
+    """
+
+    def __init__(
+        self, predictor: Predictor, *, batch_size: int = BATCH, wait: float = WAIT, capacity: int = CAPACITY
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            predictor: answers the pictures.
+            batch_size: most pictures that it is asked about at once.
+            wait: seconds that the first picture of a batch waits for others.
+            capacity: most pictures that may be on their way; `submit` refuses one more.
+        """
+        self.predictor = Predictor(predictor.engine, batch_size=batch_size)
+        self._wait = wait
+        self._room = threading.Semaphore(capacity)
+        self._decoders = ThreadPoolExecutor(_DECODERS, "decoder")
+        self._decoded: Queue[tuple[_Job, Decoded] | None] = Queue()
+        self._worker = threading.Thread(target=self._work, name="batcher", daemon=True)
+        self._worker.start()
+
+    def submit(self, content: bytes, *, name: str = "picture") -> "Future[Prediction]":
+        """Ask about a picture.
+
+        Args:
+            content: the bytes of its file.
+            name: what messages call it.
+
+        Returns:
+            What will hold the answer, which is that of the file on a disk; of a picture that cannot be read, the
+            `InputError`.
+        """
+        if not self._room.acquire(blocking=False):
+            raise BusyError("too many pictures wait for an answer; try again in a moment")
+        job = _Job(content, name)
+        job.answer.add_done_callback(lambda _: self._room.release())
+        self._decoders.submit(self._decode, job)
+        return job.answer
+
+    def close(self) -> None:
+        """Answer what was asked so far, then end the threads."""
+        self._decoders.shutdown()
+        self._decoded.put(None)
+        self._worker.join()
+
+    def _decode(self, job: _Job) -> None:
+        if not job.answer.set_running_or_notify_cancel():  # whoever asked has gone
+            return
+        side = self.predictor.engine.picture_size
+        try:
+            self._decoded.put((job, decode_with_size(job.content, size=(side, side), name=job.name)))
+        except Exception as error:  # whatever it is, it is the asker's to hear
+            job.answer.set_exception(error)
+
+    def _work(self) -> None:
+        while (first := self._decoded.get()) is not None:
+            self._answer([first, *self._collect()])
+
+    def _collect(self) -> list[tuple[_Job, Decoded]]:
+        """What else is decoded within the time that a batch waits."""
+        found: list[tuple[_Job, Decoded]] = []
+        end = time.monotonic() + self._wait
+        with suppress(Empty):
+            while len(found) + 1 < self.predictor.batch_size:
+                item = self._decoded.get(timeout=max(0.0, end - time.monotonic()))
+                if item is None:
+                    self._decoded.put(None)  # the end, for `_work` to see
+                    break
+                found.append(item)
+        return found
+
+    def _answer(self, batch: list[tuple[_Job, Decoded]]) -> None:
+        try:
+            predictions = self.predictor([decoded.pixels for _, decoded in batch])
+        except Exception as error:  # as above: the thread must live on
+            for job, _ in batch:
+                job.answer.set_exception(error)
+            return
+        for (job, decoded), prediction in zip(batch, predictions, strict=True):
+            job.answer.set_result(replace(prediction, size=decoded.size))

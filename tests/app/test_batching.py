@@ -1,0 +1,160 @@
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pivotpatch.app.batching import Batcher, BusyError
+from pivotpatch.core.errors import InputError
+from pivotpatch.inference.engine import Answer
+from pivotpatch.inference.predictor import Predictor
+
+
+class Means:
+    """An engine whose answer is known, the means of the channels; it can be held up, and made to fail."""
+
+    labels = ("red", "green", "blue")
+    thresholds = None
+    picture_size = 8
+    grid = 0
+    overlap = 0.0
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fails = False
+
+    def __call__(self, pictures: torch.Tensor) -> Answer:
+        self.batches.append(len(pictures))
+        self.entered.set()
+        self.gate.wait(30)
+        if self.fails:
+            raise RuntimeError("out of order")
+        probs = pictures.float().mean((2, 3)) / 255
+        return Answer(probs, probs)
+
+
+@pytest.fixture
+def engine() -> Means:
+    return Means()
+
+
+@pytest.fixture
+def batcher(engine: Means) -> Iterator[Batcher]:
+    made = Batcher(Predictor(engine), batch_size=16, wait=0.01, capacity=100)
+    yield made
+    engine.gate.set()
+    made.close()
+
+
+def paint(red: int, *, size: tuple[int, int] = (12, 10)) -> bytes:
+    written = BytesIO()
+    Image.new("RGB", size, (red, 0, 255 - red)).save(written, "PNG")
+    return written.getvalue()
+
+
+def test_everyone_gets_the_own_answer_and_batches_are_shared(batcher: Batcher, engine: Means) -> None:
+    with ThreadPoolExecutor(16) as askers:
+        answers = list(askers.map(lambda red: batcher.submit(paint(red)).result(30), range(100)))
+    for red, prediction in enumerate(answers):
+        assert prediction.probs.tolist() == pytest.approx([red / 255, 0, 1 - red / 255], abs=1e-6)
+        assert prediction.size == (10, 12)
+    assert sum(engine.batches) == 100
+    assert len(engine.batches) < 100
+
+
+def test_what_gathers_while_the_network_works_is_the_next_batch(batcher: Batcher, engine: Means) -> None:
+    engine.gate.clear()
+    first = batcher.submit(paint(1))
+    assert engine.entered.wait(30)
+    others = [batcher.submit(paint(red)) for red in range(40)]
+    wait_until_decoded(batcher, 40)
+    engine.gate.set()
+    for answer in (first, *others):
+        answer.result(30)
+    assert engine.batches == [1, 16, 16, 8]
+
+
+def wait_until_decoded(batcher: Batcher, count: int) -> None:
+    for _ in range(3000):
+        if batcher._decoded.qsize() == count:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{batcher._decoded.qsize()} of {count} decoded")
+
+
+def test_a_picture_that_cannot_be_read_fails_alone(batcher: Batcher, engine: Means) -> None:
+    engine.gate.clear()
+    good, bad, cut = batcher.submit(paint(255)), batcher.submit(b"text", name="a.txt"), batcher.submit(paint(9)[:50])
+    with pytest.raises(InputError, match="a.txt: is in none of the known formats"):
+        bad.result(30)
+    with pytest.raises(InputError, match="picture: cannot be decoded"):
+        cut.result(30)
+    engine.gate.set()
+    assert good.result(30).probs.tolist() == [1, 0, 0]
+
+
+def test_one_more_than_the_capacity_is_refused_until_there_is_room(engine: Means) -> None:
+    batcher = Batcher(Predictor(engine), capacity=3)
+    engine.gate.clear()
+    waiting = [batcher.submit(paint(red)) for red in range(3)]
+    with pytest.raises(BusyError, match="too many pictures wait for an answer; try again"):
+        batcher.submit(paint(4))
+    engine.gate.set()
+    for answer in waiting:
+        answer.result(30)
+    for _ in range(4):  # each leaves its place to the next
+        batcher.submit(paint(5)).result(30)
+    with pytest.raises(InputError):
+        batcher.submit(b"").result(30)
+    batcher.submit(paint(6)).result(30)
+    batcher.close()
+
+
+def test_a_failure_of_the_network_is_told_and_the_next_picture_is_answered(batcher: Batcher, engine: Means) -> None:
+    engine.fails = True
+    with pytest.raises(RuntimeError, match="out of order"):
+        batcher.submit(paint(0)).result(30)
+    engine.fails = False
+    assert batcher.submit(paint(0)).result(30).probs.tolist() == [0, 0, 1]
+
+
+def test_who_goes_away_before_the_turn_costs_nothing(engine: Means) -> None:
+    batcher = Batcher(Predictor(engine), capacity=1)
+    gone: Future[object] = Future()
+    batcher._decoders.submit(gone.result)  # keeps one decoder busy, and with as many again all of them
+    for _ in range(batcher._decoders._max_workers - 1):
+        batcher._decoders.submit(gone.result)
+    left = batcher.submit(paint(1))
+    assert left.cancel()
+    stays = batcher.submit(paint(255))  # there is room again at once
+    gone.set_result(None)
+    assert stays.result(30).probs.tolist() == [1, 0, 0]
+    assert engine.batches == [1]
+    batcher.close()
+
+
+def test_what_was_asked_is_answered_before_the_end(engine: Means) -> None:
+    batcher = Batcher(Predictor(engine), batch_size=4, wait=0)
+    answers = [batcher.submit(paint(red)) for red in range(30)]
+    batcher.close()
+    assert all(answer.done() for answer in answers)
+
+
+def test_the_answer_is_that_of_the_file_on_the_disk(batcher: Batcher, tmp_path: Path) -> None:
+    path = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    noise = np.random.default_rng(0).integers(0, 256, (900, 1200, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path, exif=exif)
+    expected = batcher.predictor(path)
+    got = batcher.submit(path.read_bytes()).result(30)
+    assert got.size == expected.size == (1200, 900)
+    assert torch.equal(got.probs, expected.probs)
