@@ -8,8 +8,9 @@ RUN := $(VENV)/bin/python
 demo: $(VENV)/installed
 	$(RUN) examples/demo.py
 
+# Workers with a thread each: most tests are too small for threads to help.
 test: $(VENV)/installed
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: $(VENV)/installed
 	$(RUN) -m ruff check .

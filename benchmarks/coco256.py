@@ -153,7 +153,8 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -
     from pivotpatch.core.metrics import average_precision
     from pivotpatch.data.address import open_records
     from pivotpatch.inference.score_file import write_scores
-    from pivotpatch.models.classifier import Classifier, PatchClassifier
+    from pivotpatch.models.classifier import Classifier
+    from pivotpatch.models.patch_classifier import PatchClassifier
     from pivotpatch.training.build import open_training_records
     from pivotpatch.training.config import load_config
 

@@ -19,7 +19,7 @@ from pivotpatch.audit.direct_effect import EffectTracking, measure_direct_effect
 from pivotpatch.cli.train_text import show_training
 from pivotpatch.data.address import open_records
 from pivotpatch.models.checkpoint import load_checkpoint
-from pivotpatch.models.classifier import PatchClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.report.audit_plots import plot_effects
 from pivotpatch.training.config import load_config
 from pivotpatch.training.loop import fit

@@ -4,13 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.models.classifier import (
-    Architecture,
-    Classifier,
-    MultiLabelClassifier,
-    PatchClassifier,
-    SharedClassifier,
-)
+from pivotpatch.models.classifier import Architecture, Classifier, MultiLabelClassifier, SharedClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 LABELS = ("cat", 'a "quoted", comma', "Köln 猫 \n\\")
 HEADS: dict[str, dict[str, int]] = {

@@ -81,7 +81,7 @@ def test_imports_point_one_way(layer: str, path: Path) -> None:
         ("core", "from pivotpatch.models.heads import Head"),
         ("models", "import pivotpatch.data.records"),
         ("data", "def f():\n    from pivotpatch import inference"),
-        ("inference", "from pivotpatch.report import plots"),
+        ("inference", "from pivotpatch.report import html"),
         ("core", "from pivotpatch import PatchInference"),
         ("core", "import_module('pivotpatch.models.heads')"),
         ("core", "READER = 'pivotpatch.data.coco:read_coco'"),

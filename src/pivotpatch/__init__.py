@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.predictor import Predictor
     from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
-    from pivotpatch.models.classifier import MultiLabelClassifier, PatchClassifier
+    from pivotpatch.models.classifier import MultiLabelClassifier
+    from pivotpatch.models.patch_classifier import PatchClassifier
 
 # Imported when first used: `pivotpatch --help` must not wait for torch.
 _HOMES = {
@@ -28,7 +29,7 @@ _HOMES = {
     "Fixed": "core.policies",
     "InputError": "core.errors",
     "MultiLabelClassifier": "models.classifier",
-    "PatchClassifier": "models.classifier",
+    "PatchClassifier": "models.patch_classifier",
     "PatchInference": "inference.patch_inference",
     "PerLabel": "core.policies",
     "Predictor": "inference.predictor",

@@ -10,7 +10,7 @@ from app_process import LABELS, AppProcess
 from PIL import Image
 
 from pivotpatch.models.checkpoint import save_checkpoint
-from pivotpatch.models.classifier import PatchClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,16 @@ from made_scores import make_scores
 
 from pivotpatch.audit.tuning import METHODS, Mixing, Scaling, Tuning, tune_scores
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.metrics import precision_recall
+from pivotpatch.core.metrics import average_precision, precision_recall
 from pivotpatch.core.policies import PerLabel
+from pivotpatch.inference.adaptive import effort_curve, fit_adaptive
 from pivotpatch.inference.calibration import calibrate_out_of_fold, fit_calibration, judge_calibration
 from pivotpatch.inference.folds import draw_folds
 from pivotpatch.inference.mixing import fit_mixing
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.thresholds import BestF1, Goal, PrecisionAtLeast, fit_thresholds
-from pivotpatch.models.classifier import Classifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 LABELS = tuple("abcde")
 SCORES = make_scores(LABELS, count=400)
@@ -155,6 +157,26 @@ def test_without_patches_in_the_scores_the_temperature_stays() -> None:
     assert found.lam != 1.0
 
 
+def test_effort_is_fitted_to_the_new_mixture_and_judged_on_honest_logits() -> None:
+    found = tune(SCORES, mixing="global", calibration="platt")
+    assert found.mixing is not None
+    assert found.adaptive == fit_adaptive(SCORES)  # the image's logits know of no lam
+    assert found.effort is not None
+    assert found.effort.points[-1].mean == pytest.approx(found.mixing.study.shared.mean)
+    assert found.effort.points[0].mean == pytest.approx(average_precision(SCORES.get("image"), SCORES.target).mean)
+    kept = tune(SCORES, mixing="keep", calibration="temperature")
+    assert kept.effort == effort_curve(SCORES, patch_cost=4.0, method="temperature")
+    model = PatchClassifier("test_vit", LABELS, image_size=32)
+    kept.store(model)
+    assert model.adaptive == kept.adaptive
+
+
+def test_effort_is_fitted_only_where_pictures_with_and_without_patches_can_be_compared() -> None:
+    for found in (tune(PLAIN), tune(SCORES, mixing="keep", calibration="none")):
+        assert (found.adaptive, found.effort) == (None, None)
+        assert found.to_dict()["effort"] is None
+
+
 def test_everything_is_plain_for_json() -> None:
     found = tune(SCORES, mixing="per-label")
     told = json.loads(json.dumps(found.to_dict()))
@@ -168,6 +190,8 @@ def test_everything_is_plain_for_json() -> None:
         "gain": None,
     }
     assert told["calibration"]["chosen"] == found.method
+    assert len(told["adaptive"]["calibration"]["slope"]) == len(LABELS)
+    assert [point["passes"] for point in told["effort"]["points"]][:: len(told["effort"]["points"]) - 1] == [1, 5]
     assert told["thresholds"]["decisions"]["after"]["OF1"] == found.after.OF1
 
 

@@ -23,7 +23,8 @@ from pivotpatch.inference.score_file import read_scores
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import Classifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
 

@@ -19,7 +19,8 @@ from together import run_together, run_verb
 from pivotpatch.cli.main import main
 from pivotpatch.inference.predictor import Predictor
 from pivotpatch.models.checkpoint import save_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.classifier import MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 LABELS = ("cat", "dog", "[red]hat")
 COUNT = 20

@@ -18,7 +18,8 @@ from pivotpatch.cli.main import main
 from pivotpatch.cli.train import read_words
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.checkpoint import load_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.classifier import MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import load_config
 from pivotpatch.training.recipes import find_recipe
 

@@ -23,7 +23,8 @@ from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import Classifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
@@ -96,6 +97,7 @@ def assert_stored(found: dict[str, Any], folder: str) -> None:
     calibration = None if model.calibration is None else json.loads(json.dumps(model.calibration.to_dict()))
     assert calibration == found["calibration"]["fitted"]
     assert model.thresholds == tuple(row["threshold"] for row in found["thresholds"]["rows"])
+    assert (None if model.adaptive is None else json.loads(json.dumps(model.adaptive.to_dict()))) == found["adaptive"]
     if isinstance(model, PatchClassifier):
         for name in ("lam", "temperature"):
             assert torch.as_tensor(getattr(model, name)).tolist() == pytest.approx(found[name])
@@ -280,8 +282,11 @@ def test_what_people_see(here: Path, capsys: Errors) -> None:
     assert line.split()[1:] == [f"{100 * decisions[when]['OF1']:.1f}" for when in ("before", "after")]
     assert "thresholds: 3 thresholds for best F1, " in captured.out
     assert captured.out.splitlines()[-2:] == ["wrote tuned", found["warning"]]
-    assert captured.err.splitlines() == ["score: 1 of 1", "drew plots/new/reliability.png", "drew plots/new/lam.png"]
-    for name in ("reliability", "lam"):
+    (line,) = [line for line in captured.out.splitlines() if line.startswith("effort: ")]
+    assert f"({100 * found['effort']['gain']:+.2f} mAP)" in line
+    drawn = ("reliability", "lam", "effort")
+    assert captured.err.splitlines() == ["score: 1 of 1", *(f"drew plots/new/{name}.png" for name in drawn)]
+    for name in drawn:
         with Image.open(f"plots/new/{name}.png") as picture:
             assert picture.width >= 500
     assert main(["tune", "run", "--mixing", "keep"]) == 0

@@ -124,7 +124,7 @@ def test_tags_are_a_data_set_of_their_own(name: str, here: Path) -> None:
 
 def test_numbers_of_a_real_network_do_not_depend_on_the_batch(here: Path) -> None:
     from pivotpatch.inference.engine import TorchEngine
-    from pivotpatch.models.classifier import PatchClassifier
+    from pivotpatch.models.patch_classifier import PatchClassifier
 
     torch.manual_seed(0)
     engine = TorchEngine(PatchClassifier("test_resnet", ("cat", "dog"), image_size=64))

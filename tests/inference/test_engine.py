@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.patches import cut_patches
+from pivotpatch.core.patches import cut_patches, resize_images
 from pivotpatch.inference.engine import Answer, TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
-from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 LABELS = ["cat", "dog", "bird"]
 SLOPE, OFFSET = (0.5, 2.0, 1.5), (1.0, -0.5, 0.25)
@@ -194,3 +196,109 @@ def test_a_calibration_of_logits_that_are_not_there_is_refused() -> None:
 def test_a_model_that_says_no_preprocessing_is_refused() -> None:
     with pytest.raises(InputError, match="a Identity says no preprocessing; give a Classifier"):
         TorchEngine(PatchInference(nn.Identity()))
+
+
+def make_adaptive(cutoffs: tuple[float, ...] = (0.0, 1.0), *, patch_size: int | None = None) -> PatchClassifier:
+    """A network whose image has a calibration of its own."""
+    torch.manual_seed(0)
+    model = PatchClassifier("test_resnet", LABELS, image_size=64, source_size=80, patch_size=patch_size, lam=LAM)
+    spread(model)
+    model.calibration = calibration("tde")
+    model.adaptive = Adaptive(Calibration("image", "platt", (0.75, 1.5, 1.0), (0.5, 0.0, -1.0)), cutoffs)
+    return model.eval()
+
+
+def image_probs(model: PatchClassifier, pixels: Tensor) -> Tensor:
+    """What the image says alone, by its own calibration."""
+    assert model.adaptive is not None
+    with torch.no_grad():
+        logits = model.forward_images(normalise(model, resize_images(pixels, (64, 64))))
+    return model.adaptive.calibration.apply(logits)
+
+
+@pytest.mark.parametrize("patch_size", [None, 32])
+def test_in_two_passes_pictures_get_the_answer_of_one(patch_size: int | None) -> None:
+    model = make_adaptive((0.0, 0.0), patch_size=patch_size)  # nothing is clear
+    expected, answer = TorchEngine(model)(pictures(size=80)), TorchEngine(model, effort=0.5)(pictures(size=80))
+    for name, value in answer._asdict().items():
+        assert torch.allclose(value, getattr(expected, name), atol=1e-5), name
+
+
+def test_the_patches_of_the_unsure_are_looked_at_and_the_others_answered_by_the_image() -> None:
+    pixels = pictures(8, size=80)
+    alone = image_probs(make_adaptive(), pixels)
+    doubt = measure_uncertainty(alone)
+    cutoff = doubt.sort().values[4:6].mean().item()
+    model = make_adaptive((0.0, cutoff, 1.0))
+    seen: list[int] = []
+    model.backbone.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    answer, looked = TorchEngine(model, effort=0.5)(pixels), doubt > cutoff
+    assert looked.sum() == 3
+    assert seen == [8, 3 * 4]  # the network saw no more than that
+    full = TorchEngine(model)(pixels)
+    for name, value in answer._asdict().items():
+        assert value.dtype == torch.float32
+        assert torch.allclose(value[looked], getattr(full, name)[looked], atol=1e-5), name
+    for probs in (answer.probs, answer.image_probs):
+        assert torch.allclose(probs[~looked], alone[~looked], atol=1e-5)
+    for part in (answer.patch_probs, answer.weights):
+        assert part is not None
+        assert part[~looked].isnan().all()
+    assert not torch.allclose(full.image_probs[~looked], alone[~looked], atol=0.01)  # its calibration is another
+
+
+def test_more_effort_looks_at_more_pictures_and_the_batch_has_no_say() -> None:
+    pixels = pictures(12, size=80)
+    doubt = measure_uncertainty(image_probs(make_adaptive(), pixels)).sort().values
+    between = (doubt[:-1] + doubt[1:]) / 2  # so that rounding decides nothing
+    model = make_adaptive((0.0, *between[::2].tolist()))
+    counts = []
+    for effort in (0.01, 0.4, 0.6, 0.99):
+        engine = TorchEngine(model, effort=effort)
+        together = engine(pixels)
+        assert together.weights is not None
+        for row in range(12):
+            for whole, alone in zip(together, engine(pixels[row : row + 1]), strict=True):
+                assert whole is not None
+                assert alone is not None
+                torch.testing.assert_close(whole[row], alone[0], atol=1e-5, rtol=1e-5, equal_nan=True)
+        counts.append(int((~together.weights.isnan()).all(dim=(1, 2)).sum()))
+    assert counts[0] == 1
+    assert counts[1] < counts[2]
+    assert counts[3] == 12
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_without_effort_the_image_is_all_there_is(fitted: bool) -> None:
+    model, pixels = make_adaptive(), pictures(size=80)
+    expected = image_probs(model, pixels)
+    if not fitted:
+        model.adaptive = None
+        expected = TorchEngine(model)(pixels).image_probs
+    engine = TorchEngine(model, effort=0)
+    assert (engine.grid, engine.picture_size) == (0, 80)
+    answer = engine(pixels)
+    assert torch.allclose(answer.probs, expected, atol=1e-5)
+    assert torch.equal(answer.image_probs, answer.probs)
+    assert (answer.patch_probs, answer.weights) == (None, None)
+
+
+def test_effort_in_half_precision_is_nearly_the_same() -> None:
+    model = make_adaptive((0.0, 0.0))
+    answer = TorchEngine(model, dtype=torch.bfloat16, effort=0.5)(pictures(size=80))
+    expected = TorchEngine(model)(pictures(size=80))
+    assert torch.allclose(answer.probs, expected.probs, atol=0.05)
+    assert not answer.probs.isnan().any()
+
+
+def test_efforts_that_a_network_cannot_make_are_refused() -> None:
+    with pytest.raises(InputError, match="PAT-I looks at the patches of every picture, effort is 0.5; leave effort"):
+        TorchEngine(PatchInference(make_plain()), effort=0.5)
+    with pytest.raises(InputError, match="effort: is 0.5, but the network has no patches; leave it out"):
+        TorchEngine(make_plain(), effort=0.5)
+    with pytest.raises(InputError, match="effort: is 0.5, but nobody has fitted when patches may be left out; run"):
+        TorchEngine(make_patch_classifier(), effort=0.5)
+    with pytest.raises(InputError, match="TorchEngine: effort is nan; give a number from 0"):
+        TorchEngine(make_patch_classifier(), effort=float("nan"))
+    plain = make_plain()
+    assert torch.equal(TorchEngine(plain, effort=0)(pictures()).probs, TorchEngine(plain)(pictures()).probs)

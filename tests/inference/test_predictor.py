@@ -1,5 +1,6 @@
 """Pictures of every kind get the answer that the network gives to their pixels."""
 
+import json
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.data.decoding import decode_image
@@ -18,11 +21,13 @@ from pivotpatch.inference import predictor as module
 from pivotpatch.inference.engine import Answer, TorchEngine
 from pivotpatch.inference.prediction import LONGEST
 from pivotpatch.inference.predictor import Picture, Predictor
-from pivotpatch.models.checkpoint import save_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
+from pivotpatch.models.classifier import MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 LABELS = ("cat", "dog")
 PIXELS = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
+CLEAR = np.full((80, 80, 3), (255, 160, 0), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -275,6 +280,52 @@ def test_a_device_that_is_not_there_is_refused(checkpoint: Path) -> None:
         Predictor.load(checkpoint, device="nonsense")
 
 
-def test_other_efforts_are_not_known_yet(checkpoint: Path) -> None:
-    with pytest.raises(InputError, match="effort: 0.5 is not 1"):
+@pytest.fixture(scope="module")
+def tuned(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, with a cutoff at effort 0.5 that the image of `CLEAR` is below."""
+    model = load_checkpoint(checkpoint)
+    image = Calibration("image", "platt", (1.0, 1.0), (0.0, 0.0))
+    doubt = [measure_uncertainty(Predictor.load(checkpoint, effort=0)(pixels).probs) for pixels in (CLEAR, PIXELS)]
+    assert doubt[0] < doubt[1]
+    model.adaptive = Adaptive(image, (0.0, (doubt[0].item() + doubt[1].item()) / 2, 1.0))
+    folder = tmp_path_factory.mktemp("tuned") / "checkpoint"
+    save_checkpoint(model, folder)
+    return folder
+
+
+def test_a_picture_that_is_clear_without_its_patches_has_no_box(tuned: Path) -> None:
+    clear, unclear = Predictor.load(tuned, effort=0.5)([CLEAR, PIXELS])
+    full, alone = Predictor.load(tuned)(PIXELS), Predictor.load(tuned, effort=0)(CLEAR)
+    assert torch.allclose(unclear.probs, full.probs, atol=1e-6)
+    assert [tag.box for tag in unclear.top(2)] == [tag.box for tag in full.top(2)] != [None, None]
+    assert torch.allclose(clear.probs, alone.probs, atol=1e-6)
+    assert (clear.patch_probs, clear.weights) == (None, None)
+    (tag, *_) = clear.top(1)
+    assert (tag.prob, tag.patch_prob, tag.weights, tag.box) == (tag.image_prob, None, None, None)
+    assert len(clear.tags) == 1
+    (told,) = json.loads(json.dumps(clear.to_dict(), allow_nan=False))["tags"]
+    assert (told["patch_prob"], told["weights"], told["box"]) == (None, None, None)
+    assert set(told) == set(full.top(1)[0].to_dict())
+    for label in (None, "cat"):
+        clear.plot(label).savefig(BytesIO(), format="png")
+    assert "nan" not in clear._repr_html_() + repr(clear)
+
+
+@pytest.mark.parametrize("effort", [0.0, 0.5])
+def test_effort_goes_through_batches_of_any_size(tuned: Path, effort: float) -> None:
+    pictures = [CLEAR, PIXELS, PIXELS[::-1].copy(), CLEAR, PIXELS[:, ::-1].copy()]
+    predictor = Predictor.load(tuned, effort=effort)
+    together, alone = predictor(pictures), [predictor(picture) for picture in pictures]
+    for one, other in zip(together, alone, strict=True):
+        assert torch.allclose(one.probs, other.probs, atol=1e-6)
+        assert (one.weights is None) == (other.weights is None)
+    assert {one.weights is None for one in together} == ({True} if effort == 0 else {True, False})
+
+
+def test_efforts_that_cannot_be_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="effort: is 0.5, but nobody has fitted .*; run pivotpatch tune, with a calib"):
         Predictor.load(checkpoint, effort=0.5)
+    with pytest.raises(InputError, match="Predictor: effort is 2; give a number from 0"):
+        Predictor.load(checkpoint, effort=2)
+    with pytest.raises(InputError, match="m.onnx: exported networks look at the patches of every picture, effort is 0"):
+        Predictor.load(tmp_path / "m.onnx", effort=0)

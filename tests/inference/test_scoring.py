@@ -15,7 +15,8 @@ from pivotpatch.data.loading import Loader, make_loader
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_images, score_pictures
-from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 LABELS = ["cat", "dog"]
 SIZE, SOURCE = 32, 64

@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
+from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier
 
 LABELS = ["cat", "dog", "cow"]
 CALIBRATION = {"kind": "tde", "method": "platt", "slope": [1.0, 1.0, 1.0], "offset": [0.0]}
+IMAGE = {**CALIBRATION, "kind": "image", "offset": [0.0, 1.0, 2.0]}
 
 
 @pytest.fixture
@@ -35,6 +37,8 @@ def folder(model: Classifier, tmp_path: Path) -> Path:
 def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     model.thresholds = (0.1, 0.2, 0.3)
     model.calibration = Calibration("tde", "platt_per_label", (0.5, 1.0, -2.0), (0.1, 0.0, -3.0))
+    image = Calibration("image", "platt_per_label", (0.25, 1.0, 2.0), (1.0, 2.0, 1 / 3))
+    model.adaptive = Adaptive(image, (0.0, 1 / 3, 1 / 3, 0.75))
     model.preprocessing = replace(model.preprocessing, image_size=96)
     save_checkpoint(model, tmp_path / "deep" / "model")
     state = torch.random.get_rng_state()
@@ -45,6 +49,7 @@ def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     assert (loaded.lam, loaded.temperature) == (0.5, 2.0)
     assert loaded.thresholds == (0.1, 0.2, 0.3)
     assert loaded.calibration == model.calibration
+    assert loaded.adaptive == model.adaptive
     assert loaded.preprocessing == model.preprocessing
     assert loaded.architecture == model.architecture
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
@@ -68,9 +73,10 @@ def test_a_file_from_before_some_options_is_read(folder: Path) -> None:
     assert (loaded.grid, loaded.overlap, loaded.source_size, loaded.patch_size) == (3, 0.0, None, None)
 
 
-def test_a_file_from_before_calibration_is_read(folder: Path) -> None:
-    edit_json(lambda d: d.pop("calibration"))(folder)
-    assert load_checkpoint(folder).calibration is None
+@pytest.mark.parametrize("name", ["calibration", "adaptive"])
+def test_a_file_from_before_something_was_fitted_is_read(name: str, folder: Path) -> None:
+    edit_json(lambda d: d.pop(name))(folder)
+    assert getattr(load_checkpoint(folder), name) is None
 
 
 def test_a_mixture_for_each_label_comes_back(tmp_path: Path) -> None:
@@ -279,6 +285,24 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
             "calibration.slope.1 is '2'",
         ),
         (edit_json(lambda d: d.update(calibration={"kind": "tde"})), "lacks calibration.method; save the checkpoint"),
+        (
+            edit_json(lambda d: d.update(adaptive={"calibration": {**IMAGE, "slope": [1.0]}, "cutoffs": [0.0, 1.0]})),
+            "1 values of adaptive.calibration.slope for 3 labels; fit them",
+        ),
+        (
+            edit_json(lambda d: d.update(adaptive={"calibration": CALIBRATION, "cutoffs": [0.0, 1.0]})),
+            "adaptive.calibration.kind is 'tde'",
+        ),
+        (edit_json(lambda d: d.update(adaptive={"calibration": IMAGE})), "lacks adaptive.cutoffs; save the checkpoint"),
+        (
+            edit_json(lambda d: d.update(adaptive={"calibration": IMAGE, "cutoffs": [1.0, 0.0]})),
+            r"adaptive.cutoffs is \[1.0, 0.0\] .*they do not rise",
+        ),
+        (edit_json(lambda d: d.update(adaptive={"calibration": IMAGE, "cutoffs": [1.0]})), "adaptive.cutoffs is"),
+        (
+            edit_json(lambda d: d.update(adaptive={"calibration": IMAGE, "cutoffs": [-1.0, 0.0]})),
+            "adaptive.cutoffs.0 is -1.0",
+        ),
         (edit_json(lambda d: d.update(patching=None)), "patching is None for a PatchClassifier; save"),
         (edit_json(lambda d: d.update(thresholds=["a", "b", "c"])), "thresholds.0 is 'a'"),
         (edit_json(lambda d: d.update(thresholds=[0.1, 0.2, 5])), "thresholds.2 is 5"),

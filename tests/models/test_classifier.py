@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference, load_checkpoint, save_checkpoint
+from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import cut_patches
@@ -81,6 +82,31 @@ def test_patches_alone_give_the_pooled_logits(head: str) -> None:
     assert seen == [(18, 3, 64, 64)]  # no whole image among them
     with pytest.raises(InputError, match=r"patches have shape \(2, 3, 64, 64\); give \(B, P, C, H, W\)"):
         model.forward_patches(images)
+
+
+@pytest.mark.parametrize("head", SMALL)
+@pytest.mark.parametrize("patch_size", [None, 32])
+def test_patches_may_be_added_to_some_images_later(head: str, patch_size: int | None) -> None:
+    torch.manual_seed(0)
+    model = PatchClassifier(small(head=head), LABELS, patch_size=patch_size, lam=0.5, temperature=2.0).eval()
+    side = patch_size or 64
+    images, patches = torch.rand(3, 3, 64, 64), torch.rand(3, 4, 3, side, side)
+    seen: list[torch.Size] = []
+    with torch.inference_mode():
+        expected = model.forward_views(images, patches)
+        model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+        image_logits = model.forward_images(images)
+        later = model.add_patches(image_logits[1:], patches[1:])
+    torch.testing.assert_close(image_logits, expected.image_logits, rtol=1e-4, atol=1e-5)
+    for value, whole in zip(later, expected, strict=True):
+        torch.testing.assert_close(value, whole[1:], rtol=1e-4, atol=1e-5)
+    assert seen == [(3, 3, 64, 64), (8, 3, side, side)]
+
+
+@pytest.mark.parametrize(("grid", "patch_size", "cost"), [(2, None, 4), (3, None, 9), (2, 32, 1), (2, 48, 2.25)])
+def test_patches_cost_what_their_pixels_are(grid: int, patch_size: int | None, cost: float) -> None:
+    model = PatchClassifier("test_resnet", LABELS, image_size=64, grid=grid, patch_size=patch_size)
+    assert model.patch_cost == pytest.approx(cost)
 
 
 def test_independent_networks_share_nothing() -> None:
@@ -276,13 +302,14 @@ def test_another_mixture_is_the_same_logits_mixed_anew() -> None:
     model = PatchClassifier(small(), LABELS).eval()
     model.thresholds = (0.5,) * 4
     model.calibration = Calibration("tde", "platt", (1.0,) * 4, (0.0,) * 4)
+    model.adaptive = Adaptive(Calibration("image", "platt", (1.0,) * 4, (0.0,) * 4), (0.0, 1.0))
     images = torch.rand(2, 3, 64, 64)
     lam, temperature = torch.tensor([0.0, 0.5, 1.0, 2.0]), torch.tensor([0.5, 1.0, 2.0, 4.0])
     with torch.inference_mode():
         before = model(images)
         model.set_mixing(lam=lam, temperature=temperature)
         after = model(images)
-    assert [getattr(model, name) for name in ("thresholds", "calibration")] == [None, None]
+    assert [getattr(model, name) for name in ("thresholds", "calibration", "adaptive")] == [None] * 3
     weights = torch.softmax(before.weights.log() / temperature, dim=1)
     pooled = (weights * before.patch_logits).sum(1)
     torch.testing.assert_close(after.tde_logits, before.image_logits + lam * pooled)

@@ -8,11 +8,12 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from pivotpatch.core.errors import InputError
+from pivotpatch.inference.adaptive import EffortCurve, EffortPoint
 from pivotpatch.inference.calibration import Reliability, reliability
 from pivotpatch.inference.mixing import MixingStudy, fit_mixing
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.thresholds import threshold_curve
-from pivotpatch.report.calibration_plots import plot_lam, plot_reliability, plot_thresholds
+from pivotpatch.report.calibration_plots import plot_effort, plot_lam, plot_reliability, plot_thresholds
 
 
 def render(figure: Figure) -> bytes:
@@ -95,3 +96,21 @@ def test_lam_shows_a_line_a_temperature_and_marks_the_fitted_pair(study: MixingS
     }
     assert render(figure).startswith(b"\x89PNG")
     assert plt.get_fignums() == []
+
+
+def test_effort_shows_cost_and_mean_and_marks_most_of_the_gain() -> None:
+    means = (0.6, 0.65, 0.695, 0.7)
+    points = tuple(EffortPoint(step / 3, step / 3, 1 + step, mean) for step, mean in enumerate(means))
+    figure = plot_effort(EffortCurve(points))
+    line, level, mark = figure.axes[0].lines
+    np.testing.assert_allclose(
+        np.asarray(line.get_xydata()), [[1 + step, 100 * mean] for step, mean in enumerate(means)]
+    )
+    np.testing.assert_allclose(np.asarray(level.get_ydata()), [69, 69])
+    np.testing.assert_allclose(np.asarray(mark.get_xydata()), [[3, 69.5]])
+    assert texts(figure) == ["90 % of the gain", "effort 0.67: 3.00 passes"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["image alone: 60.0", "all patches: 70.0"]
+    assert render(figure).startswith(b"\x89PNG")
+    nothing = plot_effort(EffortCurve(points[::-1]))  # patches that harm have no gain to keep
+    assert len(nothing.axes[0].lines) == 1
+    assert render(nothing).startswith(b"\x89PNG")

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import make_model
 from pivotpatch.training.config import load_config
 
@@ -30,11 +32,13 @@ def test_what_was_fitted_to_other_weights_does_not_go_on(kind: type[Classifier],
         model.set_mixing(lam=torch.tensor([0.5, 2.0]), temperature=0.25)
     model.thresholds = (0.3, 0.4)
     model.calibration = Calibration("image", "platt", (2.0, 2.0), (1.0, 1.0))
+    model.adaptive = Adaptive(model.calibration, (0.0, 0.5))
     save_checkpoint(model, tmp_path / "first")
-    assert load_checkpoint(tmp_path / "first").calibration == model.calibration
+    stored = load_checkpoint(tmp_path / "first")
+    assert (stored.calibration, stored.adaptive) == (model.calibration, model.adaptive)
     config = load_config(None, [f"model.start_from={tmp_path / 'first'}", f"task.kind={task}", "task.lam=0.7"])
     again = make_model(config, LABELS)
-    assert (again.thresholds, again.calibration) == (None, None)
+    assert (again.thresholds, again.calibration, again.adaptive) == (None, None, None)
     assert torch.equal(next(again.parameters()), next(model.parameters()))
     if isinstance(again, PatchClassifier):
         assert (again.lam, again.temperature) == (0.7, 1.0)

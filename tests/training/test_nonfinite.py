@@ -10,7 +10,7 @@ from pivotpatch.cli.main import main
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.loading import ImageDataset
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import PatchClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import ModelSection
 from pivotpatch.training.folder import RunFolder

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import Views
-from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import LossSection, OptimiserSection
 from pivotpatch.training.optimiser import make_optimiser
 from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageTask, make_loss

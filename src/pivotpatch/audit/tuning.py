@@ -1,16 +1,18 @@
-"""What is fitted after training: lam and temperature, then calibration, then thresholds; all judged out of fold."""
+"""What is fitted after training: lam and temperature, calibration, thresholds, effort; all judged out of fold."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from pivotpatch.audit.bootstrap import Interval, resample_average_precision
+from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.metrics import PrecisionRecall, precision_recall
+from pivotpatch.inference.adaptive import EffortCurve, effort_curve, fit_adaptive
 from pivotpatch.inference.calibration import (
     CalibrationQuality,
     Method,
@@ -24,7 +26,8 @@ from pivotpatch.inference.folds import draw_folds
 from pivotpatch.inference.mixing import MixingStudy, Mixture, choose_mixture, fit_mixing
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.thresholds import BestF1, FittedThresholds, Goal, fit_thresholds
-from pivotpatch.models.classifier import Classifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 Mixing = Literal["auto", "keep", "global", "per-label"]
 """Lam and temperature: "auto" fits them and keeps what was scored with where the gain is within noise."""
@@ -89,6 +92,9 @@ class Tuning:
         thresholds: from now on.
         before: decisions as they were, at 0.5.
         after: decisions by calibration and thresholds that were fitted without the picture's fold.
+        adaptive: when patches may be left out from now on; None where there are none, or no calibration was wanted:
+            then pictures with and without them could not be compared.
+        effort: what that costs and keeps, out of fold; None likewise.
     """
 
     pictures: int
@@ -103,6 +109,8 @@ class Tuning:
     thresholds: FittedThresholds
     before: PrecisionRecall
     after: PrecisionRecall
+    adaptive: Adaptive | None
+    effort: EffortCurve | None
 
     @property
     def method(self) -> str:
@@ -113,7 +121,7 @@ class Tuning:
         """Give a network all that was fitted; what was fitted to it before is forgotten."""
         if isinstance(model, PatchClassifier):
             model.set_mixing(lam=self.lam, temperature=self.temperature)
-        model.calibration, model.thresholds = self.calibration, self.thresholds.values
+        model.calibration, model.thresholds, model.adaptive = self.calibration, self.thresholds.values, self.adaptive
 
     def to_dict(self) -> dict[str, object]:
         """All of it in plain types, for JSON."""
@@ -133,6 +141,8 @@ class Tuning:
                 **self.thresholds.to_dict(),
                 "decisions": {"before": asdict(self.before), "after": asdict(self.after)},
             },
+            "adaptive": None if self.adaptive is None else self.adaptive.to_dict(),
+            "effort": None if self.effort is None else self.effort.to_dict(),
         }
 
 
@@ -142,18 +152,20 @@ def tune_scores(
     mixing: Mixing = "auto",
     calibration: Scaling = "auto",
     goal: Goal = _BEST_F1,
+    patch_cost: float = 4.0,
     resamples: int = 1000,
     generator: torch.Generator,
 ) -> Tuning:
     """Fit all that can be fitted without the network.
 
-    The folds are the same for all three parts, so that what is told of a picture owes nothing to its own target.
+    The folds are the same for all parts, so that what is told of a picture owes nothing to its own target.
 
     Args:
         scores: of validation pictures. Without patches there is no lam to fit.
         mixing: what to do about lam and temperature.
         calibration: how to calibrate.
         goal: of the thresholds.
+        patch_cost: of a picture's patches in passes over an image, see `PatchClassifier.patch_cost`; only told.
         resamples: of the interval of lam's gain.
         generator: draws them.
     """
@@ -183,6 +195,11 @@ def tune_scores(
         chosen = calibration
     fitter = _RuleFitter(kind, chosen, goal, scores.labels)
     rule = fitter.fit(final.scaled(kind), target)
+    adaptive = effort = None
+    if kind == "tde" and calibration != NONE:
+        adaptive = fit_adaptive(final)
+        unseen = replace(final, logits={**final.logits, kind: honest * (1 + final.lam)})
+        effort = effort_curve(unseen, patch_cost=patch_cost, method=chosen, folds=_FOLDS)
     return Tuning(
         pictures=len(scores),
         labels=scores.labels,
@@ -199,6 +216,8 @@ def tune_scores(
         thresholds=rule.thresholds,
         before=precision_recall(probs["before"], target, labels=scores.labels),
         after=precision_recall(fitter.decide_out_of_fold(honest, target).float(), target, labels=scores.labels),
+        adaptive=adaptive,
+        effort=effort,
     )
 
 

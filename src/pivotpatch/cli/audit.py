@@ -323,7 +323,7 @@ def _read(args: argparse.Namespace) -> _Subject:
 def _open_network(what: str | Path) -> "Classifier | PatchInference":
     """A checkpoint, or the best of a run; PAT-I around a network that has no patches of its own."""
     from pivotpatch.inference.patch_inference import PatchInference
-    from pivotpatch.models.classifier import PatchClassifier
+    from pivotpatch.models.patch_classifier import PatchClassifier
 
     network = open_source(what, action="audit").model
     if network is None:

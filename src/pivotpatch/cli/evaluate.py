@@ -180,7 +180,7 @@ def _make_rule(text: str, subject: _Subject) -> _Rule:
         else:
             known = open_training_records(subject.config).train
         return _Rule(PriorMatched.from_target(known.target()))
-    from pivotpatch.models.classifier import PatchClassifier
+    from pivotpatch.models.patch_classifier import PatchClassifier
 
     model = subject.model
     if model is None or model.thresholds is None:
@@ -221,7 +221,7 @@ def _score(subject: _Subject, data: str, args: argparse.Namespace) -> Scored:
 def _wrap(network: "Classifier", args: argparse.Namespace) -> "PatchInference":
     """PAT-I around a network that has no patches of its own."""
     from pivotpatch.inference.patch_inference import PatchInference
-    from pivotpatch.models.classifier import PatchClassifier
+    from pivotpatch.models.patch_classifier import PatchClassifier
 
     if isinstance(network, PatchClassifier):
         raise InputError("--patch-inference", "the network has patches of its own (PAT-T)", "leave it out")

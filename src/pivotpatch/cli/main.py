@@ -11,7 +11,7 @@ from pivotpatch import __version__
 from pivotpatch.core.errors import InputError
 
 # Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.
-VERBS = ("audit", "data", "evaluate", "recipes", "report", "train")
+VERBS = ("app", "audit", "data", "evaluate", "export", "predict", "recipes", "report", "train", "tune")
 
 
 def build_parser() -> argparse.ArgumentParser:

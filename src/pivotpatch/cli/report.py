@@ -139,7 +139,8 @@ def _tell_file(scores: "Scores") -> dict[str, str]:
 
 
 def _tell_network(source: Source) -> dict[str, str]:
-    from pivotpatch.models.classifier import IndependentClassifier, PatchClassifier
+    from pivotpatch.models.classifier import IndependentClassifier
+    from pivotpatch.models.patch_classifier import PatchClassifier
 
     model = source.model
     assert model is not None

@@ -1,4 +1,4 @@
-"""`pivotpatch tune`: fit lam, calibration and thresholds on validation pictures, and keep them in the checkpoint."""
+"""`pivotpatch tune`: fit lam, calibration, thresholds and effort on validation pictures, into the checkpoint."""
 
 import argparse
 import json
@@ -32,7 +32,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "tune",
         help="fit lam, calibration and thresholds on validation pictures",
         description="Fit lam and temperature, then the calibration of probabilities, then a threshold for each label, "
-        "on pictures that the network was not trained on; judge each out of fold and store all in the checkpoint.",
+        "and when patches may be left out (predict --effort), on pictures that the network was not trained on; judge "
+        "each out of fold and store all in the checkpoint.",
         usage="%(prog)s WHAT [DATA] [options]",
         epilog="Several GPUs: torchrun --nproc-per-node N -m pivotpatch tune ...",
     )
@@ -63,7 +64,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--thresholds", default="f1", metavar="GOAL", help="f1, precision:0.9, or cost:1:5 of mistakes (f1)"
     )
     tune.add_argument("--out", type=Path, metavar="FOLDER", help="write a new checkpoint and leave the old one alone")
-    tune.add_argument("--plot", type=Path, metavar="FOLDER", help="draw reliability and mAP against lam")
+    tune.add_argument("--plot", type=Path, metavar="FOLDER", help="draw reliability, mAP against lam and against cost")
     tune.add_argument("--json", action="store_true", help="write everything as JSON")
     tune.set_defaults(run=run_tune)
 
@@ -99,7 +100,7 @@ def run_tune(args: argparse.Namespace) -> int:
 def _check_network(model: "Classifier", source: Source, args: argparse.Namespace) -> None:
     """Refuse what cannot be stored, before the work is done."""
     from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS
-    from pivotpatch.models.classifier import PatchClassifier
+    from pivotpatch.models.patch_classifier import PatchClassifier
 
     if args.mixing not in ("auto", "keep") and not isinstance(model, PatchClassifier):
         raise InputError("--mixing", "the network has no patches, so there is no lam", "leave it out")
@@ -196,7 +197,7 @@ def _refuse(trained: "TrainingRecords", where: str, found: int, count: int) -> N
 def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
     """Scores from a file, mixed as the network mixes them."""
     from pivotpatch.inference.score_file import read_scores
-    from pivotpatch.models.classifier import PatchClassifier
+    from pivotpatch.models.patch_classifier import PatchClassifier
 
     model = source.model
     assert model is not None
@@ -247,6 +248,7 @@ def _finish(source: Source, scored: Scored, folder: "RunFolder | None", args: ar
     from pivotpatch.audit.tuning import tune_scores
     from pivotpatch.cli.tune_text import print_tuning
     from pivotpatch.inference.thresholds import parse_goal
+    from pivotpatch.models.patch_classifier import PatchClassifier
 
     list_not_read(scored.not_read)
     found = tune_scores(
@@ -254,6 +256,7 @@ def _finish(source: Source, scored: Scored, folder: "RunFolder | None", args: ar
         mixing=args.mixing,
         calibration=args.calibration,
         goal=parse_goal(args.thresholds),
+        patch_cost=source.model.patch_cost if isinstance(source.model, PatchClassifier) else 0.0,
         generator=torch.Generator().manual_seed(SEED),
     )
     if not args.json:
@@ -284,9 +287,11 @@ def _store(source: Source, found: "Tuning", folder: "RunFolder | None", out: Pat
 
 
 def _draw(found: "Tuning", folder: Path) -> None:
-    from pivotpatch.report.calibration_plots import plot_lam, plot_reliability
+    from pivotpatch.report.calibration_plots import plot_effort, plot_lam, plot_reliability
 
     figures = {"reliability": plot_reliability(found.curves)}
     if found.mixing is not None:
         figures["lam"] = plot_lam(found.mixing.study)
+    if found.effort is not None:
+        figures["effort"] = plot_effort(found.effort)
     write_figures(figures, folder)

@@ -6,6 +6,7 @@ from torch import Tensor
 from pivotpatch.audit.tuning import NONE, MixingChoice, Tuning
 from pivotpatch.cli.data_text import Screen
 from pivotpatch.cli.evaluate_text import MEASURES, NAMES, make_table, write_bounds
+from pivotpatch.inference.adaptive import EffortCurve
 
 
 def print_tuning(found: Tuning) -> None:
@@ -27,6 +28,8 @@ def print_tuning(found: Tuning) -> None:
         table.add_row("mean F1" if name == "macro_f1" else name, *values)
     console.print(table)
     console.print(f"thresholds: {found.thresholds}")
+    if found.effort is not None:
+        console.print(f"effort: {_tell_effort(found.effort)}")
 
 
 def _make_mixing_table(mixing: MixingChoice) -> Table:
@@ -58,6 +61,14 @@ def _make_calibration_table(found: Tuning) -> Table:
             f"{overall.log_loss:.4f}",
         )
     return table
+
+
+def _tell_effort(curve: EffortCurve) -> str:
+    found, gain = curve.find(0.9), f"{100 * curve.gain:+.2f} mAP"
+    if found is None:
+        return f"the patches gain nothing ({gain}), so that 0 does as well as 1"
+    cost = f"{found.passes:.2f} passes over an image instead of {curve.points[-1].passes:.2f}"
+    return f"{found.effort:.2f} keeps 90 % of the patches' gain ({gain}) at {cost}"
 
 
 def _write_value(value: float | Tensor) -> str:

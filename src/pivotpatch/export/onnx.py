@@ -21,7 +21,8 @@ from pivotpatch.export.graph import (
 )
 from pivotpatch.inference.exported import PROPERTY, OnnxEngine, import_extra
 from pivotpatch.inference.patch_inference import PatchInference
-from pivotpatch.models.classifier import Classifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 HALF_TOLERANCE = 5e-2
 """Largest difference for weights of half precision; an ImageNet network differs by up to 0.028 on photographs."""

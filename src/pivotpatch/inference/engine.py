@@ -5,22 +5,25 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from pivotpatch.core.adaptive import Adaptive, check_effort
 from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS
-from pivotpatch.inference.scoring import evaluating, score_images
-from pivotpatch.models.classifier import Classifier, PatchClassifier
+from pivotpatch.inference.scoring import evaluating, make_network_views, score_images
+from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 
 class Answer(NamedTuple):
     """What a network says of B pictures, in float32 on the CPU; all of it calibrated where a calibration was fitted.
 
     Attributes:
-        probs: (B,L) to decide with: of the total direct effect where there are patches.
+        probs: (B,L) to decide with: of the total direct effect where patches were looked at.
         image_probs: (B,L) from the whole image alone.
-        patch_probs: (B,L) from the pooled patches, likewise; None without patches.
-        weights: (B,P,L) share of each patch; None without patches.
+        patch_probs: (B,L) from the pooled patches; NaN where a picture's were not looked at, None where no picture's.
+        weights: (B,P,L) share of each patch, likewise.
     """
 
     probs: Tensor
@@ -36,7 +39,7 @@ class Engine(Protocol):
         labels: names of the L labels.
         thresholds: L numbers; a label is given where its `probs` are above. None where none were fitted: 0.5.
         picture_size: S, rows and columns of the pictures that it takes.
-        grid: patches per side; 0 where there are none.
+        grid: patches per side; 0 where none are looked at.
         overlap: share of a patch's side that it has in common with its neighbour.
     """
 
@@ -64,6 +67,10 @@ class TorchEngine:
     so that all are on one scale: a calibrated TDE logit then still is the weighted mean of the other two.
     What was fitted to an ordinary network does not hold for the PAT-I around it, so that there its thresholds and
     calibration count only if the latter is of kind "tde".
+
+    With an effort below 1 the image comes first, and patches only of pictures about which it is unsure. The others are
+    answered by the image alone, whose logits have a calibration of their own (`Adaptive`), so that the probabilities of
+    both can be compared with each other and with the same thresholds.
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class TorchEngine:
         *,
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
+        effort: float = 1.0,
     ) -> None:
         """Ask a network.
 
@@ -79,7 +87,10 @@ class TorchEngine:
             model: a network, or PAT-I around one.
             device: where to run; the network is moved there. It stays where it is by default.
             dtype: of autocast; float32 for none.
+            effort: share of pictures whose patches are looked at, among such as the network was tuned on: 1 for all,
+                0 for none, anything between where `Classifier.adaptive` was fitted.
         """
+        check_effort(effort, "TorchEngine")
         network = model.model if isinstance(model, PatchInference) else model
         if not isinstance(network, Classifier):
             raise InputError("TorchEngine", f"a {type(network).__name__} says no preprocessing", "give a Classifier")
@@ -89,7 +100,7 @@ class TorchEngine:
         self.labels: tuple[str, ...] = network.labels
         self.picture_size: int = network.picture_size
         patched = model if isinstance(model, PatchInference | PatchClassifier) else None
-        self.grid: int = 0 if patched is None else patched.grid
+        self.grid: int = 0 if patched is None or effort == 0 else patched.grid
         self.overlap: float = 0.0 if patched is None else patched.overlap
         fitted, thresholds = network.calibration, network.thresholds
         if isinstance(model, PatchInference) and (fitted is None or fitted.kind != "tde"):
@@ -99,6 +110,21 @@ class TorchEngine:
             raise InputError("TorchEngine", wrong, "fit it again")
         self.thresholds: tuple[float, ...] | None = thresholds
         self.calibration: Calibration | None = fitted
+        self.effort = float(effort)
+        self.adaptive: Adaptive | None = network.adaptive
+        self._check_effort()
+
+    def _check_effort(self) -> None:
+        if isinstance(self.model, PatchInference) and self.effort < 1:
+            wrong = f"PAT-I looks at the patches of every picture, effort is {self.effort:g}"
+            raise InputError("TorchEngine", wrong, "leave effort out, or give the network without PAT-I")
+        if not 0 < self.effort < 1:
+            return
+        if not isinstance(self.model, PatchClassifier):
+            raise InputError("effort", f"is {self.effort:g}, but the network has no patches", "leave it out")
+        if self.adaptive is None:
+            wrong = f"is {self.effort:g}, but nobody has fitted when patches may be left out"
+            raise InputError("effort", wrong, "run pivotpatch tune, with a calibration, or give 0 or 1")
 
     def __call__(self, pictures: Tensor) -> Answer:
         """What the network says of pictures (B,3,S,S) uint8, B >= 1, on any device."""
@@ -109,10 +135,33 @@ class TorchEngine:
 
     def answer(self, pictures: Tensor) -> Answer:
         """The same of pictures on the network's device, and nothing besides: a graph that can be exported."""
+        if self.effort < 1 and isinstance(self.model, PatchClassifier):
+            return self._answer_adaptively(self.model, pictures)
         out = score_images(self.model, pictures)
         if isinstance(out, Tensor):
             probs = self._calibrate(out)
             return Answer(probs, probs)
+        return self._mix(out)
+
+    def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer:
+        """The image of every picture, then the patches of those about which it is unsure."""
+        logits = model.forward_images(make_network_views(model, pictures, patches=False).image)
+        probs = self._calibrate(logits) if self.adaptive is None else self.adaptive.calibration.apply(logits)
+        if self.effort == 0:
+            return Answer(probs, probs)
+        assert self.adaptive is not None
+        nothing = probs.new_full((len(probs), 1 + self.grid**2, probs.shape[1]), torch.nan)
+        parts = probs, probs.clone(), nothing[:, 0], nothing[:, 1:]
+        (rows,) = self.adaptive.choose(probs, self.effort).nonzero(as_tuple=True)
+        if len(rows):
+            patches = make_network_views(model, pictures[rows]).patches
+            for part, seen in zip(parts, self._mix(model.add_patches(logits[rows], patches)), strict=True):
+                assert seen is not None
+                part[rows] = seen
+        return Answer(*parts)
+
+    def _mix(self, out: CounterfactualLogits) -> Answer:
+        """The answer of pictures whose patches were seen."""
         assert isinstance(self.model, PatchInference | PatchClassifier)
         rows = (out.image_logits, out.pooled_logits, out.tde_logits / (1 + self.model.lam))
         kinds = dict(zip(KINDS, map(self._calibrate, rows), strict=True))

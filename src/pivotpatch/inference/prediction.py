@@ -49,7 +49,7 @@ class Tag(NamedTuple):
         prob: its probability, to compare with the threshold.
         threshold: the label is given where `prob` is above.
         image_prob: from the whole image alone.
-        patch_prob: from the patches alone; None without patches, as the next two.
+        patch_prob: from the patches alone; None where they were not looked at, as the next two.
         weights: P shares of the patches, row by row.
         box: of the pivot patch, the one with the largest share, in the picture's own pixels.
     """
@@ -80,8 +80,8 @@ class Prediction:
         labels: names of the L labels.
         probs: (L,) to decide with.
         image_probs: (L,) from the whole image alone.
-        patch_probs: (L,) from the pooled patches; None without patches.
-        weights: (P,L) share of each patch, row by row; None without patches.
+        patch_probs: (L,) from the pooled patches; None without patches, and where they were not looked at.
+        weights: (P,L) share of each patch, row by row; None likewise.
         thresholds: (L,); a label is given where `probs` are above.
         overlap: of the patches, see `patch_boxes`.
     """

@@ -14,16 +14,20 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from pivotpatch.core.adaptive import check_effort
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.data.decoding import decode_image, decode_with_size
 from pivotpatch.inference.engine import Engine, TorchEngine
 from pivotpatch.inference.prediction import Prediction, fit
 from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
+from pivotpatch.models.classifier import Classifier
 
 BUNDLED = ("tagger",)
 """Models that come with the package."""
 EXPORTED = (".onnx", ".pt2")
 """How the names of exported networks end."""
+SCHEMES = ("hub", "timm", "transformers")
+"""What may stand before a colon, in front of a folder or of `owner/name` on the Hugging Face hub."""
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor
 """A file's path or `file://` URL, its bytes, a Pillow picture, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
@@ -73,18 +77,28 @@ class Predictor:
 
         Args:
             name_or_folder: the name of a model that comes with the package ("tagger"), the folder of a run, whose best
-                network is taken, or of a checkpoint, or an exported file (.onnx, .pt2).
+                network is taken, or of a checkpoint, or an exported file (.onnx, .pt2). "hub:owner/name" is a
+                checkpoint on the Hugging Face hub; "transformers:" or "timm:" before a folder or `owner/name` opens
+                somebody else's multi-label network, around which PAT-I looks at patches, see `open_transformers`. A
+                revision may follow a name: "hub:owner/name@v2".
             device: where to run; a GPU where there is one by default.
-            effort: 1, patches of every picture; nothing else is known yet.
+            effort: share of pictures whose patches are looked at, those that are the least clear without: 1 for all,
+                0 for none. Anything between needs a network that was tuned (`pivotpatch tune`). Exported networks
+                look at the patches of all. PAT-I looks at the patches of all or, with 0, of none.
         """
-        if effort != 1:
-            raise InputError("effort", f"{effort!r} is not 1, the patches of every picture", "leave it out")
+        check_effort(effort, "Predictor")
         path, chosen = Path(name_or_folder), _choose_device(device)
+        scheme, _, named = os.fspath(name_or_folder).partition(":")
+        if scheme in SCHEMES and named:
+            return cls(_open_named(scheme, named, device=chosen, effort=effort))
         if path.suffix.lower() in EXPORTED and not path.is_dir():
             from pivotpatch.inference.exported import open_exported
 
             if device is not None and chosen.type != "cpu":
                 raise InputError(str(path), f"exported networks run on the CPU, not on {chosen}", "leave device out")
+            if effort != 1:
+                wrong = f"exported networks look at the patches of every picture, effort is {effort:g}"
+                raise InputError(str(path), wrong, "leave effort out, or give the run or checkpoint")
             return cls(open_exported(path))
         if name_or_folder in BUNDLED:
             folder = files("pivotpatch").joinpath(str(name_or_folder))
@@ -92,8 +106,8 @@ class Predictor:
                 wrong = f"this installation has no bundled {name_or_folder}"
                 raise InputError("Predictor", wrong, "install pivotpatch again, or give a run, checkpoint or export")
             with as_file(folder) as place:
-                return cls(TorchEngine(load_checkpoint(place), device=chosen))
-        return cls(TorchEngine(load_checkpoint(_find_checkpoint(path)), device=chosen))
+                return cls(TorchEngine(load_checkpoint(place), device=chosen, effort=effort))
+        return cls(TorchEngine(load_checkpoint(_find_checkpoint(path)), device=chosen, effort=effort))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -145,13 +159,18 @@ class Predictor:
                 labels=self.labels,
                 probs=answer.probs[row],
                 image_probs=answer.image_probs[row],
-                patch_probs=None if answer.patch_probs is None else answer.patch_probs[row],
-                weights=None if answer.weights is None else answer.weights[row],
+                patch_probs=_pick(answer.patch_probs, row),
+                weights=_pick(answer.weights, row),
                 thresholds=thresholds,
                 overlap=self.engine.overlap,
             )
             for row, picture in enumerate(pictures)
         ]
+
+
+def _pick(part: Tensor | None, row: int) -> Tensor | None:
+    """What an answer's part says of one picture; None where its patches were not looked at."""
+    return None if part is None or part[row].isnan().all() else part[row]
 
 
 def _choose_device(device: str | torch.device | None) -> torch.device:
@@ -162,6 +181,23 @@ def _choose_device(device: str | torch.device | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
         reason = str(error).partition("\n")[0]
         raise InputError("device", f"{device!r} cannot be used ({reason})", "choose cpu or another") from None
+
+
+def _open_named(scheme: str, named: str, *, device: torch.device, effort: float) -> TorchEngine:
+    """An engine for a folder or a name on the hub."""
+    from pivotpatch.inference.foreign import open_timm, open_transformers
+
+    place, revision = named, None
+    if not Path(named).exists():
+        place, _, tail = named.partition("@")
+        revision = tail or None
+    if scheme == "hub":
+        return TorchEngine(Classifier.from_pretrained(place, revision=revision), device=device, effort=effort)
+    if 0 < effort < 1:
+        wrong = f"is {effort:g}, but PAT-I looks at the patches of all pictures or of none"
+        raise InputError("effort", wrong, "give 1 or 0")
+    opening = open_timm if scheme == "timm" else open_transformers
+    return opening(place, pat=effort == 1, device=device, revision=revision)
 
 
 def _find_checkpoint(path: Path) -> Path:

@@ -15,7 +15,8 @@ from pivotpatch.data.augment import Augmentation, Views, make_views
 from pivotpatch.data.loading import Loader
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
-from pivotpatch.models.classifier import Classifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -28,8 +29,17 @@ class _Part(NamedTuple):
     rows: Tensor
 
 
-def make_network_views(model: Classifier, images: Tensor, *, augmentation: Augmentation | None = None) -> Views:
-    """The views that a network sees of images (B,3,h,w) uint8 from the loader, on their device."""
+def make_network_views(
+    model: Classifier, images: Tensor, *, augmentation: Augmentation | None = None, patches: bool = True
+) -> Views:
+    """The views that a network sees of images (B,3,h,w) uint8 from the loader, on their device.
+
+    Args:
+        model: says how it sees them.
+        images: (B,3,h,w) uint8.
+        augmentation: of all views; none by default.
+        patches: False leaves them out.
+    """
     prepare = model.preprocessing
     make = partial(
         make_views,
@@ -39,7 +49,7 @@ def make_network_views(model: Classifier, images: Tensor, *, augmentation: Augme
         std=prepare.std,
         augmentation=augmentation,
     )
-    if not isinstance(model, PatchClassifier):
+    if not (patches and isinstance(model, PatchClassifier)):
         return make(grid=0)
     return make(
         grid=model.grid,

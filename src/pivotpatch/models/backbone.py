@@ -159,12 +159,12 @@ def _load_backbone(network: Any, path: Path) -> None:
     expected = network.state_dict()
     state = read_weights(path)
     if not expected.keys() <= state.keys():
-        state = _convert_names(state, network)
+        state = convert_names(state, network)
     body = {key: value for key, value in state.items() if key in expected or not key.startswith(heads)}
     load_exactly(network, body, where=str(path))
 
 
-def _convert_names(state: dict[str, Tensor], network: Any) -> dict[str, Tensor]:
+def convert_names(state: dict[str, Tensor], network: Any) -> dict[str, Tensor]:
     """Weights under timm's names, where timm knows those of the model's authors; else as they are."""
     module = sys.modules[model_entrypoint(network.pretrained_cfg["architecture"]).__module__]
     convert = getattr(module, "checkpoint_filter_fn", None)

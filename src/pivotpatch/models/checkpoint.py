@@ -1,33 +1,31 @@
 """A checkpoint is a folder: model.safetensors holds the tensors, model.json explains them."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from pivotpatch import __version__
+from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.writing import explain_disk_faults, replacing_folder
-from pivotpatch.models.classifier import (
-    Architecture,
-    Classifier,
-    IndependentClassifier,
-    MultiLabelClassifier,
-    PatchClassifier,
-)
+from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.preprocessing import Preprocessing
 from pivotpatch.models.weights import load_exactly, read_weights
 
 SCHEMA = 1
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
+CARD = "README.md"
 _KINDS: dict[str, type[Classifier]] = {
     "MultiLabelClassifier": MultiLabelClassifier,
     "PatchClassifier": PatchClassifier,
@@ -74,11 +72,26 @@ class _Patching(_Part):
         return {name: torch.tensor(value) if isinstance(value, list) else value for name, value in content.items()}
 
 
+def _check_rising(values: list[float]) -> list[float]:
+    if values != sorted(values):
+        raise ValueError("they do not rise")
+    return values
+
+
 class _Calibration(_Part):
     kind: Literal["image", "patch", "tde"]
     method: Text
     slope: list[float]
     offset: list[float]
+
+
+class _ImageCalibration(_Calibration):
+    kind: Literal["image"]
+
+
+class _Adaptive(_Part):
+    calibration: _ImageCalibration
+    cutoffs: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2), AfterValidator(_check_rising)]
 
 
 class _Description(_Part):
@@ -92,23 +105,30 @@ class _Description(_Part):
     preprocessing: _Preprocessing
     thresholds: list[Annotated[float, Field(ge=0, le=1)]] | None
     calibration: _Calibration | None = None
+    adaptive: _Adaptive | None = None
     patching: _Patching | None
 
 
-def save_checkpoint(model: Classifier, folder: str | Path, *, overwrite: bool = False) -> None:
+def save_checkpoint(model: Classifier, folder: str | Path, *, overwrite: bool = False, card: str | None = None) -> None:
     """Write a network as a checkpoint folder, whole or not at all.
 
     Args:
         model: any kind of `Classifier`, compiled or not.
         folder: where to; it must not exist unless `overwrite`.
         overwrite: replace the checkpoint that is there. It stays until the new one is complete; a
-            crash in between leaves it beside as `<folder>.old`. Anything but a checkpoint is never replaced.
+            crash in between leaves it beside as `<folder>.old`. Anything but a checkpoint is never replaced, and
+            what else lies in its folder stays there, such as a README.md.
+        card: text of a README.md to lie beside it.
     """
     with explain_disk_faults(Path(folder), also=(SafetensorError,)):
         folder = Path(folder).resolve()
         _check_place(folder, overwrite=overwrite)
         with replacing_folder(folder) as scratch:
+            if folder.exists():
+                _keep_rest(folder, scratch)
             write_checkpoint(model, scratch)
+            if card is not None:
+                (scratch / CARD).write_text(card, "utf-8")
 
 
 def write_checkpoint(model: Classifier, folder: Path) -> None:
@@ -142,11 +162,18 @@ def load_checkpoint(folder: str | Path) -> Classifier:
         _check_count(described.thresholds, "thresholds", model, where)
         model.thresholds = tuple(described.thresholds)
     if described.calibration is not None:
-        for name in ("slope", "offset"):
-            _check_count(getattr(described.calibration, name), f"values of calibration.{name}", model, where)
+        _check_calibration(described.calibration, "calibration", model, where)
         model.calibration = Calibration.from_dict(described.calibration.model_dump())
+    if described.adaptive is not None:
+        _check_calibration(described.adaptive.calibration, "adaptive.calibration", model, where)
+        model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
     load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
     return model.eval()
+
+
+def _check_calibration(stated: _Calibration, name: str, model: Classifier, where: str) -> None:
+    for part in ("slope", "offset"):
+        _check_count(getattr(stated, part), f"values of {name}.{part}", model, where)
 
 
 def _check_count(values: list[float], name: str, model: Classifier, where: str) -> None:
@@ -164,6 +191,7 @@ def _describe(model: Classifier) -> dict[str, object]:
         "preprocessing": asdict(model.preprocessing),
         "thresholds": None if model.thresholds is None else list(model.thresholds),
         "calibration": None if model.calibration is None else model.calibration.to_dict(),
+        "adaptive": None if model.adaptive is None else model.adaptive.to_dict(),
         "patching": {name: _plain(getattr(model, name)) for name in _Patching.model_fields}
         if isinstance(model, PatchClassifier)
         else None,
@@ -209,6 +237,14 @@ def _read_description(folder: Path) -> _Description:
     if name == "kind":
         raise InputError(str(path), f"unknown kind {value!r}", choose_one_of(str(value), _KINDS))
     raise InputError(str(path), f"{name} is {value!r} ({reason})", "save the checkpoint again")
+
+
+def _keep_rest(folder: Path, scratch: Path) -> None:
+    """Copy what a checkpoint's folder holds besides the checkpoint."""
+    own = (WEIGHTS, DESCRIPTION)
+    shutil.copytree(
+        folder, scratch, symlinks=True, dirs_exist_ok=True, ignore=lambda at, _: own if Path(at) == folder else ()
+    )
 
 
 def _check_place(folder: Path, *, overwrite: bool) -> None:

@@ -1,35 +1,23 @@
-"""Multi-label classifiers: a backbone and a head with one projection or PAT-T's three, or a network for each label."""
+"""Multi-label classifiers: a backbone and a head, or a network for each label; PAT-T's is in `patch_classifier`."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
 
+from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.counterfactual import (
-    CounterfactualLogits,
-    check_lam,
-    check_temperature,
-    combine_logits,
-    patch_weights,
-    pool_patches,
-)
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.patches import (
-    check_grid,
-    check_images,
-    check_overlap,
-    check_source,
-    cut_patches,
-    split_views,
-    stack_views,
-)
 from pivotpatch.models.backbone import Backbone, BackboneOption
 from pivotpatch.models.heads import HeadOption, make_head
 from pivotpatch.models.preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    from pivotpatch.models.card import Card
 
 
 @dataclass(frozen=True)
@@ -64,6 +52,7 @@ class Classifier(nn.Module):
         preprocessing: what must be done to pictures first.
         thresholds: probabilities above which each label is given, where they were fitted.
         calibration: of those probabilities, where one was fitted.
+        adaptive: when the patches may be left out, where that was fitted.
     """
 
     preprocessing: Preprocessing
@@ -86,11 +75,75 @@ class Classifier(nn.Module):
         self.labels = tuple(labels)
         self.thresholds: tuple[float, ...] | None = None
         self.calibration: Calibration | None = None
+        self.adaptive: Adaptive | None = None
 
     @property
     def picture_size(self) -> int:
         """Rows and columns of the pictures that a loader is to give."""
         return self.preprocessing.image_size
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str | PathLike[str],
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        token: str | None = None,
+    ) -> Self:
+        """Open a checkpoint by its folder, or by its name on the Hugging Face hub.
+
+        Of the hub only model.json, model.safetensors and README.md are fetched, once; nothing that they hold is run.
+
+        Args:
+            name_or_folder: a folder, else `owner/name`.
+            revision: a branch, tag or commit of the hub's; the newest by default.
+            cache_dir: where copies are kept; the hub client's own place by default.
+            token: of the hub's, for what is not public; the one that its client has stored by default.
+
+        Returns:
+            The network in evaluation mode, on the CPU; another kind than the class that is asked is refused.
+        """
+        from pivotpatch.models.hub import load_pretrained
+
+        return load_pretrained(cls, name_or_folder, revision=revision, cache_dir=cache_dir, token=token)
+
+    def save_pretrained(self, folder: str | Path, *, card: "Card | None" = None, overwrite: bool = False) -> None:
+        """Write a checkpoint folder with a model card, README.md, which says what the network knows of itself.
+
+        Args:
+            folder: where to; it must not exist unless `overwrite`.
+            card: what to say besides.
+            overwrite: replace the checkpoint that is there, see `save_checkpoint`; its card too where `card` is given.
+        """
+        from pivotpatch.models.hub import save_pretrained
+
+        save_pretrained(self, folder, card=card, overwrite=overwrite)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        token: str | None = None,
+        message: str = "Upload the network",
+        card: "Card | None" = None,
+    ) -> str:
+        """Send the network and its model card to the Hugging Face hub.
+
+        Args:
+            repo_id: `owner/name`; made if it is not there.
+            private: whether a new one is for its owner only.
+            token: that may write; the one that the hub's client has stored by default.
+            message: what the hub notes beside the change.
+            card: what to say besides; a card that the hub has already is replaced only where this is given.
+
+        Returns:
+            The address of its page.
+        """
+        from pivotpatch.models.hub import push_to_hub
+
+        return push_to_hub(self, repo_id, private=private, token=token, message=message, card=card)
 
 
 class SharedClassifier(Classifier):
@@ -176,165 +229,3 @@ class IndependentClassifier(Classifier):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B,L) of preprocessed images (B,C,H,W)."""
         return torch.cat([member(images) for member in self.members], dim=1)
-
-
-class PatchClassifier(SharedClassifier):
-    """PAT-T's network: one backbone, and image, patch and weight logits from projections of their own.
-
-    For the decoder heads the decoder is shared and only the last projection is tripled.
-
-    Attributes:
-        grid: patches per side.
-        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
-        source_size: rows and columns of the picture that patches are cut from ("native"); None where they are
-            cut from the resized image. `forward` takes that picture as `source`.
-        patch_size: rows and columns at which the network sees each patch; None for those of the image. Smaller
-            ones cost less: four patches of half the side cost as much as one image.
-        lam: weight of the direct effect, a number or (L,); changed by `set_mixing`.
-        temperature: of the patch weights, likewise.
-    """
-
-    lam: float | Tensor
-    temperature: float | Tensor
-
-    def __init__(
-        self,
-        backbone: str | Architecture,
-        labels: Sequence[str],
-        *,
-        head: str = "linear",
-        image_size: int | None = None,
-        pretrained: bool = False,
-        weights: str | Path | None = None,
-        grid: int = 2,
-        overlap: float = 0.0,
-        source_size: int | None = None,
-        patch_size: int | None = None,
-        lam: float | Tensor = 1.0,
-        temperature: float | Tensor = 1.0,
-    ) -> None:
-        """Build a network; how it cuts and weighs its patches is the paper's way by default."""
-        check_grid(grid, "PatchClassifier")
-        check_overlap(overlap, "PatchClassifier")
-        super().__init__(backbone, labels, head=head, image_size=image_size, pretrained=pretrained, weights=weights)
-        seen = self.preprocessing.image_size
-        if source_size is not None and not (isinstance(source_size, int) and source_size >= seen):
-            todo = f"give a side of {seen} pixels, which the network sees, or more, or None for the resized image"
-            raise InputError("PatchClassifier", f"source_size is {source_size!r}", todo)
-        if patch_size is not None and not (isinstance(patch_size, int) and 1 <= patch_size <= seen):
-            todo = f"give a side of at most {seen} pixels, at which the network sees the image, or None for that"
-            raise InputError("PatchClassifier", f"patch_size is {patch_size!r}", todo)
-        self.patch_projection = self.head.make_projection()
-        self.weight_projection = self.head.make_projection()
-        self.grid = grid
-        self.overlap = overlap
-        self.source_size = source_size
-        self.patch_size = patch_size
-        self.set_mixing(lam=lam, temperature=temperature)
-
-    @classmethod
-    def from_classifier(
-        cls,
-        trained: MultiLabelClassifier,
-        *,
-        grid: int = 2,
-        overlap: float = 0.0,
-        source_size: int | None = None,
-        patch_size: int | None = None,
-        lam: float | Tensor = 1.0,
-        temperature: float | Tensor = 1.0,
-    ) -> "PatchClassifier":
-        """Start PAT-T from an ordinary network: its projection is copied three times.
-
-        Before any further training the result is what PAT-I makes of `trained`, which is left alone.
-        """
-        with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced at once
-            model = cls(
-                trained.architecture,
-                trained.labels,
-                grid=grid,
-                overlap=overlap,
-                source_size=source_size,
-                patch_size=patch_size,
-                lam=lam,
-                temperature=temperature,
-            )
-        model.preprocessing = trained.preprocessing
-        model.backbone = deepcopy(trained.backbone)
-        model.head = deepcopy(trained.head)
-        model.patch_projection = deepcopy(trained.head.project)
-        model.weight_projection = deepcopy(trained.head.project)
-        return model.train(trained.training)
-
-    def set_mixing(self, *, lam: float | Tensor, temperature: float | Tensor) -> None:
-        """Mix image and patches with other numbers, or (L,); forgets what was fitted to the old probabilities."""
-        labels = len(self.labels)
-        for values, check in ((lam, check_lam), (temperature, check_temperature)):
-            check(values, "PatchClassifier", labels=labels)
-            for value in values.reshape(-1).tolist() if isinstance(values, Tensor) else ():
-                check(value, "PatchClassifier")
-        device = next(self.parameters()).device
-        for name, values in (("lam", lam), ("temperature", temperature)):
-            if hasattr(self, name):
-                delattr(self, name)
-            if isinstance(values, Tensor):  # a buffer, so that it moves with the network; model.json holds its numbers
-                self.register_buffer(name, values.detach().float().to(device), persistent=False)
-            else:
-                setattr(self, name, values)
-        self.thresholds = self.calibration = None
-
-    @property
-    def picture_size(self) -> int:
-        """Rows and columns of the pictures that a loader is to give: those that patches are cut from."""
-        return self.source_size or super().picture_size
-
-    def forward(self, images: Tensor, *, source: Tensor | None = None) -> CounterfactualLogits:
-        """All logits of preprocessed images.
-
-        Args:
-            images: (B,C,H,W), what the network sees.
-            source: the same images, larger, to cut the patches from; `images` by default.
-        """
-        check_images(images, "PatchClassifier")
-        if source is not None:
-            check_source(images, source, "PatchClassifier")
-        size = (images.shape[-2], images.shape[-1]) if self.patch_size is None else (self.patch_size, self.patch_size)
-        patches = cut_patches(images if source is None else source, grid=self.grid, overlap=self.overlap, size=size)
-        return self.forward_views(images, patches)
-
-    def forward_views(self, images: Tensor, patches: Tensor) -> CounterfactualLogits:
-        """All logits of views that were cut before; images (B,C,H,W), patches (B,P,C,h,w).
-
-        One pass over all of them, or where patches are smaller one over the images and one over the patches.
-        """
-        if patches.shape[3:] == images.shape[2:]:
-            embedding = self.head.embed(self.backbone(stack_views(images, patches)))
-            whole, parts = split_views(embedding, patches=patches.shape[1])
-        else:
-            whole, parts = self.head.embed(self.backbone(images)), self._embed_parts(patches)
-        return combine_logits(
-            self.head.project(whole),
-            _project_parts(parts, self.patch_projection),
-            weight_logits=_project_parts(parts, self.weight_projection),
-            lam=self.lam,
-            temperature=self.temperature,
-        )
-
-    def forward_patches(self, patches: Tensor) -> Tensor:
-        """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
-        if patches.ndim != 5:
-            raise InputError("PatchClassifier", f"patches have shape {tuple(patches.shape)}", "give (B, P, C, H, W)")
-        parts = self._embed_parts(patches)
-        weights = patch_weights(_project_parts(parts, self.weight_projection), temperature=self.temperature)
-        return pool_patches(_project_parts(parts, self.patch_projection), weights)
-
-    def _embed_parts(self, patches: Tensor) -> Tensor:
-        """Embeddings (B,P,...) of patches (B,P,C,H,W)."""
-        embedding: Tensor = self.head.embed(self.backbone(patches.flatten(0, 1))).unflatten(0, patches.shape[:2])
-        return embedding
-
-
-def _project_parts(parts: Tensor, projection: nn.Module) -> Tensor:
-    """Logits (B,P,L) of the embeddings (B,P,...) of patches."""
-    logits: Tensor = projection(parts.flatten(0, 1)).unflatten(0, parts.shape[:2])
-    return logits

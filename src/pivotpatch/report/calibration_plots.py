@@ -1,10 +1,11 @@
-"""Pictures of what is fitted after training: reliability of probabilities, a label's threshold, mAP against lam."""
+"""Pictures of what is fitted after training: reliability, a label's threshold, mAP against lam and against cost."""
 
 from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
 from pivotpatch.core.errors import InputError
+from pivotpatch.inference.adaptive import EffortCurve
 from pivotpatch.inference.calibration import Reliability
 from pivotpatch.inference.mixing import MixingStudy
 from pivotpatch.inference.thresholds import ThresholdCurve
@@ -91,4 +92,30 @@ def plot_lam(study: MixingStudy) -> Figure:
     axes.set(xlabel="lam", ylabel="mAP (%)", xlim=(-0.02, 1))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
+    return figure
+
+
+def plot_effort(curve: EffortCurve) -> Figure:
+    """Show mAP against the mean cost of a picture, from the image alone to the patches of every picture.
+
+    A dotted line is at 90 % of what the patches gain, and a square at the cheapest effort that keeps as much.
+    """
+    figure = Figure(figsize=(5.4, 3.4), dpi=_SIZE, layout="constrained")
+    axes = figure.subplots()
+    axes.plot([p.passes for p in curve.points], [100 * p.mean for p in curve.points], color=_COLOURS[1], marker=".")
+    ends = (curve.points[0], "image alone", "left", (9, -3)), (curve.points[-1], "all patches", "right", (0, 8))
+    for point, name, side, shift in ends:
+        place = point.passes, 100 * point.mean
+        text = f"{name}: {place[1]:.1f}"
+        axes.annotate(text, place, xytext=shift, textcoords="offset points", ha=side, fontsize=8)
+    found = curve.find(0.9)
+    if found is not None:
+        level = 100 * (curve.points[0].mean + 0.9 * curve.gain)
+        axes.axhline(level, color="0.4", linestyle=":", label="90 % of the gain")
+        text = f"effort {found.effort:.2f}: {found.passes:.2f} passes"
+        axes.plot(found.passes, 100 * found.mean, "s", color=_COLOURS[0], zorder=3, label=text)
+        axes.legend(fontsize=8, loc="lower right")
+    axes.set(xlabel="cost of a picture, in passes over an image", ylabel="mAP (%)")
+    axes.margins(y=0.15)
+    axes.grid(alpha=0.3)
     return figure

@@ -18,13 +18,8 @@ from pivotpatch.data.loading import Loader, hold_pictures, make_loader
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.split import split_records
 from pivotpatch.models.checkpoint import load_checkpoint
-from pivotpatch.models.classifier import (
-    Architecture,
-    Classifier,
-    IndependentClassifier,
-    MultiLabelClassifier,
-    PatchClassifier,
-)
+from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import ModelSection, RunConfig, TaskSection
 from pivotpatch.training.optimiser import WeightAverage, make_average, make_optimiser
 from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageTask, make_loss
@@ -211,7 +206,7 @@ def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...])
     """Train a checkpoint's network further; PAT-T may start from an ordinary one."""
     assert section.start_from is not None
     model = load_checkpoint(section.start_from)
-    model.thresholds = model.calibration = None  # they belong to the weights that they were fitted to
+    model.thresholds = model.calibration = model.adaptive = None  # they belong to the weights that they were fitted to
     said = section.model_dump(exclude={"start_from", "pretrained"}, exclude_defaults=True)
     for name, value in said.items():
         if getattr(model.architecture, name, None) != value:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
 from pivotpatch.data.augment import Augmentation, Views
 from pivotpatch.inference.scoring import make_network_views
-from pivotpatch.models.classifier import Classifier, PatchClassifier
+from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import LossSection
 
 

@@ -1,0 +1,127 @@
+"""Pictures a second on the CPU, from JPEG files to tags: the whole image alone, PAT, adaptive efforts, ONNX Runtime.
+
+    python benchmarks/predict.py [--model RUN] [--efforts 0.25 0.5 0.75] [--json [FILE]]
+
+All ways run a `Predictor` of the same network and take turns, so that a busy moment hits all alike; times are medians.
+The pictures are generated, 640 x 480 JPEG, and say nothing of a network's doubts: the cutoffs of the efforts are set by
+the pictures themselves, so that each effort looks at the share of them that it names.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from loading import write_photographs
+
+from pivotpatch.core.adaptive import Adaptive
+from pivotpatch.core.calibration import Calibration
+from pivotpatch.data.decoding import decode_image
+from pivotpatch.export.onnx import export_onnx
+from pivotpatch.inference.adaptive import find_cutoffs
+from pivotpatch.inference.engine import TorchEngine
+from pivotpatch.inference.predictor import Predictor
+from pivotpatch.models.patch_classifier import PatchClassifier
+
+RESULT = Path(__file__).parent / "results" / "predict_cpu.json"
+
+
+class Way(NamedTuple):
+    """Something to time, and its cost in passes over an image."""
+
+    run: Callable[[], object]
+    passes: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tagger", help="a run or checkpoint with patches (the bundled tagger)")
+    parser.add_argument("--efforts", type=float, nargs="*", default=[0.25, 0.5, 0.75])
+    parser.add_argument("--pictures", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path, nargs="?", const=RESULT, help="write the figures, too (%(const)s)")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as name:
+        ways = make_ways(args, Path(name))
+        seconds = measure({name: way.run for name, way in ways.items()}, rounds=args.rounds)
+    found = {
+        name: {
+            "passes": way.passes,
+            "pictures a second": args.pictures / seconds[name],
+            "ms a picture": 1000 * seconds[name] / args.pictures,
+            "times the time of plain": seconds[name] / seconds["plain"],
+        }
+        for name, way in ways.items()
+    }
+    about = {
+        "machine": f"{platform.machine()}, {args.threads} threads",
+        "torch": torch.__version__,
+        **{name: getattr(args, name) for name in ("model", "pictures", "batch_size", "rounds")},
+    }
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print_table(found)
+    if args.json is not None:
+        args.json.write_text(json.dumps({**about, "ways": found}, indent=1) + "\n", "utf-8")
+
+
+def make_ways(args: argparse.Namespace, folder: Path) -> dict[str, Way]:
+    """All that is to be timed, by name."""
+    paths = write_photographs(folder, args.pictures)
+    engine = Predictor.load(args.model, device="cpu").engine
+    if not isinstance(engine, TorchEngine) or not isinstance(engine.model, PatchClassifier):
+        raise SystemExit(f"{args.model} has no patches, so that there is nothing to compare")
+    model, size = engine.model, (engine.picture_size, engine.picture_size)
+    aim_efforts(model, paths)
+    export_onnx(model, folder / "network.onnx")
+    engines = {
+        "plain": (TorchEngine(model, effort=0), 1.0),
+        "PAT": (engine, 1 + model.patch_cost),
+        **{f"effort {e:g}": (TorchEngine(model, effort=e), 1 + e * model.patch_cost) for e in args.efforts},
+        "PAT, ONNX Runtime": (Predictor.load(folder / "network.onnx").engine, 1 + model.patch_cost),
+    }
+    ways = {"reading alone": Way(lambda: [decode_image(path, size=size) for path in paths], 0.0)}
+    for name, (asked, passes) in engines.items():
+        predictor = Predictor(asked, batch_size=args.batch_size)
+        ways[name] = Way(lambda predictor=predictor: predictor(paths), passes)  # type: ignore[misc]
+    return ways
+
+
+def aim_efforts(model: PatchClassifier, paths: list[Path]) -> None:
+    """Set the cutoffs by pictures, so that an effort looks at as many of them as it names."""
+    nothing = Calibration("image", "none", (1.0,) * len(model.labels), (0.0,) * len(model.labels))
+    calibration = nothing if model.adaptive is None else model.adaptive.calibration
+    model.adaptive = Adaptive(calibration, (0.0, 1.0))
+    said = Predictor(TorchEngine(model, effort=0))(paths)
+    model.adaptive = Adaptive(calibration, find_cutoffs(torch.stack([each.probs for each in said])))
+
+
+def measure(ways: dict[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
+    """Median seconds of each way, after one call that is not timed."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run()
+            if number:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def print_table(found: dict[str, dict[str, Any]]) -> None:
+    print(f"{'':20}{'passes':>8}{'pictures/s':>12}{'ms a picture':>14}{'times plain':>13}")
+    for name, row in found.items():
+        passes, speed, spent, ratio = row.values()
+        print(f"{name:20}{passes:8.2f}{speed:12.1f}{spent:14.1f}{ratio:13.2f}")
+
+
+if __name__ == "__main__":
+    main()

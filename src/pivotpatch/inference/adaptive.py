@@ -1,0 +1,137 @@
+"""Adaptive inference fitted on validation scores; what each effort costs, and what it keeps of the patches' gain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pivotpatch.core.adaptive import Adaptive, check_effort, measure_uncertainty
+from pivotpatch.core.errors import InputError
+from pivotpatch.core.metrics import average_precision
+from pivotpatch.inference.calibration import Method, fit_calibration
+from pivotpatch.inference.folds import draw_folds
+from pivotpatch.inference.scores import Scores
+
+EFFORTS = tuple(step / 20 for step in range(21))
+"""The efforts that are tried."""
+_STEPS = 100  # of the quantiles
+
+
+def fit_adaptive(scores: Scores) -> Adaptive:
+    """Fit the image's own calibration and the quantiles of its uncertainty, by which an effort finds its cutoff.
+
+    Args:
+        scores: of validation pictures; only targets and image logits count.
+    """
+    logits = scores.get("image")
+    calibration = fit_calibration(logits, scores.target, kind="image")
+    return Adaptive(calibration, find_cutoffs(calibration.apply(logits)))
+
+
+def find_cutoffs(probs: Tensor) -> tuple[float, ...]:
+    """Quantiles of the uncertainty of pictures, from probs (N,L): those of `Adaptive`."""
+    uncertainty = measure_uncertainty(probs).double()
+    cutoffs = uncertainty.quantile(torch.linspace(0, 1, _STEPS + 1, dtype=torch.float64))
+    return tuple(cutoffs.cummax(0).values.tolist())  # rounding may make a step back
+
+
+class EffortPoint(NamedTuple):
+    """What an effort costs and gives.
+
+    Attributes:
+        effort: as asked for.
+        share: of the pictures whose patches were looked at, which the effort aims at.
+        passes: mean cost of a picture, in passes over an image.
+        mean: mAP (step-wise AP).
+    """
+
+    effort: float
+    share: float
+    passes: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class EffortCurve:
+    """mAP against cost.
+
+    Attributes:
+        points: of rising effort; the first is 0, the image alone, and the last 1, the patches of every picture.
+    """
+
+    points: tuple[EffortPoint, ...]
+
+    @property
+    def gain(self) -> float:
+        """What the patches of every picture add to mAP."""
+        return self.points[-1].mean - self.points[0].mean
+
+    def find(self, kept: float) -> EffortPoint | None:
+        """The cheapest point that keeps a share of the gain; None where patches gain nothing."""
+        if self.gain <= 0:
+            return None
+        return next(point for point in self.points if point.mean - self.points[0].mean >= kept * self.gain)
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it in plain types, for JSON."""
+        return {"gain": self.gain, "points": [point._asdict() for point in self.points]}
+
+
+def effort_curve(
+    scores: Scores,
+    efforts: Sequence[float] = EFFORTS,
+    *,
+    patch_cost: float,
+    method: Method | None = "platt_per_label",
+    folds: int = 5,
+    generator: torch.Generator | None = None,
+) -> EffortCurve:
+    """MAP and cost of efforts, as if the pictures were new; no network is asked.
+
+    Both calibrations and the cutoffs are fitted without a fold and put all pictures in order. A picture of that fold
+    keeps its place there, and the places of all folds together are judged: fits differ in scale, their places do not.
+
+    Args:
+        scores: of validation pictures, with image and TDE logits.
+        efforts: to try, besides 0 and 1.
+        patch_cost: of all patches of a picture, in passes over an image, see `PatchClassifier.patch_cost`.
+        method: how TDE logits are calibrated; None where they are not, because they are right as they are.
+        folds: into which pictures are parted.
+        generator: draws the folds; by default one of seed 0.
+    """
+    for effort in efforts:
+        check_effort(effort, "effort_curve")
+    if not 0 <= patch_cost < float("inf"):
+        raise InputError("effort_curve", f"patch_cost is {patch_cost!r}", "give a number of passes")
+    image, tde = scores.get("image"), scores.scaled("tde")
+    inner = sorted(set(efforts) - {0, 1})
+    fold = draw_folds(len(scores), folds=folds, generator=generator)
+    places = torch.empty(len(inner), *image.shape, dtype=torch.int64)
+    looked = torch.empty(len(inner), len(scores), dtype=torch.bool)
+    for number in range(folds):
+        inside = fold == number
+        rest = scores.select((~inside).nonzero()[:, 0])
+        adaptive = fit_adaptive(rest)
+        alone, both = adaptive.calibration.apply(image), torch.sigmoid(tde)
+        if method is not None:
+            both = fit_calibration(rest.scaled("tde"), rest.target, kind="tde", method=method).apply(tde)
+        for row, effort in enumerate(inner):
+            chosen = adaptive.choose(alone, effort)
+            probs = torch.where(chosen[:, None], both, alone)
+            places[row, inside], looked[row, inside] = _rank(probs, inside), chosen[inside]
+    shares = looked.double().mean(1).tolist()
+    ranked = [(0.0, 0.0, image), *zip(inner, shares, places, strict=True), (1.0, 1.0, tde)]
+    points = (
+        EffortPoint(effort, share, 1 + share * patch_cost, average_precision(order.double(), scores.target).mean)
+        for effort, share, order in ranked
+    )
+    return EffortCurve(tuple(points))
+
+
+def _rank(probs: Tensor, rows: Tensor) -> Tensor:
+    """Places (M,L) of some rows of probs (N,L) among all, label by label; equal ones share theirs."""
+    ordered = torch.from_numpy(np.sort(probs.T.contiguous().numpy()))  # torch would sort indices along, slower
+    return torch.searchsorted(ordered, probs[rows].T.contiguous()).T

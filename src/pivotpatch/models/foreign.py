@@ -1,0 +1,260 @@
+"""Other people's multi-label networks, of transformers or timm, with what ours know: labels and preprocessing."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from pivotpatch.core.errors import InputError
+from pivotpatch.models.backbone import convert_names
+from pivotpatch.models.checkpoint import WEIGHTS
+from pivotpatch.models.classifier import Architecture, Classifier
+from pivotpatch.models.hub import fetch_folder
+from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
+from pivotpatch.models.weights import load_exactly, read_weights
+
+CONFIG = "config.json"
+_PROCESSOR = "preprocessor_config.json"
+_CUBIC = 3  # Pillow's number
+
+
+class ForeignClassifier(Classifier):
+    """A network that is not ours: images (B,C,H,W) in, logits (B,L) out.
+
+    It can be asked, wrapped by PAT-I, evaluated and exported like our own, but not saved as a checkpoint.
+
+    Attributes:
+        network: the network; it gives logits, or an object that has them as `logits`.
+        source_size: rows and columns of the pictures that a loader is to give, for PAT-I to cut patches from; those
+            that the network sees where None.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        labels: Sequence[str],
+        *,
+        name: str,
+        preprocessing: Preprocessing,
+        source_size: int | None = None,
+    ) -> None:
+        """Take a network in; it is asked once, to see whether it gives a logit for each label."""
+        super().__init__(Architecture(name, "its own", preprocessing.image_size), labels)
+        self.network = network
+        self.preprocessing = preprocessing
+        self.source_size = source_size
+        self.train(network.training)
+        side = preprocessing.image_size
+        with torch.inference_mode():
+            shape = tuple(self(torch.zeros(1, len(preprocessing.mean), side, side)).shape)
+        if shape != (1, len(self.labels)):
+            wrong = f"the network gives logits {shape} of one image, and there are {len(self.labels)} labels"
+            raise InputError(name, wrong, "give a name for each logit")
+
+    @property
+    def picture_size(self) -> int:
+        """Rows and columns of the pictures that a loader is to give."""
+        return self.source_size or super().picture_size
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B,L) of preprocessed images (B,C,H,W)."""
+        output = self.network(images)
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if not isinstance(logits, Tensor):
+            wrong = f"the network gives a {type(output).__name__}, no logits"
+            raise InputError(self.architecture.backbone, wrong, "give one that classifies images")
+        return logits
+
+
+def load_transformers(
+    name_or_folder: str | os.PathLike[str],
+    *,
+    labels: Sequence[str] | None = None,
+    multi_label: bool = False,
+    revision: str | None = None,
+) -> ForeignClassifier:
+    """Open an image classifier of transformers, in evaluation mode, on the CPU, in float32.
+
+    Only safetensors are read, and no code that comes with a model is run. What its processor does to pictures is found
+    out with flat colours; where that is a crop, the whole picture is stretched to the crop's size instead.
+
+    Args:
+        name_or_folder: a folder that `save_pretrained` of transformers wrote, or `owner/name` on the hub.
+        labels: names of the L labels, in place of those that its configuration states.
+        multi_label: say that it was trained for several labels a picture where its configuration does not.
+            The logits of one that was trained to choose a single label are no log odds, so it is refused otherwise.
+        revision: a branch, tag or commit of the hub's; the newest by default.
+    """
+    where = os.fspath(name_or_folder)
+    library = _import_transformers()
+    also = ("*.safetensors", f"{WEIGHTS}.index.json", _PROCESSOR, "processor_config.json")
+    folder = _fetch(name_or_folder, also=also, revision=revision)
+    safely = {"trust_remote_code": False, "local_files_only": True}
+    with _explaining("transformers", where), _quiet(library), torch.random.fork_rng(devices=[]):
+        config = library.AutoConfig.from_pretrained(folder, **safely)
+        _check_problem(config, where, multi_label=multi_label)
+        network, told = library.AutoModelForImageClassification.from_pretrained(
+            folder, config=config, use_safetensors=True, output_loading_info=True, **safely
+        )
+        processor = library.AutoImageProcessor.from_pretrained(folder, **safely)
+        lacking = [*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])]
+        if lacking:
+            wrong = f"{len(lacking)} of its weights are missing or of another shape, such as {sorted(lacking)[0]}"
+            raise InputError(where, wrong, "give a model that was trained as an image classifier")
+        return ForeignClassifier(
+            network.float().eval(),
+            _order_labels(config.id2label, where) if labels is None else labels,
+            name=f"transformers:{where}",
+            preprocessing=_try_processor(processor, where),
+        )
+
+
+def load_timm(
+    name_or_folder: str | os.PathLike[str], *, labels: Sequence[str] | None = None, revision: str | None = None
+) -> ForeignClassifier:
+    """Open a whole timm model, with its own classifier, in evaluation mode, on the CPU, in float32.
+
+    Args:
+        name_or_folder: a folder as timm's `save_for_hf` writes it, with safetensors, or `owner/name` on the hub; timm's
+            own `local-dir:` and `hf-hub:` may stand before it. That it was trained for several labels a picture is
+            yours to know: timm does not write it down.
+        labels: names of the L labels, in place of those that its configuration states.
+        revision: a branch, tag or commit of the hub's; the newest by default.
+    """
+    where = os.fspath(name_or_folder)
+    for prefix in ("local-dir:", "hf-hub:", "hf_hub:"):
+        where = where.removeprefix(prefix)
+    folder = _fetch(where, also=(WEIGHTS,), revision=revision)
+    with _explaining("timm", where), torch.random.fork_rng(devices=[]):
+        network = timm.create_model(f"local-dir:{folder}")
+        state = read_weights(folder / WEIGHTS)
+        if not network.state_dict().keys() <= state.keys():
+            state = convert_names(state, network)
+        load_exactly(network, state, where=str(folder / WEIGHTS))
+        stated = network.pretrained_cfg
+        names = stated.get("label_names") if labels is None else labels
+        if not names:
+            raise InputError(where, f"its {CONFIG} states no label_names", "give labels")
+        return ForeignClassifier(
+            network.eval(),
+            _order_labels(names, where),
+            name=f"timm:{where}",
+            preprocessing=read_preprocessing(network, image_size=_find_size(network, where)),
+        )
+
+
+def _find_size(network: Any, where: str) -> int:
+    """Rows and columns of the images that a timm model sees."""
+    channels, *sides = network.pretrained_cfg["input_size"]
+    sides = getattr(getattr(network, "patch_embed", None), "img_size", None) or sides  # set by an argument, or its own
+    if channels != 3 or sides[0] != sides[1]:
+        wrong = f"it sees {channels} channels of {sides[0]} x {sides[1]} pixels"
+        raise InputError(where, wrong, "give one for square RGB pictures")
+    return int(sides[0])
+
+
+def _fetch(name_or_folder: str | os.PathLike[str], *, also: Sequence[str], revision: str | None) -> Path:
+    folder = fetch_folder(name_or_folder, needed=CONFIG, also=also, revision=revision)
+    if not (folder / CONFIG).is_file():
+        raise InputError(str(folder), f"holds no {CONFIG}", "check the path")
+    if not any(folder.glob("*.safetensors")):
+        wrong = "holds no weights as safetensors, and others can run code when they are opened"
+        raise InputError(os.fspath(name_or_folder), wrong, "save it again with safetensors")
+    return folder
+
+
+def _import_transformers() -> Any:
+    try:
+        return import_module("transformers")
+    except ImportError:
+        raise InputError("transformers", "is not installed", "pip install pivotpatch[transformers]") from None
+
+
+@contextmanager
+def _explaining(library: str, where: str) -> Iterator[None]:
+    """Turn what a library says of a model's files into a message of one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, AssertionError, SafetensorError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise InputError(where, f"{library} cannot open it ({reason})", "check what it is") from error
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """Keep transformers' remarks and bars to itself for a while: what matters of them is checked."""
+    logging = library.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if bars:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _check_problem(config: Any, where: str, *, multi_label: bool) -> None:
+    stated = getattr(config, "problem_type", None)
+    if stated != "multi_label_classification" and not multi_label:
+        wrong = f"its problem_type is {stated!r}, so it may have been trained to choose a single label"
+        raise InputError(where, wrong, "if it is multi-label all the same, open it with multi_label=True")
+
+
+def _order_labels(stated: Mapping[Any, str] | Sequence[str], where: str) -> list[str]:
+    """Names in the order of the logits."""
+    if not isinstance(stated, Mapping):
+        return list(stated)
+    numbered = {int(place): name for place, name in stated.items()}
+    if sorted(numbered) != list(range(len(numbered))):
+        raise InputError(where, "its labels are not numbered from 0 without a gap", "give labels")
+    return [numbered[place] for place in range(len(numbered))]
+
+
+def _try_processor(processor: Any, where: str) -> Preprocessing:
+    """What a processor of transformers does to pictures, found out with flat colours.
+
+    Asking its attributes instead would need a rule for each of some fifty classes.
+    """
+    seen = [_process(processor, colour, where) for colour in ((0, 0, 0), (255, 255, 255), (51, 102, 204))]
+    black, white, mixed = (pixels.mean(dim=(1, 2)) for pixels in seen)
+    span = white - black
+    expected = black + span * torch.tensor([0.2, 0.4, 0.8])
+    flat = all((pixels - pixels.mean(dim=(1, 2), keepdim=True)).abs().max() < 1e-3 for pixels in seen)
+    if not (flat and bool((span > 0).all()) and torch.allclose(mixed, expected, atol=1e-3)):
+        wrong = "its processor does more than to resize, crop and normalise RGB pictures"
+        raise InputError(where, wrong, "wrap the model with PatchInference and prepare pictures with the processor")
+    std = 1 / span.double()
+    mean = -black.double() * std
+    return Preprocessing(
+        image_size=seen[0].shape[-1],
+        mean=tuple(round(value, 6) for value in mean.tolist()),
+        std=tuple(round(value, 6) for value in std.tolist()),
+        interpolation="bicubic" if getattr(processor, "resample", None) == _CUBIC else "bilinear",
+    )
+
+
+def _process(processor: Any, colour: tuple[int, int, int], where: str) -> Tensor:
+    """Pixels (3,S,S) of a picture of one colour; the same S for pictures of two sizes."""
+    shapes = set()
+    for side in (320, 448):
+        picture = Image.new("RGB", (side, side), colour)
+        pixels: Tensor = processor(images=picture, return_tensors="pt")["pixel_values"]
+        shapes.add(tuple(pixels.shape))
+    shape = tuple(pixels.shape)
+    if len(shapes) > 1 or len(shape) != 4 or shape[:2] != (1, 3) or shape[2] != shape[3]:
+        wrong = f"its processor makes {' or '.join(map(str, sorted(shapes)))} of square pictures"
+        raise InputError(where, wrong, "give a model for square RGB pictures of one size")
+    return pixels[0].float()

@@ -1,0 +1,64 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from pivotpatch.core.adaptive import Adaptive, check_effort, measure_uncertainty
+from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.errors import InputError
+
+IMAGE = Calibration("image", "platt", (0.5, 2.0), (1.0, -0.25))
+ADAPTIVE = Adaptive(IMAGE, (0.0, 0.125, 0.25, 0.5, 0.5))
+
+
+def test_uncertainty_is_the_variance_of_the_number_of_labels() -> None:
+    probs = torch.tensor([[0.1, 0.5, 0.9], [0.0, 1.0, 0.3]], dtype=torch.float64)
+    generator = np.random.default_rng(0)
+    counts = (generator.random((200_000, 2, 3)) < probs.numpy()).sum(axis=2)
+    np.testing.assert_allclose(measure_uncertainty(probs), counts.var(axis=0), rtol=0.02)
+    assert measure_uncertainty(torch.tensor([[0.0, 1.0]])).item() == 0
+
+
+@pytest.mark.parametrize("effort", [0, 0.1, 0.25, 1 / 3, 0.5, 0.75, 0.999, 1])
+def test_a_cutoff_is_read_between_the_quantiles(effort: float) -> None:
+    expected = np.interp(1 - effort, np.linspace(0, 1, 5), ADAPTIVE.cutoffs)
+    assert ADAPTIVE.find_cutoff(effort) == pytest.approx(float(expected))
+
+
+def test_the_uncertain_are_chosen() -> None:
+    probs = torch.tensor([[0.5, 0.5], [0.5, 1.0], [0.0, 1.0]])  # uncertainty 0.5, 0.25, 0
+    assert ADAPTIVE.choose(probs, 0.5).tolist() == [True, True, False]
+    assert ADAPTIVE.choose(probs, 0.4).tolist() == [True, False, False]
+    assert ADAPTIVE.choose(probs, 1.0).all()
+
+
+def test_json_gives_it_back() -> None:
+    assert Adaptive.from_dict(json.loads(json.dumps(ADAPTIVE.to_dict()))) == ADAPTIVE
+
+
+@pytest.mark.parametrize("effort", [-0.1, 1.01, float("nan"), "1", None])
+def test_efforts_that_are_none_are_refused(effort: float) -> None:
+    with pytest.raises(InputError, match="here: effort is .*; give a number from 0, no patches, to 1, those of every"):
+        check_effort(effort, "here")
+
+
+@pytest.mark.parametrize(
+    ("calibration", "cutoffs", "message"),
+    [
+        (
+            Calibration("tde", "platt", (1.0,), (0.0,)),
+            (0.0, 1.0),
+            "the calibration is of 'tde' logits; fit one of",
+        ),
+        (IMAGE, (0.5,), "cutoffs are no rising quantiles; fit them again"),
+        (IMAGE, (0.5, 0.25), "cutoffs are no rising quantiles; fit them again"),
+        (IMAGE, (0.5, float("inf")), "a cutoff is not finite; fit them again"),
+        (IMAGE, (float("nan"), 0.5), "cutoff"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(
+    calibration: Calibration, cutoffs: tuple[float, ...], message: str
+) -> None:
+    with pytest.raises(InputError, match=f"Adaptive: .*{message}"):
+        Adaptive(calibration, cutoffs)

@@ -1,0 +1,286 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+from hub_server import HubServer, HubUser, serving_hub
+from huggingface_hub import ModelCard
+from made_networks import LABELS, fit_made_up, make_network
+
+from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
+from pivotpatch.core.errors import InputError
+from pivotpatch.models.card import Card
+from pivotpatch.models.classifier import Classifier, IndependentClassifier, SharedClassifier
+
+FILES = ["README.md", "model.json", "model.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[HubServer]:
+    with serving_hub() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def users(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubUser, HubUser]]:
+    """Two with the same copies, the second without a connection."""
+    cache = tmp_path_factory.mktemp("hub")
+    online, offline = HubUser(hub, cache), HubUser(hub, cache, offline=True)
+    yield online, offline
+    online.close()
+    offline.close()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def read_header(card: str) -> dict[str, object]:
+    """What the hub reads of a card."""
+    read: dict[str, object] = ModelCard(card).data.to_dict()  # type: ignore[no-untyped-call]
+    return read
+
+
+@pytest.mark.parametrize("kind", [MultiLabelClassifier, PatchClassifier, IndependentClassifier])
+def test_each_kind_comes_back_from_its_folder(kind: type[Classifier], tmp_path: Path) -> None:
+    model = kind("test_resnet", LABELS, image_size=32).eval()
+    model.thresholds = (0.1, 0.2, 0.3)
+    model.save_pretrained(tmp_path / "m")
+    save_checkpoint(model, tmp_path / "plain")
+    assert names(tmp_path / "m") == FILES
+    for name in FILES[1:]:
+        assert (tmp_path / "m" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    images = torch.rand(2, 3, 32, 32)
+    for asked in (kind, Classifier):
+        loaded = asked.from_pretrained(tmp_path / "m")
+        assert type(loaded) is kind
+        assert loaded.thresholds == model.thresholds
+        assert not loaded.training
+        answer, expected = loaded(images), model(images)
+        for one, other in zip(answer, expected, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_another_kind_is_refused(tmp_path: Path) -> None:
+    make_network().save_pretrained(tmp_path / "m")
+    assert isinstance(SharedClassifier.from_pretrained(str(tmp_path / "m")), PatchClassifier)
+    message = "m: holds a PatchClassifier, no MultiLabelClassifier; open it with PatchClassifier.from_pretrained"
+    with pytest.raises(InputError, match=message):
+        MultiLabelClassifier.from_pretrained(tmp_path / "m")
+
+
+def test_a_place_that_is_neither_folder_nor_name_is_refused_at_once(tmp_path: Path) -> None:
+    for name in (tmp_path / "nothing", "my-model", "./my-model", "a/b/c", "owner/my model"):
+        with pytest.raises(InputError, match="is no folder that is there, and is no owner/name on the hub; check what"):
+            Classifier.from_pretrained(name)
+    with pytest.raises(InputError, match="my model: is no owner/name on the hub"):
+        make_network().push_to_hub("my model")
+    with pytest.raises(InputError, match="is no checkpoint, model.json is missing"):
+        Classifier.from_pretrained(tmp_path)
+    with pytest.raises(InputError, match="revision 'v1' is given for a folder; leave it out"):
+        Classifier.from_pretrained(tmp_path, revision="v1")
+
+
+def test_a_card_says_what_the_network_knows(tmp_path: Path) -> None:
+    model = make_network(overlap=0.25, source_size=64)
+    fit_made_up(model)
+    told = Card(license="cc-by-4.0", text="Seen *nothing* yet.\n", metrics={"mAP | test": 81.25, "mAP\nval": "80 ± 1"})
+    model.save_pretrained(tmp_path / "fitted", card=told)
+    card = (tmp_path / "fitted" / "README.md").read_text("utf-8")
+    assert read_header(card) == {
+        "library_name": "pivotpatch",
+        "pipeline_tag": "image-classification",
+        "tags": ["multi-label", "pivotpatch"],
+        "license": "cc-by-4.0",
+    }
+    assert "\n# fitted\n" in card
+    assert "\nSeen *nothing* yet.\n" in card
+    rows = dict(line[2:-2].rsplit(" | ", 1) for line in card.splitlines() if line.startswith("| ") and line != "| | |")
+    assert rows["mAP \\| test"] == "81.25"
+    assert rows["mAP val"] == "80 ± 1"
+    assert rows["kind"] == "PatchClassifier"
+    assert rows["backbone"] == "timm's test_resnet"
+    assert rows["preprocessing"].startswith("RGB from 0 to 1, stretched to 32 x 32 pixels, mean [0.5, 0.5, 0.5]")
+    assert rows["patches"].startswith("2 x 2, overlapping by 0.25 of their side, cut from the picture at 64 pixels")
+    assert rows["lam"] == rows["temperature"] == rows["thresholds"] == "fitted, one a label"
+    assert rows["calibration"] == "platt, of the tde logits"
+    assert json.loads(card.split("```json\n")[1].split("\n```")[0]) == list(LABELS)
+
+
+def test_a_card_says_what_nobody_has_fitted(tmp_path: Path) -> None:
+    make_network(patches=False).save_pretrained(tmp_path / "m")
+    card = (tmp_path / "m" / "README.md").read_text("utf-8")
+    assert "license" not in read_header(card)
+    assert "| thresholds | not fitted, 0.5 for all |\n| calibration | not fitted |" in card
+    assert "patches" not in card
+    assert "Results" not in card
+
+
+def test_the_code_on_a_card_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    make_network().save_pretrained("my model")
+    Image.new("RGB", (40, 50)).save("photo.jpg")
+    code = Path("my model", "README.md").read_text("utf-8").split("```python\n")[1].split("```")[0]
+    assert len(code.splitlines()) == 3
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_what_lies_beside_a_checkpoint_stays(tmp_path: Path) -> None:
+    """Saving again never removes what somebody else wrote, least of all a card that was edited by hand."""
+    model, folder = make_network(), tmp_path / "m"
+    model.save_pretrained(folder)
+    (folder / "README.md").write_text("my own words", "utf-8")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "model.json").write_text("{}")
+    (folder / "link").symlink_to("README.md")
+    model.thresholds = (0.5, 0.6, 0.7)
+    for with_card in (False, True):
+        if with_card:
+            model.save_pretrained(folder, overwrite=True)
+        else:
+            save_checkpoint(model, folder, overwrite=True)
+        assert names(folder) == sorted([*FILES, "link", "notes"])
+        assert (folder / "README.md").read_text("utf-8") == "my own words"
+        assert (folder / "notes" / "model.json").read_text() == "{}"
+        assert (folder / "link").readlink() == Path("README.md")
+        assert load_checkpoint(folder).thresholds == (0.5, 0.6, 0.7)
+    model.save_pretrained(folder, card=Card(text="New words."), overwrite=True)
+    assert "New words." in (folder / "README.md").read_text("utf-8")
+    with pytest.raises(InputError, match="exists already; choose another folder or allow overwriting"):
+        model.save_pretrained(folder)
+    assert names(tmp_path) == ["m"]
+
+
+def test_only_the_checkpoint_is_fetched_and_only_once(
+    hub: HubServer, users: tuple[HubUser, HubUser], tmp_path: Path
+) -> None:
+    model = make_network()
+    model.save_pretrained(tmp_path / "m")
+    held = hub.offer("me/m", tmp_path / "m")
+    held.files.update({"pytorch_model.bin": b"pickle", "photo.jpg": b"large"})
+    model.thresholds = (0.1, 0.2, 0.3)
+    save_checkpoint(model, tmp_path / "m", overwrite=True)
+    hub.offer("me/m", tmp_path / "m", revision="v2")
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = model(images).tde_logits.tolist()
+    code = dedent("""
+        import json, torch
+        from pivotpatch import PatchClassifier
+        model = PatchClassifier.from_pretrained("me/m")
+        images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        newer = PatchClassifier.from_pretrained("me/m", revision="v2")
+        print(json.dumps([model(images).tde_logits.tolist(), model.thresholds, newer.thresholds]))
+    """)
+    for user in users:
+        logits, thresholds, newer = json.loads(user.run(code)[0])
+        assert torch.allclose(torch.tensor(logits), torch.tensor(expected), atol=1e-5)
+        assert thresholds is None
+        assert newer == [0.1, 0.2, 0.3]
+        assert sorted(set(hub.fetched)) == [f"me/m/{name}" for name in FILES]
+        assert len(hub.fetched) <= 6  # three files of two revisions, whose weights and card are the same
+
+
+def test_what_the_hub_refuses_is_said_in_one_line(
+    hub: HubServer, users: tuple[HubUser, HubUser], tmp_path: Path
+) -> None:
+    make_network().save_pretrained(tmp_path / "m")
+    hub.offer("me/private", tmp_path / "m").token = "may-read"
+    hub.offer("me/gated", tmp_path / "m").gated = True
+    hub.offer("me/other", tmp_path / "m").files.pop("model.json")
+    hub.offer("me/cut", tmp_path / "m").files["model.safetensors"] = b"cut short"
+    hub.offer("me/light", tmp_path / "m").files.pop("model.safetensors")
+    asked = [
+        ("nobody/m", {}, "nobody/m: is no folder that is there, and the hub shows no such model; check the name; what"),
+        ("me/private", {}, "me/private: is no folder that is there, and the hub shows no such model"),
+        ("me/private", {"token": "wrong"}, "the hub shows no such model"),
+        ("me/private", {"token": "may-read"}, "PatchClassifier"),
+        ("me/private", {"token": "may-read", "revision": "v9"}, "me/private@v9: the hub has no such revision of it"),
+        ("me/gated", {}, "me/gated: its owner gives it to those who ask; ask on its page, then give a token"),
+        ("me/other", {}, "me/other: holds no model.json, so it is another kind of model; check the name"),
+        ("me/cut", {}, "model.safetensors: cannot be read"),
+        ("me/light", {}, "model.safetensors: there is no such file"),
+    ]
+    code = dedent("""
+        import json
+        from pivotpatch.models.classifier import Classifier
+        for name, options in json.loads('%s'):
+            try:
+                print(type(Classifier.from_pretrained(name, **options)).__name__)
+            except ValueError as error:
+                print(error)
+    """) % json.dumps([[name, options] for name, options, _ in asked])
+    said = users[0].run(code)
+    assert len(said) == len(asked)
+    for line, (_, _, expected) in zip(said, asked, strict=True):
+        assert expected in line
+        assert "may-read" not in line
+    assert "me/other/model.safetensors" not in hub.fetched
+
+
+def test_nobody_to_ask_is_said(users: tuple[HubUser, HubUser]) -> None:
+    code = dedent("""
+        from pivotpatch import MultiLabelClassifier
+        for act in (MultiLabelClassifier.from_pretrained, MultiLabelClassifier("test_resnet", ["cat"]).push_to_hub):
+            try:
+                act("me/unheard-of")
+            except ValueError as error:
+                print(error)
+    """)
+    fetching, pushing = users[1].run(code)
+    assert fetching.startswith("me/unheard-of: is no folder that is there, and the hub cannot be reached; check the na")
+    assert pushing.startswith("me/unheard-of: the hub cannot be used (OfflineModeIsEnabled")
+
+
+def test_a_network_is_sent_with_its_card(hub: HubServer, users: tuple[HubUser, HubUser], tmp_path: Path) -> None:
+    make_network().save_pretrained(tmp_path / "m")
+    code = dedent(f"""
+        from pivotpatch.models.card import Card
+        from pivotpatch.models.classifier import Classifier
+        model = Classifier.from_pretrained({str(tmp_path / "m")!r})
+        def push(name, **options):
+            try:
+                print(model.push_to_hub(name, **options))
+            except ValueError as error:
+                print(error)
+        push("me/new", private=True, token="may-write", message="First try")
+        push("me/edited", token="may-write")
+        push("me/replaced", token="may-write", card=Card(license="mit", text="Said again."))
+        push("me/new", token="may-not-write")
+        push("me/new", token="may-write", card=Card(license="nonsense"))
+    """)
+    for name in ("me/edited", "me/replaced"):
+        hub.offer(name, tmp_path / "m").files["README.md"] = b"my own words"
+        hub.repositories[name].files["model.json"] = b"{}"
+    said = users[0].run(code)
+    address = f"http://127.0.0.1:{hub.server_port}"
+    assert said[:3] == [f"{address}/me/new", f"{address}/me/edited", f"{address}/me/replaced"]
+    assert said[3] == "me/new: the hub cannot be used (status 403); give a token that allows it"
+    assert said[4].startswith('me/new: the hub refuses it (ValueError: Invalid metadata in README.md. - "license" must')
+    new, edited, replaced = (hub.repositories[name].files for name in ("me/new", "me/edited", "me/replaced"))
+    for sent in (new, edited, replaced):
+        assert sorted(sent) == FILES
+        assert sent["model.json"] == (tmp_path / "m" / "model.json").read_bytes()
+        assert sent["model.safetensors"] == (tmp_path / "m" / "model.safetensors").read_bytes()
+    assert b'Predictor.load("hub:me/new")' in new["README.md"]
+    assert edited["README.md"] == b"my own words"
+    assert b"Said again." in replaced["README.md"]
+    assert hub.messages == ["First try", "Upload the network", "Upload the network"]
+    assert "private" in (hub.made[0].get("visibility"), "private" if hub.made[0].get("private") else "")
+
+
+def test_only_our_networks_are_saved(tmp_path: Path) -> None:
+    class Other(MultiLabelClassifier):
+        pass
+
+    with pytest.raises(InputError, match="cannot save a Other; give a MultiLabelClassifier or"):
+        Other("test_resnet", ["cat"]).save_pretrained(tmp_path / "m")
+    assert names(tmp_path) == []
+
+
+def test_a_compiled_network_is_saved_as_what_it_is(tmp_path: Path) -> None:
+    torch.compile(make_network()).save_pretrained(tmp_path / "m")  # type: ignore[attr-defined]
+    assert "| kind | PatchClassifier |" in (tmp_path / "m" / "README.md").read_text("utf-8")
