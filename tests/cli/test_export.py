@@ -8,7 +8,7 @@ from made_networks import fit_made_up, make_network, make_pictures
 from pivotpatch.cli.main import main
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.exported import open_exported
-from pivotpatch.models.checkpoint import save_checkpoint
+from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 
 Output = pytest.CaptureFixture[str]
 
@@ -49,6 +49,22 @@ def test_a_run_becomes_a_file_of_its_name(run: Path, capsys: Output) -> None:
     said, expected = open_exported("my-run.onnx")(pictures), TorchEngine(model)(pictures)
     assert 0 < (said.probs - expected.probs).abs().max() < 0.02
     torch.testing.assert_close(said.weights, expected.weights, rtol=0, atol=0.02)
+
+
+def test_a_run_becomes_a_checkpoint_of_half_the_bytes(run: Path, capsys: Output) -> None:
+    assert main(["export", str(run), "--format", "checkpoint", "--half", "--out", "small"]) == 0
+    assert re.fullmatch(
+        r"wrote small, \d\.\d\d MB; differs from torch by \d\.\de-\d\d at most\n", capsys.readouterr().out
+    )
+    sizes = [Path(folder, "model.safetensors").stat().st_size for folder in (run / "best", "small")]
+    assert sizes[1] < 0.55 * sizes[0]
+    whole, small = (load_checkpoint(folder) for folder in (run / "best", Path("small")))
+    assert (small.thresholds, small.calibration) == (whole.thresholds, whole.calibration)
+    pictures = make_pictures(2, 32, 32)
+    probs, expected = (TorchEngine(model)(pictures).probs for model in (small, whole))
+    assert 0 < (probs - expected).abs().max() < 0.02
+    assert "small: exists already" in fail([str(run), "--format", "checkpoint", "--out", "small"], capsys)
+    assert "--out: there is no name" in fail([str(run), "--format", "checkpoint"], capsys)
 
 
 @pytest.mark.parametrize(

@@ -327,3 +327,10 @@ def test_damage_is_named_in_one_line(damage: Callable[[Path], None], message: st
     with pytest.raises(InputError, match=message) as caught:
         load_checkpoint(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_values_too_large_for_half_precision_are_named(model: Classifier, tmp_path: Path) -> None:
+    next(model.parameters()).data.fill_(1e6)
+    with pytest.raises(InputError, match="too large for half precision; keep full precision"):
+        save_checkpoint(model, tmp_path / "m", half=True)
+    assert not (tmp_path / "m").exists()

@@ -1,11 +1,11 @@
-"""`pivotpatch export`: a trained network as one file that runs without pivotpatch."""
+"""`pivotpatch export`: a trained network as one file that runs without pivotpatch, or as a checkpoint to give away."""
 
 import argparse
 from pathlib import Path
 
 from pivotpatch.core.errors import InputError
 
-SUFFIXES = {"onnx": ".onnx", "package": ".pt2"}
+SUFFIXES = {"onnx": ".onnx", "package": ".pt2", "checkpoint": ""}
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -21,10 +21,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--format",
         choices=tuple(SUFFIXES),
         default="onnx",
-        help="onnx: one ONNX file (default); package: compiled by AOTInductor for the CPU of this machine, for torch",
+        help="onnx: one ONNX file (default); package: compiled by AOTInductor for the CPU of this machine, for torch; "
+        "checkpoint: a folder for pivotpatch, such as a run's best network alone",
     )
     export.add_argument("--out", type=Path, metavar="FILE", help="default: the name of WHAT with .onnx or .pt2")
-    export.add_argument("--half", action="store_true", help="keep the weights of an ONNX file in half precision")
+    export.add_argument("--half", action="store_true", help="keep the weights in half precision, not in a package")
     export.set_defaults(run=run_export)
 
 
@@ -41,6 +42,13 @@ def run_export(args: argparse.Namespace) -> int:
         from pivotpatch.export.onnx import export_onnx
 
         written = export_onnx(engine.model, out, half=args.half)
+    elif args.format == "checkpoint":
+        from pivotpatch.export.checkpoint import export_checkpoint
+        from pivotpatch.models.classifier import Classifier
+
+        if not isinstance(engine.model, Classifier):
+            raise InputError(args.what, "is a model around which PAT-I is made", "save that model as its library does")
+        written = export_checkpoint(engine.model, out, half=args.half)
     else:
         from pivotpatch.export.package import export_package
 
@@ -52,8 +60,12 @@ def run_export(args: argparse.Namespace) -> int:
 def _check_options(args: argparse.Namespace) -> Path:
     """The file to write; what cannot be meant is refused before anything is loaded."""
     suffix = SUFFIXES[args.format]
+    if args.format == "checkpoint":
+        if args.out is None:
+            raise InputError("--out", "there is no name for the folder", "give one")
+        return Path(args.out)
     out: Path = args.out or Path(Path(args.what).resolve().name + suffix)
-    if args.half and args.format != "onnx":
+    if args.half and args.format == "package":
         raise InputError("--half", "a package keeps float32", "leave it out, or choose --format onnx")
     if out.suffix.lower() != suffix or out.is_dir():
         raise InputError(str(out), f"is no name for a file of format {args.format}", f"end it in {suffix}")

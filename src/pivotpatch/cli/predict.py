@@ -40,10 +40,14 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="pictures, folders of them, patterns such as 'photos/**/*.jpg', or - for a list of files on stdin",
     )
     predict.add_argument(
-        "--model", default="tagger", help="a run, a checkpoint or an exported file (the bundled tagger)"
+        "--model",
+        default="tagger",
+        help="a run, a checkpoint, an exported file, hub:NAME, transformers:WHAT or timm:WHAT (the bundled tagger)",
     )
     predict.add_argument("--device", help="such as cpu or cuda:1; a GPU where there is one by default")
-    predict.add_argument("--effort", type=float, default=1.0, help="from 0 to 1 (1)")
+    predict.add_argument(
+        "--effort", type=float, default=1.0, help="share of pictures whose patches are looked at, from 0 to 1 (1)"
+    )
     predict.add_argument("--batch-size", type=int, metavar="N", help=f"pictures at once (8, with --out {BULK_BATCH})")
     predict.add_argument("--on-error", choices=["skip", "error"], default="skip", help="of unreadable pictures (skip)")
     choice = predict.add_argument_group("which labels")

@@ -10,6 +10,7 @@ from pivotpatch.core.patches import patch_boxes
 from pivotpatch.core.writing import explain_disk_faults, replacing
 from pivotpatch.export.graph import (
     FREE,
+    HALF_TOLERANCE,
     TOLERANCE,
     Agreement,
     PictureGraph,
@@ -24,8 +25,6 @@ from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
-HALF_TOLERANCE = 5e-2
-"""Largest difference for weights of half precision; an ImageNet network differs by up to 0.028 on photographs."""
 LARGEST = 2**31
 """Bytes that a file of ONNX stays below."""
 

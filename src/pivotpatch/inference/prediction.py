@@ -63,8 +63,14 @@ class Tag(NamedTuple):
     box: PatchBox | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """In plain types, for JSON; the box is [left, top, right, bottom]."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()}
+        """In plain types, for JSON, with six decimals; the box is [left, top, right, bottom]."""
+        return {name: _to_plain(value) for name, value in self._asdict().items()}
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_to_plain(part) for part in value]
+    return round(value, 6) if isinstance(value, float) else value
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -109,7 +109,9 @@ class _Description(_Part):
     patching: _Patching | None
 
 
-def save_checkpoint(model: Classifier, folder: str | Path, *, overwrite: bool = False, card: str | None = None) -> None:
+def save_checkpoint(
+    model: Classifier, folder: str | Path, *, overwrite: bool = False, card: str | None = None, half: bool = False
+) -> None:
     """Write a network as a checkpoint folder, whole or not at all.
 
     Args:
@@ -119,6 +121,7 @@ def save_checkpoint(model: Classifier, folder: str | Path, *, overwrite: bool = 
             crash in between leaves it beside as `<folder>.old`. Anything but a checkpoint is never replaced, and
             what else lies in its folder stays there, such as a README.md.
         card: text of a README.md to lie beside it.
+        half: keep the weights in half precision, in half the bytes; they are float32 again when loaded.
     """
     with explain_disk_faults(Path(folder), also=(SafetensorError,)):
         folder = Path(folder).resolve()
@@ -126,12 +129,12 @@ def save_checkpoint(model: Classifier, folder: str | Path, *, overwrite: bool = 
         with replacing_folder(folder) as scratch:
             if folder.exists():
                 _keep_rest(folder, scratch)
-            write_checkpoint(model, scratch)
+            write_checkpoint(model, scratch, half=half)
             if card is not None:
                 (scratch / CARD).write_text(card, "utf-8")
 
 
-def write_checkpoint(model: Classifier, folder: Path) -> None:
+def write_checkpoint(model: Classifier, folder: Path, *, half: bool = False) -> None:
     """Write a checkpoint's two files into a folder that the caller is filling."""
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if type(model) not in _KINDS.values():
@@ -139,9 +142,18 @@ def write_checkpoint(model: Classifier, folder: Path) -> None:
     description = json.dumps(_describe(model), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     (folder / DESCRIPTION).write_text(description, "utf-8")
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    if half:
+        state = {key: _halve(key, value) if value.is_floating_point() else value for key, value in state.items()}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     # safetensors keeps its file to the owner; give it the rights that any new file gets.
     (folder / WEIGHTS).chmod((folder / DESCRIPTION).stat().st_mode)
+
+
+def _halve(key: str, value: Tensor) -> Tensor:
+    small = value.half()
+    if not small.isfinite().all():
+        raise InputError("save_checkpoint", f"{key} has values too large for half precision", "keep full precision")
+    return small
 
 
 def load_checkpoint(folder: str | Path) -> Classifier:
