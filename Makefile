@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 
 # Workers with a thread each: most tests are too small for threads to help.
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --maxprocesses 2 --dist loadfile
 
 check: $(VENV)/installed
 	$(RUN) -m ruff check .
