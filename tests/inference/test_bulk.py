@@ -219,11 +219,10 @@ def test_processes_share_the_pictures(shards: bool, here: Path) -> None:
 
 def test_work_goes_on_with_another_number_of_processes(here: Path) -> None:
     out = here / "out" / "tags.jsonl"
-    first = [TaggingProcess(out, share=Share(rank, 2)) for rank in range(2)]
-    for process in first:
-        process.hear()
-        process.hear()  # a batch is done
-        process.kill()
+    first = TaggingProcess(out, share=Share(0, 2))
+    first.hear()
+    first.hear()  # a batch is done, maybe all of the first half before the kill comes
+    first.kill()
     begun = [path.name for path in Path("out/tags.jsonl.parts").glob("0*.parquet")]
     assert TaggingProcess(out, share=Share(2, 3)).wait() == 0
     assert not out.exists()
