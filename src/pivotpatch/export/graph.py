@@ -53,7 +53,7 @@ class PictureGraph(nn.Module):
     def __init__(self, model: Classifier | PatchInference) -> None:
         """Take a copy of a network, or of PAT-I around one."""
         super().__init__()
-        self.model = deepcopy(model).cpu().float()
+        self.model = deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format)
         self.engine = TorchEngine(self.model)
         self.description = Description(
             pivotpatch=__version__,
