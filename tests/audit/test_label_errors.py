@@ -82,6 +82,23 @@ def test_a_label_that_is_never_found_does_not_flood_the_list() -> None:
     assert found[0].self_confidence < min(error.self_confidence for error in found[1:])
 
 
+@pytest.mark.parametrize(("count", "prior"), [(500, 0.25), (500, 0.75), (100, 0.5), (2000, 0.03)])
+def test_noise_is_sure_of_nothing(count: int, prior: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    target = (torch.rand(count, 4, generator=generator) < prior).float()
+    logits = torch.randn(count, 4, generator=generator)
+    assert find_label_errors(Scores(tuple("abcd"), tuple(map(str, range(count))), target, {"image": logits})) == []
+
+
+def test_only_confident_disagreement_is_listed(planted: Planted) -> None:
+    found = find_label_errors(planted.scores, count=10_000)
+    assert {error.direction for error in found} == {"missing", "wrong"}
+    assert len(found) < 1000
+    for error in found:
+        assert error.self_confidence <= 0.25
+        assert error.probability >= 0.75 if error.direction == "missing" else error.probability <= 0.25
+
+
 def test_planted_errors_on_scenes_come_first() -> None:
     """A model that is led by company: it half believes in the companion of what it sees."""
     truth = read_scenes("", "test-same", count=1500).target()

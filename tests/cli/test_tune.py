@@ -208,7 +208,11 @@ def test_drawn_training_pictures_are_refused(here: Path, capsys: Errors) -> None
     train = "scenes:@train?count=20&size=32"
     make_run("drawn", PatchClassifier, f"data.train={train}", labels=SCENE_LABELS.names)
     assert fail(capsys, "drawn", train).startswith(f"{train}: 12 of its 20 pictures are among")
+    for options, count in (("count=40&size=32", 40), ("count=20&size=48&company=0.8&seed=0", 20)):
+        again = f"scenes:@train?{options}"  # the same scenes, written otherwise
+        assert fail(capsys, "drawn", again).startswith(f"{again}: 12 of its {count} pictures are among")
     assert tune(capsys, "drawn", "scenes:@val?count=20&size=32", "--out", "tuned")["pictures"] == 20
+    assert tune(capsys, "drawn", "scenes:@train?count=20&size=32&seed=1", "--out", "others")["pictures"] == 20
 
 
 def test_scores_of_training_pictures_are_refused(here: Path, capsys: Errors) -> None:

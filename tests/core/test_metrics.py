@@ -222,6 +222,9 @@ def test_bad_choices_are_named() -> None:
         precision_recall(scores, target, policy=TopK(1.5))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"policy is 0.5; write Fixed\(0.5\)"):
         precision_recall(scores, target, policy=0.5)  # type: ignore[arg-type]
+    for threshold in (7.0, -0.1, float("nan")):
+        with pytest.raises(InputError, match=rf"Fixed: threshold is {threshold}; give a probability in \[0, 1\]"):
+            Fixed(threshold)
     with pytest.raises(InputError, match="PriorMatched: priors are .*; give shares in"):
         PriorMatched((2.0,))
     with pytest.raises(InputError, match="scores are a ndarray and target a Tensor; give both as tensors"):

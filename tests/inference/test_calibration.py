@@ -60,6 +60,20 @@ def test_temperature_is_the_best_single_number() -> None:
     assert fitted.offset == (0.0,) * 5
 
 
+def test_a_temperature_never_turns_a_ranking_round() -> None:
+    """All logits are too high, as a loss may make them: the best single number would be below 0."""
+    generator = torch.Generator().manual_seed(0)
+    target = (torch.rand(2000, 1, generator=generator) < 0.1).float()
+    logits = 1.5 + 1.5 * target + 0.5 * torch.randn(2000, 1, generator=generator)
+    fitted = fit_calibration(logits, target, kind="image", method="temperature")
+    tried = torch.linspace(0.01, 2, 200, dtype=torch.float64)[:, None, None]
+    losses = torch.nn.functional.softplus(tried * logits) - tried * logits * target
+    assert fitted.slope[0] == pytest.approx(tried[losses.sum((1, 2)).argmin()].item()) == pytest.approx(0.01)
+    assert torch.equal(fitted.apply(logits.double()).argsort(dim=0), logits.double().argsort(dim=0))
+    told = {method: loss(calibrate_out_of_fold(logits, target, method=method), target) for method in METHODS}
+    assert told["platt"] < 0.2 < told["temperature"] < loss(torch.sigmoid(logits), target)
+
+
 def test_labels_with_many_pictures_keep_their_own_numbers() -> None:
     slope, offset = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([1.0, 0.0, -1.0])
     logits, target = draw(20_000, 3, slope=slope, offset=offset)

@@ -1,4 +1,4 @@
-"""Likely annotation errors: where a model disagrees with the target more than it does with that label as a rule.
+"""Likely annotation errors: where a model is sure of the contrary, and as a rule is not with that label.
 
 The scores must come from pictures that the model was not trained on: a network learns wrong labels by heart.
 """
@@ -14,6 +14,8 @@ from pivotpatch.inference.calibration import calibrate_out_of_fold
 from pivotpatch.inference.scores import Scores
 
 Direction = Literal["missing", "wrong"]
+HIGHEST_SELF_CONFIDENCE = 0.25
+"""Of an entry: noise stays above it, but for a few dozen pictures; no probability from 0.25 to 0.75 goes below it."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,15 @@ def find_label_errors(
     Probabilities are calibrated label by label, each picture's without its own fold, so that a label which is given too
     freely is not believed too easily. The self-confidence of an entry is what they leave for the target's answer, p
     where it says yes and 1 - p where it says no, divided by the mean of the same over all pictures with that answer: a
-    label that the model hardly ever finds is not suspicious for being missed once more.
+    label that the model hardly ever finds is not suspicious for being missed once more. Only entries of
+    `HIGHEST_SELF_CONFIDENCE` or less are returned: none, where the model is sure of nothing.
 
     Args:
         scores: what a model says, and the target to doubt.
         kind: which logits; those to rank by, by default.
         probs: (N,L) such probabilities, where the caller has fitted them already; then `kind` says nothing.
         direction: look for missing or for wrong labels only.
-        count: the most entries to return; only those are returned where the model takes the other side.
+        count: the most entries to return.
         generator: draws the folds of the calibration.
     """
     if count < 1:
@@ -73,8 +76,9 @@ def find_label_errors(
     if probs is None:
         probs = calibrate_out_of_fold(scores.scaled(kind or scores.ranking), scores.target, generator=generator)
     confidence = rate_self_confidence(probs, scores.target)
-    missing, wrong = (scores.target == 0) & (probs > 0.5), (scores.target == 1) & (probs < 0.5)
-    doubted = {"missing": missing, "wrong": wrong, None: missing | wrong}[direction]
+    doubted = confidence <= HIGHEST_SELF_CONFIDENCE
+    if direction is not None:
+        doubted &= scores.target == (1 if direction == "wrong" else 0)
     rows, columns = doubted.nonzero(as_tuple=True)
     order = confidence[rows, columns].argsort(stable=True)[:count]
     return [

@@ -159,16 +159,21 @@ def _refuse_training_pictures(source: Source, records: "RecordSet") -> None:
 
 
 def _identify(records: "RecordSet") -> list[str]:
-    """What tells a picture from all others: a file's path; else its name in its data set."""
+    """What tells a picture from all others: a file's path; else its name in its data set.
+
+    Options of an address choose pictures or say how one is read; the seed of scenes alone makes others of them.
+    """
     from pivotpatch.data.address import parse_address
     from pivotpatch.data.records import FileStore
+    from pivotpatch.data.scenes import SceneStore
 
     images = records.images
     if isinstance(images, FileStore):
         root = images.root.resolve()
+    elif isinstance(images, SceneStore):
+        root = Path("scenes:", str(images.seed))
     else:
-        address = parse_address(records.name)
-        root = Path(str(replace(address, location=str(Path(address.location).resolve()), split=None)))
+        root = Path(parse_address(records.name).location).resolve()
     return [os.path.normpath(root / images.name(records.place(row))) for row in range(len(records))]
 
 

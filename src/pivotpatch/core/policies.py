@@ -37,6 +37,10 @@ class Fixed:
 
     threshold: float = 0.5
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise InputError("Fixed", f"threshold is {self.threshold}", "give a probability in [0, 1]")
+
     @property
     def definition(self) -> str:
         """The rule in words."""

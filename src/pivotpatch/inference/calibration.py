@@ -18,20 +18,23 @@ Method = Literal["temperature", "platt", "platt_per_label"]
 Bins = Literal["width", "mass"]
 _RIDGE = 1e-3  # in units of one picture: decides nothing, but keeps a fit of scores without a mistake finite
 _STEPS = 100
+_HIGHEST_TEMPERATURE = 100.0
 _Z = 1.959964  # two-sided 95 % of the normal distribution
 
 
 def fit_calibration(logits: Tensor, target: Tensor, *, kind: str, method: Method = "platt_per_label") -> Calibration:
     """Fit probabilities to validation data, by least log loss.
 
-    "temperature" divides all logits by one number; "platt" gives all labels one slope and one offset;
+    "temperature" divides all logits by one number, at most 100; "platt" gives all labels one slope and one offset;
     "platt_per_label" gives each label its own, drawn towards those of "platt" the more, the less its pictures say. How
     much, the labels say themselves (empirical Bayes): their own slopes differ by chance and in truth. Chance is the
     variance that each fit knows of itself; the rest of the spread around the common slope is taken for true, and is the
     variance of a normal prior around it. The same for the offsets.
 
-    A slope below 0 says that a label's scores are worse than a guess. The loss is convex and solved by Newton's
-    method, so that the same data always give the same numbers.
+    A temperature never turns a ranking round. It has no offset, so that where most logits have the wrong sign, as those
+    of a loss that makes all of them too high, the higher it is the better, and 100 is taken: probabilities near 0.5.
+    With "platt" a slope below 0 says that a label's scores are worse than a guess. The loss is convex and solved by
+    Newton's method, so that the same data always give the same numbers.
 
     Args:
         logits: (N,L), of a network's scale: those of "tde" in the normalised form, (p + lam q) / (1 + lam).
@@ -51,6 +54,9 @@ def fit_calibration(logits: Tensor, target: Tensor, *, kind: str, method: Method
     weak = torch.full_like(start, _RIDGE)
     pooled = logits.reshape(-1, 1), target.reshape(-1, 1)
     fitted = _minimise(*pooled, centre=start, strength=weak, offset=method != "temperature").values
+    if method == "temperature":
+        # The loss is convex in this one number, so that within a bound it is least at the nearest to its minimum.
+        fitted[0].clamp_(min=1 / _HIGHEST_TEMPERATURE)
     if method == "platt_per_label":
         fitted = _minimise(logits, target, centre=fitted, strength=_prior_strength(logits, target, fitted)).values
     slope, offset = fitted.expand(2, logits.shape[1]).tolist()
