@@ -21,7 +21,7 @@ from pivotpatch.audit.cooccurrence import (
     wilson_interval,
 )
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.policies import Fixed, PriorMatched
+from pivotpatch.core.policies import Fixed, PriorMatched, ThresholdPolicy, TopK
 from pivotpatch.inference.scores import Scores
 
 NAN = float("nan")
@@ -216,3 +216,22 @@ def test_an_unknown_name_or_limit_is_refused() -> None:
         rate_pairs(scores, pairs=[("label 1", "label 9")])
     with pytest.raises(InputError, match="min_probability is 1.5; give a share"):
         rate_pairs(scores, min_probability=1.5)
+
+
+@pytest.mark.parametrize("policy", [PriorMatched((0.25, 0.25)), TopK(1)])
+def test_rules_that_rank_tell_logits_apart_whose_probabilities_are_all_one(policy: ThresholdPolicy) -> None:
+    logits = torch.tensor([[30.0, 31.0], [33.0, 32.0], [34.0, 35.0], [37.0, 36.0]])
+    scores = Scores(("a", "b"), tuple("wxyz"), torch.zeros(4, 2), {"image": logits})
+    assert (scores.probs("image") == 1).all()
+    assert torch.equal(decide(scores, policy=policy), policy.decide(logits - 33))
+    assert decide(scores, policy=policy).sum() == (2 if isinstance(policy, PriorMatched) else 4)
+
+
+def test_given_pairs_know_their_own_labels_alone() -> None:
+    scores = make_scores()
+    few = Scores(scores.labels[1:4], scores.pictures, scores.target[:, 1:4], {"image": scores.get("image")[:, 1:4]})
+    pairs = [("label 3", "label 1")]
+    one, other = rate_pairs(scores, pairs=pairs), rate_pairs(few, pairs=pairs)
+    assert one.labels == other.labels == ("label 3", "label 1")
+    assert one.to_dict() == other.to_dict()
+    assert len(rate_pairs(scores, pairs=[])) == 0

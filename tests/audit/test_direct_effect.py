@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from pivotpatch.audit.direct_effect import DirectEffects, measure_direct_effects, rank_correlation, track_effects
+from pivotpatch.audit.direct_effect import Among, DirectEffects, measure_direct_effects, rank_correlation, track_effects
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
 from pivotpatch.data.scenes import SCENE_LABELS, SceneStore, draw_scene, read_scenes
@@ -98,12 +98,15 @@ def test_tracking_is_scipys_correlation_of_what_is_ranked(among: str) -> None:
             assert bound is not None
             assert bound.value == pytest.approx(oracle)
             assert row.counts[place] == (effects.shown[:, place].sum() if among == "objects" else 600)
+        assert row.mean is not None
         assert row.mean.value == pytest.approx(np.mean([bound.value for bound in row.per_label if bound]))
         assert json.dumps(row.to_dict(), allow_nan=False)
 
 
 def test_logits_that_are_the_effect_track_it_perfectly_and_better_than_the_image() -> None:
     image, tde = track_effects(make_effects(0.0), resamples=200, generator=torch.Generator().manual_seed(0))
+    assert image.mean is not None
+    assert tde.mean is not None
     assert tde.mean.value == pytest.approx(1.0)
     assert tde.mean.low == pytest.approx(1.0)
     assert image.over_image is None
@@ -122,6 +125,7 @@ def test_intervals_cover_what_many_scenes_would_say() -> None:
         logits = 0.5 * effect + (1 - 0.25) ** 0.5 * torch.randn(150, 1, generator=generator)
         effects = DirectEffects(("a",), torch.ones(150, 1, dtype=torch.bool), effect, {"image": logits})
         (row,) = track_effects(effects, resamples=200, generator=generator)
+        assert row.mean is not None
         covered += row.mean.low <= truth <= row.mean.high
     assert 50 <= covered <= 60
 
@@ -133,6 +137,7 @@ def test_a_label_that_no_scene_shows_is_left_out_of_the_mean() -> None:
     effects = DirectEffects(effects.labels, shown, effects.effect.masked_fill(~shown, 0.0), effects.logits)
     for row in track_effects(effects, resamples=20, generator=torch.Generator().manual_seed(0)):
         assert row.per_label[1] is None
+        assert row.mean is not None
         assert row.mean.value == pytest.approx(np.mean([bound.value for bound in row.per_label if bound]))
         assert json.dumps(row.to_dict(), allow_nan=False)
 
@@ -156,3 +161,14 @@ def test_pictures_that_are_no_scenes_are_refused(network: MultiLabelClassifier) 
         measure_direct_effects(other, read_scenes("", "val", count=2))
     with pytest.raises(InputError, match="unknown choice 'object'; did you mean 'objects'"):
         track_effects(make_effects(0.1), among="object", generator=torch.Generator())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("among", ["objects", "scenes"])
+def test_where_nothing_can_be_ranked_there_is_no_mean(among: Among) -> None:
+    shown = torch.tensor([[True, False]])
+    logits = {"image": torch.ones(1, 2), "tde": torch.ones(1, 2)}
+    effects = DirectEffects(("a", "b"), shown, shown.float(), logits)
+    for row in track_effects(effects, among=among, resamples=20, generator=torch.Generator().manual_seed(0)):
+        assert row.mean is None
+        assert row.over_image is None
+        assert json.dumps(row.to_dict(), allow_nan=False)

@@ -1,7 +1,7 @@
 """`pivotpatch audit` as a user calls it: scores in, tables, JSON and pictures out."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,6 +198,108 @@ def test_effects_are_tracked_for_a_checkpoint_and_a_baseline(audit: Callable[...
     assert "over image" in audit(*words)
 
 
+def test_named_pairs_need_their_own_labels_alone(audit: Callable[..., str], tmp_path: Path) -> None:
+    scores = make_scores(3.0, seed=2)
+    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(0))
+    logits = {"image": scores.get("image")[:, :3]}
+    few = Scores(scores.labels[:3], scores.pictures, scores.target[:, :3], logits).select(order)
+    write_scores(few, tmp_path / "few.npz")
+    words = ("--pair", "one;zero", "--json")
+    whole = read(audit("pat.parquet", "--baseline", "asl.npz", *words))
+    for data in ((), (SCENES,)):
+        assert read(audit("pat.parquet", *data, "--baseline", str(tmp_path / "few.npz"), *words)) == whole
+    turned = read(audit(str(tmp_path / "few.npz"), "--baseline", "pat.parquet", *words))
+    assert (turned["model"], turned["baseline"]) == (whole["baseline"], whole["model"])
+    top = read(audit("pat.parquet", "--baseline", str(tmp_path / "few.npz"), "--policy", "top:2", *words))
+    assert top["model"] == read(audit("pat.parquet", "--baseline", "asl.npz", "--policy", "top:2", *words))["model"]
+    write_scores(replace(few, target=1 - few.target), tmp_path / "other.npz")
+    write_scores(few.select(torch.arange(9)), tmp_path / "fewer.npz")
+    for name, message in (("other", "what is true of"), ("fewer", "its pictures are not those of the scores")):
+        with pytest.raises(AssertionError, match=message):
+            audit("pat.parquet", "--baseline", str(tmp_path / f"{name}.npz"), *words)
+
+
+def write_table(folder: Path, names: Sequence[str], rows: Sequence[Sequence[float]]) -> str:
+    """Scores of some pictures by labels "a" and "b"; what is above 0 is true."""
+    lines = ["picture,a,b,target:a,target:b"]
+    for name, row in zip(names, rows, strict=True):
+        told = [int(value > 0) for value in row]
+        lines.append(",".join(map(str, [name, *row, *told])))
+    path = folder / "table.csv"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_pairs_whose_company_never_comes_alone_are_listed_with_their_ctpr(
+    audit: Callable[..., str], tmp_path: Path
+) -> None:
+    text = audit(write_table(tmp_path, "xyz", [[5, 5], [3, 4], [-3, -4]]))
+    assert "2 pairs of labels" in text
+    assert "without a CFPR, for no picture shows the company alone: 2" in text
+    cells = next(line.split() for line in text.splitlines() if line.startswith("a "))
+    assert cells == ["a", "b", "1.00", "-", "-", "0*", "0.0", "100.0", "34-100", "2*"]
+
+
+def test_nothing_to_draw_is_said(audit: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_table(tmp_path, "xyz", [[5, -5], [-3, 4], [-3, -4]])
+    assert main(["audit", table, "--baseline", table, "--plot", str(tmp_path / "plots")]) == 0
+    assert "there is nothing to show" in capsys.readouterr().err
+    same = ["audit", "pat.parquet", SCENES, "--cases", "--baseline", "pat.parquet", "--plot", str(tmp_path / "plots")]
+    assert main(same) == 0
+    assert "there is nothing to show" in capsys.readouterr().err
+    assert not (tmp_path / "plots").exists()
+
+
+def test_no_picture_is_shown_twice_on_a_sheet(audit: Callable[..., str], tmp_path: Path) -> None:
+    for name in ("x.png", "y.png"):
+        Image.new("RGB", (64, 64)).save(tmp_path / name)
+    (tmp_path / "data.csv").write_text("image,labels\nx.png,b|c\ny.png,a|b|c\n")
+    (tmp_path / "scores.csv").write_text("picture,image:a,image:b,image:c\nx.png,9,1,1\ny.png,8,1,1\n")
+    text = audit(str(tmp_path / "scores.csv"), str(tmp_path / "data.csv"), "--plot", str(tmp_path))
+    assert text.count("1.00 x.png") == 2  # in the company of b, and of c
+    with Image.open(tmp_path / "false_positives.png") as sheet:
+        assert sheet.width < sheet.height
+
+
+def test_a_sheet_shows_the_pictures_that_have_scores_in_their_own_shape(
+    audit: Callable[..., str], tmp_path: Path
+) -> None:
+    for name, colour in (("w", "blue"), ("x", "red"), ("y", "blue")):
+        Image.new("RGB", (80, 20), colour).save(tmp_path / f"{name}.png")
+    (tmp_path / "data.csv").write_text("image,labels\nw.png,a\nx.png,b\ny.png,a|b\n")
+    (tmp_path / "scores.csv").write_text("picture,image:a,image:b\nx.png,9,1\ny.png,8,1\n")
+    audit(str(tmp_path / "scores.csv"), str(tmp_path / "data.csv"), "--plot", str(tmp_path))
+    with Image.open(tmp_path / "false_positives.png") as sheet:
+        rows, columns = (np.asarray(sheet.convert("RGB")) == [255, 0, 0]).all(axis=2).nonzero()
+    assert np.ptp(columns) / np.ptp(rows) == pytest.approx(4, rel=0.1)
+
+
+def test_an_effect_that_cannot_be_ranked_is_null(audit: Callable[..., str], tmp_path: Path) -> None:
+    save_checkpoint(MultiLabelClassifier("test_resnet", SCENE_LABELS.names, image_size=64), tmp_path / "one")
+    words = (str(tmp_path / "one"), "scenes:@test-same?count=1&size=64", "--effect")
+    (rows,) = read(audit(*words, "--json", "--plot", str(tmp_path))).values()
+    assert [row["mean"] for row in rows] == [None] * 6
+    assert "nan" not in audit(*words)
+
+
+def test_tables_need_no_scheme_for_effects(
+    audit: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_checkpoint(MultiLabelClassifier("test_resnet", SCENE_LABELS.names, image_size=64), tmp_path / "one")
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    (tmp_path / "t.csv").write_text("image,labels\na.png,one\n")
+    assert main(["audit", str(tmp_path / "one"), str(tmp_path / "t.csv"), "--effect"]) == 1
+    assert "direct effects are known on scenes only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [("--kind", "patch"), ("--policy", "top:2"), ("--pair", "one;zero")])
+def test_options_that_a_part_does_not_look_at_are_refused(
+    audit: Callable[..., str], capsys: pytest.CaptureFixture[str], option: tuple[str, str]
+) -> None:
+    assert main(["audit", "pat.parquet", "--steps", *option]) == 1
+    assert f"{option[0]}: it means nothing beside --steps; leave one of the two out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -205,6 +307,7 @@ def test_effects_are_tracked_for_a_checkpoint_and_a_baseline(audit: Callable[...
         (["pat.parquet", "nowhere"], "'nowhere': is neither an address nor a table or folder"),
         (["pat.parquet", "--count", "0"], "--count: 0 entries; give 1 or more"),
         (["pat.parquet", "--policy", "fixed"], "--policy: 'fixed' has no number"),
+        (["pat.parquet", "--policy", "fixed:7"], "threshold is 7.0; give a probability"),
         (["pat.parquet", "--policy", "tops:3"], "unknown policy 'tops'; did you mean 'top'"),
         (["pat.parquet", "--policy", "prior:nowhere"], "--policy: 'nowhere' is no address"),
         (["pat.parquet", "--pair", "one"], "--pair: 'one' has no semicolon"),
@@ -212,6 +315,13 @@ def test_effects_are_tracked_for_a_checkpoint_and_a_baseline(audit: Callable[...
         (["asl.npz", "--steps"], "there are no 'patch' logits"),
         (["pat.parquet", "--cases"], "--cases: there is nothing to compare with; give --baseline"),
         (["alone.parquet", "--label-errors", "--plot", "x"], "--plot: it is not known where the pictures are"),
+        (
+            ["pat.parquet", "--label-errors", "--baseline", "asl.npz"],
+            "--baseline: it means nothing beside --label-errors",
+        ),
+        (["three.csv", "--label-errors"], "--label-errors: 3 pictures are too few to calibrate by; give 5 or more"),
+        (["run"], "make some first: pivotpatch evaluate run DATA --save x.parquet --keep-patches"),
+        (["pat.parquet", "--baseline", "run"], "run: is a folder, not a file of scores"),
         (["pat.parquet", "--effect"], "pat.parquet: holds scores, no network; give a run or a checkpoint"),
         (["nowhere", "--effect"], "nowhere: is neither a run nor a checkpoint nor scores"),
     ],
@@ -224,6 +334,8 @@ def test_what_cannot_be_audited_is_told_in_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(folder)
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / "three.csv").write_text("picture,image:a,target:a\nx,1,1\ny,-1,0\nz,2,1\n")
     assert main(["audit", *words]) == 1
     error = capsys.readouterr().err
     assert message in error

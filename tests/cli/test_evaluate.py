@@ -251,6 +251,50 @@ def test_pictures_that_cannot_be_read_are_counted_and_listed(here: Path, capsys:
     assert (found["pictures"], list(found["not_read"])) == (20, ["4.png"])
 
 
+def test_scores_without_a_broken_picture_go_on_to_be_used(here: Path, capsys: Errors) -> None:
+    save("model")
+    Path("4.png").write_bytes(b"no picture")
+    words = ("model", "photos.csv", "--workers", "0", "--on-error", "skip", "--save", "s.parquet", "--resamples", "0")
+    live = evaluate(capsys, *words)
+    assert main(["evaluate", "s.parquet", "photos.csv", "--resamples", "0", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["mAP"] == live["mAP"]
+    (line,) = captured.err.splitlines()
+    assert line == "s.parquet: 1 of 21 pictures of table:photos.csv have no scores and are left out (4.png)"
+    Path("typo.csv").write_text(Path("photos.csv").read_text() + "".join(f"{n}.png,cat\n" for n in range(30, 60)))
+    assert "31 pictures of table:typo.csv have no scores (4.png, 30.png, 31.png and 28 more); score" in fail(
+        capsys, "s.parquet", "typo.csv"
+    )
+
+
+def test_a_network_trained_on_patches_alone_is_judged_by_its_patches(here: Path, capsys: Errors) -> None:
+    model = save("model")
+    expected = average_precision(score(model).logits["patch"], score(model).target, labels=LABELS)
+    assert isinstance(model, PatchClassifier)
+    model.patch_only, model.thresholds = True, (0.5, 0.5, 0.5)
+    save_checkpoint(model, "model", overwrite=True)
+    found = evaluate(capsys, "model", "photos.csv", "--workers", "0", "--resamples", "0", "--policy", "fitted")
+    assert (found["ranking"], list(found["kinds"]), found["gain"]) == ("patch", ["patch"], None)
+    assert found["mAP"]["patch"] == pytest.approx(expected.mean)
+    assert found["kinds"]["patch"]["decided"] is not None
+
+
+def test_another_truth_in_the_baseline_is_told(here: Path, capsys: Errors) -> None:
+    target = np.eye(4)
+    np.savez("a.npz", image=np.eye(4), target=target)
+    np.savez("flip.npz", image=np.eye(4), target=1 - target)
+    assert fail(capsys, "a.npz", "--baseline", "flip.npz") == (
+        "flip.npz: 16 of 16 known targets are not those of the other scores; check that both are of the same pictures "
+        "and labels"
+    )
+    target[0, 0] = 0
+    np.savez("near.npz", image=np.eye(4), target=target)
+    assert main(["evaluate", "a.npz", "--baseline", "near.npz", "--resamples", "0"]) == 0
+    assert capsys.readouterr().err == (
+        "near.npz: 1 of 16 known targets are not those of the other scores, which are taken\n"
+    )
+
+
 def test_two_processes_find_what_one_finds(here: Path, capsys: Errors) -> None:
     save("model")
     Path("4.png").write_bytes(b"no picture")

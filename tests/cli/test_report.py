@@ -2,14 +2,18 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from made_scores import make_scores
+from PIL import Image
 
 from pivotpatch.cli.main import main
 from pivotpatch.core.metrics import average_precision
+from pivotpatch.data.address import open_records
 from pivotpatch.inference.score_file import write_scores
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 TRAIN = [
     *("train", "scenes:@train?count=24&size=32", "data.val=scenes:@val?count=60&size=32"),
@@ -55,8 +59,8 @@ def test_a_run_is_judged_on_its_validation_pictures(runs: Path, here: Path, caps
     best = {name: 100 * found["best_val_mAP"] for name, found in metrics.items()}
     assert f'<b id="map">{best["pat"]:.2f}</b>' in page
     assert f'<b id="difference">{best["pat"] - best["base"]:+.2f}</b>' in page
-    assert {"cases", "errors", "calibration", "training"} <= set(sections(page))
-    assert VAL.replace("&", "&amp;") in page
+    assert {"cases", "calibration", "training"} <= set(sections(page))
+    assert f"<dt>data</dt><dd>{VAL}, the validation pictures</dd>".replace("&", "&amp;") in page
     assert "<dt>forward passes a picture</dt><dd>5</dd>" in page
     assert "<dt>baseline forward passes a picture</dt><dd>1</dd>" in page
     weights = sum(weight.numel() for weight in load_checkpoint(runs / "pat" / "best").parameters())
@@ -101,6 +105,69 @@ def test_thresholds_of_a_checkpoint_decide(runs: Path, here: Path) -> None:
     assert "per-label thresholds (0.2 to 0.7)" in page
     assert "<td>0.20" in page
     assert "<td>0.70" in page
+
+
+def test_pictures_that_a_run_held_out_are_named_so(here: Path) -> None:
+    """A run that chose by a part of its training pictures, before and after its decisions were fitted on them."""
+    words = [word for word in TRAIN if not word.startswith("data.val=")]
+    assert main([*words, "data.val_fraction=0.5", "task.kind=image", "--out", "run"]) == 0
+    model = load_checkpoint("run/best")
+    address = TRAIN[1].replace("&", "&amp;")
+    for thresholds in (None, (0.5,) * len(model.labels)):
+        model.thresholds = thresholds
+        save_checkpoint(model, "run/best", overwrite=True)
+        page = report("run")
+        assert f'<p class="soft">held out of {address} · ' in page
+        assert f"<dt>data</dt><dd>held out of {address}</dd>" in page
+        assert ("of run may have been fitted on these very pictures" in page) == (thresholds is not None)
+    page = report("run", TEST)
+    assert "held out of" not in page
+    assert "may have been fitted" not in page
+
+
+def make_photos(broken: str) -> None:
+    """Thirty scenes as files, one of which is no picture."""
+    records = open_records(TEST)
+    rows = ["image,labels"]
+    for place in range(30):
+        pixels = records.images.source(place)
+        assert isinstance(pixels, np.ndarray)
+        Image.fromarray(pixels).save(f"{place}.png")
+        rows.append(f"{place}.png,{'|'.join(records.labels.names[label] for label in records[place].positive)}")
+    Path(broken).write_bytes(b"no picture")
+    Path("photos.csv").write_text("\n".join(rows))
+
+
+def test_a_broken_picture_is_no_dead_end(runs: Path, here: Path, capsys: Errors) -> None:
+    make_photos("3.png")
+    network, skip = str(runs / "pat"), ("--on-error", "skip")
+    assert main(["report", network, "photos.csv"]) == 1
+    assert "3.png" in capsys.readouterr().err
+    assert main(["evaluate", network, "photos.csv", *skip, "--save", "s.parquet", "--keep-patches"]) == 0
+    capsys.readouterr()
+    scored = report("s.parquet", "photos.csv")
+    assert "s.parquet: 1 of 30 pictures of table:photos.csv have no scores" in capsys.readouterr().err
+    live = report(network, "photos.csv", *skip, "--baseline", runs / "base")
+    assert re.search(r"^not read: .*3\.png: ", capsys.readouterr().err, re.MULTILINE)
+    Path("7.png").write_bytes(b"broken since")
+    fewer = report("s.parquet", "photos.csv", *skip, "--baseline", runs / "base")
+    for page, count in ((scored, 29), (live, 29), (fewer, 28)):
+        assert f"<dt>pictures</dt><dd>{count} of 30; {30 - count} have no scores</dd>" in page
+    mean = r'<b id="map">([\d.]+)<'
+    assert re.findall(mean, scored) == re.findall(mean, live)
+    assert main(["report", "s.parquet", "photos.csv", *skip]) == 1
+    assert "--on-error: s.parquet holds scores, no network; leave it out" in capsys.readouterr().err
+
+
+def test_a_network_trained_on_patches_alone_is_judged_by_them(runs: Path, here: Path) -> None:
+    model = load_checkpoint(runs / "pat" / "best")
+    assert isinstance(model, PatchClassifier)
+    model.patch_only = True
+    save_checkpoint(model, "scale")
+    page = report("scale", TEST, "--baseline", runs / "pat")
+    assert "mAP of the patch logits" in page
+    assert "<dt>forward passes a picture</dt><dd>4</dd>" in page
+    assert "cases" not in sections(page)
 
 
 @pytest.mark.parametrize(

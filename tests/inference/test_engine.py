@@ -302,3 +302,10 @@ def test_efforts_that_a_network_cannot_make_are_refused() -> None:
         TorchEngine(make_patch_classifier(), effort=float("nan"))
     plain = make_plain()
     assert torch.equal(TorchEngine(plain, effort=0)(pictures()).probs, TorchEngine(plain)(pictures()).probs)
+
+
+def test_a_network_that_was_trained_on_patches_alone_is_refused() -> None:
+    model = make_patch_classifier()
+    model.patch_only = True
+    with pytest.raises(InputError, match="TorchEngine: the network was trained on patches alone, .*; give one that"):
+        TorchEngine(model)

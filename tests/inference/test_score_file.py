@@ -19,6 +19,7 @@ from pivotpatch.core.metrics import average_precision
 from pivotpatch.core.policies import Fixed
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
+from pivotpatch.inference.score_content import Scale
 from pivotpatch.inference.score_file import SUFFIXES, read_scores, write_scores
 from pivotpatch.inference.scores import Scores
 
@@ -244,9 +245,62 @@ def test_targets_come_from_a_data_set_by_the_pictures_names(photos: RecordSet, t
 
 
 def test_a_data_set_has_the_last_word_about_the_truth(photos: RecordSet, tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "s.csv", "picture,dog,target:dog\na.jpg,1,0\nb.jpg,3,1\nc.jpg,5,1\nd.jpg,7,0\n")
-    assert read_scores(path).target.flatten().tolist() == [0, 1, 1, 0]
-    assert read_scores(path, records=photos).target.flatten().tolist() == [1, 1, 0, 0]
+    path = write_csv(tmp_path / "s.csv", "picture,dog,target:dog\na.jpg,1,0\nb.jpg,3,1\nc.jpg,5,0\nd.jpg,7,1\n")
+    assert read_scores(path).target.flatten().tolist() == [0, 1, 0, 1]
+    told: list[str] = []
+    assert read_scores(path, records=photos, tell=told.append).target.flatten().tolist() == [1, 1, 0, 0]
+    assert told[-1] == f"{path}: 2 of 4 known targets are not those of {photos.name}, which are taken"
+    path = write_csv(tmp_path / "s.csv", "picture,dog,target:dog\na.jpg,1,0\nb.jpg,3,1\nc.jpg,5,1\nd.jpg,7,\n")
+    with pytest.raises(InputError, match=r"s\.csv: 3 of 3 known targets are not those of table:.*; check that both"):
+        read_scores(path, records=photos)
+
+
+def test_scores_with_another_truth_than_others_are_told(tmp_path: Path) -> None:
+    scores, path = make_scores(), tmp_path / "s.npz"
+    write_scores(replace(scores, target=1 - scores.target), path)
+    with pytest.raises(InputError, match=r"s\.npz: 19 of 19 known targets are not those of the other scores"):
+        read_scores(path, like=scores)
+    told: list[str] = []
+    write_scores(scores, path)
+    read_scores(path, like=scores, tell=told.append)
+    assert told == []
+
+
+def test_a_few_pictures_without_scores_are_left_out_and_told(photos: RecordSet, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "s.csv", "picture,dog\nc.jpg,0.5\na.jpg,0.25\nb.jpg,1\n")
+    told: list[str] = []
+    scores = read_scores(path, records=photos, tell=told.append)
+    assert told[0] == f"{path}: 1 of 4 pictures of {photos.name} have no scores and are left out (d.jpg)"
+    expected = [row for row in range(4) if photos[row].name != "d.jpg"]
+    assert scores.indices is not None
+    assert scores.indices.tolist() == expected
+    assert scores.pictures == tuple(photos[row].name for row in expected)
+    probs = {"a.jpg": 0.25, "b.jpg": 1.0, "c.jpg": 0.5}
+    assert scores.probs("image").flatten().tolist() == pytest.approx([probs[name] for name in scores.pictures])
+    torch.testing.assert_close(scores.target, photos.keep_labels(["dog"]).target()[expected])
+    path = write_csv(tmp_path / "s.csv", "picture,dog\na.jpg,0.25\n")
+    with pytest.raises(InputError, match=r"3 pictures of table:.* have no scores .*; score them too, or name a"):
+        read_scores(path, records=photos, tell=told.append)
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "told"),
+    [
+        ((0, 1), "auto", ["scores from 0 to 1 are taken for probabilities"]),
+        ((-3, 0.5), "auto", ["scores from -3 to 0.5 are taken for logits"]),
+        ((0.2, 97), "auto", ["scores from 0.2 to 97 are taken for logits; divide by 100 if they are per cent"]),
+        ((0.2, 970), "auto", ["scores from 0.2 to 970 are taken for logits"]),
+        ((0.2, 97), "logits", []),
+        ((0.2, 0.9), "probs", []),
+    ],
+)  # fmt: skip
+def test_what_scores_are_taken_for_is_told(
+    values: tuple[float, float], scale: Scale, told: list[str], tmp_path: Path
+) -> None:
+    path = write_csv(tmp_path / "s.csv", f"picture,dog,target:dog\na,{values[0]},1\nb,{values[1]},0\n")
+    lines: list[str] = []
+    read_scores(path, scale=scale, tell=lines.append)
+    assert lines == [f"{path}: {line}" for line in told]
 
 
 @pytest.mark.parametrize(
@@ -275,14 +329,16 @@ def test_scores_are_put_in_the_order_of_others(tmp_path: Path) -> None:
     moved = replace(
         moved,
         labels=tuple(LABELS[place] for place in columns.tolist()),
-        target=torch.zeros(5, 4),
+        target=torch.full((5, 4), torch.nan),
         logits={kind: values[:, columns] for kind, values in moved.logits.items()},
         lam=torch.arange(4.0)[columns],
     )
     write_scores(moved, tmp_path / "moved.npz")
     assert_same(read_scores(tmp_path / "moved.npz", like=scores), replace(scores, lam=torch.arange(4.0)))
     write_scores(moved.select(torch.arange(4)), tmp_path / "fewer.npz")
-    with pytest.raises(InputError, match=r"fewer\.npz: 1 pictures of the other scores have no scores"):
+    with pytest.raises(
+        InputError, match=r"fewer\.npz: 1 pictures of the other scores have .*leave them out of the other"
+    ):
         read_scores(tmp_path / "fewer.npz", like=scores)
     other = replace(scores, labels=("cat", "dog", "fish", "horse"))
     with pytest.raises(
@@ -331,6 +387,18 @@ GOOD: dict[str, Any] = {"scores": np.zeros((2, 3)) - 1, "target": np.ones((2, 3)
         ({"patch_logits": np.zeros((2, 4, 3))}, "'patch_logits' or 'weights' is missing; give both or neither"),
         ({"weights": np.zeros((2, 3))}, r"'weights' has shape \(2, 3\); give \(2, P, 3\), one row a patch"),
         ({"lam": np.ones(2)}, r"'lam' has shape \(2,\); give a number, or one a label"),
+        ({"lam": np.array(-1.0)}, r"s\.npz: lam is -1\.0; give a finite number, 0 or more"),
+        ({"lam": np.array([1, np.nan, 1])}, r"s\.npz: lam is nan; give a finite number"),
+        ({"temperature": np.array([1.0, 0, 2])}, r"s\.npz: temperature is 0\.0; give"),
+        (
+            {"patch_logits": np.zeros((2, 4, 3)), "weights": np.full((2, 4, 3), 0.75)},
+            "weights sum to 3 up to 3, the least is 0.75; give each patch a share of 0 or more, of 1 in all",
+        ),
+        (
+            {"patch_logits": np.zeros((2, 2, 3)), "weights": np.array([[[1.5] * 3, [-0.5] * 3]] * 2)},
+            "weights sum to 1 up to 1, the least is -0.5; give",
+        ),
+        ({"patch_logits": np.zeros((2, 0, 3)), "weights": np.zeros((2, 0, 3))}, r"'patch_logits' has shape \(2, 0, 3"),
     ],
 )  # fmt: skip
 def test_wrong_arrays_are_told(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -440,6 +508,9 @@ def test_other_files_are_told(tmp_path: Path) -> None:
     (tmp_path / "array.npy").rename(tmp_path / "array.npz")
     with pytest.raises(InputError, match=r"array\.npz: holds one array without a name; write it with np\.savez"):
         read_scores(tmp_path / "array.npz")
+    (tmp_path / "garbage.npz").write_bytes(b"no archive" * 9)
+    with pytest.raises(InputError, match=r"garbage\.npz: is no npz file; it is damaged, copy or write it again"):
+        read_scores(tmp_path / "garbage.npz")
     np.savez(tmp_path / "other.npz", logits=np.zeros((2, 2)))
     with pytest.raises(
         InputError, match=r"there are no scores among its arrays \(logits\); name them 'scores', or image"

@@ -219,3 +219,16 @@ def test_progress_is_told_after_each_batch(table: Path) -> None:
 def test_a_model_without_preprocessing_is_refused() -> None:
     with pytest.raises(InputError, match="a Linear says no preprocessing; give a Classifier"):
         score_images(PatchInference(nn.Linear(3, 2)), torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
+
+
+def test_a_network_that_was_trained_on_patches_alone_is_ranked_by_them(table: Path) -> None:
+    torch.manual_seed(0)
+    model = PatchClassifier("test_vit", LABELS, image_size=SIZE)
+    both = score_pictures(model, open_loader(table, SIZE), accelerator=Accelerator(cpu=True), keep_patches=True)
+    model.patch_only = True
+    alone = score_pictures(model, open_loader(table, SIZE), accelerator=Accelerator(cpu=True), keep_patches=True)
+    assert (both.ranking, alone.ranking, list(alone.logits)) == ("tde", "patch", ["patch"])
+    assert torch.equal(alone.get("patch"), both.get("patch"))
+    assert alone.weights is not None
+    assert both.weights is not None
+    assert torch.equal(alone.weights, both.weights)

@@ -66,11 +66,21 @@ def test_other_kinds_come_back_too(kind: type[Classifier], tmp_path: Path) -> No
     assert torch.equal(loaded(images), model(images))
 
 
+@pytest.mark.parametrize("patch_only", [False, True])
+def test_what_a_network_was_trained_on_comes_back(patch_only: bool, tmp_path: Path) -> None:
+    save_checkpoint(PatchClassifier("test_resnet", LABELS, patch_only=patch_only), tmp_path / "m")
+    loaded = load_checkpoint(tmp_path / "m")
+    assert isinstance(loaded, PatchClassifier)
+    assert loaded.patch_only is patch_only
+
+
 def test_a_file_from_before_some_options_is_read(folder: Path) -> None:
-    edit_json(lambda d: [d["patching"].pop(name) for name in ("overlap", "source_size", "patch_size")])(folder)
+    newer = ("overlap", "source_size", "patch_size", "patch_only")
+    edit_json(lambda d: [d["patching"].pop(name) for name in newer])(folder)
     loaded = load_checkpoint(folder)
     assert isinstance(loaded, PatchClassifier)
     assert (loaded.grid, loaded.overlap, loaded.source_size, loaded.patch_size) == (3, 0.0, None, None)
+    assert loaded.patch_only is False
 
 
 @pytest.mark.parametrize("name", ["calibration", "adaptive"])

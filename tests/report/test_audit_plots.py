@@ -1,5 +1,6 @@
 """Figures of an audit show the numbers that they are given."""
 
+from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
@@ -166,3 +167,52 @@ def test_nothing_to_draw_is_refused() -> None:
         plot_given_pairs(compare_pairs(empty, empty))
     with pytest.raises(InputError, match="there is no picture"):
         plot_sheet([], [])
+
+
+NO_FORMULA = "$\\frac$ cash"
+
+
+def test_names_that_look_like_formulas_are_names() -> None:
+    target = torch.tensor([[1.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    scores = Scores((NO_FORMULA, "b"), tuple("xyz"), target, {"image": torch.randn(3, 2)})
+    rates = rate_pairs(scores, pairs=[(NO_FORMULA, "b")])
+    for plot in (plot_given_pairs, plot_pair_curves):
+        assert render(plot(compare_pairs(rates, rates), names=(NO_FORMULA, NO_FORMULA)))
+
+
+def test_the_legend_has_both_colours_where_a_panel_has_no_bar() -> None:
+    scores = Scores(LABELS, ("x",), torch.tensor([[0.0, 0.0, 0.0, 1.0]]), {"image": torch.zeros(1, 4)})
+    rates = rate_pairs(scores, pairs=[("cat", "hat")])
+    figure = plot_given_pairs(compare_pairs(rates, rates), names=("DeT", "InT"))
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["DeT", "InT"]
+    shown = [patch.get_facecolor() for patch in legend.get_patches()]
+    drawn = [part[0].get_facecolor() for part in figure.axes[1].containers if isinstance(part, BarContainer)]
+    assert shown == drawn
+    assert len(set(shown)) == 2
+
+
+def test_no_mark_covers_the_number_of_pictures(comparison: PairComparison) -> None:
+    ranked = rank_pairs(comparison.model)
+    baseline = replace(comparison.baseline, fpr=comparison.model.fpr_interval.high.float() + 0.03)
+    (axes,) = plot_worst_pairs(ranked, baseline=baseline).axes
+    marks = np.max([np.asarray(line.get_xdata()) for line in axes.lines if line.get_marker() in ("D", "o")], axis=0)
+    for text, mark in zip(axes.texts, marks, strict=True):
+        assert text.xy[0] >= mark  # type: ignore[attr-defined]
+
+
+def test_curves_of_no_pair_do_not_count() -> None:
+    scores = Scores(LABELS, ("x",), torch.tensor([[0.0, 0.0, 0.0, 1.0]]), {"image": torch.zeros(1, 4)})
+    rates = rate_pairs(scores, pairs=[("cat", "hat")])
+    titles = [axes.get_title() for axes in plot_pair_curves(compare_pairs(rates, rates)).axes]
+    assert titles == ["model in 1 pairs: better in 0 %, tied in 100 %", "no picture tells"]
+
+
+def test_effects_without_a_mean_are_drawn() -> None:
+    row = EffectTracking("tde", "objects", ("one", "two"), (1, 0), (None, None), None, None)
+    figure = plot_effects({"PAT-I": [row]})
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["TDE logits"]
+    assert render(figure)

@@ -130,3 +130,20 @@ def test_progress_is_told_from_the_beginning_to_the_end() -> None:
 
 def test_label_errors_are_those_of_the_audit(found: Findings) -> None:
     assert list(found.errors) == find_label_errors(SUBJECT.scores, count=Counts().errors)
+
+
+def test_curves_tell_logits_apart_whose_probabilities_are_all_one(found: Findings) -> None:
+    scores = SUBJECT.scores
+    moved = Subject(
+        "sure", replace(scores, logits={kind: 60 + values.double() for kind, values in scores.logits.items()})
+    )
+    assert (moved.scores.probs("image").float() == 1).all()
+    curves = gather(moved, BASELINE).panels
+    assert curves.keys() == found.panels.keys()
+    for label, kinds in found.panels.items():
+        for kind, curve in kinds.items():
+            assert torch.equal(curves[label][kind].recall, curve.recall)
+            assert torch.equal(curves[label][kind].precision, curve.precision)
+        step = kinds["tde"].recall.diff(prepend=torch.zeros(1, dtype=torch.float64))
+        oracle = found.evaluation.kinds["tde"].precision.per_label[LABELS.index(label)]
+        assert (step * kinds["tde"].precision).sum().item() == pytest.approx(oracle)

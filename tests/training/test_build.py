@@ -42,3 +42,12 @@ def test_what_was_fitted_to_other_weights_does_not_go_on(kind: type[Classifier],
     assert torch.equal(next(again.parameters()), next(model.parameters()))
     if isinstance(again, PatchClassifier):
         assert (again.lam, again.temperature) == (0.7, 1.0)
+        assert again.patch_only == (task == "patch_only")
+
+
+@pytest.mark.parametrize("task", ["patch", "patch_only"])
+def test_a_new_network_knows_whether_it_will_see_the_whole_image(task: str) -> None:
+    settings = ["model.backbone=test_vit", "model.image_size=32", "model.pretrained=false", f"task.kind={task}"]
+    model = make_model(load_config(None, settings), LABELS)
+    assert isinstance(model, PatchClassifier)
+    assert model.patch_only == (task == "patch_only")

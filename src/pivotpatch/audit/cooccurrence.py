@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.errors import InputError, choose_one_of
-from pivotpatch.core.policies import Fixed, ThresholdPolicy
+from pivotpatch.core.policies import Fixed, PerLabel, ThresholdPolicy
 from pivotpatch.inference.scores import Scores
 
 MIN_PROBABILITY = 0.2
@@ -52,7 +52,7 @@ class PairRates:
     """Conditional rates of M ordered pairs of labels, for the decisions of one model.
 
     Attributes:
-        labels: names of all L labels.
+        labels: names of all labels, or of those that given pairs are made of.
         definition: the policy that decided, in words.
         label: (M,) index of the label that is decided about.
         company: (M,) index of the label that is there.
@@ -209,19 +209,24 @@ def rate_pairs(
     """
     if not 0 <= min_probability < 1:
         raise InputError("rate_pairs", f"min_probability is {min_probability}", "give a share in [0, 1)")
-    decided = decide(scores, policy=policy, kind=kind)
-    rates = conditional_rates(decided, scores.target)
+    decided, target, labels = decide(scores, policy=policy, kind=kind), scores.target, scores.labels
+    if pairs is not None:
+        # No other label matters then, so that a model which knows others can be compared.
+        labels = tuple(dict.fromkeys(name for pair in pairs for name in pair))
+        columns = [_find(scores, name) for name in labels]
+        decided, target = decided[:, columns], target[:, columns]
+    rates = conditional_rates(decided, target)
     if pairs is None:
         shares = rates.tpr_counts / (rates.tpr_counts + rates.fpr_counts)
         label, company = shares.fill_diagonal_(0).nan_to_num_(0.0).gt(min_probability).nonzero(as_tuple=True)
     else:
-        found = [(_find(scores, label), _find(scores, company)) for label, company in pairs]
+        found = [(labels.index(label), labels.index(company)) for label, company in pairs]
         label, company = torch.tensor(found, dtype=torch.int64).reshape(-1, 2).T
     tpr, fpr, both, alone = (column[label, company] for column in rates)
-    missing = scores.target == 0
+    missing = target == 0
     overall = (decided & missing).sum(0) / missing.sum(0)
     return PairRates(
-        labels=scores.labels,
+        labels=labels,
         definition=policy.definition,
         label=label,
         company=company,
@@ -235,8 +240,13 @@ def rate_pairs(
 
 
 def decide(scores: Scores, *, policy: ThresholdPolicy = _DEFAULT_POLICY, kind: str | None = None) -> Tensor:
-    """Decisions (N,L) of a policy about probabilities of a kind, the one to rank by where None."""
-    return policy.decide(scores.probs(kind or scores.ranking), known=~torch.isnan(scores.target))
+    """Decisions (N,L) of a policy about scores of a kind, the one to rank by where None.
+
+    Policies that only rank see logits, for probabilities near 1 are all alike.
+    """
+    kind = kind or scores.ranking
+    values = scores.probs(kind) if isinstance(policy, Fixed | PerLabel) else scores.get(kind)
+    return policy.decide(values, known=~torch.isnan(scores.target))
 
 
 def rank_pairs(rates: PairRates, *, by: Order = "rate") -> PairRates:

@@ -59,8 +59,8 @@ class EffectTracking:
         labels: names of the labels.
         counts: how many scenes of each label were ranked.
         per_label: correlation of each label with its interval; None where there is nothing to rank.
-        mean: over the labels.
-        over_image: what `mean` adds to that of the image logits, paired; None for the image logits themselves.
+        mean: over the labels; None where no label could be ranked.
+        over_image: what `mean` adds to that of the image logits, paired; None for these themselves, and likewise.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class EffectTracking:
     labels: tuple[str, ...]
     counts: tuple[int, ...]
     per_label: tuple[Interval | None, ...]
-    mean: Interval
+    mean: Interval | None
     over_image: Interval | None
 
     def to_dict(self) -> dict[str, object]:
@@ -139,7 +139,7 @@ def track_effects(
             among,
             effects.labels,
             tuple(ranked.sum(0).tolist()),
-            tuple(None if column[0].isnan() else _bound(column) for column in values.T),
+            tuple(_bound(column) for column in values.T),
             _bound(values.nanmean(dim=1)),
             None if kind == "image" else _bound((values - found["image"]).nanmean(dim=1)),
         )
@@ -185,8 +185,10 @@ def _rank(values: Tensor, weights: Tensor) -> Tensor:
     return (held.cumsum(1) - (held - 1) / 2)[:, place]
 
 
-def _bound(values: Tensor) -> Interval:
-    """What was measured, values[0], with 95 % of what the resamples (R,) behind it give."""
+def _bound(values: Tensor) -> Interval | None:
+    """What was measured, values[0], with 95 % of what the resamples (R,) behind it give; None where it is NaN."""
+    if values[0].isnan() or values[1:].isnan().all():
+        return None
     low, high = values[1:].nanquantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
     return Interval(values[0].item(), low, high)
 

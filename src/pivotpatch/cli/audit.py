@@ -6,28 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.cli.addresses import read_address
-from pivotpatch.cli.figures import write_figures
-from pivotpatch.cli.sources import open_pictures, open_source
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.cli.audit_options import DEFAULTS, make_policy, refuse_unused, split_pairs
+from pivotpatch.cli.figures import decode_small, write_figures
+from pivotpatch.cli.sources import open_pictures, open_source, read_score_file
+from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
     from pivotpatch.audit.cooccurrence import FalsePositive, PairRates
     from pivotpatch.audit.pair_comparison import PairComparison
-    from pivotpatch.core.policies import ThresholdPolicy
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
 
 SEED = 0  # of resamples and folds: the same scores have the same intervals
-POLICIES = ("fixed", "top", "prior")
 SCENES = "scenes:@test-same"
-_SIDE = 448  # pixels a side of pictures in plots
+_FOLDS = 5  # of the calibration behind likely label errors
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -59,15 +55,21 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="look at this pair, may be given again (such as DeT against InT); else at all that keep company",
     )
     audit.add_argument(
-        "--min-probability", type=float, default=0.2, metavar="P", help="pairs with P(label | company) above it (0.2)"
+        "--min-probability",
+        type=float,
+        default=DEFAULTS["min_probability"],
+        metavar="P",
+        help="pairs with P(label | company) above it (0.2)",
     )
     audit.add_argument(
         "--policy",
-        default="prior",
+        default=DEFAULTS["policy"],
         help="what decides: prior (as often as in the scores' own target), prior:DATA, fixed:P or top:K (prior)",
     )
     audit.add_argument("--kind", choices=["image", "patch", "tde"], help="of logits; by default those to rank by")
-    audit.add_argument("--order", choices=["rate", "gap"], default="rate", help="worst pairs by CFPR, or by its rise")
+    audit.add_argument(
+        "--order", choices=["rate", "gap"], default=DEFAULTS["order"], help="worst pairs by CFPR, or by its rise"
+    )
     audit.add_argument("--count", type=int, default=15, metavar="N", help="entries to list (15)")
     audit.add_argument("--json", action="store_true", help="write everything as JSON")
     audit.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
@@ -78,6 +80,7 @@ def run_audit(args: argparse.Namespace) -> int:
     """Audit one thing, tell it, and draw it where asked to."""
     if len(args.words) > 2:
         raise InputError(f"{args.words[2]!r}", "a third word", "give scores and the address of their pictures")
+    refuse_unused(args)
     if args.count < 1:
         raise InputError("--count", f"{args.count} entries", "give 1 or more")
     if args.plot is not None and (args.label_errors or args.cases) and len(args.words) < 2:
@@ -99,7 +102,7 @@ def _audit_pairs(args: argparse.Namespace) -> int:
     from pivotpatch.cli.audit_text import print_pairs
 
     records, scores, baseline = _read(args)
-    chosen = {"min_probability": args.min_probability, "pairs": _split_pairs(args.pair)}
+    chosen = {"min_probability": args.min_probability, "pairs": split_pairs(args.pair)}
     policy = make_policy(args.policy, scores)
     rates = rate_pairs(scores, policy=policy, kind=args.kind, **chosen)
     comparison = None
@@ -119,7 +122,7 @@ def _audit_pairs(args: argparse.Namespace) -> int:
         told = rates.to_dict() if comparison is None else comparison.to_dict()
         print(json.dumps({"worst": worst, **told}))
     else:
-        print_pairs(rates, ranked, behind=behind, comparison=comparison)
+        print_pairs(rates, ranked, behind=behind, comparison=comparison, count=args.count)
     if args.plot is not None:
         _draw_pairs(_Pairs(ranked, behind, comparison, records), args)
     return 0
@@ -142,13 +145,17 @@ def _draw_pairs(pairs: _Pairs, args: argparse.Namespace) -> None:
     if len(ranked):
         theirs = None if comparison is None else comparison.baseline
         figures["worst_pairs"] = plot_worst_pairs(ranked, count=args.count, baseline=theirs)
-    if comparison is not None:
+    if comparison is not None and len(comparison.model):
         names = (Path(args.words[0]).stem, args.baseline.stem)
         figures["pairs"] = (plot_pair_curves if args.pair is None else plot_given_pairs)(comparison, names=names)
     if records is not None and any(behind):
-        shown = [(pair, found[0]) for pair, found in zip(ranked.names, behind, strict=False) if found]
-        captions = [f"{label}? {found.probability:.2f}\nbeside {other}" for (label, other), found in shown]
-        figures["false_positives"] = _draw_sheet(records, [found.row for _, found in shown], captions)
+        shown: dict[int, tuple[tuple[str, str], FalsePositive]] = {}  # no picture twice
+        for pair, pictures in zip(ranked.names, behind, strict=False):
+            for found in (each for each in pictures if each.row not in shown):
+                shown[found.row] = (pair, found)
+                break
+        captions = [f"{label}? {found.probability:.2f}\nbeside {other}" for (label, other), found in shown.values()]
+        figures["false_positives"] = _draw_sheet(records, list(shown), captions)
     write_figures(figures, args.plot)
 
 
@@ -172,11 +179,10 @@ def _audit_scale(args: argparse.Namespace) -> int:
 
     from pivotpatch.audit.stepwise import study_scale
     from pivotpatch.cli.audit_text import print_scale
-    from pivotpatch.inference.score_file import read_scores
     from pivotpatch.report.audit_plots import plot_scales
 
     scores = _read(args).scores
-    other = read_scores(args.scale_study, like=scores)
+    other = _read_scores(args.scale_study, like=scores)
     found = study_scale(scores, other, generator=torch.Generator().manual_seed(SEED))
     if args.json:
         print(json.dumps(found.to_dict()))
@@ -192,12 +198,18 @@ def _audit_label_errors(args: argparse.Namespace) -> int:
     from pivotpatch.cli.audit_text import print_label_errors
 
     records, scores, _ = _read(args)
+    if len(scores) < _FOLDS:
+        raise InputError(
+            "--label-errors", f"{len(scores)} pictures are too few to calibrate by", f"give {_FOLDS} or more"
+        )
     found = find_label_errors(scores, kind=args.kind, count=args.count)
     if args.json:
         print(json.dumps([error.to_dict() for error in found]))
     else:
         print_label_errors(found)
-    if args.plot is not None and found:
+    if args.plot is not None and not found:
+        write_figures({}, args.plot)
+    elif args.plot is not None:
         assert records is not None
         captions = [f"{error.rank}. {error.label}: {error.direction}?\np = {error.probability:.2f}" for error in found]
         write_figures({"label_errors": _draw_sheet(records, [error.row for error in found], captions)}, args.plot)
@@ -221,7 +233,7 @@ def _audit_cases(args: argparse.Namespace) -> int:
         return 0
     assert records is not None
     figures = {}
-    images = _decode(records, [case.row for case in found])
+    images = decode_small(records, [case.row for case in found])
     for number, (case, image) in enumerate(zip(found, images, strict=True), 1):
         figures[f"case_{number}"] = plot_case(
             image,
@@ -245,7 +257,8 @@ def _audit_effect(args: argparse.Namespace) -> int:
     from pivotpatch.data.address import open_records
     from pivotpatch.report.audit_plots import plot_effects
 
-    records = open_records(args.words[1] if len(args.words) > 1 else SCENES)
+    named = open_pictures(args.words[1:])
+    records = open_records(SCENES) if named is None else named
     places = [args.words[0], *([] if args.baseline is None else [args.baseline])]
     networks = {str(place): _open_network(place) for place in places}
     found = {}
@@ -269,41 +282,6 @@ def _audit_effect(args: argparse.Namespace) -> int:
     return 0
 
 
-def make_policy(text: str, scores: "Scores") -> "ThresholdPolicy":
-    """The policy that a word names, for these scores."""
-    from pivotpatch.core.policies import Fixed, PriorMatched, TopK
-    from pivotpatch.training.build import open_aligned
-
-    name, _, value = text.partition(":")
-    if name not in POLICIES:
-        raise InputError("--policy", f"unknown policy {name!r}", choose_one_of(name, POLICIES))
-    try:
-        if name == "fixed":
-            return Fixed(float(value))
-        if name == "top":
-            return TopK(int(value))
-    except ValueError:
-        raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
-    if not value:
-        return PriorMatched.from_target(scores.target)
-    address = read_address(value)
-    if address is None:
-        raise InputError("--policy", f"{value!r} is no address nor a table or folder that is there", "check the path")
-    return PriorMatched.from_target(open_aligned(address, scores.labels).target())
-
-
-def _split_pairs(texts: Sequence[str] | None) -> list[tuple[str, str]] | None:
-    if texts is None:
-        return None
-    pairs = []
-    for text in texts:
-        label, sign, company = (part.strip() for part in text.strip("{}").partition(";"))
-        if not sign:
-            raise InputError("--pair", f"{text!r} has no semicolon", "write for example 'car;parking meter'")
-        pairs.append((label, company))
-    return pairs
-
-
 class _Subject(NamedTuple):
     """What is audited: the pictures where they are known, their scores, and those of the baseline in the same order."""
 
@@ -313,11 +291,44 @@ class _Subject(NamedTuple):
 
 
 def _read(args: argparse.Namespace) -> _Subject:
-    from pivotpatch.inference.score_file import read_scores
-
     records = open_pictures(args.words[1:])
-    scores = read_scores(args.words[0], records=records)
-    return _Subject(records, scores, None if args.baseline is None else read_scores(args.baseline, like=scores))
+    scores = _read_scores(args.words[0], records=records)
+    if records is not None and scores.indices is not None:
+        records = records.select(scores.indices.numpy())  # those that have scores
+    if args.baseline is None:
+        return _Subject(records, scores, None)
+    try:
+        return _Subject(records, scores, _read_scores(args.baseline, like=scores))
+    except InputError:
+        if args.pair is None:
+            raise
+    # Pairs that are named need their labels alone: the baseline may know others, such as an InT of a few.
+    baseline = _read_scores(args.baseline, records=records)
+    return _Subject(records, scores, _align(baseline, scores, where=str(args.baseline)))
+
+
+def _align(baseline: "Scores", scores: "Scores", *, where: str) -> "Scores":
+    """A baseline that knows other labels, in the order of the scores' pictures; the truth of common ones is one."""
+    import torch
+
+    places = {name: row for row, name in enumerate(baseline.pictures)}
+    if places.keys() != set(scores.pictures):
+        raise InputError(where, "its pictures are not those of the scores", "score the same pictures with both")
+    baseline = baseline.select(torch.tensor([places[name] for name in scores.pictures]))
+    for name in set(baseline.labels) & set(scores.labels):
+        own, other = (held.target[:, held.labels.index(name)].nan_to_num(-1) for held in (scores, baseline))
+        if not torch.equal(own, other):
+            todo = "take the same truth for both, for example by naming the data set"
+            raise InputError(where, f"what is true of {name!r} is not what the scores say", todo)
+    return baseline
+
+
+def _read_scores(what: str | Path, *, records: "RecordSet | None" = None, like: "Scores | None" = None) -> "Scores":
+    path = Path(what)
+    if path.is_dir():
+        todo = f"make some first: pivotpatch evaluate {path} DATA --save x.parquet --keep-patches"
+        raise InputError(str(path), "is a folder, not a file of scores", todo)
+    return read_score_file(path, records=records, like=like)
 
 
 def _open_network(what: str | Path) -> "Classifier | PatchInference":
@@ -331,18 +342,7 @@ def _open_network(what: str | Path) -> "Classifier | PatchInference":
     return network if isinstance(network, PatchClassifier) else PatchInference(network)
 
 
-def _decode(records: "RecordSet", rows: Sequence[int]) -> list["NDArray[np.uint8]"]:
-    """Pixels of some pictures, small enough for a plot; scores that were read with their records have their order."""
-    from pivotpatch.data.decoding import decode_image
-
-    places = [records.place(row) for row in rows]
-    return [
-        decode_image(records.images.source(place), size=(_SIDE, _SIDE), name=records.images.name(place))
-        for place in places
-    ]
-
-
 def _draw_sheet(records: "RecordSet", rows: Sequence[int], captions: list[str]) -> "Figure":
     from pivotpatch.report.audit_plots import plot_sheet
 
-    return plot_sheet(_decode(records, rows), captions)
+    return plot_sheet(decode_small(records, rows), captions)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -24,15 +25,22 @@ def print_pairs(
     *,
     behind: Sequence[Sequence[FalsePositive]],
     comparison: PairComparison | None,
+    count: int,
 ) -> None:
-    """Print how a model does on pairs of labels, the worst of them, and the most confident picture behind each."""
+    """Print how a model does on pairs of labels, the worst of them, and the most confident picture behind each.
+
+    Pairs without a conditional FPR are listed last.
+    """
     console = _open_console()
     console.print(f"{len(rates):,} pairs of labels; decisions by {rates.definition}; rates in per cent")
+    unrated = rates.select((rates.fpr_counts == 0).nonzero()[:, 0])
+    if len(unrated):
+        console.print(f"without a CFPR, for no picture shows the company alone: {len(unrated):,}")
     if comparison is not None:
         for name, curve in (("conditional FPR", comparison.cfpr), ("conditional TPR", comparison.ctpr)):
             console.print(f"{name}: {_tell_curve(curve)}")
     console.print()
-    baseline = {} if comparison is None else dict(_index(comparison.baseline))
+    baseline = {} if comparison is None else dict(_index(comparison.baseline, len(comparison.baseline)))
     columns = [
         "label",
         "company",
@@ -49,17 +57,18 @@ def print_pairs(
     if comparison is not None:
         columns.insert(4, "baseline")
     table = _make_table(columns, left=("label", "company", columns[-1]))
-    listed = zip(_index(ranked), behind, strict=False)
-    for (names, row), found in listed:
+    listed = [*_index(ranked, count), *_index(unrated, count)][:count]
+    for place, (names, row) in enumerate(listed):
+        found = behind[place] if place < len(behind) else ()
         cells = [
             *names,
             f"{row['probability']:.2f}",
             _percent(row["cfpr"]),
-            f"{100 * row['cfpr_low']:.0f}-{100 * row['cfpr_high']:.0f}",
+            _limits(row, "cfpr"),
             _count(row["cfpr_pictures"]),
             _percent(row["fpr"]),
             _percent(row["ctpr"]),
-            f"{100 * row['ctpr_low']:.0f}-{100 * row['ctpr_high']:.0f}",
+            _limits(row, "ctpr"),
             _count(row["ctpr_pictures"]),
             f"{found[0].probability:.2f} {found[0].picture}" if found else "",
         ]
@@ -70,7 +79,9 @@ def print_pairs(
     print(f"* fewer than {FEW} pictures stand behind the rate")
 
 
-def _index(rates: PairRates) -> list[tuple[tuple[str, str], dict[str, float]]]:
+def _index(rates: PairRates, count: int) -> list[tuple[tuple[str, str], dict[str, float]]]:
+    """The first pairs, by their names."""
+    rates = rates.select(torch.arange(min(count, len(rates))))
     return list(zip(rates.names, rates.to_dict()["pairs"], strict=True))
 
 
@@ -151,18 +162,25 @@ def print_effects(networks: Mapping[str, Sequence[EffectTracking]]) -> None:
     console.print(
         "Spearman's rank correlation with the direct effect in the same network's image logits, mean over labels"
     )
+    if any(row.mean is None for rows in networks.values() for row in rows):
+        console.print("-: a label can be ranked where two scenes or more differ in it; give more of them")
     console.print()
     table = _make_table(["network", "among", "logits", "correlation", "95 %", "over image", "95 %"], left=("network",))
     for name, rows in networks.items():
         for row in rows:
-            table.add_row(name, row.among, row.kind, *_bounds(row.mean), *_bounds(row.over_image, sign="+"))
+            over = ("", "") if row.kind == "image" else _bounds(row.over_image, sign="+")
+            table.add_row(name, row.among, row.kind, *_bounds(row.mean), *over)
     _show(console, table)
 
 
 def _bounds(bound: Interval | None, *, sign: str = "") -> tuple[str, str]:
     if bound is None:
-        return "", ""
+        return "-", "-"
     return f"{bound.value:{sign}.3f}", f"{bound.low:{sign}.3f} to {bound.high:{sign}.3f}"
+
+
+def _limits(row: Mapping[str, float], rate: str) -> str:
+    return f"{100 * row[f'{rate}_low']:.0f}-{100 * row[f'{rate}_high']:.0f}" if row[f"{rate}_pictures"] else "-"
 
 
 def _percent(value: float | None) -> str:

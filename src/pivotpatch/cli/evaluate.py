@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pivotpatch.cli.addresses import read_address
-from pivotpatch.cli.sources import Scored, find_pictures, list_not_read, open_source, score_source
+from pivotpatch.cli.sources import Scored, find_pictures, list_not_read, open_source, read_score_file, score_source
 from pivotpatch.core.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
@@ -143,7 +143,6 @@ def _check_options(args: argparse.Namespace) -> None:
 def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Subject:
     """Load a run's best network, a checkpoint, or scores."""
     from pivotpatch.data.address import open_records
-    from pivotpatch.inference.score_file import read_scores
 
     source = open_source(what, action="evaluate")
     if source.model is not None:
@@ -152,7 +151,7 @@ def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Sub
         if getattr(args, name):
             raise InputError(f"--{name.replace('_', '-')}", f"{what} holds scores, no network", "leave it out")
     records = None if data is None else open_records(data)
-    return _Subject(scores=read_scores(source.path, records=records, scale=args.scale))
+    return _Subject(scores=read_score_file(source.path, records=records, scale=args.scale))
 
 
 def _make_rule(text: str, subject: _Subject) -> _Rule:
@@ -167,6 +166,8 @@ def _make_rule(text: str, subject: _Subject) -> _Rule:
             return _Rule(Fixed(float(value)))
         if name == "top":
             return _Rule(TopK(int(value)))
+    except InputError:
+        raise
     except ValueError:
         raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
     if name == "prior":
@@ -185,7 +186,9 @@ def _make_rule(text: str, subject: _Subject) -> _Rule:
     model = subject.model
     if model is None or model.thresholds is None:
         raise InputError("--policy", "no thresholds were fitted", "fit them first, or choose fixed:0.5, top:3 or prior")
-    kind = "tde" if isinstance(model, PatchClassifier) else "image"
+    kind = "image"
+    if isinstance(model, PatchClassifier):
+        kind = "patch" if model.patch_only else "tde"
     return _Rule(PerLabel(model.thresholds), model.calibration.kind if model.calibration else kind, model.calibration)
 
 
@@ -238,7 +241,7 @@ def _finish(scored: Scored, rule: _Rule, args: argparse.Namespace) -> None:
 
     from pivotpatch.audit.evaluation import evaluate_scores
     from pivotpatch.cli.evaluate_text import print_evaluation, write_label_table
-    from pivotpatch.inference.score_file import read_scores, write_scores
+    from pivotpatch.inference.score_file import write_scores
 
     scores = scored.scores
     list_not_read(scored.not_read)
@@ -252,7 +255,7 @@ def _finish(scored: Scored, rule: _Rule, args: argparse.Namespace) -> None:
         calibration=rule.calibration,
         definition=args.definition,
         resamples=args.resamples,
-        baseline=None if args.baseline is None else read_scores(args.baseline, like=scores, scale=args.scale),
+        baseline=None if args.baseline is None else read_score_file(args.baseline, like=scores, scale=args.scale),
         generator=torch.Generator().manual_seed(SEED),
     )
     if args.csv is not None:

@@ -1,15 +1,19 @@
 """`pivotpatch report`: all that there is to know of a model as one HTML file that opens offline."""
 
 import argparse
+import copy
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.cli.sources import Source, open_pictures, open_source, score_source
+from pivotpatch.cli.sources import Source, list_not_read, open_pictures, open_source, read_score_file, score_source
 from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
     from pivotpatch.inference.scoring import Progress
@@ -19,6 +23,13 @@ if TYPE_CHECKING:
 
 SEED = 0  # of the resamples: the same scores have the same intervals
 MOST = 200  # pictures; more would not be looked at
+
+
+class _Pictures(NamedTuple):
+    """The pictures to judge by, and whether they are those that a run held out for its own choices."""
+
+    records: "RecordSet | None"
+    held_out: bool = False
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -42,6 +53,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     report.add_argument(
         "--pictures", type=int, default=60, metavar="N", help=f"pictures to show at most, up to {MOST} (60)"
     )
+    report.add_argument("--on-error", choices=["error", "skip"], help="what a broken picture does (error)")
     report.set_defaults(run=run_report)
 
 
@@ -50,18 +62,25 @@ def run_report(args: argparse.Namespace) -> int:
     _check_options(args)
     source = open_source(args.words[0], action="report on")
     other = None if args.baseline is None else open_source(args.baseline, action="report on")
-    records = _find_records(args.words[1:], [each for each in (source, other) if each is not None])
+    sources = [each for each in (source, other) if each is not None]
+    if args.on_error and all(each.model is None for each in sources):
+        raise InputError("--on-error", f"{source.path} holds scores, no network", "leave it out")
+    pictures = _find_pictures(args.words[1:], sources)
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.training.processes import join_processes
 
     state = join_processes()
     with show_training() as shown:
-        subject = _make_subject(source, records, like=None, progress=shown.progress)
+        subject = _make_subject(source, pictures, like=None, on_error=args.on_error, progress=shown.progress)
         baseline = None
         if other is not None:
-            baseline = _make_subject(other, records, like=subject.scores, progress=shown.progress)
+            baseline = _make_subject(
+                other, pictures, like=subject.scores, on_error=args.on_error, progress=shown.progress
+            )
+            if len(baseline.scores) < len(subject.scores):  # both are judged by what both could read
+                subject = replace(subject, scores=subject.scores.select(_get_indices(baseline.scores)))
         if state.is_main_process:
-            size = _write(subject, baseline, records, args, progress=shown.progress)
+            size = _write(subject, baseline, pictures.records, args, progress=shown.progress)
     if state.is_main_process:
         print(f"wrote {args.out}, {size / 1e6:.2f} MB")
     state.destroy_process_group()
@@ -80,62 +99,83 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError(str(args.out), f"there is no folder {args.out.parent}", "make it first")
 
 
-def _find_records(words: list[str], sources: list[Source]) -> "RecordSet | None":
+def _find_pictures(words: list[str], sources: list[Source]) -> _Pictures:
     """The pictures to judge by: those that were named, else the validation pictures of a run, else none."""
     named = open_pictures(words)
     if named is not None:
-        return named
+        return _Pictures(named)
     for source in sources:
         if source.config is not None:
             from pivotpatch.training.build import open_training_records
 
             held = open_training_records(source.config).val
             if held is not None:
-                return held
+                held = copy.copy(held)
+                named_apart = source.config.data.val is not None
+                held.name = f"{held.name}, the validation pictures" if named_apart else f"held out of {held.name}"
+                return _Pictures(held, held_out=True)
     for source in sources:
         if source.model is not None:
             wrong = "there are no validation pictures to judge it by"
             raise InputError(str(source.path), wrong, "name pictures after it, such as photos.csv")
-    return None
+    return _Pictures(None)
 
 
 def _make_subject(
-    source: Source, records: "RecordSet | None", *, like: "Scores | None", progress: "Progress"
+    source: Source, pictures: _Pictures, *, like: "Scores | None", on_error: str | None, progress: "Progress"
 ) -> "Subject":
-    """Scores of a source on the pictures, and what is known of it."""
+    """Scores of a source on the pictures, or on those of other scores, and what is known of it."""
     from pivotpatch.core.policies import PerLabel
-    from pivotpatch.inference.score_file import read_scores
     from pivotpatch.report.subject import Subject
     from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import read_log
 
     name = source.path.resolve().name
     if source.model is None:
-        scores = read_scores(source.path, records=records) if like is None else read_scores(source.path, like=like)
-        return Subject(name, scores, facts=_tell_file(scores))
+        scores = read_score_file(source.path, records=pictures.records if like is None else None, like=like)
+        return Subject(name, _drop_shares(scores), facts=_tell_file(scores))
+    records, model = pictures.records, source.model
     assert records is not None
-    model = source.model
+    if like is not None:
+        records = records.select(_get_indices(like).numpy())
+    config = source.config or load_config(None)
+    if on_error is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"on_error": on_error})})
     started = time.perf_counter()
-    scores = score_source(
+    scored = score_source(
         model,
         records if model.labels == records.labels.names else records.keep_labels(model.labels),
-        config=source.config or load_config(None),
+        config=config,
         keep_patches=True,
         progress=lambda done, total: progress(f"score {source.path.name}", done, total),
-    ).scores
+    )
+    list_not_read(scored.not_read, rest="")
+    scores = _drop_shares(scored.scores)
     facts = _tell_network(source) | _tell_scoring(scores, model, time.perf_counter() - started) | _tell_run(source)
     subject = Subject(name, scores, facts=facts, log=() if source.config is None else read_log(source.path))
+    if pictures.held_out and (model.thresholds is not None or model.calibration is not None):
+        subject = replace(subject, fitted_here=True)
     fits = model.calibration is None or model.calibration.kind == scores.ranking
     if model.thresholds is None or not fits:
         return subject
-    from dataclasses import replace
-
     return replace(subject, policy=PerLabel(model.thresholds), calibration=model.calibration)
 
 
+def _get_indices(scores: "Scores") -> "Tensor":
+    assert scores.indices is not None
+    return scores.indices
+
+
+def _drop_shares(scores: "Scores") -> "Scores":
+    """Scores without their patches where nothing was mixed: case studies show shares in a TDE logit."""
+    return scores if "tde" in scores.logits else replace(scores, patch_logits=None, weights=None)
+
+
 def _tell_file(scores: "Scores") -> dict[str, str]:
-    passes = {} if scores.weights is None else {"forward passes a picture": str(1 + scores.weights.shape[1])}
-    return {"model": "known by its scores alone", **passes}
+    facts = {"model": "known by its scores alone"}
+    if scores.weights is not None:
+        facts["forward passes a picture"] = str(("image" in scores.logits) + scores.weights.shape[1])
+    return facts
 
 
 def _tell_network(source: Source) -> dict[str, str]:
@@ -146,7 +186,7 @@ def _tell_network(source: Source) -> dict[str, str]:
     assert model is not None
     built, passes = model.architecture, 1
     if isinstance(model, PatchClassifier):
-        passes = 1 + model.grid**2
+        passes = (not model.patch_only) + model.grid**2
     elif isinstance(model, IndependentClassifier):
         passes = len(model.labels)
     side = model.preprocessing.image_size

@@ -1,5 +1,6 @@
 """What verbs look at: a run, a checkpoint or a file of scores, and the pictures behind it."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from pivotpatch.core.errors import InputError
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
+    from pivotpatch.inference.score_content import Scale
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
     from pivotpatch.training.config import RunConfig
@@ -137,9 +139,24 @@ def score_source(
     return Scored(scores, dict(sorted(not_read.items())))
 
 
-def list_not_read(not_read: Mapping[str, str]) -> None:
-    """Tell on stderr which pictures have no scores; the first few of many."""
+def read_score_file(
+    path: Path, *, records: "RecordSet | None" = None, like: "Scores | None" = None, scale: "Scale" = "auto"
+) -> "Scores":
+    """Read scores as `read_scores` does, and tell on stderr what of them may surprise."""
+    from pivotpatch.inference.score_file import read_scores
+
+    return read_scores(path, records=records, like=like, scale=scale, tell=_tell)
+
+
+def list_not_read(not_read: Mapping[str, str], *, rest: str = ", --json lists all") -> None:
+    """Tell on stderr which pictures have no scores; the first few of many, and where the rest is told."""
     for wrong in list(not_read.values())[:LISTED]:
-        print(f"not read: {wrong}", file=sys.stderr)
+        _tell(f"not read: {wrong}")
     if len(not_read) > LISTED:
-        print(f"not read: {len(not_read) - LISTED} more, --json lists all", file=sys.stderr)
+        _tell(f"not read: {len(not_read) - LISTED} more{rest}")
+
+
+def _tell(line: str) -> None:
+    """Say something on stderr, once for all processes."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pivotpatch.cli.figures import write_figures
-from pivotpatch.cli.sources import Scored, Source, find_pictures, list_not_read, open_source, score_source
+from pivotpatch.cli.sources import (
+    Scored,
+    Source,
+    find_pictures,
+    list_not_read,
+    open_source,
+    read_score_file,
+    score_source,
+)
 from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -201,12 +209,11 @@ def _refuse(trained: "TrainingRecords", where: str, found: int, count: int) -> N
 
 def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
     """Scores from a file, mixed as the network mixes them."""
-    from pivotpatch.inference.score_file import read_scores
     from pivotpatch.models.patch_classifier import PatchClassifier
 
     model = source.model
     assert model is not None
-    scores = read_scores(path, records=records)
+    scores = read_score_file(path, records=records)
     if scores.labels != model.labels:
         wrong = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the network, in its order"
         raise InputError(str(path), wrong, f"write it by pivotpatch evaluate {source.path} DATA --save FILE")
@@ -215,6 +222,8 @@ def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
     if not isinstance(model, PatchClassifier):
         image = {"image": scores.get("image")}
         return replace(scores, logits=image, patch_logits=None, weights=None, lam=1.0, temperature=1.0)
+    if model.patch_only:
+        return scores
     if scores.patch_logits is not None:
         return scores.remix(lam=model.lam, temperature=model.temperature)
     if not _are_same(scores.temperature, model.temperature):

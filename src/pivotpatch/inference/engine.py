@@ -94,6 +94,9 @@ class TorchEngine:
         network = model.model if isinstance(model, PatchInference) else model
         if not isinstance(network, Classifier):
             raise InputError("TorchEngine", f"a {type(network).__name__} says no preprocessing", "give a Classifier")
+        if isinstance(network, PatchClassifier) and network.patch_only:
+            wrong = "the network was trained on patches alone, for the study of scale, and does not see the whole image"
+            raise InputError("TorchEngine", wrong, "give one that was trained by another task")
         self.model = model if device is None else model.to(device)
         self.device = next(network.parameters()).device
         self.dtype = dtype

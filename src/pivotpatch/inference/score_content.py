@@ -1,7 +1,7 @@
 """What a file of scores holds, checked, and matched with what is true of its pictures."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.core.patches import check_overlap
 from pivotpatch.data.records import LabelSpace, RecordSet
@@ -19,6 +20,10 @@ Scale = Literal["auto", "logits", "probs"]
 """What scores of no stated kind are; "auto" takes them for probabilities where all of them are in [0, 1]."""
 SCALES: tuple[Scale, ...] = ("auto", "logits", "probs")
 UNSTATED = "scores"  # the kind of scores that a file does not tell
+Tell = Callable[[str], None]
+"""Takes one line about a file that can be used, but perhaps not as its owner thinks."""
+_MOST = 0.5  # share of pictures without scores, or of other truth, above which a file belongs to other data
+_ROUNDING = 0.02  # of a sum of weights that somebody kept in half precision
 # Logits of the probabilities 0 and 1: beyond those of any other that float32 holds near 0, and float64 near 1.
 _LOWEST, _HIGHEST = -104.0, 37.0
 
@@ -53,13 +58,17 @@ class ScoreContent:
 
 
 class Truth(NamedTuple):
-    """What is true of pictures, from another place than the file: a name for messages, and the rest as in `Scores`."""
+    """What is true of pictures, from another place than the file: a name for messages, and the rest as in `Scores`.
+
+    `paired` is True where each picture must have scores, for a comparison picture by picture.
+    """
 
     where: str
     pictures: tuple[str, ...]
     labels: tuple[str, ...]
     target: Tensor
     indices: Tensor | None
+    paired: bool = False
 
 
 def describe_records(records: RecordSet, labels: tuple[str, ...] | None) -> Truth:
@@ -70,7 +79,7 @@ def describe_records(records: RecordSet, labels: tuple[str, ...] | None) -> Trut
     return Truth(records.name, names, records.labels.names, records.target(), torch.arange(len(records)))
 
 
-def complete(content: ScoreContent, truth: Truth | None, *, scale: Scale) -> Scores:
+def complete(content: ScoreContent, truth: Truth | None, *, scale: Scale, tell: Tell | None = None) -> Scores:
     """Check what a file holds and make scores of it, in the order of `truth` where that is given."""
     where = content.where
     count, width = _check_shapes(content)
@@ -82,8 +91,11 @@ def complete(content: ScoreContent, truth: Truth | None, *, scale: Scale) -> Sco
         raise InputError(where, f"{len(pictures)} pictures for {count} rows of scores", "give one a row")
     LabelSpace(labels)
     check_pictures(pictures, where)
-    rows = None if truth is None else _match(pictures, truth.pictures, what="pictures", where=where, other=truth.where)
-    columns = None if truth is None else _match(labels, truth.labels, what="labels", where=where, other=truth.where)
+    rows = columns = None
+    if truth is not None:
+        truth = _leave_out(truth, pictures, where, tell)
+        rows = _match(pictures, truth.pictures, what="pictures", where=where, other=truth)
+        columns = _match(labels, truth.labels, what="labels", where=where, other=truth)
 
     def arrange(values: NDArray[Any]) -> Tensor:
         values = values if rows is None else values[rows]
@@ -98,15 +110,20 @@ def complete(content: ScoreContent, truth: Truth | None, *, scale: Scale) -> Sco
         raise InputError(where, "it does not say what is true of the pictures", todo)
     logits = {
         "image" if kind == UNSTATED else kind: _read_logits(
-            arrange(content.scores[kind]), kind=kind, scale=scale, where=where
+            arrange(content.scores[kind]), kind=kind, scale=scale, where=where, tell=tell
         )
         for kind in (UNSTATED, *KINDS)
         if kind in content.scores
     }
+    target = None if content.target is None else _read_target(content.target, where)
+    if truth is not None and target is not None:
+        _compare_targets(arrange(target.numpy()), truth, where, tell)
+    known = target if truth is None else truth.target
+    assert known is not None
     held = Scores(
         labels=labels if truth is None else truth.labels,
         pictures=pictures if truth is None else truth.pictures,
-        target=_read_target(content.target, where) if truth is None else truth.target,
+        target=known,
         logits=logits,
         patch_logits=None if content.patch_logits is None else arrange(content.patch_logits),
         weights=None if content.weights is None else arrange(content.weights),
@@ -115,7 +132,7 @@ def complete(content: ScoreContent, truth: Truth | None, *, scale: Scale) -> Sco
         indices=None if truth is None else truth.indices,
         overlap=content.overlap,
     )
-    _refuse_unfinite(held, where)
+    _check_values(held, where)
     return held
 
 
@@ -140,7 +157,7 @@ def _check_shapes(content: ScoreContent) -> tuple[int, int]:
         if values is not None and values.shape != shape:
             raise InputError(where, f"{name!r} has shape {values.shape}, the scores {shape}", "give both alike")
     for name, values in (("patch_logits", content.patch_logits), ("weights", content.weights)):
-        if values is not None and (values.ndim != 3 or (values.shape[0], values.shape[2]) != shape):
+        if values is not None and (values.ndim != 3 or (values.shape[0], values.shape[2]) != shape or values.size == 0):
             wanted = f"({shape[0]}, P, {shape[1]})"
             raise InputError(where, f"{name!r} has shape {values.shape}", f"give {wanted}, one row a patch")
     if (content.patch_logits is None) != (content.weights is None):
@@ -152,33 +169,63 @@ def _check_shapes(content: ScoreContent) -> tuple[int, int]:
     return shape
 
 
+def _leave_out(truth: Truth, pictures: tuple[str, ...], where: str, tell: Tell | None) -> Truth:
+    """The truth about pictures that have scores, where the others are few and somebody is told of them."""
+    scored = set(pictures)
+    rows = torch.tensor([row for row, name in enumerate(truth.pictures) if name in scored], dtype=torch.int64)
+    missing, count = len(truth.pictures) - len(rows), len(truth.pictures)
+    if tell is None or truth.paired or not 0 < missing <= _MOST * count:
+        return truth
+    named = shorten(name for name in truth.pictures if name not in scored)
+    tell(f"{where}: {missing:,} of {count:,} pictures of {truth.where} have no scores and are left out ({named})")
+    return truth._replace(
+        pictures=tuple(truth.pictures[row] for row in rows.tolist()),
+        target=truth.target[rows],
+        indices=None if truth.indices is None else truth.indices[rows],
+    )
+
+
+def _compare_targets(target: Tensor, truth: Truth, where: str, tell: Tell | None) -> None:
+    """Refuse a file whose own target (N,L) is mostly another than the truth; tell of one that differs somewhere."""
+    known = ~(target.isnan() | truth.target.isnan())
+    differ, count = int((known & (target != truth.target)).sum()), int(known.sum())
+    wrong = f"{differ:,} of {count:,} known targets are not those of {truth.where}"
+    if differ > _MOST * count:
+        raise InputError(where, wrong, "check that both are of the same pictures and labels")
+    if differ and tell is not None:
+        tell(f"{where}: {wrong}, which are taken")
+
+
 def _match(
-    names: Sequence[str], wanted: Sequence[str], *, what: str, where: str, other: str
+    names: Sequence[str], wanted: Sequence[str], *, what: str, where: str, other: Truth
 ) -> NDArray[np.int64] | None:
     """Where each wanted name stands among names; None where they are the same."""
     if tuple(names) == tuple(wanted):
         return None
     if what == "pictures":
-        check_pictures(wanted, other)
+        check_pictures(wanted, other.where)
     places = {name: place for place, name in enumerate(names)}
     extra = list(places.keys() - set(wanted))
     missing = [name for name in wanted if name not in places]
     if extra:
         extra.sort()
         hint = choose_one_of(extra[0], wanted) if what == "labels" else f"there they are named like {wanted[0]!r}"
-        raise InputError(where, f"{len(extra)} {what} are not in {other} ({shorten(extra)})", hint)
+        raise InputError(where, f"{len(extra)} {what} are not in {other.where} ({shorten(extra)})", hint)
     if missing:
-        wrong = f"{len(missing)} {what} of {other} have no scores ({shorten(missing)})"
-        raise InputError(where, wrong, "score them too, or name a data set without them")
+        wrong = f"{len(missing)} {what} of {other.where} have no scores ({shorten(missing)})"
+        without = f"leave them out of {other.where}" if other.paired else "name a data set without them"
+        raise InputError(where, wrong, f"score them too, or {without}")
     return np.array([places[name] for name in wanted], dtype=np.int64)
 
 
-def _read_logits(values: Tensor, *, kind: str, scale: Scale, where: str) -> Tensor:
+def _read_logits(values: Tensor, *, kind: str, scale: Scale, where: str, tell: Tell | None) -> Tensor:
     """Logits of scores (N,L); those of probabilities in float64, so that their order and their ties stay."""
     values = values if values.dtype in (torch.float32, torch.float64) else values.float()
     if kind != UNSTATED or scale == "logits" or values.isnan().any():
         return values
     low, high = values.aminmax()
+    if scale == "auto" and tell is not None:
+        tell(f"{where}: {_tell_scale(low.item(), high.item())}")
     if low < 0 or high > 1:
         if scale == "probs":
             wrong = f"scores from {low.item():.3g} to {high.item():.3g} are no probabilities"
@@ -187,9 +234,15 @@ def _read_logits(values: Tensor, *, kind: str, scale: Scale, where: str) -> Tens
     return values.double().logit().clamp_(_LOWEST, _HIGHEST)
 
 
-def _read_target(values: NDArray[Any] | None, where: str) -> Tensor:
+def _tell_scale(low: float, high: float) -> str:
+    told = f"scores from {low:.3g} to {high:.3g} are taken for"
+    if low >= 0 and high <= 1:
+        return f"{told} probabilities"
+    return f"{told} logits" + ("; divide by 100 if they are per cent" if low >= 0 and high <= 100 else "")
+
+
+def _read_target(values: NDArray[Any], where: str) -> Tensor:
     """A target (N,L) with NaN for unknown."""
-    assert values is not None
     target = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
     target = target.masked_fill_(target == -1, torch.nan)
     wrong = ~(target.isnan() | (target == 0) | (target == 1))
@@ -198,7 +251,8 @@ def _read_target(values: NDArray[Any] | None, where: str) -> Tensor:
     return target
 
 
-def _refuse_unfinite(scores: Scores, where: str) -> None:
+def _check_values(scores: Scores, where: str) -> None:
+    """Refuse numbers that no network gives."""
     for kind, values in scores.logits.items():
         if not values.isfinite().all():
             row, column = (~values.isfinite()).nonzero()[0].tolist()
@@ -208,3 +262,12 @@ def _refuse_unfinite(scores: Scores, where: str) -> None:
     for name, patches in (("patch logits", scores.patch_logits), ("weights", scores.weights)):
         if patches is not None and not patches.isfinite().all():
             raise InputError(where, f"{name} are not all finite", "score the pictures again")
+    for numbers, check in ((scores.lam, check_lam), (scores.temperature, check_temperature)):
+        for value in torch.as_tensor(numbers).reshape(-1).tolist():
+            check(value, where)
+    if scores.weights is None:
+        return
+    lowest, sums = scores.weights.min().item(), scores.weights.sum(dim=1)
+    if lowest < 0 or ((sums - 1).abs() > _ROUNDING).any():
+        wrong = f"weights sum to {sums.min().item():.3g} up to {sums.max().item():.3g}, the least is {lowest:.3g}"
+        raise InputError(where, wrong, "give each patch a share of 0 or more, of 1 in all")

@@ -25,6 +25,7 @@ from pivotpatch.inference.score_content import (
     UNSTATED,
     Scale,
     ScoreContent,
+    Tell,
     Truth,
     check_pictures,
     complete,
@@ -68,6 +69,7 @@ def read_scores(
     records: RecordSet | None = None,
     like: Scores | None = None,
     scale: Scale = "auto",
+    tell: Tell | None = None,
 ) -> Scores:
     """Read scores that `write_scores` wrote, or that other people made.
 
@@ -81,10 +83,13 @@ def read_scores(
 
     Args:
         path: the file.
-        records: the data set of the pictures. They are found in it by their names, in whatever order; all of them, and
-            no others. The truth comes from it, also where the file tells one. Its labels may be more than the file's.
+        records: the data set of the pictures. They are found in it by their names, in whatever order, and no others.
+            The truth comes from it, also where the file tells one; a file where most of it is another is refused.
+            Its labels may be more than the file's.
         like: scores of the same pictures and labels, whose order and truth are taken instead.
         scale: what scores of no stated kind are. Probabilities become logits in float64, 0 and 1 finite ones.
+        tell: told a line each about pictures of `records` that have no scores (they are left out, up to half of
+            them; without `tell` there must be none), about truth that differs, and what "auto" took the scores for.
     """
     path, where = Path(path), str(path)
     if scale not in SCALES:
@@ -103,10 +108,10 @@ def read_scores(
         ) from None
     truth = None
     if like is not None:
-        truth = Truth("the other scores", like.pictures, like.labels, like.target, like.indices)
+        truth = Truth("the other scores", like.pictures, like.labels, like.target, like.indices, paired=True)
     elif records is not None:
         truth = describe_records(records, content.labels)
-    return complete(content, truth, scale=scale)
+    return complete(content, truth, scale=scale, tell=tell)
 
 
 def _to_arrays(scores: Scores) -> dict[str, NDArray[Any]]:
@@ -149,7 +154,9 @@ def _read_npz(path: Path) -> ScoreContent:
     except InputError:
         raise
     except (BadZipFile, EOFError, ValueError) as error:
-        raise InputError(where, f"is no npz file ({str(error).splitlines()[0]})", _DAMAGED) from None
+        # What is no archive at all numpy takes for a pickle, and advises to load it.
+        reason = "" if "pickle" in str(error) else f" ({str(error).splitlines()[0]})"
+        raise InputError(where, f"is no npz file{reason}", _DAMAGED) from None
     kinds = {kind: held[kind] for kind in (UNSTATED, *KINDS) if kind in held}
     if not kinds:
         wrong = f"there are no scores among its arrays ({', '.join(names) or 'none'})"

@@ -107,6 +107,8 @@ def score_pictures(
 ) -> Scores:
     """Score what a loader ships, in evaluation mode; each process gets the scores of all.
 
+    A network that was trained on patches alone has "patch" logits alone.
+
     Args:
         model: as in `score_images`, on the accelerator's device.
         loader: of this process's share, each batch of it, also an empty one.
@@ -161,11 +163,13 @@ def _unpack(joined: _Part, model: nn.Module, loader: Loader) -> Scores:
     names = tuple(records.images.name(records.place(index)) for index in joined.indices.tolist())
     patches = rows[:, 3:].unflatten(1, (2, -1)) if rows.shape[1] > 3 else None
     mixed = model if isinstance(model, PatchInference | PatchClassifier) else None
+    patch_only = isinstance(model, PatchClassifier) and model.patch_only
+    trained = {"patch"} if patch_only else set(KINDS)  # an image head that was never trained has nothing to say
     return Scores(
         labels=records.labels.names,
         pictures=names,
         target=joined.target,
-        logits={kind: rows[:, place] for place, kind in enumerate(KINDS[: rows.shape[1]])},
+        logits={kind: rows[:, place] for place, kind in enumerate(KINDS[: rows.shape[1]]) if kind in trained},
         patch_logits=None if patches is None else patches[:, 0],
         weights=None if patches is None else patches[:, 1],
         lam=1.0 if mixed is None else _fetch(mixed.lam),

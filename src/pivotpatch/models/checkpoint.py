@@ -65,6 +65,7 @@ class _Patching(_Part):
     patch_size: Size | None = None
     lam: Annotated[Annotated[Weight, Tag(_ONE)] | Annotated[list[Weight], Tag(_EACH)], _number_or_list]
     temperature: Annotated[Annotated[Heat, Tag(_ONE)] | Annotated[list[Heat], Tag(_EACH)], _number_or_list]
+    patch_only: bool = False
 
     def arguments(self) -> dict[str, Any]:
         """As `PatchClassifier` takes them: a list becomes a tensor (L,)."""

@@ -42,6 +42,8 @@ class PatchClassifier(SharedClassifier):
             ones cost less: four patches of half the side cost as much as one image.
         lam: weight of the direct effect, a number or (L,); changed by `set_mixing`.
         temperature: of the patch weights, likewise.
+        patch_only: whether it was trained without the whole image, for the study of scale: then its image logits,
+            and all that is mixed from them, mean nothing.
     """
 
     lam: float | Tensor
@@ -62,6 +64,7 @@ class PatchClassifier(SharedClassifier):
         patch_size: int | None = None,
         lam: float | Tensor = 1.0,
         temperature: float | Tensor = 1.0,
+        patch_only: bool = False,
     ) -> None:
         """Build a network; how it cuts and weighs its patches is the paper's way by default."""
         check_grid(grid, "PatchClassifier")
@@ -80,6 +83,7 @@ class PatchClassifier(SharedClassifier):
         self.overlap = overlap
         self.source_size = source_size
         self.patch_size = patch_size
+        self.patch_only = patch_only
         self.set_mixing(lam=lam, temperature=temperature)
 
     @classmethod
@@ -93,6 +97,7 @@ class PatchClassifier(SharedClassifier):
         patch_size: int | None = None,
         lam: float | Tensor = 1.0,
         temperature: float | Tensor = 1.0,
+        patch_only: bool = False,
     ) -> "PatchClassifier":
         """Start PAT-T from an ordinary network: its projection is copied three times.
 
@@ -108,6 +113,7 @@ class PatchClassifier(SharedClassifier):
                 patch_size=patch_size,
                 lam=lam,
                 temperature=temperature,
+                patch_only=patch_only,
             )
         model.preprocessing = trained.preprocessing
         model.backbone = deepcopy(trained.backbone)

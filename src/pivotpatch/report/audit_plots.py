@@ -1,12 +1,14 @@
 """Pictures of an audit: rates of label pairs, steps from image logits to TDE, and tracked direct effects."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -46,16 +48,16 @@ def plot_pair_curves(comparison: PairComparison, *, names: tuple[str, str] = ("m
 
 def _draw_curve(axes: Axes, curve: Curve, rate: str, names: tuple[str, str], *, better: str) -> None:
     places = np.arange(1, len(curve.pairs) + 1)
-    model = {"color": _MODEL, "linewidth": 0.6, "marker": ".", "markersize": 3, "alpha": 0.85}
+    model = {"color": _MODEL, "linewidth": 1.2, "marker": ".", "markersize": 3, "alpha": 0.85}
     axes.plot(places, curve.model.numpy(), label=names[0], rasterized=len(places) > 5000, **model)  # type: ignore[arg-type]
     axes.plot(places, curve.baseline.numpy(), color=_BASELINE, linewidth=2.2, label=names[1])
     better_in, tied_in = (100 * count / max(len(places), 1) for count in (curve.improved, curve.tied))
     title = f"{names[0]} in {len(places):,} pairs: better in {better_in:.0f} %, tied in {tied_in:.0f} %"
-    axes.set_title(title, fontsize=10, parse_math=False)
+    axes.set_title(title if len(places) else "no picture tells", fontsize=10, parse_math=False)
     axes.set(ylabel=f"{rate}\n({better} is better)")
     axes.margins(x=0.01)
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="upper left" if better == "lower" else "lower right")
+    _add_legend(axes, loc="upper left" if better == "lower" else "lower right")
     _clean(axes)
 
 
@@ -75,28 +77,29 @@ def plot_given_pairs(comparison: PairComparison, *, names: tuple[str, str] = ("m
     above, below = figure.subplots(2, 1, sharex=True)
     for axes, rate in ((above, "tpr"), (below, "fpr")):
         tops = torch.zeros(len(pairs), dtype=torch.float64)
-        for shift, rates, colour, name in (
-            (-0.2, comparison.model, _MODEL, names[0]),
-            (0.2, comparison.baseline, _BASELINE, names[1]),
-        ):
+        for shift, rates, colour in ((-0.2, comparison.model, _MODEL), (0.2, comparison.baseline, _BASELINE)):
             values, limits = getattr(rates, rate), getattr(rates, f"{rate}_interval")
-            _draw_rates(axes, np.arange(len(pairs)) + shift, values, limits, colour=colour, name=name)
+            _draw_rates(axes, np.arange(len(pairs)) + shift, values, limits, colour=colour)
             tops = tops.maximum(limits.high.where(~values.isnan(), 0.0))
         _mark_few(axes, getattr(comparison.model, f"{rate}_counts"), tops)
         axes.set(ylabel=f"conditional {rate.upper()}", ylim=(0, 1.12 * tops.max().item() or 1.0))
         _clean(axes)
-    above.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    below.set_xticks(np.arange(len(pairs)), [_name_pair(*pair) for pair in pairs], rotation=35, ha="right")
+    # Not the bars: a panel may have none.
+    colours = [
+        Patch(facecolor=colour, label=name, **_BARS)  # type: ignore[arg-type]
+        for colour, name in zip((_MODEL, _BASELINE), names, strict=True)
+    ]
+    _add_legend(above, handles=colours, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    shown = [_name_pair(*pair) for pair in pairs]
+    below.set_xticks(np.arange(len(pairs)), shown, rotation=35, ha="right", parse_math=False)
     return figure
 
 
-def _draw_rates(
-    axes: Axes, places: NDArray[np.floating], values: Tensor, limits: Limits, *, colour: str, name: str
-) -> None:
+def _draw_rates(axes: Axes, places: NDArray[np.floating], values: Tensor, limits: Limits, *, colour: str) -> None:
     known = (~values.isnan()).numpy()
     rates = values.double().numpy()[known]
     errors = [np.clip(rates - limits.low.numpy()[known], 0, None), np.clip(limits.high.numpy()[known] - rates, 0, None)]
-    axes.bar(places[known], rates, 0.4, yerr=errors, color=colour, label=name, error_kw=_ERRORS, **_BARS)  # type: ignore[arg-type]
+    axes.bar(places[known], rates, 0.4, yerr=errors, color=colour, error_kw=_ERRORS, **_BARS)  # type: ignore[arg-type]
 
 
 def _mark_few(axes: Axes, counts: Tensor, tops: Tensor) -> None:
@@ -127,14 +130,16 @@ def plot_worst_pairs(ranked: PairRates, *, count: int = 15, baseline: PairRates 
     for bar, pictures in zip(bars, shown.fpr_counts.tolist(), strict=True):
         bar.set_alpha(0.4 if pictures < FEW else 1.0)
     marks = [_draw_marks(axes, places, shown.overall_fpr, "D", "white", "FPR of the label overall")]
+    ends = limits.high.maximum(shown.overall_fpr)
     if baseline is not None:
         theirs = dict(zip(baseline.names, baseline.fpr.tolist(), strict=True))
         values = [theirs.get(pair, float("nan")) for pair in shown.names]
         marks.append(_draw_marks(axes, places, values, "o", _BASELINE, "conditional FPR of the baseline"))
-    for place, high, pictures in zip(places, limits.high.tolist(), shown.fpr_counts.tolist(), strict=True):
-        axes.annotate(f"n = {pictures:,}", (high, place), (5, 0), textcoords="offset points", va="center", fontsize=7)
+        ends = ends.fmax(torch.tensor(values))
+    for place, end, pictures in zip(places, ends.tolist(), shown.fpr_counts.tolist(), strict=True):
+        axes.annotate(f"n = {pictures:,}", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_yticks(places, [_name_pair(*pair) for pair in shown.names], fontsize=8, parse_math=False)
-    axes.set(ylim=(len(shown) - 0.4, -0.6), xlim=(0, 1.15 * max(axes.dataLim.xmax, limits.high.max().item())))
+    axes.set(ylim=(len(shown) - 0.4, -0.6), xlim=(0, 1.15 * ends.max().item()))
     axes.set_xlabel("conditional FPR of {label; company}")
     axes.legend(handles=marks, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     _clean(axes)
@@ -234,7 +239,7 @@ def _draw_effects(axes: Axes, rows: Sequence[EffectTracking]) -> None:
             errors,
             elinewidth=1,
             markeredgecolor="black",
-            label=f"{_KIND_NAMES[row.kind]}, mean {row.mean.value:.2f}",
+            label=_KIND_NAMES[row.kind] + (f", mean {row.mean.value:.2f}" if row.mean else ""),
             **style,  # type: ignore[arg-type]
         )
     axes.axvline(len(labels) - 0.25, color="0.7", linewidth=0.8)
@@ -268,6 +273,12 @@ def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str], *, 
     for axes in grid[len(images) :]:
         axes.set_axis_off()
     return figure
+
+
+def _add_legend(axes: Axes, **style: Any) -> None:
+    """Add a legend whose names, such as those of files, are no mathematics."""
+    for text in axes.legend(**style).get_texts():
+        text.set_parse_math(False)
 
 
 def _name_labels(axes: Axes, labels: Sequence[str]) -> None:

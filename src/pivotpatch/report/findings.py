@@ -95,7 +95,7 @@ class Findings:
         evaluation: of each kind of logits.
         baseline: the evaluation of the baseline, where there is one.
         reference: what the model is compared with, in words; None where there is nothing.
-        panels: precision and recall of chosen labels, by label and kind.
+        panels: precision and recall of chosen labels, by label and kind; their thresholds are ranks of logits.
         comparison: pairs of labels beside the reference.
         worst: the worst pairs.
         cases: where the model is nearer to the truth than the reference by most, and where farther from it by most.
@@ -236,15 +236,22 @@ def _choose_labels(evaluation: Evaluation) -> list[int]:
 
 def _make_panels(subject: Subject, baseline: Subject | None, labels: list[int]) -> dict[str, dict[str, ThresholdCurve]]:
     scores = subject.scores
-    sources = {kind: scores.probs(kind) for kind in scores.logits}
+    sources = dict(scores.logits)
     if baseline is not None:
-        sources[BASELINE] = baseline.scores.probs(baseline.scores.ranking)
+        sources[BASELINE] = baseline.scores.get(baseline.scores.ranking)
     return {
         scores.labels[label]: {
-            name: threshold_curve(probs[:, label], scores.target[:, label]) for name, probs in sources.items()
+            name: threshold_curve(_rank(logits[:, label]), scores.target[:, label]) for name, logits in sources.items()
         }
         for label in labels
     }
+
+
+def _rank(logits: Tensor) -> Tensor:
+    """Numbers (N,) between 0 and 1 in the order of logits (N,), where probabilities near 1 would be all alike."""
+    levels, place = logits.unique(return_inverse=True)
+    ranks: Tensor = (place + 1).double() / (len(levels) + 1)
+    return ranks
 
 
 class _Audited(NamedTuple):

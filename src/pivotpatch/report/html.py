@@ -21,6 +21,7 @@ from pivotpatch.core.metrics import DEFINITIONS
 from pivotpatch.core.patches import PatchBox, patch_boxes
 from pivotpatch.core.writing import explain_disk_faults, replacing
 from pivotpatch.data.records import RecordSet
+from pivotpatch.inference.scores import Scores
 from pivotpatch.report.audit_plots import plot_pair_curves
 from pivotpatch.report.calibration_plots import plot_reliability
 from pivotpatch.report.curve_plots import COLOURS, plot_precision_recall
@@ -137,6 +138,7 @@ def render_report(
         "measures": _MEASURES,
         "results": _list_results(findings, baseline),
         "facts": _list_facts(subject, baseline, records),
+        "fitted_here": [each.name for each in (subject, baseline) if each is not None and each.fitted_here],
         "skipped": len(evaluation.kinds[evaluation.ranking].precision.skipped),
         "columns": _list_columns(findings),
         "rows": _list_rows(findings, subject, kept),
@@ -208,13 +210,18 @@ def _list_facts(subject: Subject, baseline: Subject | None, records: RecordSet |
     scores = subject.scores
     facts = {
         "data": records.name if records is not None else "as the scores tell it",
-        "pictures": f"{len(scores):,}",
+        "pictures": f"{len(scores):,}" + _tell_missing(scores, records),
         "labels": f"{len(scores.labels):,}",
         **subject.facts,
     }
     if baseline is not None:
         facts |= {f"baseline {name}": text for name, text in {"name": baseline.name, **baseline.facts}.items()}
     return facts
+
+
+def _tell_missing(scores: Scores, records: RecordSet | None) -> str:
+    missing = 0 if records is None else len(records) - len(scores)
+    return f" of {len(records or ()):,}; {missing:,} have no scores" if missing > 0 else ""
 
 
 def _keep_labels(findings: Findings) -> list[int]:

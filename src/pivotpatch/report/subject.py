@@ -22,6 +22,7 @@ class Subject:
         calibration: of these probabilities, where the policy was fitted to calibrated ones.
         facts: what else is known of it, in words, by name.
         log: of its training, where it comes from a run.
+        fitted_here: whether what decides may have been fitted on these very pictures, which the report then says.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Subject:
     calibration: Calibration | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     log: LogEntries = ()
+    fitted_here: bool = False
 
     @property
     def thresholds(self) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -196,10 +196,16 @@ def make_model(config: RunConfig, labels: tuple[str, ...]) -> Classifier:
     )
     pretrained = section.pretrained and section.weights is None
     if task.kind in ("patch", "patch_only"):
-        patching = task.model_dump(exclude={"kind"})
-        return PatchClassifier(architecture, labels, pretrained=pretrained, weights=section.weights, **patching)
+        return PatchClassifier(
+            architecture, labels, pretrained=pretrained, weights=section.weights, **_say_patching(task)
+        )
     kind = IndependentClassifier if task.kind == "independent" else MultiLabelClassifier
     return kind(architecture, labels, pretrained=pretrained, weights=section.weights)
+
+
+def _say_patching(task: TaskSection) -> dict[str, Any]:
+    """What a task says of patches, as `PatchClassifier` takes it."""
+    return {**task.model_dump(exclude={"kind"}), "patch_only": task.kind == "patch_only"}
 
 
 def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...]) -> Classifier:
@@ -218,7 +224,7 @@ def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...])
         wrong = f"it has {len(model.labels)} labels, other than the {len(labels)} of the pictures"
         raise InputError(section.start_from, wrong, "give pictures with the same labels in the same order")
     if task.kind in ("patch", "patch_only"):
-        patching = task.model_dump(exclude={"kind"})
+        patching = _say_patching(task)
         if isinstance(model, MultiLabelClassifier):
             return PatchClassifier.from_classifier(model, **patching)
         if isinstance(model, PatchClassifier):
