@@ -352,3 +352,8 @@ def test_damage_gives_a_picture_or_our_error(whole: bytes, changes: list[tuple[i
     else:
         assert decoded.shape == (16, 16, 3)
         assert decoded.dtype == np.uint8
+
+
+def test_a_name_that_no_file_can_have_is_an_error_of_its_own() -> None:
+    with pytest.raises(InputError, match=r"'a\\x00b': cannot be read \(embedded null byte\); check the path"):
+        decode_image(Path("a\0b"))

@@ -15,6 +15,7 @@ from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.inference.bulk import Share, Tagging, TagRule
+    from pivotpatch.inference.engine import Engine
     from pivotpatch.inference.prediction import Prediction, Tag
     from pivotpatch.inference.predictor import Predictor
 
@@ -221,7 +222,7 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
             args.out,
             rule=rule,
             all_probs=args.all_probs,
-            note={"model": args.model, "weights": _digest_model(args.model), "effort": args.effort},
+            note={"model": args.model, "weights": _digest_engine(predictor.engine, args.model), "effort": args.effort},
             share=share,
             overwrite=args.overwrite,
             batch_size=args.batch_size or BULK_BATCH,
@@ -237,17 +238,20 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
     return _finish(tagging, share, as_json=args.json)
 
 
-def _digest_model(model: str) -> str:
-    """Tells networks of the same name apart."""
-    from importlib.resources import files
+def _digest_engine(engine: "Engine", model: str) -> str:
+    """Tells networks of the same name apart, by what they are made of."""
+    import torch
 
-    place = Path(model) if Path(model).exists() else Path(str(files("pivotpatch").joinpath(model)))
-    if not any(place.glob("model.*")) and (place / "best").is_dir():
-        place = place / "best"
-    content = hashlib.sha256()
-    for path in [place] if place.is_file() else sorted(place.glob("model.*")):
-        with path.open("rb") as file:
-            content.update(hashlib.file_digest(file, "sha256").digest())
+    from pivotpatch.inference.engine import TorchEngine
+
+    if not isinstance(engine, TorchEngine):  # an exported file
+        with Path(model).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    mixed = [str(getattr(engine.model, name, None)) for name in ("lam", "temperature")]
+    content = hashlib.sha256(repr((engine.labels, engine.thresholds, engine.calibration, mixed)).encode())
+    for name, value in engine.model.state_dict().items():
+        content.update(name.encode())
+        content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return content.hexdigest()
 
 

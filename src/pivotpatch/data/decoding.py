@@ -102,8 +102,12 @@ def _open_file(path: Path) -> IO[bytes]:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for whoever writes to it
             raise InputError(str(path), "cannot be read (it is no regular file)", "check the path")
         return path.open("rb")
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(str(path), f"cannot be read ({error.strerror})", "check the path") from None
+    except ValueError as error:  # a name that no file can have, such as one with a NUL
+        raise InputError(repr(str(path)), f"cannot be read ({error})", "check the path") from None
 
 
 def _check_pixels(pixels: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
