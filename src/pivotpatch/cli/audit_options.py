@@ -4,14 +4,13 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pivotpatch.cli.addresses import read_address
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.cli.policies import read_policy
+from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.core.policies import ThresholdPolicy
     from pivotpatch.inference.scores import Scores
 
-POLICIES = ("fixed", "top", "prior")
 DEFAULTS = {"pair": None, "min_probability": 0.2, "policy": "prior", "kind": None, "order": "rate", "baseline": None}
 """Of the options that not all parts of an audit have; pairs of labels have all of them."""
 _PARTS: dict[str, tuple[str, ...]]
@@ -31,27 +30,9 @@ def refuse_unused(args: argparse.Namespace) -> None:
 
 def make_policy(text: str, scores: "Scores") -> "ThresholdPolicy":
     """The policy that a word names, for these scores."""
-    from pivotpatch.core.policies import Fixed, PriorMatched, TopK
-    from pivotpatch.training.build import open_aligned
+    from pivotpatch.core.policies import PriorMatched
 
-    name, _, value = text.partition(":")
-    if name not in POLICIES:
-        raise InputError("--policy", f"unknown policy {name!r}", choose_one_of(name, POLICIES))
-    try:
-        if name == "fixed":
-            return Fixed(float(value))
-        if name == "top":
-            return TopK(int(value))
-    except InputError:
-        raise
-    except ValueError:
-        raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
-    if not value:
-        return PriorMatched.from_target(scores.target)
-    address = read_address(value)
-    if address is None:
-        raise InputError("--policy", f"{value!r} is no address nor a table or folder that is there", "check the path")
-    return PriorMatched.from_target(open_aligned(address, scores.labels).target())
+    return read_policy(text, scores.labels) or PriorMatched.from_target(scores.target)
 
 
 def split_pairs(texts: Sequence[str] | None) -> list[tuple[str, str]] | None:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.cli.addresses import read_address
+from pivotpatch.cli.policies import read_policy
 from pivotpatch.cli.sources import Scored, find_pictures, list_not_read, open_source, read_score_file, score_source
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.core.calibration import Calibration
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pivotpatch.training.config import RunConfig
 
 SEED = 0  # of the resamples: the same scores have the same intervals
-POLICIES = ("fixed", "top", "prior", "fitted")
 NETWORK_OPTIONS = ("patch_inference", "keep_patches", "batch_size", "workers", "on_error")
 PATCH_OPTIONS = ("lam", "temperature", "grid", "native")
 
@@ -156,31 +155,17 @@ def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Sub
 
 def _make_rule(text: str, subject: _Subject) -> _Rule:
     """The policy that a word names."""
-    from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, TopK
+    from pivotpatch.core.policies import PerLabel, PriorMatched
 
-    name, _, value = text.partition(":")
-    if name not in POLICIES:
-        raise InputError("--policy", f"unknown policy {name!r}", choose_one_of(name, POLICIES))
-    try:
-        if name == "fixed":
-            return _Rule(Fixed(float(value)))
-        if name == "top":
-            return _Rule(TopK(int(value)))
-    except InputError:
-        raise
-    except ValueError:
-        raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
-    if name == "prior":
-        from pivotpatch.training.build import open_aligned, open_training_records
+    policy = read_policy(text, subject.labels, others=("fitted",))
+    if policy is not None:
+        return _Rule(policy)
+    if text.startswith("prior"):
+        from pivotpatch.training.build import open_training_records
 
-        address = read_address(value) if value else None
-        if address is not None:
-            known = open_aligned(address, subject.labels)
-        elif value or subject.config is None:
+        if subject.config is None:
             raise InputError("--policy", f"{text!r} does not say of which pictures", "write prior:DATA")
-        else:
-            known = open_training_records(subject.config).train
-        return _Rule(PriorMatched.from_target(known.target()))
+        return _Rule(PriorMatched.from_target(open_training_records(subject.config).train.target()))
     from pivotpatch.models.patch_classifier import PatchClassifier
 
     model = subject.model
