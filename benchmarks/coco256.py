@@ -69,6 +69,7 @@ CHANGES = {
     "wd": ["optimiser.weight_decay=1e-2"],
     "focus": ["loss.detach_focus=false"],
     "bce": ["loss.name=binary_cross_entropy"],
+    "12": ["train.epochs=12"],
     "30": ["train.epochs=30"],
     "lite0": ["model.backbone=tf_efficientnet_lite0", "model.backbone_options={}"],
 }
