@@ -46,10 +46,12 @@ class AppProcess:
         self.port = int(self.url.rpartition(":")[2] or 0)
         self.log = log
 
-    def ask(self, content: bytes, *, query: str = "", method: str = "POST", headers: Any = None) -> Reply:
-        """Send bytes to the endpoint."""
+    def ask(
+        self, content: bytes, *, query: str = "", method: str = "POST", headers: Any = None, path: str = "/api/predict"
+    ) -> Reply:
+        """Send bytes to the endpoint, or to another path."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, f"/api/predict{query}", content, headers or {})
+        connection.request(method, path + query, content, headers or {})
         reply = connection.getresponse()
         body = reply.read()
         connection.close()

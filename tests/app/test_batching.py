@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pivotpatch.app.batching import Batcher, BusyError
+from pivotpatch.app.batching import Batcher, BrokenError, BusyError
 from pivotpatch.core.errors import InputError
 from pivotpatch.inference.engine import Answer
 from pivotpatch.inference.predictor import Predictor
@@ -120,8 +120,9 @@ def test_one_more_than_the_capacity_is_refused_until_there_is_room(engine: Means
 
 def test_a_failure_of_the_network_is_told_and_the_next_picture_is_answered(batcher: Batcher, engine: Means) -> None:
     engine.fails = True
-    with pytest.raises(RuntimeError, match="out of order"):
+    with pytest.raises(BrokenError, match=r"^server: it failed \(RuntimeError\); its terminal says more$") as told:
         batcher.submit(paint(0)).result(30)
+    assert str(told.value.__cause__) == "out of order"
     engine.fails = False
     assert batcher.submit(paint(0)).result(30).probs.tolist() == [0, 0, 1]
 

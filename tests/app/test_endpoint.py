@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from pivotpatch.app.batching import MAX_BYTES, Batcher
 from pivotpatch.app.endpoint import build_endpoint
 from pivotpatch.cli.main import main
+from pivotpatch.core.errors import InputError
 from pivotpatch.inference.engine import Answer
 from pivotpatch.inference.predictor import Predictor
 
@@ -77,7 +78,7 @@ def write_huge_png() -> bytes:
 BAD = {
     "text": (b"hello, I am no picture", 422, "picture: is in none of the known formats; give one of JPEG"),
     "empty": (b"", 422, "picture: is empty"),
-    "huge": (write_huge_png(), 422, "20000 x 20000 = 400000000 pixels are more than the limit"),
+    "huge": (write_huge_png(), 422, "400000000 pixels are more than the limit of 89478485; shrink the picture$"),
     "heavy": (bytes(50_000_000), 413, r"request: its body is larger than 32 MB; send a smaller file"),
 }
 
@@ -108,6 +109,10 @@ def test_requests_that_make_no_sense(app: AppProcess, photo: Path) -> None:
         (app.ask(content, query="?threshold=nan"), 422, "threshold: nan is no probability"),
         (app.ask(content, query="?top_k=0"), 422, "top_k: it is 0; give 1 or more"),
         (app.ask(b"", method="GET"), 405, "use POST"),
+        (app.ask(b"", method="OPTIONS"), 405, "request: a picture is sent; use POST"),
+        (app.ask(content, query="/"), 404, "request: nothing is at this address; use /api/predict"),
+        (app.ask(b"", path="/api/tags", method="GET"), 404, "use /api/predict"),
+        (app.ask(b"", path="/api/", method="GET"), 404, "use /api/predict"),
         (app.ask(two, headers=form), 422, "request: its form has 2 files; send one picture"),
         (app.ask(content, headers={"Content-Type": "multipart/form-data"}), 400, "boundary"),
         (app.ask(b"nothing", headers=form), 400, ""),
@@ -115,6 +120,15 @@ def test_requests_that_make_no_sense(app: AppProcess, photo: Path) -> None:
     for reply, status, message in cases:
         assert reply.status == status, reply
         assert message in json.loads(reply.body)["error"]
+
+
+def test_a_picture_of_one_pixel_is_tagged(app: AppProcess) -> None:
+    written = BytesIO()
+    Image.new("RGB", (1, 1)).save(written, "PNG")
+    status, body = app.ask(written.getvalue(), query="?top_k=2")
+    assert status == 200
+    assert json.loads(body)["size"] == [1, 1]
+    assert [tag["box"] for tag in json.loads(body)["tags"]] == [[0, 0, 1, 1]] * 2
 
 
 def test_someone_who_hangs_up_does_no_harm(app: AppProcess, photo: Path) -> None:
@@ -156,12 +170,12 @@ class Gated:
 
     def __init__(self) -> None:
         self.gate = threading.Event()
-        self.fails = False
+        self.fault: Exception | None = None
 
     def __call__(self, pictures: torch.Tensor) -> Answer:
         self.gate.wait(30)
-        if self.fails:
-            raise RuntimeError("out of order")
+        if self.fault:
+            raise self.fault
         probs = torch.ones(len(pictures), 1)
         return Answer(probs, probs)
 
@@ -176,7 +190,7 @@ def test_a_full_server_says_so_and_a_broken_network_too(photo: Path) -> None:
         refused = client.post("/api/predict", content=content)
         engine.gate.set()
         answered = first.result(30)
-        engine.fails = True
+        engine.fault = InputError("/srv/secret/model.onnx", "has gone", "bring it back")
         broken = client.post("/api/predict", content=content)
     batcher.close()
     assert (refused.status_code, refused.json()) == (
@@ -186,5 +200,5 @@ def test_a_full_server_says_so_and_a_broken_network_too(photo: Path) -> None:
     assert answered.json()["tags"][0]["label"] == "only \ud800"
     assert (broken.status_code, broken.json()) == (
         500,
-        {"error": "server: it failed (RuntimeError); its terminal says more"},
+        {"error": "server: it failed (InputError); its terminal says more"},
     )

@@ -203,11 +203,21 @@ def test_false_positives_are_found_most_confident_first() -> None:
     target = torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 1.0], [NAN, 1.0]])
     logits = torch.tensor([[1.0, 0], [3.0, 0], [5.0, 0], [5.0, 0], [-1.0, 0], [9.0, 0]])
     scores = Scores(("bat", "glove"), tuple("abcdef"), target, {"image": logits})
-    found = find_false_positives(scores, "bat", company="glove")
+    found = find_false_positives(scores, "bat", company="glove", policy=Fixed(0.5))
     assert [(one.picture, one.row) for one in found] == [("b", 1), ("a", 0)]
     assert found[0].probability == pytest.approx(1 / (1 + math.exp(-3)))
-    rate = rate_pairs(scores, pairs=[("bat", "glove")])
+    rate = rate_pairs(scores, policy=Fixed(0.5), pairs=[("bat", "glove")])
     assert rate.fpr.item() == pytest.approx(len(found) / 3)
+
+
+def test_without_a_policy_each_label_is_given_as_often_as_the_target_has_it() -> None:
+    scores = make_scores()
+    known = ~scores.target.isnan()
+    assert torch.equal((decide(scores) & known).sum(0), (scores.target == 1).sum(0))
+    assert rate_pairs(scores).definition == PriorMatched.from_target(scores.target).definition
+    label, company = rank_pairs(rate_pairs(scores)).names[0]
+    wanted = find_false_positives(scores, label, company=company, decided=decide(scores))
+    assert find_false_positives(scores, label, company=company) == wanted != []
 
 
 def test_an_unknown_name_or_limit_is_refused() -> None:

@@ -148,7 +148,7 @@ def test_everything_is_drawn(audit: Callable[..., str], tmp_path: Path) -> None:
     beside = ("--baseline", "asl.npz")
     audit("pat.parquet", SCENES, *beside, *out)
     audit("pat.parquet", "--steps", *out)
-    audit("pat.parquet", "--scale-study", "alone.parquet", *out)
+    audit("pat.parquet", "--scale-study", "alone.parquet", *out[:2])
     audit("pat.parquet", SCENES, "--label-errors", *out)
     audit("pat.parquet", SCENES, "--cases", *beside, *out)
     drawn = sorted(path.stem for path in (tmp_path / "new" / "plots").iterdir())
@@ -319,6 +319,11 @@ def test_options_that_a_part_does_not_look_at_are_refused(
             ["pat.parquet", "--label-errors", "--baseline", "asl.npz"],
             "--baseline: it means nothing beside --label-errors",
         ),
+        (
+            ["pat.parquet", "--scale-study", "alone.parquet", "--count", "3"],
+            "--count: it means nothing beside --scale-study; leave one of the two out",
+        ),
+        (["run", "--effect", "--count", "3"], "--count: it means nothing beside --effect; leave one of the two out"),
         (["three.csv", "--label-errors"], "--label-errors: 3 pictures are too few to calibrate by; give 5 or more"),
         (["run"], "make some first: pivotpatch evaluate run DATA --save x.parquet --keep-patches"),
         (["pat.parquet", "--baseline", "run"], "run: is a folder, not a file of scores"),

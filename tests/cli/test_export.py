@@ -63,7 +63,8 @@ def test_a_run_becomes_a_checkpoint_of_half_the_bytes(run: Path, capsys: Output)
     pictures = make_pictures(2, 32, 32)
     probs, expected = (TorchEngine(model)(pictures).probs for model in (small, whole))
     assert 0 < (probs - expected).abs().max() < 0.02
-    assert "small: exists already" in fail([str(run), "--format", "checkpoint", "--out", "small"], capsys)
+    wrong = "small: exists already; choose another folder, or remove it first\n"
+    assert fail([str(run), "--format", "checkpoint", "--out", "small"], capsys).endswith(wrong)
     assert "--out: there is no name" in fail([str(run), "--format", "checkpoint"], capsys)
 
 

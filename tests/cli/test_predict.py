@@ -92,6 +92,41 @@ def test_a_table_tells_each_opinion_and_the_place_of_the_pivot_patch(here: Path,
     assert "no tag; the most probable is" in predict(capsys, "photos/01.png", "--threshold", "0.99")
 
 
+@pytest.mark.parametrize("label", ["a label of many words " * 4, "AnEndlessLabel" * 8])
+@pytest.mark.parametrize("kind", [PatchClassifier, MultiLabelClassifier])
+def test_a_long_label_is_folded_and_numbers_stay_whole(
+    label: str, kind: type[PatchClassifier] | type[MultiLabelClassifier], here: Path, capsys: Errors
+) -> None:
+    save_checkpoint(kind("test_resnet", [label.strip(), "cat"], image_size=64), "model", overwrite=True)
+    shown = predict(capsys, "photos/01.png", "--top-k", "2")
+    tags = Predictor.load("model")("photos/01.png").top(2)
+    numbers = [f"{number:.2f}" for tag in tags for number in (tag.prob, tag.image_prob, tag.patch_prob or 0)]
+    wanted = numbers if kind is PatchClassifier else numbers[::3]
+    assert re.findall(r"\d\.\d\d", shown) == wanted
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(line.startswith("  ") for line in shown.splitlines()[1:] if line)
+    names = "".join(line[2:].split("  ")[0] for line in shown.splitlines()[2:])
+    assert label.replace(" ", "") in names.replace(" ", "")
+
+
+def test_a_picture_of_one_pixel_is_tagged_in_every_way(here: Path, capsys: Errors) -> None:
+    Image.new("RGB", (1, 1)).save("one.png")
+    (said,) = predict(capsys, "one.png", "--json", "--top-k", "2", "--explain", "why.png").splitlines()
+    assert [tag["box"] for tag in json.loads(said)["tags"]] == [[0, 0, 1, 1]] * 2
+    assert "one.png (1 x 1 pixels)" in predict(capsys, "one.png", "--top-k", "2")
+    predict(capsys, "one.png", "--out", "tags.jsonl", "--top-k", "2")
+    (row,) = read_rows("tags.jsonl")
+    assert row["labels"] == [tag["label"] for tag in json.loads(said)["tags"]]
+
+
+def test_an_address_of_a_file_is_read_in_every_way(here: Path, capsys: Errors) -> None:
+    odd = Path("photos/01.png").rename("a #1 photo.png").absolute()
+    (said,) = predict(capsys, odd.as_uri(), "--json").splitlines()
+    assert json.loads(said)["picture"] == str(odd)
+    predict(capsys, odd.as_uri(), "--out", "tags.jsonl")
+    assert [row["picture"] for row in read_rows("tags.jsonl")] == [str(odd)]
+
+
 def test_a_network_without_patches_has_one_opinion(here: Path, capsys: Errors) -> None:
     save_checkpoint(MultiLabelClassifier("test_resnet", LABELS, image_size=64), "model", overwrite=True)
     shown = predict(capsys, "photos/01.png", "--top-k", "1")
@@ -121,6 +156,8 @@ def test_pictures_are_explained(here: Path, capsys: Errors) -> None:
         assert drawn.width > drawn.height > 100
     predict(capsys, "photos/01.png", "photos/02.png", "--explain", "why")
     assert sorted(path.name for path in Path("why").iterdir()) == ["0001-01.png", "0002-02.png", "one.png"]
+    predict(capsys, "photos/01.png", "--explain", "loud/WHY.PNG")
+    assert [path.name for path in Path("loud").iterdir()] == ["WHY.PNG"]
     wrong = "--explain: all.png is one file for several pictures; name a folder"
     assert fail(capsys, "photos", "--explain", "all.png") == wrong
     assert fail(capsys, "photos/01.png", "--explain", "why") == "--explain: why is no PNG file; end it in .png"
@@ -192,6 +229,8 @@ def test_another_network_of_the_same_name_does_not_go_on(here: Path, capsys: Err
         (("--resume", "--out", "t.csv"), "t.csv.parts: there is no unfinished work; name pictures to begin"),
         (("photos", "--out", "t.csv", "--explain", "x.png"), "--explain: nothing is drawn with --out"),
         (("photos", "--threshold", "2"), "threshold: 2.0 is no probability; give 0 to 1"),
+        (("photos", "--out", "t.csv", "--workers", "-1"), "--workers: -1 is below 0; give 0 or more"),
+        (("photos", "--workers", "0"), "--workers: it is an option of --out; give that too"),
         (("photos", "--batch-size", "0"), "--batch-size: 0 is below 1; give 1 or more"),
         (("photos", "--model", "tagge"), "tagge: is neither a bundled model nor a folder or file that is there"),
     ],
@@ -273,12 +312,3 @@ def test_a_bar_on_a_terminal_tells_speed_and_time(here: Path) -> None:
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
     assert re.search(r"tag .* 20/20 [\d.e+]+ pictures/s \d:\d\d:\d\d", plain), plain
     assert f"wrote tags.csv, {COUNT} pictures" in plain
-
-
-def test_help_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys; from pivotpatch.cli.main import build_parser; build_parser();"
-        "print([name for name in ('torch', 'pyarrow', 'rich', 'numpy') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -16,6 +16,7 @@ from together import run_together, run_verb
 
 from pivotpatch.audit.tuning import METHODS, Mixing, tune_scores
 from pivotpatch.cli.main import build_parser, main
+from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import make_loader
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.scenes import SCENE_LABELS
@@ -229,9 +230,31 @@ def test_scores_of_training_pictures_are_refused(here: Path, capsys: Errors) -> 
     rows = torch.tensor([row for row, name in enumerate(scores.pictures) if name in names])
     write_scores(scores.select(rows), "held.npz")
     assert tune(capsys, "run", "--scores", "held.npz", "--out", "held")["pictures"] == 24
-    # Other pictures may have the same names; then their labels are others.
-    write_scores(replace(scores, target=scores.target.roll(1, dims=0)), "others.npz")
+    # Where nobody told which pictures they are: others may have the same names; then their labels are others.
+    write_scores(replace(scores, data=None), "untold.npz")
+    assert "36 of its 60 pictures are among those" in fail(capsys, "run", "--scores", "untold.npz")
+    write_scores(replace(scores, data=None, target=scores.target.roll(1, dims=0)), "others.npz")
     assert tune(capsys, "run", "--scores", "others.npz", "--out", "others")["pictures"] == 60
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npz"])
+def test_scores_of_scenes_in_other_company_are_told_apart(here: Path, capsys: Errors, suffix: str) -> None:
+    """Their names say nothing, and so few labels change that the truth says nothing either."""
+    make_run("drawn", PatchClassifier, "data.train=scenes:@train?count=20&size=32", labels=SCENE_LABELS.names)
+    model = load_checkpoint("drawn/best")
+    for split in ("train", "val"):
+        scores = score(model, open_records(f"scenes:@{split}?count=20&size=32&company=0.7"))
+        write_scores(scores, f"{split}.{suffix}")
+    assert fail(capsys, "drawn", "--scores", f"train.{suffix}").startswith(
+        f"train.{suffix}: 12 of its 20 pictures are among those that the run was trained on"
+    )
+    given = ("drawn", "scenes:@val?count=20&size=32", "--scores", f"val.{suffix}")
+    assert fail(capsys, *given) == (
+        f"val.{suffix}: it was made of scenes:@val?count=20&size=32&company=0.7, not of scenes:@val?count=20&size=32; "
+        "give the scores of these"
+    )
+    same = "scenes:@val?size=32&company=0.70&count=20"  # written otherwise
+    assert tune(capsys, "drawn", same, "--scores", f"val.{suffix}", "--out", "tuned")["pictures"] == 20
 
 
 def test_a_run_far_from_its_pictures_can_be_tuned_on_others(here: Path, capsys: Errors) -> None:

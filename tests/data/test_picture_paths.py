@@ -54,11 +54,23 @@ def test_lines_are_files_in_their_order(here: Path) -> None:
     ]
 
 
+def test_addresses_of_local_files_are_paths(here: Path) -> None:
+    odd = here / "photos" / "a #1?100% *.jpg"
+    odd.touch()
+    words = [odd.as_uri(), f"file://localhost{here}/photos/deep", f"FILE://{here}/photos/a #1?100%25%20*.jpg"]
+    expected = [str(odd), str(here / "photos/deep/c.webp"), str(here / "photos/deep/er/d.tif"), str(odd)]
+    assert list(find_pictures(words)) == expected
+    far = "file://far.example/a.jpg"  # one of many lines, which fails when it is read
+    assert list(find_pictures(["-"], lines=[odd.as_uri() + "\n", far])) == [str(odd), far]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["photos/b.jpg", "nowhere.jpg"], "nowhere.jpg: there is no such file or folder; check the path"),
-        (["https://example.org/a.jpg"], "download it and give the file"),
+        (["https://example.org/*.jpg"], r"https://example.org/\*.jpg: is not on this machine; download it and give"),
+        (["file://far.example/a.jpg"], "file://far.example/a.jpg: is not on this machine"),
+        (["file:///nowhere/%2A.jpg"], r"file:///nowhere/%2A.jpg: there is no such file or folder; check the path"),
         (["photos/*.gif"], r"photos/\*.gif: there is no picture in it; known kinds: .jpg"),
         (["photos/*.txt"], "there is no picture in it"),
         (["empty"], "empty: there is no picture in it"),

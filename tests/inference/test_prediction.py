@@ -140,6 +140,19 @@ def test_a_file_that_has_gone_is_named(tmp_path: Path) -> None:
         prediction.plot()
 
 
+@pytest.mark.parametrize(("side", "spans"), [(1, [(0, 1), (0, 1), (0, 1)]), (2, [(0, 1), (0, 2), (1, 2)])])
+def test_patches_share_the_pixels_of_a_tiny_picture(side: int, spans: list[tuple[int, int]]) -> None:
+    thirds = torch.eye(9)[:, [0, 4, 8, 2]]
+    tiny = make(size=(side, 9), source=PIXELS[:side, :9], weights=thirds)
+    boxes = [tiny.get(label).box for label in LABELS]
+    columns = [(0, 3), (3, 6), (6, 9)]
+    expected = [PatchBox(left, top, right, bottom) for (left, right), (top, bottom) in zip(columns, spans, strict=True)]
+    assert boxes == [*expected, PatchBox(6, spans[0][0], 9, spans[0][1])]
+    for label in (None, "cat"):
+        render(tiny.plot(label))
+    assert "span" in tiny._repr_html_()
+
+
 def test_a_figure_frames_each_pivot_patch_and_has_three_bars_a_tag() -> None:
     picture, bars = axes_of(make())
     assert texts(picture) == ["dog", "cat"]

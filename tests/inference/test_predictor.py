@@ -220,11 +220,12 @@ def test_pixels_of_a_list_are_named_by_their_place() -> None:
         Predictor(Means(), batch_size=4)(pictures)
 
 
-def test_a_picture_must_have_a_pixel_for_each_patch() -> None:
-    pixels = np.full((1, 9, 3), 255, np.uint8)
-    with pytest.raises(InputError, match="picture: 1 x 9 pixels are too few for 2 patches a side; give a larger"):
-        Predictor(Means())(pixels)
-    assert Predictor(Means(grid=0))(pixels).probs.tolist() == [1, 1]
+@pytest.mark.parametrize("size", [(1, 9), (1, 1)])
+def test_a_picture_may_have_fewer_pixels_than_patches(size: tuple[int, int]) -> None:
+    for grid in (0, 2):
+        prediction = Predictor(Means(grid=grid))(np.full((*size, 3), 255, np.uint8))
+        assert prediction.probs.tolist() == [1, 1]
+        assert prediction.size == size
 
 
 def test_a_batch_of_none_is_refused() -> None:

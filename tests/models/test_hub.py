@@ -235,6 +235,34 @@ def test_nobody_to_ask_is_said(users: tuple[HubUser, HubUser]) -> None:
     assert pushing.startswith("me/unheard-of: the hub cannot be used (OfflineModeIsEnabled")
 
 
+def test_without_a_connection_nothing_is_waited_for(tmp_path: Path) -> None:
+    make_network().save_pretrained(tmp_path / "m")
+    code = dedent("""
+        import time
+        from pivotpatch.models.classifier import Classifier
+        def refuse(seconds):
+            raise AssertionError(f"it waits for {seconds} seconds")
+        time.sleep = refuse
+        for name in ("me/m", "me/unheard-of"):
+            try:
+                print(type(Classifier.from_pretrained(name)).__name__)
+            except ValueError as error:
+                print(error)
+    """)
+    with serving_hub() as gone:
+        gone.offer("me/m", tmp_path / "m")
+        before = HubUser(gone, tmp_path / "copies")
+        assert before.run(code)[0] == "PatchClassifier"
+        before.close()
+    after = HubUser(gone, tmp_path / "copies")
+    opened, fault = after.run(code)
+    after.close()
+    assert opened == "PatchClassifier"
+    assert fault == (
+        "me/unheard-of: is no folder that is there, and the hub cannot be reached; check the name and the connection"
+    )
+
+
 def test_a_network_is_sent_with_its_card(hub: HubServer, users: tuple[HubUser, HubUser], tmp_path: Path) -> None:
     make_network().save_pretrained(tmp_path / "m")
     code = dedent(f"""

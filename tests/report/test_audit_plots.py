@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot as plt
+from matplotlib.colors import to_rgba
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
@@ -16,6 +17,7 @@ from pivotpatch.audit.direct_effect import Among, EffectTracking
 from pivotpatch.audit.pair_comparison import PairComparison, compare_pairs
 from pivotpatch.audit.stepwise import LabelSteps, ScaleStudy, StepwiseEvaluation
 from pivotpatch.core.errors import InputError
+from pivotpatch.inference.colours import BASELINE, MODEL
 from pivotpatch.inference.scores import Scores
 from pivotpatch.report.audit_plots import (
     plot_effects,
@@ -189,8 +191,9 @@ def test_the_legend_has_both_colours_where_a_panel_has_no_bar() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["DeT", "InT"]
     shown = [patch.get_facecolor() for patch in legend.get_patches()]
     drawn = [part[0].get_facecolor() for part in figure.axes[1].containers if isinstance(part, BarContainer)]
-    assert shown == drawn
-    assert len(set(shown)) == 2
+    assert shown == drawn == [to_rgba(MODEL), to_rgba(BASELINE)]
+    for axes in plot_pair_curves(compare_pairs(rates, rates)).axes:
+        assert [line.get_color() for line in axes.lines] == [MODEL, BASELINE]  # as in the curves of training
 
 
 def test_no_mark_covers_the_number_of_pictures(comparison: PairComparison) -> None:

@@ -1,6 +1,7 @@
 import numpy as np
 import torch
 
+from pivotpatch.inference.colours import BASELINE
 from pivotpatch.inference.thresholds import threshold_curve
 from pivotpatch.report.curve_plots import plot_precision_recall
 
@@ -15,6 +16,7 @@ def test_lines_are_the_curves_and_few_points_tell_them() -> None:
     axes = plot_precision_recall(curves).axes[0]
     assert [line.get_label() for line in axes.lines] == ["image", "TDE", "baseline"]
     assert len({line.get_linestyle() for line in axes.lines}) == len({line.get_color() for line in axes.lines}) == 3
+    assert axes.lines[2].get_color() == BASELINE
     for line, curve in zip(axes.lines, curves.values(), strict=True):
         x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
         assert len(x) == min(120, int(target.sum()))

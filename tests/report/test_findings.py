@@ -103,7 +103,7 @@ def test_thresholds_of_calibrated_probabilities_decide_alike_everywhere() -> Non
     calibration = Calibration("tde", "platt", (0.5,) * 10, (-1.0,) * 10)
     subject = replace(SUBJECT, policy=PerLabel(thresholds), calibration=calibration)
     expected = calibration.apply(SUBJECT.scores.scaled("tde")) > torch.tensor(thresholds)
-    assert not torch.equal(decide(SUBJECT.scores), expected)
+    assert not torch.equal(decide(SUBJECT.scores, policy=Fixed(0.5)), expected)
     found = gather(subject)
     known = ~SUBJECT.scores.target.isnan()
     hits = (expected & (SUBJECT.scores.target == 1)).sum(0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
+from pivotpatch.inference.colours import BASELINE, MODEL
 from pivotpatch.report.training_plots import plot_curves
 
 LOG = [
@@ -35,6 +36,7 @@ def test_runs_differ_in_colour_and_logits_in_style() -> None:
     _, scores = plot_curves({"a": LOG, "b": LOG}).axes
     looks = {(line.get_color(), line.get_linestyle()) for line in scores.lines}
     assert len(looks) == len(scores.lines) == 6
+    assert [line.get_color() for line in scores.lines] == [MODEL] * 3 + [BASELINE] * 3
 
 
 @pytest.mark.parametrize("log", [[], LOG[:2]])

@@ -27,6 +27,13 @@ class BusyError(Exception):
     """So many wait already that one more is refused."""
 
 
+class BrokenError(Exception):
+    """The network failed, which no other picture would mend; whoever asked is not told how, the terminal is."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"server: it failed ({type(cause).__name__}); its terminal says more")
+
+
 @dataclass(frozen=True)
 class _Job:
     """A picture on its way: its file's bytes, and whoever waits for the answer."""
@@ -71,7 +78,7 @@ class Batcher:
 
         Returns:
             What will hold the answer, which is that of the file on a disk; of a picture that cannot be read, the
-            `InputError`.
+            `InputError`; a `BrokenError` where the network failed.
         """
         if not self._room.acquire(blocking=False):
             raise BusyError("too many pictures wait for an answer; try again in a moment")
@@ -117,7 +124,13 @@ class Batcher:
             predictions = self.predictor([decoded.pixels for _, decoded in batch])
         except Exception as error:  # as above: the thread must live on
             for job, _ in batch:
-                job.answer.set_exception(error)
+                job.answer.set_exception(_blame(error))
             return
         for (job, decoded), prediction in zip(batch, predictions, strict=True):
             job.answer.set_result(replace(prediction, size=decoded.size))
+
+
+def _blame(error: Exception) -> BrokenError:
+    broken = BrokenError(error)
+    broken.__cause__ = error
+    return broken

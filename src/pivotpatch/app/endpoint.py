@@ -10,13 +10,15 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import request_response
 from starlette.types import Message
 
-from pivotpatch.app.batching import MAX_BYTES, Batcher, BusyError
+from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.inference.bulk import TagRule
 
 _STATUS = {InputError: 422, BusyError: 503, ClientDisconnect: 400, HTTPException: 400, Exception: 500}
+_PATH = "/api/predict"
 _PARAMETERS = {"threshold": float, "top_k": int}
 _DRAINED = 8 * MAX_BYTES  # read of a body that is too large: a client that is cut off while it sends hears no answer
 
@@ -29,25 +31,27 @@ class Upload(NamedTuple):
 
 
 def build_endpoint(batcher: Batcher) -> FastAPI:
-    """An application that answers requests to `/api/predict` and nothing else; errors are one line of JSON."""
+    """An application that answers requests to `/api/predict`; errors below `/api/` are one line of JSON."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for kind, status in _STATUS.items():
         app.add_exception_handler(kind, _tell(status))
 
     async def predict(request: Request) -> Response:
+        if request.scope["path"] != _PATH:
+            raise HTTPException(404, f"request: nothing is at this address; use {_PATH}")
         if request.method != "POST":
             raise HTTPException(405, "request: a picture is sent; use POST", {"Allow": "POST"})
         rule = _read_rule(request.query_params)
         upload = await _read_upload(request)
         prediction = await asyncio.wrap_future(batcher.submit(upload.content, name=upload.name or "picture"))
         tags = [tag.to_dict() for tag in rule.choose(prediction)]
-        return _answer({"picture": upload.name, "size": list(prediction.size), "tags": tags})
+        return answer_json({"picture": upload.name, "size": list(prediction.size), "tags": tags})
 
-    app.add_route("/api/predict", predict, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
+    app.mount("/api", request_response(predict))  # a route of some methods would leave the others to the page
     return app
 
 
-def _answer(content: dict[str, Any], status: int = 200, *, headers: Mapping[str, str] | None = None) -> Response:
+def answer_json(content: dict[str, Any], status: int = 200, *, headers: Mapping[str, str] | None = None) -> Response:
     """One line of JSON, written as the command line writes it."""
     return Response(json.dumps(content) + "\n", status, headers, "application/json")
 
@@ -57,9 +61,10 @@ def _tell(status: int) -> Callable[[Request, Exception], Response]:
 
     def answer(_request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            return _answer({"error": error.detail}, error.status_code, headers=error.headers)
-        failed = f"server: it failed ({type(error).__name__}); its terminal says more"
-        return _answer({"error": failed if status == 500 else str(error)}, status)
+            return answer_json({"error": error.detail}, error.status_code, headers=error.headers)
+        if status == 500 and not isinstance(error, BrokenError):
+            error = BrokenError(error)
+        return answer_json({"error": str(error)}, status)
 
     return answer
 

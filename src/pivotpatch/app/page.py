@@ -1,7 +1,8 @@
 """The page: drop a picture, see its tags and what speaks for each."""
 
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -9,8 +10,11 @@ from typing import Any, NamedTuple
 import gradio as gr
 import torch
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
 
-from pivotpatch.app.batching import MAX_BYTES, Batcher, BusyError
+from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
+from pivotpatch.app.endpoint import answer_json
 from pivotpatch.app.examples import draw_examples
 from pivotpatch.app.rendering import (
     render_drop,
@@ -30,6 +34,7 @@ _CHOOSE = """element.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (button) trigger("click", { place: button.dataset.place });
 });"""
+_NO_CALL = "request: the page would not send this; use the page or /api/predict"
 _START = "<p class='summary'>No picture yet.</p>"
 
 
@@ -51,9 +56,33 @@ def mount_page(app: FastAPI, batcher: Batcher, *, name: str = "") -> None:
         name: of the network, to be shown.
     """
     theme = gr.themes.Default(font=_SYSTEM_FONTS, font_mono=("ui-monospace", "monospace"))
-    options: dict[str, Any] = {"footer_links": [], "max_file_size": MAX_BYTES, "pwa": False, "ssr_mode": False}
+    options: dict[str, Any] = {"footer_links": [], "pwa": False, "show_error": False, "ssr_mode": False}
+    inner = {"openapi_url": None, "exception_handlers": {KeyError: _refuse_call}}
     page = build_page(batcher, name=name)
-    gr.mount_gradio_app(app, page, "/", theme=theme, css=_read("page.css"), **options)
+    gr.mount_gradio_app(app, page, "/", app_kwargs=inner, theme=theme, css=_read("page.css"), **options)
+
+
+class _Page(gr.Blocks):
+    """Gradio's page, but values that this page would not send are told to the sender only."""
+
+    async def preprocess_data(self, *values: Any, **options: Any) -> list[Any]:
+        """Gradio's values of what was sent."""
+        with _reading_call():
+            return list(await super().preprocess_data(*values, **options))
+
+
+@contextmanager
+def _reading_call() -> Iterator[None]:
+    """What the page would never send is no fault of the server's, and no news for its terminal."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise gr.Error(_NO_CALL, print_exception=False) from None
+
+
+def _refuse_call(_request: Request, _error: Exception) -> Response:
+    """Answer a call of a function that the page has not."""
+    return answer_json({"error": _NO_CALL}, 400)
 
 
 def build_page(batcher: Batcher, *, name: str = "") -> gr.Blocks:
@@ -62,16 +91,19 @@ def build_page(batcher: Batcher, *, name: str = "") -> gr.Blocks:
     pictures = draw_examples(labels)
 
     def tag_dropped(event: gr.EventData, fitted: bool, threshold: float) -> Shown:
-        file = str(event.name)
-        if event.content is None:
-            return _refuse(file, event.size)
-        return _tag(batcher, b64decode(event.content), name=file, fitted=fitted, threshold=threshold)
+        with _reading_call():
+            file, size = str(event.name), int(event.size)
+            content = None if event.content is None else b64decode(event.content)
+        if content is None:
+            return _refuse(file, size)
+        return _tag(batcher, content, name=file, fitted=fitted, threshold=threshold)
 
     def tag_example(event: gr.EventData, fitted: bool, threshold: float) -> Shown:
-        example = pictures[int(event.place)]
+        with _reading_call():
+            example = pictures[int(event.place)]
         return _tag(batcher, example.content, name=example.name, fitted=fitted, threshold=threshold)
 
-    page: gr.Blocks = gr.Blocks(analytics_enabled=False, title="pivotpatch")
+    page = _Page(analytics_enabled=False, title="pivotpatch")
     with page:
         told = gr.State(None)
         gr.HTML(render_head(name, len(labels), patched=grid > 0), elem_id="head")
@@ -122,6 +154,8 @@ def _tag(batcher: Batcher, content: bytes, *, name: str, fitted: bool, threshold
         return Shown(seen, render_picture(seen, name=name), *_show_tags(seen, fitted, threshold))
     except (InputError, BusyError) as error:
         return Shown(None, "", render_error(str(error)), "")
+    except BrokenError as error:
+        raise gr.Error(str(error)) from error  # Gradio shows it, and its cause on the terminal
 
 
 def _show_tags(prediction: Prediction | None, fitted: bool, threshold: float) -> tuple[str, str]:

@@ -3,22 +3,25 @@
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.datastructures import MutableHeaders
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pivotpatch.app.batching import Batcher
-from pivotpatch.app.endpoint import build_endpoint
+from pivotpatch.app.endpoint import answer_json, build_endpoint
 from pivotpatch.app.page import mount_page
 from pivotpatch.core.errors import InputError
 from pivotpatch.inference.predictor import Predictor
 
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# What Gradio answers besides the page: files that it would leave on the disk, and its functions by name.
+_CLOSED = tuple(f"/gradio_api/{name}" for name in ("upload", "api/", "call/", "run/", "openapi.json"))
 # The browser itself keeps the page from asking anybody else, whatever a library or a dropped address would have it do.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
@@ -78,18 +81,26 @@ def build_app(batcher: Batcher, *, name: str = "", loopback: bool = True) -> Fas
             web site can make a browser ask in its stead.
     """
     app = build_endpoint(batcher)
-    app.add_middleware(_Guard)
-    if loopback:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK)
+    app.add_middleware(_Guard, hosts=_LOOPBACK if loopback else None)
     mount_page(app, batcher, name=name)
     return app
 
 
 class _Guard:
-    """Adds the policy that keeps the page to itself."""
+    """Adds the policy that keeps the page to itself, and refuses what neither page nor endpoint need."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, hosts: Sequence[str] | None) -> None:
         self.app = app
+        self.hosts = hosts
+
+    def _refuse(self, scope: Scope) -> Response | None:
+        host = Headers(scope=scope).get("host", "")
+        if self.hosts is not None and _get_name(host) not in self.hosts:
+            wrong = f"request: {host!r} is no name of this server's; use {' or '.join(self.hosts[:2])}"
+            return answer_json({"error": wrong}, 400)
+        if scope["type"] == "websocket" or scope["path"].startswith(_CLOSED):
+            return answer_json({"error": "request: nothing is at this address; use the page or /api/predict"}, 404)
+        return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_guarded(message: Message) -> None:
@@ -99,7 +110,16 @@ class _Guard:
                 headers["X-Content-Type-Options"] = "nosniff"
             await send(message)
 
-        await self.app(scope, receive, send_guarded)
+        refused = self._refuse(scope) if scope["type"] in ("http", "websocket") else None
+        await (refused or self.app)(scope, receive, send_guarded)
+
+
+def _get_name(host: str) -> str | None:
+    """The name in a header, without the port."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
 
 
 @contextmanager

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.errors import InputError, choose_one_of
-from pivotpatch.core.policies import Fixed, PerLabel, ThresholdPolicy
+from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, ThresholdPolicy
 from pivotpatch.inference.scores import Scores
 
 MIN_PROBABILITY = 0.2
 FEW = 20  # pictures behind a rate; with fewer its interval is wider than 0.3 at a rate of one half, and it is marked
 Order = Literal["rate", "gap"]
-_DEFAULT_POLICY = Fixed(0.5)
 _CHUNK = 1 << 25  # labels times pictures that are counted at once: bounds memory, not results
 
 
@@ -193,7 +192,7 @@ def conditional_rates(decided: Tensor, target: Tensor) -> ConditionalRates:
 def rate_pairs(
     scores: Scores,
     *,
-    policy: ThresholdPolicy = _DEFAULT_POLICY,
+    policy: ThresholdPolicy | None = None,
     kind: str | None = None,
     min_probability: float = MIN_PROBABILITY,
     pairs: Sequence[tuple[str, str]] | None = None,
@@ -202,13 +201,14 @@ def rate_pairs(
 
     Args:
         scores: what a model says, and what is true.
-        policy: how probabilities become decisions.
+        policy: how probabilities become decisions; by default each label is given as often as the target has it.
         kind: which logits; those to rank by, by default.
         min_probability: take the pairs whose P(label | company) is above it.
         pairs: take these instead: names of label and company.
     """
     if not 0 <= min_probability < 1:
         raise InputError("rate_pairs", f"min_probability is {min_probability}", "give a share in [0, 1)")
+    policy = policy or PriorMatched.from_target(scores.target)
     decided, target, labels = decide(scores, policy=policy, kind=kind), scores.target, scores.labels
     if pairs is not None:
         # No other label matters then, so that a model which knows others can be compared.
@@ -239,12 +239,13 @@ def rate_pairs(
     )
 
 
-def decide(scores: Scores, *, policy: ThresholdPolicy = _DEFAULT_POLICY, kind: str | None = None) -> Tensor:
+def decide(scores: Scores, *, policy: ThresholdPolicy | None = None, kind: str | None = None) -> Tensor:
     """Decisions (N,L) of a policy about scores of a kind, the one to rank by where None.
 
-    Policies that only rank see logits, for probabilities near 1 are all alike.
+    Policies that only rank see logits, for probabilities near 1 are all alike. Without a policy each label is given as
+    often as the target has it.
     """
-    kind = kind or scores.ranking
+    kind, policy = kind or scores.ranking, policy or PriorMatched.from_target(scores.target)
     values = scores.probs(kind) if isinstance(policy, Fixed | PerLabel) else scores.get(kind)
     return policy.decide(values, known=~torch.isnan(scores.target))
 
@@ -270,7 +271,7 @@ def find_false_positives(
     label: str,
     *,
     company: str,
-    policy: ThresholdPolicy = _DEFAULT_POLICY,
+    policy: ThresholdPolicy | None = None,
     kind: str | None = None,
     decided: Tensor | None = None,
 ) -> list[FalsePositive]:
@@ -280,7 +281,7 @@ def find_false_positives(
         scores: what a model says, and what is true.
         label: name of the label that is decided about.
         company: name of the label that is there.
-        policy: how probabilities become decisions.
+        policy: how probabilities become decisions; by default each label is given as often as the target has it.
         kind: which logits; those to rank by, by default.
         decided: (N,L) what `decide` says, where it is at hand.
     """

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.cli.audit_options import DEFAULTS, make_policy, refuse_unused, split_pairs
+from pivotpatch.cli.audit_options import DEFAULTS, refuse_unused, split_pairs
 from pivotpatch.cli.figures import decode_small, write_figures
+from pivotpatch.cli.policies import read_policy
 from pivotpatch.cli.sources import open_pictures, open_source, read_score_file
 from pivotpatch.core.errors import InputError
 
@@ -70,7 +71,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     audit.add_argument(
         "--order", choices=["rate", "gap"], default=DEFAULTS["order"], help="worst pairs by CFPR, or by its rise"
     )
-    audit.add_argument("--count", type=int, default=15, metavar="N", help="entries to list (15)")
+    audit.add_argument("--count", type=int, default=DEFAULTS["count"], metavar="N", help="entries to list (15)")
     audit.add_argument("--json", action="store_true", help="write everything as JSON")
     audit.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
     audit.set_defaults(run=run_audit)
@@ -103,11 +104,13 @@ def _audit_pairs(args: argparse.Namespace) -> int:
 
     records, scores, baseline = _read(args)
     chosen = {"min_probability": args.min_probability, "pairs": split_pairs(args.pair)}
-    policy = make_policy(args.policy, scores)
+    policy = read_policy(args.policy, scores.labels)
     rates = rate_pairs(scores, policy=policy, kind=args.kind, **chosen)
     comparison = None
     if baseline is not None:
-        comparison = compare_pairs(rates, rate_pairs(baseline, policy=make_policy(args.policy, baseline), **chosen))
+        comparison = compare_pairs(
+            rates, rate_pairs(baseline, policy=read_policy(args.policy, baseline.labels), **chosen)
+        )
     ranked = rank_pairs(rates, by=args.order)
     decided = decide(scores, policy=policy, kind=args.kind)
     behind = [

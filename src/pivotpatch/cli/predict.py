@@ -95,8 +95,10 @@ def _check_options(args: argparse.Namespace, share: "Share") -> None:
         raise _no_picture()
     if args.batch_size is not None and args.batch_size < 1:
         raise InputError("--batch-size", f"{args.batch_size} is below 1", "give 1 or more")
+    if args.workers is not None and args.workers < 0:
+        raise InputError("--workers", f"{args.workers} is below 0", "give 0 or more")
     if args.out is None:
-        given = [name for name in BULK_OPTIONS if getattr(args, name)]
+        given = [name for name in BULK_OPTIONS if getattr(args, name) is not None and getattr(args, name) is not False]
         if given:
             raise InputError(f"--{given[0].replace('_', '-')}", "it is an option of --out", "give that too")
         if share.world > 1:
@@ -166,8 +168,8 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
         else:
             print_row(prediction, tags)
         if args.explain is not None:
-            folder, name = (args.explain, None) if len(head) > 1 else (args.explain.parent, args.explain.stem)
-            _explain(prediction, tags, folder, name=name or f"{tagged:04d}-{Path(str(prediction.picture)).stem}")
+            numbered = args.explain / f"{tagged:04d}-{Path(str(prediction.picture)).stem}.png"
+            _explain(prediction, tags, numbered if len(head) > 1 else args.explain)
     if failed:
         print(f"{failed:,} of {tagged + failed:,} pictures could not be read", file=sys.stderr)
     return 0 if tagged else 1
@@ -196,13 +198,13 @@ def _check_explained(place: Path, *, several: bool) -> None:
         raise InputError("--explain", f"{place} is no PNG file", "end it in .png")
 
 
-def _explain(prediction: "Prediction", tags: "tuple[Tag, ...]", folder: Path, *, name: str) -> None:
+def _explain(prediction: "Prediction", tags: "tuple[Tag, ...]", file: Path) -> None:
     """Draw the tags that are told, or the most probable labels where there are none."""
     from pivotpatch.cli.figures import write_figures
     from pivotpatch.inference.prediction_plots import plot_tags
 
     shown = tags[:DRAWN] or prediction.top(3)
-    write_figures({name: plot_tags(prediction.image, shown, size=prediction.size)}, folder)
+    write_figures({file.name: plot_tags(prediction.image, shown, size=prediction.size)}, file.parent)
 
 
 def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:

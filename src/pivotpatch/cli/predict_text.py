@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,6 +27,7 @@ from pivotpatch.inference.prediction import Prediction, Tag
 
 QUIET_SECONDS = 30  # between lines where stderr is no terminal
 _WIDTH = 80  # where stdout is no terminal
+_LEAST = 56  # below which a table has no place for labels
 Tell = Callable[[str, int, int | None], None]
 
 
@@ -39,21 +41,22 @@ def print_table(prediction: Prediction, tags: Sequence[Tag]) -> None:
         told = f"no tag; the most probable is {best.label} with {best.prob:.2f}, given above {best.threshold:.2f}"
         console.print(f"  {told}\n", soft_wrap=True)
         return
-    patched = prediction.weights is not None
+    patched, roomy = prediction.weights is not None, console.width >= _WIDTH  # else there is no place for bars
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("  tag", overflow="ellipsis", no_wrap=True)
-    table.add_column("both (TDE)" if patched else "probability", justify="right")
-    table.add_column("", no_wrap=True)
+    table.add_column("tag", min_width=10, overflow="fold")  # the only one that may be folded: numbers stay whole
+    table.add_column("both (TDE)" if patched else "probability", justify="right", no_wrap=True)
+    if roomy:
+        table.add_column("", no_wrap=True)
     for heading in ("image", "patches") if patched else ():
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     if patched:
         table.add_column("pivot patch", no_wrap=True)
     for tag in tags:
-        cells = [f"  {tag.label}", f"{tag.prob:.2f}", draw_bar(tag.prob)]
+        cells = [tag.label, f"{tag.prob:.2f}", *([draw_bar(tag.prob)] if roomy else [])]
         if tag.patch_prob is not None and tag.box is not None:
             cells += [f"{tag.image_prob:.2f}", f"{tag.patch_prob:.2f}", place_in_words(tag.box, prediction.size)]
         table.add_row(*cells, style="" if tag.prob > tag.threshold else "dim")
-    console.print(table)
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
     console.print()
 
 
@@ -66,8 +69,7 @@ def print_row(prediction: Prediction, tags: Sequence[Tag]) -> None:
 def _open_console() -> Screen:
     # Labels and file names are printed as they are: what looks like markup in them is not.
     console = Screen(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console.width = max(console.width, _LEAST) if console.is_terminal else _WIDTH
     return console
 
 

@@ -138,7 +138,7 @@ def _find_records(source: Source, args: argparse.Namespace) -> "RecordSet | None
     address = find_pictures(args.words[1:])
     if address is not None:
         records = open_aligned(address, source.model.labels)
-        _refuse_training_pictures(source, records)
+        _refuse_training_pictures(source, records, records.name)
         return records
     if args.scores is not None:
         return None
@@ -158,12 +158,12 @@ def _open_trained(source: Source) -> "TrainingRecords | None":
     return None
 
 
-def _refuse_training_pictures(source: Source, records: "RecordSet") -> None:
+def _refuse_training_pictures(source: Source, records: "RecordSet", where: str) -> None:
     trained = _open_trained(source)
     if trained is None:
         return
     known = set(_identify(trained.train))
-    _refuse(trained, records.name, sum(name in known for name in _identify(records)), len(records))
+    _refuse(trained, where, sum(name in known for name in _identify(records)), len(records))
 
 
 def _identify(records: "RecordSet") -> list[str]:
@@ -185,8 +185,40 @@ def _identify(records: "RecordSet") -> list[str]:
     return [os.path.normpath(root / images.name(records.place(row))) for row in range(len(records))]
 
 
+def _open_scored(scores: "Scores") -> "RecordSet | None":
+    """The pictures that have scores, where the file tells of which data set and it can still be found."""
+    import numpy as np
+
+    from pivotpatch.data.address import open_records
+
+    if scores.data is None:
+        return None
+    with suppress(InputError):
+        records, named = open_records(scores.data), set(scores.pictures)
+        return records.select(np.flatnonzero([record.name in named for record in records]))
+    return None
+
+
+def _refuse_other_scenes(scores: "Scores", records: "RecordSet", where: Path) -> None:
+    """Refuse scores of scenes that were made in another way: they have the names of these."""
+    from pivotpatch.data.scenes import SceneStore
+
+    scored = _open_scored(scores)
+    if scored is None or not (isinstance(scored.images, SceneStore) and isinstance(records.images, SceneStore)):
+        return
+    if replace(scored.images, count=1) != replace(records.images, count=1):
+        raise InputError(str(where), f"it was made of {scores.data}, not of {records.name}", "give the scores of these")
+
+
 def _refuse_training_scores(source: Source, scores: "Scores", where: Path) -> None:
-    """Refuse scores of training pictures: most of them have such a name, and all of these have its labels."""
+    """Refuse scores of training pictures.
+
+    Where the file does not tell of which data set they are: most of them have such a name, and all of these its labels.
+    """
+    scored = _open_scored(scores)
+    if scored is not None:
+        _refuse_training_pictures(source, scored, str(where))
+        return
     trained = _open_trained(source)
     if trained is None or trained.train.labels.names != scores.labels:
         return
@@ -219,6 +251,8 @@ def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
         raise InputError(str(path), wrong, f"write it by pivotpatch evaluate {source.path} DATA --save FILE")
     if records is None:
         _refuse_training_scores(source, scores, path)
+    else:
+        _refuse_other_scenes(scores, records, path)
     if not isinstance(model, PatchClassifier):
         image = {"image": scores.get("image")}
         return replace(scores, logits=image, patch_logits=None, weights=None, lam=1.0, temperature=1.0)

@@ -132,7 +132,7 @@ def _decode(source: IO[bytes] | Image.Image, *, size: tuple[int, int] | None, ma
                 where,
                 f"{picture.width} x {picture.height} = {picture.width * picture.height} pixels are more than the limit"
                 f" of {max_pixels}",
-                "shrink the picture, or raise max_pixels if you trust it",
+                "shrink the picture",
             )
         own = picture.height, picture.width
         if size is not None and picture is not source:  # a caller's picture is not to be decoded smaller for good

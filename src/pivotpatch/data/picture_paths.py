@@ -4,10 +4,12 @@ import glob
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import url2pathname
 
 import pyarrow as pa
 
@@ -19,6 +21,23 @@ _BATCH = 1 << 16  # paths that are held at once
 _COLUMN = "path"
 
 
+def locate_file(text: str) -> str:
+    """The path that a path or a `file://` URL names.
+
+    What follows a `#` or `?` is part of the name: a file on a disk has neither fragments nor queries.
+
+    >>> locate_file("photos/a b.jpg"), locate_file("file:///photos/a%20b#1.jpg")
+    ('photos/a b.jpg', '/photos/a b#1.jpg')
+    """
+    scheme, between, rest = text.partition("://")
+    if not between:
+        return text
+    host, slash, path = rest.partition("/")
+    if scheme.lower() != "file" or host.lower() not in ("", "localhost"):
+        raise InputError(text, "is not on this machine", "download it and give the file")
+    return url2pathname(slash + path)
+
+
 def find_pictures(words: Sequence[str], *, lines: Iterable[str] = ()) -> Iterator[str]:
     """Paths of pictures, in the order of the words that name them.
 
@@ -27,20 +46,20 @@ def find_pictures(words: Sequence[str], *, lines: Iterable[str] = ()) -> Iterato
     to folders are not followed. A picture that is named twice comes twice.
 
     Args:
-        words: files, folders and patterns; `-` stands for `lines`. One that is not there is an error at once, one that
-            has no picture when its turn comes.
-        lines: paths of files, one a line; blank lines are left out.
+        words: files and folders, also as `file://` URLs, and patterns; `-` stands for `lines`. One that is not there
+            is an error at once, one that has no picture when its turn comes.
+        lines: files, one a line; blank lines are left out.
     """
-    for word in words:
-        if word != STDIN and not os.path.lexists(word) and not glob.has_magic(word):
-            todo = "download it and give the file" if "://" in word else "check the path"
-            raise InputError(word, "there is no such file or folder", todo)
-    return (path for word in words for path in _find(word, lines))
+    places = [locate_file(word) for word in words]
+    for word, place in zip(words, places, strict=True):
+        if word != STDIN and not os.path.lexists(place) and (word != place or not glob.has_magic(place)):
+            raise InputError(word, "there is no such file or folder", "check the path")
+    return (path for place in places for path in _find(place, lines))
 
 
 def _find(word: str, lines: Iterable[str]) -> Iterator[str]:
     if word == STDIN:
-        yield from (path for line in lines if (path := line.rstrip("\r\n")).strip())
+        yield from (_read_line(path) for line in lines if (path := line.rstrip("\r\n")).strip())
         return
     if os.path.isdir(word):  # noqa: PTH112 (paths stay text here: there may be millions)
         found = _walk(word)
@@ -54,6 +73,12 @@ def _find(word: str, lines: Iterable[str]) -> Iterator[str]:
         raise InputError(word, "there is no picture in it", f"known kinds: {', '.join(IMAGE_SUFFIXES)}")
     yield first
     yield from found
+
+
+def _read_line(line: str) -> str:
+    with suppress(InputError):  # one picture among many, which fails when it is read
+        return locate_file(line)
+    return line
 
 
 def _walk(folder: str) -> Iterator[str]:

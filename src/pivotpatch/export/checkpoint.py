@@ -5,6 +5,7 @@ from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
+from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import resize_images
 from pivotpatch.export.graph import HALF_TOLERANCE, TOLERANCE, Agreement, PictureGraph, check_difference
 from pivotpatch.inference.engine import Answer, TorchEngine
@@ -20,6 +21,8 @@ def export_checkpoint(model: Classifier, folder: str | Path, *, half: bool = Fal
         folder: where to; it must not exist.
         half: keep the weights in half precision.
     """
+    if Path(folder).exists():  # it is told before the work, and there is no way to have it replaced
+        raise InputError(str(folder), "exists already", "choose another folder, or remove it first")
     graph = PictureGraph(model)
     side = graph.engine.picture_size
     with TemporaryDirectory() as scratch:

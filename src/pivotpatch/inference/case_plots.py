@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import PatchBox, patch_boxes
+from pivotpatch.inference.colours import BASELINE, KINDS
 
-OPINIONS = {"whole image": "#E69F00", "its patches": "#56B4E9", "both (TDE)": "#0072B2"}
-"""The colour of each opinion; of the Okabe-Ito set: told apart by every kind of colour vision, and in print."""
+OPINIONS = dict(zip(("whole image", "its patches", "both (TDE)"), KINDS.values(), strict=True))
+"""The colour of each opinion."""
 _BASELINE = "baseline"
 _MARK = "#F0E442"
 
@@ -149,7 +150,7 @@ def draw_shares(axes: Axes, image: NDArray[np.uint8], shares: Sequence[float], *
 
 def draw_opinions(axes: Axes, chances: dict[str, float]) -> None:
     """Show a bar for each probability by its name, with the colours of `OPINIONS`."""
-    colours = [OPINIONS.get(name, "#999999") for name in chances]
+    colours = [OPINIONS.get(name, BASELINE) for name in chances]
     bars = axes.barh(list(chances), list(chances.values()), color=colours, edgecolor="black", linewidth=0.6)
     axes.bar_label(bars, [f"{chance:.2f}" for chance in chances.values()], padding=4)
     axes.set(xlim=(0, 1.15), xticks=(0, 0.5, 1), ylim=(len(chances) - 0.5, -0.5))

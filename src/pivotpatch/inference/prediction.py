@@ -137,11 +137,16 @@ class Prediction:
                 the share of each patch. By default all tags (8 at most), each with the frame of its pivot patch; the
                 three most probable labels where there are no tags.
         """
+        from pivotpatch.inference.fonts import settle_fonts
         from pivotpatch.inference.prediction_plots import plot_tag, plot_tags
 
-        if label is not None:
-            return plot_tag(self.image, self.get(label), overlap=self.overlap)
-        return plot_tags(self.image, self._shown, size=self.size)
+        figure = (
+            plot_tags(self.image, self._shown, size=self.size)
+            if label is None
+            else plot_tag(self.image, self.get(label), overlap=self.overlap)
+        )
+        settle_fonts(figure)
+        return figure
 
     @cached_property
     def _ranked(self) -> Tensor:
@@ -154,8 +159,20 @@ class Prediction:
 
     @cached_property
     def _boxes(self) -> list[PatchBox]:
-        grid = 0 if self.weights is None else math.isqrt(len(self.weights))
-        return patch_boxes(*self.size, grid=grid, overlap=self.overlap) if grid else []
+        if self.weights is None:
+            return []
+        grid = math.isqrt(len(self.weights))
+        # The network sees the picture enlarged: where it has fewer pixels than patches, they share them.
+        (height, width), (rows, columns) = self.size, (max(side, grid) for side in self.size)
+        return [
+            PatchBox(
+                box.left * width // columns,
+                box.top * height // rows,
+                math.ceil(box.right * width / columns),
+                math.ceil(box.bottom * height / rows),
+            )
+            for box in patch_boxes(rows, columns, grid=grid, overlap=self.overlap)
+        ]
 
     def _tag(self, place: int) -> Tag:
         known = self.labels[place], self.probs[place].item(), self.thresholds[place].item()

@@ -1,5 +1,6 @@
 """Figures of a prediction: all tags of a picture, or what speaks for one."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -37,6 +38,9 @@ def plot_tag(image: NDArray[np.uint8], tag: Tag, *, overlap: float) -> Figure:
         draw_opinions(bars, {"whole image": tag.prob})
         bars.set_ylim(1, -1)
     else:
+        grid = math.isqrt(len(tag.weights))
+        if min(image.shape[:2]) < grid:  # then patches have parts of pixels
+            image = image.repeat(grid, axis=0).repeat(grid, axis=1)
         draw_shares(picture, image, tag.weights, overlap=overlap)
         draw_opinions(bars, dict(zip(OPINIONS, (tag.image_prob, tag.patch_prob, tag.prob), strict=True)))
     bars.set_xlabel(f"probability of “{tag.label}”, given above {tag.threshold:.2f}", parse_math=False)

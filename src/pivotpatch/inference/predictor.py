@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NamedTuple, overload
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 from pivotpatch.core.adaptive import check_effort
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.data.decoding import decode_image, decode_with_size
+from pivotpatch.data.picture_paths import locate_file
 from pivotpatch.inference.engine import Engine, TorchEngine
 from pivotpatch.inference.prediction import Prediction, fit
 from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
@@ -135,17 +134,12 @@ class Predictor:
         """One picture, which may turn out to be none; `where` is what messages call it if it has no name."""
         size = (self.engine.picture_size, self.engine.picture_size)
         if isinstance(picture, str | os.PathLike):
-            path = _find_file(picture)
+            path = Path(locate_file(picture) if isinstance(picture, str) else picture)
             pixels, own = decode_with_size(path, size=size)
-            found = _Read(str(path), path, own, pixels)
-        else:
-            whole, own = decode_with_size(_get_pixels(picture, where), name=where)
-            small = np.array(decode_image(whole, size=fit(own)))  # a copy: the caller may go on to draw on the picture
-            found = _Read(None, small, own, decode_image(whole, size=size))
-        if min(own) < self.engine.grid:
-            wrong = f"{own[0]} x {own[1]} pixels are too few for {self.engine.grid} patches a side"
-            raise InputError(found.name or where, wrong, "give a larger picture")
-        return found
+            return _Read(str(path), path, own, pixels)
+        whole, own = decode_with_size(_get_pixels(picture, where), name=where)
+        small = np.array(decode_image(whole, size=fit(own)))  # a copy: the caller may go on to draw on the picture
+        return _Read(None, small, own, decode_image(whole, size=size))
 
     def _predict(self, pictures: list[_Read]) -> list[Prediction]:
         pixels = np.stack([picture.pixels for picture in pictures])
@@ -218,17 +212,6 @@ def _find_checkpoint(path: Path) -> Path:
     if not (path / "best").is_dir():
         raise InputError(str(path), "the run has no best network yet", f"train on, or give {path / 'last'}")
     return path / "best"
-
-
-def _find_file(picture: str | os.PathLike[str]) -> Path:
-    """The file that a path or a `file://` URL names."""
-    text = os.fspath(picture)
-    if "://" not in text or not isinstance(picture, str):
-        return Path(text)
-    address = urlsplit(text)
-    if address.scheme != "file" or address.netloc not in ("", "localhost"):
-        raise InputError(text, "is not on this machine", "download it and give the file")
-    return Path(url2pathname(address.path))
 
 
 def _get_pixels(picture: object, where: str) -> bytes | Image.Image | NDArray[np.uint8]:

@@ -43,6 +43,7 @@ class ScoreContent:
         lam: a number or (L,).
         temperature: a number or (L,).
         overlap: of the patches.
+        data: address of the data set that was scored.
     """
 
     where: str
@@ -55,6 +56,7 @@ class ScoreContent:
     lam: float | Tensor = 1.0
     temperature: float | Tensor = 1.0
     overlap: float = 0.0
+    data: str | None = None
 
 
 class Truth(NamedTuple):
@@ -131,6 +133,7 @@ def complete(content: ScoreContent, truth: Truth | None, *, scale: Scale, tell: 
         temperature=arrange_labels(content.temperature),
         indices=None if truth is None else truth.indices,
         overlap=content.overlap,
+        data=content.data,
     )
     _check_values(held, where)
     return held

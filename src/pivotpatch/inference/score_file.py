@@ -79,7 +79,7 @@ def read_scores(
 
     An npz file has arrays `scores` (N,L), or logits `image`, `patch` and `tde`; `target` (N,L); names `labels` (L,)
     and `pictures` (N,), without which columns and rows are those of the data set, or numbered; `patch_logits` and
-    `weights` (N,P,L); `lam`, `temperature`, and the `overlap` of the patches.
+    `weights` (N,P,L); `lam`, `temperature`, and the `overlap` of the patches; `data`, the address of the data set.
 
     Args:
         path: the file.
@@ -137,13 +137,14 @@ def _write_npz(scores: Scores, path: Path) -> None:
             lam=_to_plain(scores.lam),
             temperature=_to_plain(scores.temperature),
             overlap=scores.overlap,
+            **({} if scores.data is None else {"data": np.array(scores.data, dtype=np.str_)}),
             **_to_arrays(scores),
         )
 
 
 def _read_npz(path: Path) -> ScoreContent:
     where = str(path)
-    known = ("labels", "pictures", "target", UNSTATED, *KINDS, "patch_logits", "weights", *_OPTIONS)
+    known = ("labels", "pictures", "data", "target", UNSTATED, *KINDS, "patch_logits", "weights", *_OPTIONS)
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -162,6 +163,7 @@ def _read_npz(path: Path) -> ScoreContent:
         wrong = f"there are no scores among its arrays ({', '.join(names) or 'none'})"
         raise InputError(where, wrong, f"name them {UNSTATED!r}, or {', '.join(KINDS)} where they are such logits")
     options: dict[str, Any] = {name: _read_number(held[name]) for name in _OPTIONS if name in held}
+    (data,) = _read_names(held.get("data")) or (None,)
     return ScoreContent(
         where,
         kinds,
@@ -170,6 +172,7 @@ def _read_npz(path: Path) -> ScoreContent:
         target=held.get("target"),
         patch_logits=held.get("patch_logits"),
         weights=held.get("weights"),
+        data=data,
         **options,
     )
 
@@ -183,7 +186,7 @@ def _read_array(file: Any, name: str, where: str) -> NDArray[Any]:
             raise
         todo = "write lists of text with np.array(list, dtype=str), and numbers as floats"
         raise InputError(where, f"{name!r} holds Python objects, which are never loaded", todo) from None
-    text = name in ("labels", "pictures")
+    text = name in ("labels", "pictures", "data")
     if array.dtype.kind not in ("USiu" if text else "fiub"):
         raise InputError(where, f"{name!r} holds {array.dtype}", f"give {'text' if text else 'numbers'}")
     return array
@@ -212,6 +215,7 @@ def _write_parquet(scores: Scores, path: Path) -> None:
         "lam": _to_plain(scores.lam),
         "temperature": _to_plain(scores.temperature),
         "overlap": scores.overlap,
+        "data": scores.data,
     }
     table = pa.table(columns).replace_schema_metadata({_NOTE: json.dumps(note)})
     width = max(column.type.list_size for name, column in columns.items() if name != "picture")
@@ -242,6 +246,7 @@ def _read_parquet(path: Path) -> ScoreContent:
         target=arrays.get("target"),
         patch_logits=arrays.get("patch_logits"),
         weights=arrays.get("weights"),
+        data=told.get("data"),
         **options,
     )
 

@@ -3,20 +3,23 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import Augmentation, Views, make_views
-from pivotpatch.data.loading import Loader
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+
+if TYPE_CHECKING:  # a picture alone needs none of them, and must not wait for their import
+    from accelerate import Accelerator
+
+    from pivotpatch.data.loading import Loader
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -98,9 +101,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def score_pictures(
     model: Classifier | PatchInference,
-    loader: Loader,
+    loader: "Loader",
     *,
-    accelerator: Accelerator,
+    accelerator: "Accelerator",
     dtype: torch.dtype = torch.float32,
     keep_patches: bool = False,
     progress: Progress | None = None,
@@ -141,7 +144,7 @@ def _pack(out: CounterfactualLogits | Tensor, *, keep_patches: bool) -> Tensor:
 
 
 def _gather(
-    held: list[_Part], model: nn.Module, loader: Loader, *, accelerator: Accelerator, keep_patches: bool
+    held: list[_Part], model: nn.Module, loader: "Loader", *, accelerator: "Accelerator", keep_patches: bool
 ) -> _Part:
     """Join the parts of all processes, in the order of the records, on the CPU."""
     device, labels = accelerator.device, len(loader.records.labels)
@@ -158,7 +161,7 @@ def _gather(
     return _Part(indices[order], target[order], rows[order])
 
 
-def _unpack(joined: _Part, model: nn.Module, loader: Loader) -> Scores:
+def _unpack(joined: _Part, model: nn.Module, loader: "Loader") -> Scores:
     records, rows = loader.records, joined.rows
     names = tuple(records.images.name(records.place(index)) for index in joined.indices.tolist())
     patches = rows[:, 3:].unflatten(1, (2, -1)) if rows.shape[1] > 3 else None
@@ -176,6 +179,7 @@ def _unpack(joined: _Part, model: nn.Module, loader: Loader) -> Scores:
         temperature=1.0 if mixed is None else _fetch(mixed.temperature),
         indices=joined.indices,
         overlap=0.0 if mixed is None else mixed.overlap,
+        data=records.name,
     )
 
 

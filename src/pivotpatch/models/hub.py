@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -106,6 +106,7 @@ def fetch_folder(
     with _explaining(where, "is no folder that is there, and "):
         if name.count("/") != 1:  # old names have no owner, but most words without are mistyped folders
             raise HFValidationError
+        told["local_files_only"] = not _reach_hub(name, needed)
         try:
             first = hf_hub_download(name, needed, revision=revision, **told)
         except LocalEntryNotFoundError:
@@ -114,6 +115,17 @@ def fetch_folder(
             raise InputError(where, f"holds no {needed}, so it is another kind of model", "check the name") from None
         # The commit of the first file, so that the others are of the same one whatever happens to the branch meanwhile.
         return Path(snapshot_download(name, revision=Path(first).parent.name, allow_patterns=list(also), **told))
+
+
+def _reach_hub(name: str, file: str) -> bool:
+    """Whether the hub answers, whatever it says; asked once, where its client would try again for half a minute."""
+    try:
+        get_hf_file_metadata(hf_hub_url(name, file), token=False)
+    except HfHubHTTPError:
+        return True
+    except _FAULTS:
+        return False
+    return True
 
 
 @contextmanager

@@ -18,10 +18,9 @@ from pivotpatch.audit.direct_effect import EffectTracking
 from pivotpatch.audit.pair_comparison import Curve, PairComparison
 from pivotpatch.audit.stepwise import ScaleStudy, StepwiseEvaluation
 from pivotpatch.core.errors import InputError
+from pivotpatch.inference.colours import BASELINE, KINDS, MODEL
 
-# Of the Okabe-Ito set: told apart by every kind of colour vision, and by their lightness in print.
-_BASELINE, _MODEL = "#E69F00", "#0072B2"
-_KINDS = {"image": ("#E69F00", "o"), "patch": ("#56B4E9", "^"), "tde": ("#0072B2", "s")}
+_MARKERS = {"image": "o", "patch": "^", "tde": "s"}
 _KIND_NAMES = {"image": "image logits", "patch": "patch logits", "tde": "TDE logits"}
 _BARS = {"edgecolor": "black", "linewidth": 0.6}
 _THIN = {"linestyle": "none", "markeredgewidth": 0.4}
@@ -48,9 +47,9 @@ def plot_pair_curves(comparison: PairComparison, *, names: tuple[str, str] = ("m
 
 def _draw_curve(axes: Axes, curve: Curve, rate: str, names: tuple[str, str], *, better: str) -> None:
     places = np.arange(1, len(curve.pairs) + 1)
-    model = {"color": _MODEL, "linewidth": 1.2, "marker": ".", "markersize": 3, "alpha": 0.85}
+    model = {"color": MODEL, "linewidth": 1.2, "marker": ".", "markersize": 3, "alpha": 0.85}
     axes.plot(places, curve.model.numpy(), label=names[0], rasterized=len(places) > 5000, **model)  # type: ignore[arg-type]
-    axes.plot(places, curve.baseline.numpy(), color=_BASELINE, linewidth=2.2, label=names[1])
+    axes.plot(places, curve.baseline.numpy(), color=BASELINE, linewidth=2.2, label=names[1])
     better_in, tied_in = (100 * count / max(len(places), 1) for count in (curve.improved, curve.tied))
     title = f"{names[0]} in {len(places):,} pairs: better in {better_in:.0f} %, tied in {tied_in:.0f} %"
     axes.set_title(title if len(places) else "no picture tells", fontsize=10, parse_math=False)
@@ -77,7 +76,7 @@ def plot_given_pairs(comparison: PairComparison, *, names: tuple[str, str] = ("m
     above, below = figure.subplots(2, 1, sharex=True)
     for axes, rate in ((above, "tpr"), (below, "fpr")):
         tops = torch.zeros(len(pairs), dtype=torch.float64)
-        for shift, rates, colour in ((-0.2, comparison.model, _MODEL), (0.2, comparison.baseline, _BASELINE)):
+        for shift, rates, colour in ((-0.2, comparison.model, MODEL), (0.2, comparison.baseline, BASELINE)):
             values, limits = getattr(rates, rate), getattr(rates, f"{rate}_interval")
             _draw_rates(axes, np.arange(len(pairs)) + shift, values, limits, colour=colour)
             tops = tops.maximum(limits.high.where(~values.isnan(), 0.0))
@@ -87,7 +86,7 @@ def plot_given_pairs(comparison: PairComparison, *, names: tuple[str, str] = ("m
     # Not the bars: a panel may have none.
     colours = [
         Patch(facecolor=colour, label=name, **_BARS)  # type: ignore[arg-type]
-        for colour, name in zip((_MODEL, _BASELINE), names, strict=True)
+        for colour, name in zip((MODEL, BASELINE), names, strict=True)
     ]
     _add_legend(above, handles=colours, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     shown = [_name_pair(*pair) for pair in pairs]
@@ -126,7 +125,7 @@ def plot_worst_pairs(ranked: PairRates, *, count: int = 15, baseline: PairRates 
     axes = figure.subplots()
     places, rates, limits = np.arange(len(shown)), shown.fpr.double().numpy(), shown.fpr_interval
     errors = [np.clip(rates - limits.low.numpy(), 0, None), np.clip(limits.high.numpy() - rates, 0, None)]
-    bars = axes.barh(places, rates, xerr=errors, color=_MODEL, error_kw=_ERRORS, **_BARS)  # type: ignore[arg-type]
+    bars = axes.barh(places, rates, xerr=errors, color=MODEL, error_kw=_ERRORS, **_BARS)  # type: ignore[arg-type]
     for bar, pictures in zip(bars, shown.fpr_counts.tolist(), strict=True):
         bar.set_alpha(0.4 if pictures < FEW else 1.0)
     marks = [_draw_marks(axes, places, shown.overall_fpr, "D", "white", "FPR of the label overall")]
@@ -134,7 +133,7 @@ def plot_worst_pairs(ranked: PairRates, *, count: int = 15, baseline: PairRates 
     if baseline is not None:
         theirs = dict(zip(baseline.names, baseline.fpr.tolist(), strict=True))
         values = [theirs.get(pair, float("nan")) for pair in shown.names]
-        marks.append(_draw_marks(axes, places, values, "o", _BASELINE, "conditional FPR of the baseline"))
+        marks.append(_draw_marks(axes, places, values, "o", BASELINE, "conditional FPR of the baseline"))
         ends = ends.fmax(torch.tensor(values))
     for place, end, pictures in zip(places, ends.tolist(), shown.fpr_counts.tolist(), strict=True):
         axes.annotate(f"n = {pictures:,}", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7)
@@ -164,14 +163,16 @@ def plot_steps(evaluation: StepwiseEvaluation) -> Figure:
     figure = Figure(figsize=(9.6, 5.6), dpi=_DPI, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.6, 1))
     means = evaluation.mean
-    for kind, (colour, marker) in _KINDS.items():
+    for kind, marker in _MARKERS.items():
         values = [100 * getattr(step, kind) for step in steps]
         name = f"{_KIND_NAMES[kind]}, mAP {100 * means[kind]:.1f}"
-        above.plot(places, values, marker, color=colour, markersize=4.5, markeredgecolor="black", label=name, **_THIN)
+        above.plot(
+            places, values, marker, color=KINDS[kind], markersize=4.5, markeredgecolor="black", label=name, **_THIN
+        )
     above.set(ylabel="average precision (%)")
     above.legend(fontsize=9, loc="lower left")
     gains = [100 * step.gain for step in steps]
-    colours = [_MODEL if gain > 0 else _BASELINE for gain in gains]
+    colours = [KINDS["tde"] if gain > 0 else KINDS["image"] for gain in gains]
     below.bar(places, gains, color=colours, edgecolor="black", linewidth=0.3)
     below.axhline(0, color="black", linewidth=0.8)
     below.set_title(f"above 0 in {100 * evaluation.share_gained:.0f} % of the labels", fontsize=10)
@@ -194,7 +195,7 @@ def plot_scales(studies: Mapping[str, ScaleStudy]) -> Figure:
     places = np.arange(len(studies))
     for shift, kind, name in ((-0.2, "patch", "patch logits, trained alone"), (0.2, "tde", "TDE logits")):
         values = [100 * getattr(study, kind) for study in studies.values()]
-        bars = axes.bar(places + shift, values, 0.4, color=_KINDS[kind][0], label=name, **_BARS)  # type: ignore[arg-type]
+        bars = axes.bar(places + shift, values, 0.4, color=KINDS[kind], label=name, **_BARS)  # type: ignore[arg-type]
         axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=2)
     axes.set_xticks(places, list(studies), parse_math=False)
     axes.set(ylabel="mAP (%)", ylim=(0, 1.18 * axes.dataLim.ymax), xlim=(-0.6, len(studies) - 0.4))
@@ -227,7 +228,7 @@ def _draw_effects(axes: Axes, rows: Sequence[EffectTracking]) -> None:
     labels = rows[0].labels
     places = np.arange(len(labels) + 1) + np.r_[np.zeros(len(labels)), 0.5]  # the mean stands apart
     for number, row in enumerate(rows):
-        colour, marker = _KINDS[row.kind]
+        colour, marker = KINDS[row.kind], _MARKERS[row.kind]
         shift = 0.2 * (number - (len(rows) - 1) / 2)
         bounds = [bound or Interval(*3 * [float("nan")]) for bound in (*row.per_label, row.mean)]
         values = np.array([bound.value for bound in bounds])

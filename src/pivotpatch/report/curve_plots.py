@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 from matplotlib.figure import Figure
 
+from pivotpatch.inference.colours import BASELINE, KINDS
 from pivotpatch.inference.thresholds import ThresholdCurve
 
-# Of the Okabe-Ito set, as in the plots of cases; line styles tell the same.
-COLOURS = {"image": "#E69F00", "patch": "#56B4E9", "tde": "#0072B2", "baseline": "#808080"}
+COLOURS = {**KINDS, "baseline": BASELINE}
 _STYLES = {"image": "-.", "patch": "--", "tde": "-", "baseline": ":"}
 _POINTS = 120  # of a curve, where recall rises, so that thousands of pictures do not make thousands of points
 

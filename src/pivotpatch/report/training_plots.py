@@ -6,11 +6,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pivotpatch.inference.colours import RUNS
+
 LogEntries = Sequence[Mapping[str, Any]]
 """The lines of a run's log.jsonl."""
 
-# Of the Okabe-Ito set; line styles tell the kinds of logits apart where colours already tell runs apart.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+# Line styles tell the kinds of logits apart where colours already tell runs apart.
 _STYLES = {"tde": "-", "patch": "--", "image": ":"}
 
 
@@ -18,12 +19,13 @@ def plot_curves(logs: Mapping[str, LogEntries]) -> Figure:
     """Draw the loss (left) and the validation mAP of each kind of logits (right).
 
     Args:
-        logs: the log of each run, by a name for the legend.
+        logs: the log of each run, by a name for the legend; the model first, then its baseline, so that both have the
+            colours of all figures.
     """
     figure = Figure(figsize=(9.0, 3.6), dpi=150, layout="constrained")
     losses, scores = figure.subplots(1, 2)
     for number, (name, log) in enumerate(logs.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = RUNS[number % len(RUNS)]
         _draw_losses(losses, log, name=name, colour=colour)
         _draw_scores(scores, log, name=name, colour=colour)
     losses.set(xlabel="epoch", ylabel="loss a picture")

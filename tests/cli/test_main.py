@@ -1,0 +1,40 @@
+"""How the command starts: what it does not wait for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pivotpatch.models.checkpoint import save_checkpoint
+from pivotpatch.models.patch_classifier import PatchClassifier
+
+HEAVY = ("numpy", "torch", "torchvision", "timm", "pyarrow", "rich", "pydantic", "PIL", "huggingface_hub")
+# Of verbs other than predict, and of libraries that would import them where they are installed.
+UNUSED = ("accelerate", "gradio", "matplotlib", "onnx", "onnxruntime", "pandas", "scipy", "sklearn", "tensorboard")
+
+
+def list_loaded(*words: str) -> set[str]:
+    """The modules that a command has imported when it is done, in a fresh process."""
+    tell = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"  # --help exits by itself
+    code = f"{tell}; from pivotpatch.cli.main import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    loaded = list_loaded("--help")
+    assert "pivotpatch.cli.predict" in loaded
+    assert loaded.isdisjoint((*HEAVY, *UNUSED))
+
+
+def test_one_picture_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        save_checkpoint(PatchClassifier("test_resnet", ("cat", "dog"), image_size=64), tmp_path / "model")
+    Image.fromarray(np.zeros((80, 60, 3), np.uint8)).save(tmp_path / "photo.png")
+    loaded = list_loaded("predict", str(tmp_path / "photo.png"), "--model", str(tmp_path / "model"))
+    assert loaded.issuperset(HEAVY)
+    assert loaded.isdisjoint((*UNUSED, "transformers", "pivotpatch.training.loop"))
