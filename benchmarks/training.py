@@ -19,7 +19,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -35,7 +35,6 @@ from pivotpatch import AsymmetricLoss, PatchClassifier
 from pivotpatch.core.counterfactual import combine_logits
 
 LABELS = 80
-VIEWS = 5
 
 
 class Speed(NamedTuple):
@@ -281,30 +280,58 @@ def profile(step: Callable[[], None], path: Path) -> None:
 
 
 def run_floor(backbone: str, _paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Speed:
-    """Forward and backward on views that are there already."""
-    model = make_network(backbone, args.size).to(device).to(memory_format=torch.channels_last).train()
+    """Forward and backward on views that are there already, with the settings of our own way."""
+    from pivotpatch.training.processes import own_settings
+
+    model = make_network(backbone, args.size).to(device)
+    with own_settings(device):
+        step = make_floor_step(model, batch=args.batch, compiler={} if device.type == "cuda" else None)
+        return Clock(device, steps=args.steps).run(itertools.repeat(None), step, batch=args.batch)
+
+
+def make_floor_step(
+    model: PatchClassifier,
+    *,
+    batch: int,
+    compiler: Mapping[str, Any] | None,
+    dtype: torch.dtype = torch.bfloat16,
+    channels_last: bool = True,
+) -> Callable[[None], Tensor]:
+    """A step forward and backward on random views that lie on the network's device; it gives the loss.
+
+    Args:
+        model: the network, which is put in training mode.
+        batch: samples a step.
+        compiler: arguments of `torch.compile`; None does not compile.
+        dtype: of autocast on a GPU; on a CPU there is none.
+        channels_last: memory order of weights and images.
+    """
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    model = model.to(memory_format=order).train()
+    device, size = next(model.parameters()).device, model.preprocessing.image_size
+    small = model.patch_size or size
     loss = AsymmetricLoss()
-    image = torch.randn(args.batch, 3, args.size, args.size, device=device)
-    patches = torch.randn(args.batch, VIEWS - 1, 3, args.size, args.size, device=device)
-    image = image.contiguous(memory_format=torch.channels_last)
-    target = (torch.rand(args.batch, LABELS, device=device) < 0.04).float()
+    image = torch.randn(batch, 3, size, size, device=device).contiguous(memory_format=order)
+    patches = torch.randn(batch, model.grid**2, 3, small, small, device=device)
+    target = (torch.rand(batch, len(model.labels), device=device) < 0.04).float()
 
     def compute(image: Tensor, patches: Tensor, target: Tensor) -> Tensor:
         out = model.forward_views(image, patches)
         cost: Tensor = loss(out.image_logits, target) + loss(out.pooled_logits, target)
         return cost
 
-    if device.type == "cuda":
-        compute = torch.compile(compute, dynamic=False)
+    if compiler is not None:
+        compute = torch.compile(compute, dynamic=False, **compiler)
 
-    def step(_nothing: None) -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+    def step(_nothing: None) -> Tensor:
+        with torch.autocast(device.type, dtype, enabled=device.type == "cuda"):
             cost = compute(image, patches, target)
         cost.backward()
         for weight in model.parameters():
             weight.grad = None
+        return cost.detach()
 
-    return Clock(device, steps=args.steps).run(itertools.repeat(None), step, batch=args.batch)
+    return step
 
 
 if __name__ == "__main__":
