@@ -1,6 +1,7 @@
 """Every Python block of the README and of the docs runs as pasted, one after the other; the example runs too."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PHOTOGRAPH = ROOT / "docs" / "images" / "coffee.jpg"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -21,6 +23,7 @@ DOCUMENTS = [
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_python_blocks_run_in_order(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    shutil.copy(PHOTOGRAPH, "photo.jpg")
     names: dict[str, object] = {}
     for block in BLOCK.findall(path.read_text("utf-8")):
         exec(compile(block, path.name, "exec"), names)
@@ -30,7 +33,9 @@ def test_the_documents_are_found() -> None:
     assert {"README.md", "training.md"} <= {path.name for path in DOCUMENTS}
 
 
-def test_the_first_example_runs_alone_and_is_short() -> None:
+def test_the_first_example_runs_alone_and_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(PHOTOGRAPH, "photo.jpg")
     first = BLOCK.findall((ROOT / "README.md").read_text("utf-8"))[0]
     lines = [line for line in first.splitlines() if line.strip()]
     assert len(lines) <= 12

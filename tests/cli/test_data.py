@@ -67,6 +67,17 @@ def test_check_tells_people_what_there_is(photos: str, capsys: pytest.CaptureFix
     assert "in more than one data set: 1" in out
 
 
+def test_a_table_or_a_folder_needs_no_scheme(photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = photos.removeprefix("table:")
+    told = []
+    for name in (table, photos):
+        assert main(["data", "check", name, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert told[0] == told[1]
+    assert main(["data", "split", table, "--out", str(tmp_path / "parts")]) == 0
+    assert "pictures" in capsys.readouterr().out
+
+
 def test_check_lists_labels_that_never_occur_and_unknown_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,7 @@ def fail(capsys: Errors, *words: str) -> str:
 def test_words_come_in_any_order(here: Path) -> None:
     words = ["coco-resnet101-pat", "coco:elsewhere@train2017", "train.epochs=3", "model.head=ml_decoder"]
     name, config = read_words(words)
-    expected = load_config(find_recipe(words[0]), ["data.train=coco:elsewhere@train2017", *words[2:]])
+    expected = load_config(find_recipe(words[0]), ["data.train=coco:elsewhere@train2017", "data.test=[]", *words[2:]])
     assert (name, config) == ("coco-resnet101-pat", expected)
     assert config.model.image_size == 448
     assert read_words(words[::-1]) == (name, config)
@@ -102,6 +102,15 @@ def test_a_folder_becomes_its_address_but_never_hides_a_recipe(here: Path) -> No
     (here / "coco-resnet101-pat").mkdir()
     assert read_words(["my photos"])[1].data.train == "folder:my photos"
     assert read_words(["coco-resnet101-pat"])[1].data.train == "coco:data/coco@train2014"
+
+
+def test_pictures_of_ones_own_take_the_place_of_all_that_a_recipe_names(here: Path) -> None:
+    recipe = "[data]\ntrain = 'theirs@train'\nval = 'theirs@val'\ntest = ['theirs@test']\n"
+    (here / "theirs.toml").write_text(recipe, "utf-8")
+    data = read_words(["theirs.toml", "photos.csv"])[1].data
+    assert (data.train, data.val, data.test) == ("table:photos.csv", None, ())
+    assert read_words(["theirs.toml", "photos.csv", "data.test=['other']"])[1].data.test == ("other",)
+    assert read_words(["theirs.toml", "data.train=mine"])[1].data.test == ("theirs@test",)
 
 
 def test_a_recipe_of_ones_own(here: Path) -> None:
@@ -288,7 +297,6 @@ def test_pat_starts_from_a_baseline_as_pat_i_of_it(here: Path) -> None:
             ["model.image_size=64"],
             "model.image_size: is 64, but baseline/best decides it; leave it out, or write model.im",
         ),
-        (["data.labels=['one', 'two']"], "baseline/best: it has 10 labels, other than the 2 of the pictures; give"),
         (["task.kind=independent"], "baseline/best: it is a MultiLabelClassifier, which the task 'independent' cannot"),
         (["task.source_size=16"], "PatchClassifier: source_size is 16; give a side of 32 pixels"),
     ],

@@ -7,13 +7,17 @@ import torch
 
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.errors import InputError
+from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import make_model
 from pivotpatch.training.config import load_config
+from pivotpatch.training.recipes import find_recipe
 
 LABELS = ("cat", "dog")
+NEW_LABELS = ("lamp", "dog", "sofa")
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,35 @@ def test_a_new_network_knows_whether_it_will_see_the_whole_image(task: str) -> N
     model = make_model(load_config(None, settings), LABELS)
     assert isinstance(model, PatchClassifier)
     assert model.patch_only == (task == "patch_only")
+
+
+@pytest.mark.parametrize("task", ["image", "patch"])
+def test_an_ordinary_network_may_go_on_with_other_labels(task: str, tmp_path: Path) -> None:
+    first = MultiLabelClassifier("test_vit", LABELS, image_size=32)
+    save_checkpoint(first, tmp_path / "first")
+    again = make_model(load_config(None, [f"model.start_from={tmp_path / 'first'}", f"task.kind={task}"]), NEW_LABELS)
+    assert isinstance(again, PatchClassifier if task == "patch" else MultiLabelClassifier)
+    assert again.labels == NEW_LABELS
+    shared = [model.state_dict()["head.project.weight"][model.labels.index("dog")] for model in (again, first)]
+    torch.testing.assert_close(*shared)
+    assert torch.equal(next(again.parameters()), next(first.parameters()))
+
+
+def test_a_network_a_label_cannot_go_on_with_other_labels(tmp_path: Path) -> None:
+    save_checkpoint(IndependentClassifier("test_vit", LABELS, image_size=32), tmp_path / "first")
+    config = load_config(None, [f"model.start_from={tmp_path / 'first'}", "task.kind=independent"])
+    with pytest.raises(InputError, match="first: it has a network for each of its 2 labels, and the pictures"):
+        make_model(config, NEW_LABELS)
+
+
+def test_the_tagger_goes_on_with_labels_of_your_own() -> None:
+    tagger = load_checkpoint(Path(str(find_bundled("tagger"))))
+    again = make_model(load_config(find_recipe("tagger")), ("my mug", "cup"))
+    assert isinstance(again, PatchClassifier)
+    assert isinstance(tagger, PatchClassifier)
+    assert (again.source_size, again.overlap) == (tagger.source_size, tagger.overlap) == (256, 0.25)
+    assert again.thresholds is None
+    for name in ("head.project.weight", "patch_projection.weight", "weight_projection.bias"):
+        shared = [model.state_dict()[name][model.labels.index("cup")] for model in (again, tagger)]
+        torch.testing.assert_close(*shared)
+    assert torch.equal(next(again.backbone.parameters()), next(tagger.backbone.parameters()))

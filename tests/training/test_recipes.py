@@ -17,10 +17,11 @@ from pivotpatch.training.config import RunConfig, load_config
 from pivotpatch.training.recipes import Recipe, find_recipe, list_recipes
 
 ROOT = Path(__file__).parents[2]
-RECIPES = list_recipes()
+EVERY_RECIPE = list_recipes()
+RECIPES = [recipe for recipe in EVERY_RECIPE if recipe.name != "tagger"]  # which brings no pictures
 NAME = re.compile(
     r"(?P<data>coco|voc2007|vg256)"
-    r"-(?P<backbone>resnet101|resnet101_224|tresnet_l|tresnet_l_21k|tresnet_l_oi|swin_l_21k)"
+    r"-(?P<backbone>resnet101|resnet101_224|tresnet_l|tresnet_l_21k|tresnet_l_oi|swin_l_21k|lite0)"
     r"(-(?P<head>q2l|mldec))?"
     r"-(?P<method>asl|bce|pat|patch_only|det|int)"
 )
@@ -31,6 +32,7 @@ BACKBONES = {
     "tresnet_l_21k": ("tresnet_v2_l.miil_in21k", 448),
     "tresnet_l_oi": ("tresnet_v2_l", 448),
     "swin_l_21k": ("swin_large_patch4_window12_384.ms_in22k", 384),
+    "lite0": ("tf_efficientnet_lite0.in1k", 224),
 }
 HEAD_NAMES = {None: "linear", "q2l": "query2label", "mldec": "ml_decoder"}
 TASKS = {
@@ -89,8 +91,10 @@ PAPER = {
         ("voc2007", "tresnet_l_21k", None, "pat"): 96.9,
     },
 }
-# Without a figure: the baseline beside a row of PAT-T, and the two of the first figure.
+# Without a figure: the baseline beside a row of PAT-T, the two of the first figure, and the small network of our own.
 UNPUBLISHED = {
+    ("coco", "lite0", None, "asl"),
+    ("coco", "lite0", None, "pat"),
     ("coco", "resnet101", None, "asl"),
     ("coco", "tresnet_l_oi", None, "asl"),
     ("coco", "resnet101", None, "det"),
@@ -216,18 +220,20 @@ def test_listing_does_not_wait_for_torch() -> None:
         "print(len([load_config(recipe.path) for recipe in list_recipes()]), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(len(RECIPES)), "False"]
+    assert done.stdout.split() == [str(len(EVERY_RECIPE)), "False"]
 
 
-def test_the_wheel_holds_every_recipe(tmp_path: Path) -> None:
+def test_the_wheel_holds_every_recipe_and_the_tagger(tmp_path: Path) -> None:
     wheel = pytest.importorskip("hatchling.builders.wheel", reason="builds a wheel, which needs hatchling")
     (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    held = {name for name in zipfile.ZipFile(built).namelist() if name.startswith("pivotpatch/recipes/")}
-    assert held == {f"pivotpatch/recipes/{recipe.name}.toml" for recipe in RECIPES}
+    names = zipfile.ZipFile(built).namelist()
+    held = {name for name in names if name.startswith("pivotpatch/recipes/")}
+    assert held == {f"pivotpatch/recipes/{recipe.name}.toml" for recipe in EVERY_RECIPE}
+    assert "pivotpatch/tagger/model.safetensors" in names
 
 
 def test_the_documentation_lists_every_recipe_with_its_figure() -> None:
     rows = re.findall(r"^\| `([a-z0-9_-]+)` \|.*\| ([\d.]+|-) \|", (ROOT / "docs" / "recipes.md").read_text(), re.M)
-    figures = {recipe.name: "-" if recipe.published is None else f"{recipe.published:.1f}" for recipe in RECIPES}
+    figures = {recipe.name: "-" if recipe.published is None else f"{recipe.published:.1f}" for recipe in EVERY_RECIPE}
     assert dict(rows) == figures
     assert len(rows) == len(figures)

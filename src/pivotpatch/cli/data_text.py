@@ -9,7 +9,7 @@ from rich.table import Table
 from pivotpatch.core.errors import shorten
 from pivotpatch.data.check import DataReport, DataSummary
 
-_WIDTH, _BAR = 80, 24
+_WIDTH, BAR = 80, 24
 _MOST_FREQUENT, _RAREST, _ALL = 15, 5, 24
 _LISTED = 5
 _COMPANY, _LEAST_EVIDENCE = 5, 10
@@ -69,15 +69,15 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def draw_bar(share: float) -> str:
-    """A bar of eighths of a block, as long as a share of 1 is wide; what is above 0 is seen.
+def draw_bar(share: float, *, width: int = BAR) -> str:
+    """A bar of eighths of a block, as long as a share of the width; what is above 0 is seen.
 
     >>> draw_bar(0.5)
     '████████████'
     >>> draw_bar(0.0001)
     '▏'
     """
-    eighths = max(round(share * _BAR * 8), int(share > 0))
+    eighths = max(round(share * width * 8), int(share > 0))
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 

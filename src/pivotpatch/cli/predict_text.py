@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import (
@@ -21,12 +22,13 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from pivotpatch.cli.data_text import Screen, draw_bar
+from pivotpatch.cli.data_text import BAR, Screen, draw_bar
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.inference.prediction import Prediction, Tag
 
 QUIET_SECONDS = 30  # between lines where stderr is no terminal
 _WIDTH = 80  # where stdout is no terminal
+_LABEL = 10  # cells of a label in that width, beside a bar in full
 _LEAST = 56  # below which a table has no place for labels
 Tell = Callable[[str, int, int | None], None]
 
@@ -42,8 +44,10 @@ def print_table(prediction: Prediction, tags: Sequence[Tag]) -> None:
         console.print(f"  {told}\n", soft_wrap=True)
         return
     patched, roomy = prediction.weights is not None, console.width >= _WIDTH  # else there is no place for bars
+    longest = max(cell_len(tag.label) for tag in tags)
+    bar = BAR - min(max(longest - _LABEL, 0), BAR // 2)  # labels are folded only when the bar has given half
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("tag", min_width=10, overflow="fold")  # the only one that may be folded: numbers stay whole
+    table.add_column("tag", min_width=_LABEL, overflow="fold")  # the only one that may be folded: numbers stay whole
     table.add_column("both (TDE)" if patched else "probability", justify="right", no_wrap=True)
     if roomy:
         table.add_column("", no_wrap=True)
@@ -52,7 +56,7 @@ def print_table(prediction: Prediction, tags: Sequence[Tag]) -> None:
     if patched:
         table.add_column("pivot patch", no_wrap=True)
     for tag in tags:
-        cells = [tag.label, f"{tag.prob:.2f}", *([draw_bar(tag.prob)] if roomy else [])]
+        cells = [tag.label, f"{tag.prob:.2f}", *([draw_bar(tag.prob, width=bar)] if roomy else [])]
         if tag.patch_prob is not None and tag.box is not None:
             cells += [f"{tag.image_prob:.2f}", f"{tag.patch_prob:.2f}", place_in_words(tag.box, prediction.size)]
         table.add_row(*cells, style="" if tag.prob > tag.threshold else "dim")

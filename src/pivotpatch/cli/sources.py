@@ -47,7 +47,7 @@ def open_source(what: str | Path, *, action: str) -> Source:
     """A run's best network, a checkpoint, or a file of scores, which is not read yet.
 
     Args:
-        what: its path.
+        what: its path, or the name of a bundled network.
         action: what the verb does with a network, for the message about a run that has none yet.
     """
     from pivotpatch.inference.score_file import SUFFIXES
@@ -55,10 +55,12 @@ def open_source(what: str | Path, *, action: str) -> Source:
     path = Path(what)
     if path.suffix.lower() in SUFFIXES and not path.is_dir():
         return Source(path)
+    from pivotpatch.models.bundled import find_bundled
     from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
     from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import CONFIG
 
+    path = find_bundled(str(what)) or path
     best, configured = path / "best", (path / CONFIG).is_file()
     if (path / DESCRIPTION).is_file():
         return Source(path, load_checkpoint(path), checkpoint=path)

@@ -96,7 +96,10 @@ def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
         raise InputError(
             f"{addresses[1]!r}", "a second set of pictures", "give one, and others by data.val= or data.test="
         )
-    config = load_config(recipe, [*(f"data.train={json.dumps(address)}" for address in addresses), *changes])
+    given = [f"data.train={json.dumps(address)}" for address in addresses]
+    if given:
+        given += ["data.val=", "data.test=[]"]  # a recipe's belong to its own training pictures
+    config = load_config(recipe, [*given, *changes])
     name = recipe.stem if recipe else f"{config.task.kind}-{config.model.backbone}"
     return name, config
 

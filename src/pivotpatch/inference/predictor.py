@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -18,11 +17,10 @@ from pivotpatch.data.decoding import decode_image, decode_with_size
 from pivotpatch.data.picture_paths import locate_file
 from pivotpatch.inference.engine import Engine, TorchEngine
 from pivotpatch.inference.prediction import Prediction, fit
+from pivotpatch.models.bundled import BUNDLED, find_bundled
 from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
 from pivotpatch.models.classifier import Classifier
 
-BUNDLED = ("tagger",)
-"""Models that come with the package."""
 EXPORTED = (".onnx", ".pt2")
 """How the names of exported networks end."""
 SCHEMES = ("hub", "timm", "transformers")
@@ -99,14 +97,8 @@ class Predictor:
                 wrong = f"exported networks look at the patches of every picture, effort is {effort:g}"
                 raise InputError(str(path), wrong, "leave effort out, or give the run or checkpoint")
             return cls(open_exported(path))
-        if name_or_folder in BUNDLED:
-            folder = files("pivotpatch").joinpath(str(name_or_folder))
-            if not folder.joinpath(DESCRIPTION).is_file():
-                wrong = f"this installation has no bundled {name_or_folder}"
-                raise InputError("Predictor", wrong, "install pivotpatch again, or give a run, checkpoint or export")
-            with as_file(folder) as place:
-                return cls(_ask(load_checkpoint(place), device=chosen, effort=effort))
-        return cls(_ask(load_checkpoint(_find_checkpoint(path)), device=chosen, effort=effort))
+        folder = find_bundled(os.fspath(name_or_folder)) or _find_checkpoint(path)
+        return cls(_ask(load_checkpoint(folder), device=chosen, effort=effort))
 
     @property
     def labels(self) -> tuple[str, ...]:

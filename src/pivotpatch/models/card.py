@@ -45,7 +45,7 @@ def write_card(model: Classifier, card: Card, *, title: str, address: str) -> st
     parts = [
         f"---\n{header.to_yaml()}\n---",
         f"# {_one_line(title)}",
-        f"A network of [pivotpatch](https://pypi.org/project/pivotpatch/) {__version__} that says which of "
+        f"A network of pivotpatch {__version__} that says which of "
         f"{len(model.labels)} labels a picture has; any number of them may hold.",
         card.text.strip(),
         "\n".join(("```python", *use, 'print(predictor("photo.jpg").tags)', "```")),

@@ -17,9 +17,11 @@ from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.loading import Loader, hold_pictures, make_loader
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.split import split_records
+from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.relabel import load_relabelled
 from pivotpatch.training.config import ModelSection, RunConfig, TaskSection
 from pivotpatch.training.optimiser import WeightAverage, make_average, make_optimiser
 from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageTask, make_loss
@@ -205,13 +207,13 @@ def make_model(config: RunConfig, labels: tuple[str, ...]) -> Classifier:
 
 def _say_patching(task: TaskSection) -> dict[str, Any]:
     """What a task says of patches, as `PatchClassifier` takes it."""
-    return {**task.model_dump(exclude={"kind"}), "patch_only": task.kind == "patch_only"}
+    return {**task.model_dump(exclude={"kind", "distill"}), "patch_only": task.kind == "patch_only"}
 
 
 def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...]) -> Classifier:
-    """Train a checkpoint's network further; PAT-T may start from an ordinary one."""
+    """Train a checkpoint's network further, for other labels too; PAT-T may start from an ordinary one."""
     assert section.start_from is not None
-    model = load_checkpoint(section.start_from)
+    model = load_checkpoint(find_bundled(section.start_from) or section.start_from)
     model.thresholds = model.calibration = model.adaptive = None  # they belong to the weights that they were fitted to
     said = section.model_dump(exclude={"start_from", "pretrained"}, exclude_defaults=True)
     for name, value in said.items():
@@ -220,22 +222,31 @@ def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...])
             raise InputError(
                 f"model.{name}", wrong, f"leave it out, or write model.{name}= after a recipe that says it"
             )
-    if model.labels != labels:
-        wrong = f"it has {len(model.labels)} labels, other than the {len(labels)} of the pictures"
+    if model.labels != labels and isinstance(model, IndependentClassifier):
+        wrong = f"it has a network for each of its {len(model.labels)} labels, and the pictures have others"
         raise InputError(section.start_from, wrong, "give pictures with the same labels in the same order")
     if task.kind in ("patch", "patch_only"):
         patching = _say_patching(task)
         if isinstance(model, MultiLabelClassifier):
-            return PatchClassifier.from_classifier(model, **patching)
+            return PatchClassifier.from_classifier(_relabel(model, labels), **patching)
         if isinstance(model, PatchClassifier):
             again = PatchClassifier(model.architecture, labels, **patching)
             again.preprocessing = model.preprocessing
-            again.load_state_dict(model.state_dict())
+            load_relabelled(again, model)
             return again
-    elif type(model) is (IndependentClassifier if task.kind == "independent" else MultiLabelClassifier):
+    elif task.kind == "independent" and isinstance(model, IndependentClassifier):
         return model
+    elif task.kind == "image" and isinstance(model, MultiLabelClassifier):
+        return _relabel(model, labels)
     wrong = f"it is a {type(model).__name__}, which the task {task.kind!r} cannot train"
     raise InputError(section.start_from, wrong, "choose another checkpoint or task")
+
+
+def _relabel(model: MultiLabelClassifier, labels: tuple[str, ...]) -> MultiLabelClassifier:
+    again = MultiLabelClassifier(model.architecture, labels)
+    again.preprocessing = model.preprocessing
+    load_relabelled(again, model)
+    return again
 
 
 def make_task(model: Classifier, config: RunConfig) -> Task:
@@ -243,7 +254,9 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
     loss = make_loss(config.loss)
     if not isinstance(model, PatchClassifier):
         return WholeImageTask(model, loss)
-    return PatchTask(model, loss) if config.task.kind == "patch" else PatchOnlyTask(model, loss)
+    if config.task.kind == "patch_only":
+        return PatchOnlyTask(model, loss)
+    return PatchTask(model, loss, distill=config.task.distill)
 
 
 def choose_dtype(config: RunConfig, device: torch.device) -> torch.dtype:

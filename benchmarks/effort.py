@@ -1,0 +1,44 @@
+"""What effort keeps and costs on pictures that it was not fitted to: no network runs, scores are enough.
+
+pivotpatch evaluate tagger table:coco256@test --save test.parquet
+python benchmarks/effort.py tagger test.parquet --plain 64.14
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from pivotpatch import PatchClassifier, load_checkpoint
+from pivotpatch.core.metrics import average_precision
+from pivotpatch.inference.score_file import read_scores
+from pivotpatch.models.bundled import find_bundled
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a tuned checkpoint, or tagger")
+    parser.add_argument("scores", type=Path, help="of test pictures, with image and TDE logits")
+    parser.add_argument("--plain", type=float, help="mAP in per cent of the same network trained without patches")
+    parser.add_argument("--efforts", type=float, nargs="+", default=[step / 10 for step in range(11)])
+    args = parser.parse_args()
+    model, scores = load_checkpoint(find_bundled(args.model) or args.model), read_scores(args.scores)
+    if not isinstance(model, PatchClassifier) or model.adaptive is None or model.calibration is None:
+        raise SystemExit(f"{args.model}: nobody has fitted an effort; run pivotpatch tune")
+    alone = model.adaptive.calibration.apply(scores.get("image"))
+    both = model.calibration.apply(scores.scaled("tde"))
+    bottom, top = (100 * average_precision(probs, scores.target).mean for probs in (alone, both))
+    print(
+        "effort  pictures  passes    mAP  of what patches add" + "  of the gain over plain" * (args.plain is not None)
+    )
+    for effort in args.efforts:
+        looked = torch.full((len(scores),), effort == 1) if effort in (0, 1) else model.adaptive.choose(alone, effort)
+        mean = 100 * average_precision(torch.where(looked[:, None], both, alone), scores.target).mean
+        share = looked.double().mean().item()
+        line = f"{effort:6.3g}  {share:8.1%}  {1 + share * model.patch_cost:6.2f}  {mean:5.2f}"
+        line += f"  {(mean - bottom) / (top - bottom):19.0%}"
+        print(line if args.plain is None else f"{line}  {(mean - args.plain) / (top - args.plain):22.0%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The bundled tagger: what lies in the package, and what it says of photographs."""
+
+import json
+import socket
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import skimage.data
+
+from pivotpatch import Predictor
+from pivotpatch.inference.prediction import Prediction
+
+FOLDER = Path(str(files("pivotpatch"))) / "tagger"
+PHOTOGRAPHS = Path(str(files(skimage.data)))
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return Predictor.load()
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the bundled tagger asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def name_tags(prediction: Prediction) -> list[str]:
+    return [tag.label for tag in prediction.tags]
+
+
+def test_the_package_stays_small() -> None:
+    assert sorted(path.name for path in FOLDER.iterdir()) == ["README.md", "model.json", "model.safetensors"]
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 10e6
+
+
+def test_all_is_fitted() -> None:
+    content = json.loads((FOLDER / "model.json").read_text("utf-8"))
+    assert len(content["labels"]) == len(content["thresholds"]) == 80
+    assert content["calibration"]["kind"] == "tde"
+    assert content["adaptive"] is not None
+
+
+@pytest.mark.parametrize(
+    ("photograph", "label"),
+    [("chelsea", "cat"), ("coffee", "cup"), ("astronaut", "person"), ("motorcycle_left", "motorcycle")],
+)
+@pytest.mark.parametrize("effort", [0, 0.5, 1])
+def test_photographs_are_tagged_right(photograph: str, label: str, effort: float) -> None:
+    tags = name_tags(Predictor.load(effort=effort)(PHOTOGRAPHS / f"{photograph}.png"))
+    assert tags[0] == label
+    assert len(tags) <= 6
+
+
+def test_a_motorcycle_alone_brings_no_rider(predictor: Predictor) -> None:
+    """The whole image says so, from company; the patches do not."""
+    (person,) = (tag for tag in predictor(PHOTOGRAPHS / "motorcycle_left.png").top(5) if tag.label == "person")
+    assert person.image_prob > person.threshold > person.prob
+
+
+def test_the_spoon_beside_the_cup_is_seen(predictor: Predictor) -> None:
+    assert "spoon" in name_tags(predictor(PHOTOGRAPHS / "coffee.png"))
+
+
+def test_the_patch_of_the_cat_holds_the_cat(predictor: Predictor) -> None:
+    """Its face fills the picture from the top; the strongest patch must be a part of it that is no background."""
+    (cat,) = (tag for tag in predictor(PHOTOGRAPHS / "chelsea.png").tags if tag.label == "cat")
+    assert cat.box is not None
+    assert cat.patch_prob is not None
+    assert cat.patch_prob > 0.9
+
+
+def test_grey_is_given_no_tag(predictor: Predictor) -> None:
+    assert name_tags(predictor(np.full((300, 400, 3), 128, np.uint8))) == []
