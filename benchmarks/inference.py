@@ -4,7 +4,7 @@
 
 Pictures lie decoded on the device, as bytes. Ways, each with the network in evaluation mode:
 
-- plain: the whole image alone; compiled, bfloat16 on a GPU, channels last;
+- plain: the whole image alone; compiled, bfloat16 on a GPU, channels last, cuDNN chooses its kernels by trial;
 - published: five views, resized one after the other from the resized image, NCHW, fp16 autocast on a GPU, not compiled;
 - ours: the five views made in one batch on the device, one compiled pass, pooled;
 - native: the same with patches cut from a source of twice the side;
@@ -16,6 +16,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from torch import Tensor
 from pivotpatch import PatchClassifier
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.patches import patch_boxes, resize_images
-from pivotpatch.data.augment import make_views
 from pivotpatch.inference.scoring import make_network_views
+from pivotpatch.training.processes import own_settings
 
 LABELS = 80
 WAYS = ("plain", "published", "ours", "native", "small")
@@ -75,10 +76,11 @@ def measure(way: str, backbone: str, args: argparse.Namespace, *, device: torch.
     )
     model = model.to(device).eval()
     side = model.picture_size
-    pictures = torch.randint(256, (args.batch, 3, side, side), dtype=torch.uint8, device=device)
+    pictures = torch.randint(256, (args.batch, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
     run = make_published(model) if way == "published" else make_ours(model, whole_image=way == "plain")
     half = torch.float16 if way == "published" else torch.bfloat16
-    with torch.autocast(device.type, half, enabled=device.type == "cuda"):
+    settings = nullcontext() if way == "published" else own_settings(device)
+    with settings, torch.autocast(device.type, half, enabled=device.type == "cuda"):
         for _ in range(3):
             run(pictures)
         began = _now(device)
@@ -94,23 +96,20 @@ def _now(device: torch.device) -> float:
 
 
 def make_ours(model: PatchClassifier, *, whole_image: bool) -> Callable[[Tensor], Tensor]:
-    model, prepare = model.to(memory_format=torch.channels_last), model.preprocessing
-    size = (prepare.image_size, prepare.image_size)
+    model = model.to(memory_format=torch.channels_last)
 
     def look(image: Tensor, patches: Tensor) -> Tensor:
         if whole_image:
             return torch.sigmoid(model.head(model.backbone(image)))
         return model.forward_views(image, patches).probs
 
-    if next(model.parameters()).is_cuda:
+    compiled = next(model.parameters()).is_cuda
+    if compiled:
         look = torch.compile(look, dynamic=False)
 
     def run(pictures: Tensor) -> Tensor:
-        if whole_image:
-            views = make_views(pictures, size=size, mean=prepare.mean, std=prepare.std, grid=0)
-        else:
-            views = make_network_views(model, pictures)
-        return look(views.image.contiguous(memory_format=torch.channels_last), views.patches)
+        views = make_network_views(model, pictures, patches=not whole_image, compiled=compiled)
+        return look(views.image, views.patches)
 
     return run
 

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,9 @@ from pivotpatch import AsymmetricLoss, PatchClassifier
 from pivotpatch.core.counterfactual import combine_logits
 
 LABELS = 80
+WARM = 8  # steps before the clock starts
+PROFILED = 3  # steps in a profile
+LOOKED_AT = 8  # steps whose sections are timed, after the others
 
 
 class Speed(NamedTuple):
@@ -44,11 +48,13 @@ class Speed(NamedTuple):
         samples_per_second: pictures a second, five views each.
         memory: most bytes that tensors held at once on the device.
         waiting: share of the time in which the loop waited for its next batch.
+        sections: milliseconds of each section of a step, where they were asked for.
     """
 
     samples_per_second: float
     memory: int
     waiting: float
+    sections: dict[str, float] | None = None
 
 
 def main() -> None:
@@ -57,10 +63,11 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=["published", "ours", "floor"])
     parser.add_argument("--size", type=int, default=448, help="pixels a side (448)")
     parser.add_argument("--batch", type=int, default=64, help="samples a step")
-    parser.add_argument("--pictures", type=int, default=768, help="JPEG files to draw")
+    parser.add_argument("--pictures", type=int, help="JPEG files to draw; so many that no epoch ends by default")
     parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=20, help="steps that are timed, after 8 that are not")
+    parser.add_argument("--steps", type=int, default=20, help=f"steps that are timed, after {WARM} that are not")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of our configuration")
+    parser.add_argument("--sections", action="store_true", help="tell the time of each section of our step, too")
     parser.add_argument("--profile", type=Path, help="write a table of our step's kernels here")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
@@ -73,7 +80,8 @@ def main() -> None:
         "backbones": {},
     }
     with tempfile.TemporaryDirectory() as name:
-        paths = write_photographs(Path(name), args.pictures)
+        steps = WARM + args.steps + (LOOKED_AT if args.sections else 0) + (PROFILED if args.profile else 0)
+        paths = write_photographs(Path(name), args.pictures or steps * args.batch)
         for backbone in args.backbones:
             found = results["backbones"][backbone] = {}
             for way in args.ways:
@@ -85,6 +93,8 @@ def main() -> None:
                     f"{speed.memory / 1e9:6.1f} GB  {speed.waiting:6.1%} waiting",
                     flush=True,
                 )
+                for section, milliseconds in (speed.sections or {}).items():
+                    print(f"{'':12s} {section:10s} {milliseconds:8.2f} ms", flush=True)
             print(tell_ratios(found), flush=True)
             if args.out is not None:
                 args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
@@ -127,7 +137,7 @@ def write_photographs(folder: Path, count: int) -> list[Path]:
 class Clock:
     """Times steps after some that warm up, and how much of that was waiting for data."""
 
-    def __init__(self, device: torch.device, *, steps: int, warm: int = 8) -> None:
+    def __init__(self, device: torch.device, *, steps: int, warm: int = WARM) -> None:
         self.device, self.steps, self.warm = device, steps, warm
         self.began = self.waited = 0.0
 
@@ -148,6 +158,38 @@ class Clock:
         seconds = self._now() - self.began
         memory = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
         return Speed(self.steps * batch / seconds, memory, self.waited / seconds)
+
+
+class SectionClock:
+    """Times sections by name: on a GPU what the device does in them, for the host is far ahead of it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.marks: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time what happens within."""
+        began = self._mark()
+        yield
+        self.marks.append((name, began, self._mark()))
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def read(self, *, steps: int) -> dict[str, float]:
+        """Milliseconds a step of each section."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        total: dict[str, float] = {}
+        for name, began, ended in self.marks:
+            spent = began.elapsed_time(ended) if self.device.type == "cuda" else 1e3 * (ended - began)
+            total[name] = total.get(name, 0.0) + spent / steps
+        return total
 
 
 class _PublishedSet(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -218,7 +260,7 @@ def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, devi
     from pivotpatch.training.build import build_run
     from pivotpatch.training.config import load_config
     from pivotpatch.training.processes import make_accelerator, own_settings
-    from pivotpatch.training.step import take_step
+    from pivotpatch.training.step import Watch, take_step
 
     table = paths[0].parent / "pictures.csv"
     rows = [f"{path.name},label {index % LABELS}" for index, path in enumerate(paths)]
@@ -253,25 +295,30 @@ def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, devi
                         yield batch
                 epoch += 1
 
-        def step(batch: Any) -> None:
+        def step(batch: Any, *, watch: Watch = torch.profiler.record_function) -> None:
             nonlocal count
-            take_step(run, batch, step=count, rows=np.arange(args.batch))
+            take_step(run, batch, step=count, rows=np.arange(args.batch), watch=watch)
             count += 1
 
         supply = batches()
         speed = Clock(device, steps=args.steps).run(supply, step, batch=args.batch)
+        if args.sections:
+            clock = SectionClock(device)
+            for _ in range(LOOKED_AT):
+                step(next(supply), watch=clock)
+            speed = speed._replace(sections=clock.read(steps=LOOKED_AT))
         if args.profile is not None:
             profile(lambda: step(next(supply)), args.profile.with_stem(f"{args.profile.stem}-{backbone}"))
     return speed
 
 
 def profile(step: Callable[[], None], path: Path) -> None:
-    """Write where the time of three steps goes."""
+    """Write where the time of a few steps goes."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as seen:
-        for _ in range(3):
+        for _ in range(PROFILED):
             step()
         if torch.cuda.is_available():
             torch.cuda.synchronize()

@@ -1,5 +1,8 @@
 """Drawing and applying augmentation, and the views that come of it."""
 
+from functools import cache, partial
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ from torch import Tensor
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import cut_patches, resize_images
+from pivotpatch.data import augment
 from pivotpatch.data.augment import Augmentation, AugmentPolicy, apply_augmentation, draw_augmentation, make_views
 from pivotpatch.data.augment_ops import OPERATIONS
 
@@ -225,6 +229,27 @@ def test_memory_layout_changes_nothing() -> None:
     assert torch.equal(views.patches, expected.patches)
 
 
+def test_bytes_move_alone_as_they_do_eight_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    views, drawn = photographs(60), draw(60)
+    words = apply_augmentation(views, drawn)
+    monkeypatch.setattr(augment, "_as_words", lambda views: views)  # as it is where the width is no multiple of eight
+    assert torch.equal(apply_augmentation(views, drawn), words)
+    assert apply_augmentation(photographs(60, (32, 41)), drawn).shape == (60, 3, 32, 41)
+
+
+def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced whole, but run without the code generator, which takes a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    monkeypatch.setattr(augment, "_compile", cache(augment._compile.__wrapped__))
+    for count in (12, 7):
+        images, drawn = photographs(count, (48, 64)), draw(5 * count)
+        patchings: list[dict[str, Any]] = [{}, {"native": True, "patch_size": (16, 16)}]
+        for patching in patchings:
+            make = partial(make_views, images, size=SIZE, mean=MEAN, std=STD, augmentation=drawn, **patching)
+            for plain, compiled in zip(make(), make(compiled=True), strict=True):
+                assert torch.equal(plain, compiled)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_gpu_makes_the_same_views() -> None:
@@ -233,15 +258,18 @@ def test_a_gpu_makes_the_same_views() -> None:
     expected = make_views(images, size=SIZE, mean=MEAN, std=STD, grid=1, augmentation=drawn)
     mean, std = torch.tensor(MEAN, device="cuda"), torch.tensor(STD, device="cuda")
     sent = images.cuda()
+    make = partial(make_views, sent, size=SIZE, mean=mean, std=std, grid=1, augmentation=drawn)
+    make(compiled=True)
     torch.cuda.set_sync_debug_mode("error")  # nothing may wait for the device
     try:
-        views = make_views(sent, size=SIZE, mean=mean, std=std, grid=1, augmentation=drawn)
+        views, compiled = make(), make(compiled=True)
         plain = make_views(sent, size=SIZE, mean=mean, std=std)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for here, there in zip(expected, views, strict=True):
-        close = (here - there.cpu()).abs() < 2.01 / 255 / min(STD)
-        assert close.float().mean() > 0.995
+    for found in (views, compiled):
+        for here, there in zip(expected, found, strict=True):
+            close = (here - there.cpu()).abs() < 2.01 / 255 / min(STD)
+            assert close.float().mean() > 0.995
     cut = make_views(images, size=SIZE, mean=MEAN, std=STD).patches
     assert (cut - plain.patches.cpu()).abs().max() < 1.01 / 255 / min(STD)
 

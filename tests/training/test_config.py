@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import AugmentPolicy
-from pivotpatch.training.config import RunConfig, dump_config, load_config
+from pivotpatch.training.config import RunConfig, TaskSection, dump_config, load_config
 
 SECTIONS: dict[str, type[BaseModel]] = {
     name: field.annotation
@@ -117,6 +117,8 @@ def test_an_override_of_nothing_takes_an_optional_value_back(tmp_path: Path) -> 
         ("train.epochs=many", "train.epochs is 'many'; input should be a valid integer"),
         ("optimiser.lr=nan", "optimiser.lr is nan; input should be a finite number"),
         ("ema.decay=1", "ema.decay is 1; input should be less than 1"),
+        ("task.distill=-1", "task.distill is -1; input should be greater than or equal to 0"),
+        ("task.distill=inf", "task.distill is inf; input should be a finite number"),
         ("data.train=5", "data.train is 5; input should be a valid string"),
         ("model.backbone_options={a = [1]}", "model.backbone_options.a"),
     ],
@@ -126,6 +128,30 @@ def test_a_wrong_override_is_named_with_what_to_do(override: str, message: str, 
     with pytest.raises(InputError) as caught:
         load_config(recipe, ["train.seed=2", override, "train.seed=3"])
     assert str(caught.value).startswith(f"{override}: {message}")
+
+
+@pytest.mark.parametrize("kind", ["image", "patch_only", "independent"])
+def test_only_pat_distills(kind: str, tmp_path: Path) -> None:
+    other, message = f"task.kind={kind}", f"task.kind is '{kind}', leave it out or train task.kind=patch"
+    for overrides in (["task.distill=0.5", other], [other, "task.distill=0.5"]):
+        with pytest.raises(InputError) as caught:
+            load_config(None, overrides)
+        assert str(caught.value) == f"config: task.distill is 0.5; {message}"
+    recipe = write_recipe(tmp_path, f'[task]\nkind = "{kind}"\ndistill = 2\n')
+    with pytest.raises(InputError) as caught:
+        load_config(recipe)
+    assert str(caught.value) == f"{recipe}: task.distill is 2; {message}"
+    with pytest.raises(ValidationError, match="leave it out or train"):
+        TaskSection.model_validate({"kind": kind, "distill": 1})
+    written = dump_config(load_config(None, [other]))
+    assert "distill = 0.0" in written
+    assert load_config(write_recipe(tmp_path, written)).task.kind == kind
+
+
+def test_changes_that_fit_together_come_in_any_order(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, '[task]\nkind = "image"\n')
+    for overrides in (["task.distill=1", "task.kind=patch"], ["task.kind=patch", "task.distill=1"]):
+        assert load_config(recipe, overrides).task == TaskSection(kind="patch", distill=1)
 
 
 @pytest.mark.parametrize("override", ["epochs=3", "train.epochs", "train", ""])

@@ -97,7 +97,7 @@ def test_two_processes_give_the_gradients_of_one(kind: str, reduction: str, pict
     compare_gradients(config)
 
 
-@pytest.mark.parametrize("change", ["train.accumulate=2", "train.batch_size=1"])
+@pytest.mark.parametrize("change", ["train.accumulate=2", "train.batch_size=1", "task.distill=2"])
 def test_two_processes_give_the_gradients_of_one_in_any_parts(change: str, pictures: str) -> None:
     """In batches of one, a process is always empty, and both are where the picture cannot be read."""
     compare_gradients(make_config(pictures, "loss.reduction=mean", change))
@@ -163,6 +163,16 @@ def test_accumulation_gives_the_gradient_of_one_pass(kind: str, reduction: str, 
     changes = (f"task.kind={kind}", f"loss.reduction={reduction}")
     whole, parts = make_run(pictures, *changes), make_run(pictures, *changes, "train.accumulate=3")
     assert_same(find_gradient(parts, take_first(parts)), find_gradient(whole, take_first(whole)))
+
+
+@REDUCTIONS
+def test_accumulation_distills_as_one_pass_does(reduction: str, pictures: str) -> None:
+    changes = ("task.distill=5", f"loss.reduction={reduction}")
+    whole, parts = make_run(pictures, *changes), make_run(pictures, *changes, "train.accumulate=3")
+    expected = find_gradient(whole, take_first(whole))
+    assert_same(find_gradient(parts, take_first(parts)), expected)
+    without = make_run(pictures, *changes, "task.distill=0")
+    assert_different(find_gradient(without, take_first(without)), expected)
 
 
 def test_a_mean_is_over_the_labels_that_are_known(pictures: str) -> None:
@@ -276,11 +286,13 @@ def test_a_picture_too_small_to_be_normed_alone_is_told(pictures: str) -> None:
         find_gradient(run, take_first(run, 1))
 
 
-def test_a_compiled_network_is_the_same(pictures: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("distill", [0, 2])
+def test_a_compiled_network_is_the_same(distill: float, pictures: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced whole, but run without the code generator, which takes a minute."""
     compile_eagerly = partialmethod(nn.Module.compile, backend="eager", fullgraph=True)
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
-    plain, compiled = make_run(pictures), make_run(pictures, "precision.compile=true")
+    change = f"task.distill={distill}"
+    plain, compiled = make_run(pictures, change), make_run(pictures, change, "precision.compile=true")
     assert compiled.task.state_dict().keys() == plain.task.state_dict().keys()
     for count in (4, 3):
         batch = take_first(plain, count)

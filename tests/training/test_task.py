@@ -1,10 +1,12 @@
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from reference import losses, pat
 from torch import Tensor, nn
+from torch.distributions import Bernoulli, kl_divergence
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import Views
@@ -113,6 +115,27 @@ def test_pat_is_equation_5(section: LossSection) -> None:
     check_gradient(model, lambda: sum(patch_costs(model, views, section)))
 
 
+def test_distillation_is_a_third_part_with_its_weight() -> None:
+    """It pulls at what the image logits are made of, and at no projection of the patches."""
+    views, loss = make_views(), make_loss(ASYMMETRIC)
+    model = make_patch_model()
+    task, plain = PatchTask(model, loss, distill=0.5), PatchTask(model, loss)
+    assert (task.parts, plain.parts) == (("image", "patch", "distill"), ("image", "patch"))
+    result, expected = task(views, TARGET), plain(views, TARGET)
+    with torch.no_grad():
+        out = model.forward_views(views.image, views.patches)
+        teacher, student = Bernoulli(logits=out.tde_logits / 1.7), Bernoulli(logits=out.image_logits)
+        divergence = kl_divergence(teacher, student)[~torch.isnan(TARGET)].sum().item()
+    assert divergence > 0
+    assert result.parts.tolist() == pytest.approx([*expected.parts.tolist(), 0.5 * divergence], rel=1e-9)
+    assert result.total.item() == pytest.approx(expected.total.item() + 0.5 * divergence, rel=1e-9)
+    (result.total - expected.total).backward()
+    pulls = {name: weight.grad.abs().max() for name, weight in model.named_parameters() if weight.grad is not None}
+    assert pulls["head.project.weight"] > 1e-3
+    assert pulls["patch_projection.weight"] < 1e-12
+    assert pulls["weight_projection.weight"] < 1e-12
+
+
 def test_lam_is_no_part_of_training() -> None:
     """Equation 5 has no loss on the sum of p and q, which is all that lam enters."""
     views, totals = make_views(), []
@@ -147,8 +170,8 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-@pytest.mark.parametrize("kind", [WholeImageTask, PatchTask, PatchOnlyTask])
-def test_unknown_labels_cost_nothing_and_pull_at_nothing(kind: type[Task]) -> None:
+@pytest.mark.parametrize("kind", [WholeImageTask, PatchTask, partial(PatchTask, distill=1), PatchOnlyTask])
+def test_unknown_labels_cost_nothing_and_pull_at_nothing(kind: Callable[..., Task]) -> None:
     model, views = make_patch_model(), make_views()
     whole = MultiLabelClassifier("test_vit", LABELS, image_size=32).double()
     task = kind(whole, make_loss(ASYMMETRIC)) if kind is WholeImageTask else kind(model, make_loss(ASYMMETRIC))

@@ -1,14 +1,15 @@
 """Make the views of a batch on its device: resize, cut, augment each on its own, normalise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.patches import check_images, cut_patches, resize_images, split_views, stack_views
+from pivotpatch.core.patches import check_images, cut_patches, resize_images, split_views
 from pivotpatch.core.transfer import send_tensor
 from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS, warp_views
 
@@ -102,13 +103,25 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
     )
 
 
+def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
+    """A function, or what it is compiled to."""
+    return _compile(function) if compiled else function
+
+
+@cache
+def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function)  # the number of views becomes a variable once it has changed
+
+
 @torch.no_grad()
-def apply_augmentation(views: Tensor, augmentation: Augmentation) -> Tensor:
+def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: bool = False) -> Tensor:
     """Flip, cover a box, then apply the drawn operations.
 
     Args:
         views: (N,3,H,W) uint8, on any device.
         augmentation: of N views.
+        compiled: compile each operation at its first use, which takes seconds; on a GPU it then passes over the pixels
+            once and not several times.
 
     Returns:
         Views of the same shape and device; `views` is left as it is.
@@ -119,14 +132,28 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation) -> Tensor:
         raise InputError("apply_augmentation", wrong, "give uint8 RGB (N, 3, H, W)")
     _check_drawn(augmentation, views=len(views))
     with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
+        views = views.contiguous()
         if augmentation.flip.any():
-            flip = send_tensor(augmentation.flip, views.device)
-            views = torch.where(flip[:, None, None, None], views.flip(-1), views)
+            views = _flip(views, augmentation.flip)
         if (augmentation.cutout[:, :2] < augmentation.cutout[:, 2:]).any():
             views = _cover(views, augmentation)
+        rows = torch.arange(len(views))
         for operation, strength in zip(augmentation.operation.T, augmentation.strength.T, strict=True):
-            views = _operate(views, operation, strength)
-    return views
+            views, rows = _operate(views, rows, operation=operation, strength=strength, compiled=compiled)
+        return views if augmentation.operation.shape[1] == 0 else _gather(views, send_tensor(rows, views.device))
+
+
+def _as_words(views: Tensor) -> Tensor:
+    """The same memory eight bytes at a time, where its rows allow it: a GPU moves them in the time of one."""
+    return views.view(torch.int64) if views.shape[-1] % 8 == 0 else views
+
+
+def _gather(views: Tensor, rows: Tensor) -> Tensor:
+    return _as_words(views)[rows].view(torch.uint8)
+
+
+def _join(parts: Iterable[Tensor]) -> Tensor:
+    return torch.cat([_as_words(part) for part in parts]).view(torch.uint8)
 
 
 def _check_drawn(augmentation: Augmentation, *, views: int) -> None:
@@ -135,42 +162,66 @@ def _check_drawn(augmentation: Augmentation, *, views: int) -> None:
         raise InputError("apply_augmentation", wrong, "draw one a view, for a batch with patches B * (1 + P)")
 
 
+def _flip(views: Tensor, flip: Tensor) -> Tensor:
+    """Flip some views."""
+    result, rows = views.clone(), send_tensor(flip.nonzero().flatten(), views.device)
+    _as_words(result).index_copy_(0, rows, _as_words(_gather(views, rows).flip(-1)))
+    return result
+
+
 def _cover(views: Tensor, augmentation: Augmentation) -> Tensor:
     """Fill each view's box: the pixels whose centre it holds."""
-    top, left, bottom, right = send_tensor(augmentation.cutout, views.device)[..., None].unbind(1)
+    top, left, bottom, right = send_tensor(augmentation.cutout, views.device)[:, :, None, None, None].unbind(1)
     height, width = views.shape[-2:]
-    y = (torch.arange(height, device=views.device) + 0.5) / height
+    y = ((torch.arange(height, device=views.device) + 0.5) / height)[:, None]
     x = (torch.arange(width, device=views.device) + 0.5) / width
-    rows, columns = (top <= y) & (y < bottom), (left <= x) & (x < right)
-    inside = rows[:, None, :, None] & columns[:, None, None, :]
-    return torch.where(inside, send_tensor(augmentation.colour, views.device)[:, :, None, None], views)
+    words = _as_words(views)
+    colour = send_tensor(augmentation.colour, views.device)[:, :, None, None].expand(-1, -1, 1, words.element_size())
+    # All bits of what a box holds, none of the rest: such masks work on words of any size.
+    rows = -((top <= y) & (y < bottom)).to(words.dtype)
+    columns = _as_words(-((left <= x) & (x < right)).to(torch.uint8))
+    changed = (words ^ colour.contiguous().view(words.dtype)).bitwise_and_(rows & columns)
+    return changed.bitwise_xor_(words).view(torch.uint8)
 
 
-def _operate(views: Tensor, operation: Tensor, strength: Tensor) -> Tensor:
-    """Apply one operation (N,) of strength (N,) to each view: all that share one go together.
+class _Moved(NamedTuple):
+    """Views in another order.
 
-    Every launch costs the host time, whatever the number of views; those that only move pixels share theirs.
+    Attributes:
+        views: (N,3,H,W).
+        rows: (N,) on the CPU, where each of them lies now.
+    """
+
+    views: Tensor
+    rows: Tensor
+
+
+def _operate(views: Tensor, rows: Tensor, *, operation: Tensor, strength: Tensor, compiled: bool) -> _Moved:
+    """Apply one operation (N,) of strength (N,) to each view, which lies in its row (N,): all that share one together.
+
+    Every launch costs the host time, whatever the number of views; those that only move pixels share theirs. Results
+    stay in the order of the operations, so that they are written once.
     """
     kinds, (height, width) = list(OPERATIONS.values()), views.shape[-2:]
     moving = torch.tensor([kind.matrix is not None for kind in kinds])
     order = torch.argsort(operation + len(kinds) * moving[operation], stable=True)  # the moving ones come last
     counts = operation.bincount(minlength=len(kinds)).tolist()
-    first = sum(count for kind, count in zip(kinds, counts, strict=True) if kind.matrix is None)
-    places, forces = send_tensor(order, views.device), strength[order]
+    places, forces = send_tensor(rows[order], views.device), strength[order]
     sent = send_tensor(forces, views.device).reshape(-1, 1, 1, 1)
-    result, start, matrices = views.clone(), 0, []
+    results, start, matrices = [], 0, []
     for kind, count in sorted(zip(kinds, counts, strict=True), key=lambda each: each[0].matrix is not None):
         part = slice(start, start + count)
         start += count
         if kind.matrix is not None:
             matrices.append(kind.matrix(forces[part], height, width))
-        elif count and kind is not OPERATIONS["identity"]:
-            result.index_copy_(0, places[part], kind.apply(views[places[part]], sent[part]))
-    if first < len(order):
-        moved = places[first:]
-        matrix = send_tensor(torch.cat(matrices), views.device)
-        result.index_copy_(0, moved, warp_views(views[moved], matrix))
-    return result
+        elif count:
+            apply = _choose(kind.apply, compiled=compiled)
+            results.append(apply(_gather(views, places[part]), sent[part]))
+    matrix = torch.cat(matrices)
+    if len(matrix):
+        warp = _choose(warp_views, compiled=compiled)
+        results.append(warp(_gather(views, places[-len(matrix) :]), send_tensor(matrix, views.device)))
+    return _Moved(_join(results), order.argsort())
 
 
 @torch.no_grad()
@@ -185,6 +236,7 @@ def make_views(
     native: bool = False,
     patch_size: tuple[int, int] | None = None,
     augmentation: Augmentation | None = None,
+    compiled: bool = False,
 ) -> Views:
     """Turn a batch from the loader into what the network sees.
 
@@ -199,6 +251,7 @@ def make_views(
             they keep the detail of a larger source.
         patch_size: h and w of each patch; H and W by default.
         augmentation: of B * (1 + P) views, all images first, then the patches image by image; none by default.
+        compiled: as in `apply_augmentation`, also for what else is done to the pixels.
 
     Returns:
         Views of (B,3,H,W) and (B,P,3,h,w), float32.
@@ -206,30 +259,44 @@ def make_views(
     check_images(images, "make_views")
     if images.dtype != torch.uint8:
         raise InputError("make_views", f"images are {images.dtype}", "give uint8 as the loader does")
-    views, count = resize_images(images, size), images.shape[0]
-    scale = 1 / (255 * _per_channel(std, views.device))
-    shift = -255 * scale * _per_channel(mean, views.device)
+    views, count = _choose(resize_images, compiled=compiled)(images, size), images.shape[0]
+    finish = _Finish(_per_channel(mean, views.device), _per_channel(std, views.device), compiled)
     if grid == 0:
-        patches = views.new_empty(count, 0, *views.shape[1:])
-    else:
-        seen = size if patch_size is None else patch_size
-        patches = cut_patches(images if native else views, grid=grid, overlap=overlap, size=seen)
-    if patches.shape[3:] == views.shape[2:]:  # all at once
-        views = _finish(stack_views(views, patches), augmentation, scale=scale, shift=shift)
-        return Views(*split_views(views, patches=patches.shape[1]))
-    drawn: tuple[Augmentation | None, Augmentation | None] = None, None
+        image = finish(views, augmentation)
+        return Views(image, image.new_empty(count, 0, *image.shape[1:]))
+    cut, seen = _choose(cut_patches, compiled=compiled), size if patch_size is None else patch_size
+    patches = cut(images if native else views, grid=grid, overlap=overlap, size=seen)
+    views = views.contiguous()  # as the patches are: putting both into one batch is then much faster
     if augmentation is not None:
         _check_drawn(augmentation, views=count * (1 + patches.shape[1]))
-        drawn = augmentation.split(count)
-    parts = _finish(patches.flatten(0, 1), drawn[1], scale=scale, shift=shift).unflatten(0, patches.shape[:2])
-    return Views(_finish(views, drawn[0], scale=scale, shift=shift), parts)
+        if patches.shape[3:] == views.shape[2:]:  # all at once
+            joined = finish(_join([views, patches.flatten(0, 1)]), augmentation)
+            return Views(*split_views(joined, patches=patches.shape[1]))
+    whole, parts = (None, None) if augmentation is None else augmentation.split(count)
+    return Views(finish(views, whole), finish(patches.flatten(0, 1), parts).unflatten(0, patches.shape[:2]))
 
 
-def _finish(views: Tensor, augmentation: Augmentation | None, *, scale: Tensor, shift: Tensor) -> Tensor:
-    """Augment and normalise views (N,3,H,W)."""
-    if augmentation is not None:
-        views = apply_augmentation(views, augmentation)
-    return (views * scale).add_(shift)
+class _Finish(NamedTuple):
+    """Augments and normalises views (N,3,H,W).
+
+    Attributes:
+        mean: (3,1,1) of pixels from 0 to 1.
+        std: (3,1,1) likewise.
+        compiled: as in `make_views`.
+    """
+
+    mean: Tensor
+    std: Tensor
+    compiled: bool
+
+    def __call__(self, views: Tensor, augmentation: Augmentation | None) -> Tensor:
+        if augmentation is not None:
+            views = apply_augmentation(views, augmentation, compiled=self.compiled)
+        return _choose(_normalise, compiled=self.compiled)(views, self.mean, self.std)
+
+
+def _normalise(views: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return torch.addcmul(-mean / std, views, 1 / (255 * std))
 
 
 def _per_channel(values: Sequence[float] | Tensor, device: torch.device) -> Tensor:

@@ -42,11 +42,14 @@ def warp_views(views: Tensor, matrix: Tensor) -> Tensor:
     height, width = views.shape[-2:]
     x = torch.arange(width, device=views.device) - (width - 1) / 2
     y = (torch.arange(height, device=views.device) - (height - 1) / 2)[:, None]
-    # Written out: as a matrix product it would round to ten bits where TF32 is allowed, and miss by pixels.
+    # Written out: as a matrix product it would round to ten bits where TF32 is allowed, and miss by pixels. Only the
+    # two last additions are of as many numbers as there are pixels.
     a, b, c, d, e, f = matrix[:, :, None, None].unbind(1)
-    across, down = (a * x + b * y + c) * (2 / width), (d * x + e * y + f) * (2 / height)
-    grid = torch.stack([across, down], dim=-1)
-    return F.grid_sample(views.float(), grid, mode="nearest", align_corners=False).to(torch.uint8)
+    grid = x.new_empty(2, len(views), height, width)
+    torch.addcmul((b * y + c) * (2 / width), a * (2 / width), x, out=grid[0])
+    torch.addcmul((e * y + f) * (2 / height), d * (2 / height), x, out=grid[1])
+    places = grid.permute(1, 2, 3, 0)
+    return F.grid_sample(views.float(), places, mode="nearest", align_corners=False).to(torch.uint8)
 
 
 def _moving(matrix: Matrix, full: float) -> Operation:
@@ -85,32 +88,44 @@ def _translate_y(strength: Tensor, height: int, _width: int) -> Tensor:
     return _fill(strength, 1, 0, 0, 0, 1, -(strength * height).trunc())
 
 
-def _blend(views: Tensor, plain: Tensor, strength: Tensor) -> Tensor:
+def _to_bytes(levels: Tensor) -> Tensor:
+    """Grey levels that lie half a level too high, as bytes: what is cut off rounds them. `levels` are overwritten."""
+    return levels.clamp_(0, 255).to(torch.uint8)
+
+
+def _blend(views: Tensor, plain: Tensor | float, strength: Tensor) -> Tensor:
     """Move away from a plain version of the view (strength above 0) or towards it, -1 being the plain one."""
-    blended = torch.lerp(plain.expand_as(views), views.float(), 1 + strength)
-    return blended.round_().clamp_(0, 255).to(torch.uint8)
+    return _to_bytes(torch.addcmul(0.5 - strength * plain, views, 1 + strength))
 
 
 def _brightness(views: Tensor, strength: Tensor) -> Tensor:
-    return _blend(views, views.new_zeros(1, dtype=torch.float32), strength)
+    return _blend(views, 0.0, strength)
+
+
+def _grey(colours: Tensor) -> Tensor:
+    """What red, green and blue (N,3,H,W) are without colour, (N,1,H,W)."""
+    red, green, blue = colours.split(1, dim=1)
+    grey: Tensor = red * 0.2989
+    return grey.add_(green, alpha=0.587).add_(blue, alpha=0.114)
 
 
 def _color(views: Tensor, strength: Tensor) -> Tensor:
-    return _blend(views, TF.rgb_to_grayscale(views.float()), strength)
+    return _blend(views, _grey(views), strength)
 
 
 def _contrast(views: Tensor, strength: Tensor) -> Tensor:
-    return _blend(views, TF.rgb_to_grayscale(views.float()).mean(dim=(1, 2, 3), keepdim=True), strength)
+    total = views.sum(dim=(2, 3), keepdim=True)  # in whole numbers: the same, however many views there are
+    return _blend(views, _grey(total) / views[0, 0].numel(), strength)
 
 
 def _sharpness(views: Tensor, strength: Tensor) -> Tensor:
     """Away from a blur whose centre weighs 5 and whose eight neighbours weigh 1; the border has no blur."""
-    smooth = views.float()
-    rows = smooth[..., :-2, :] + smooth[..., 1:-1, :] + smooth[..., 2:, :]
-    around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    inner = smooth[..., 1:-1, 1:-1]
-    inner.copy_(around.add_(inner, alpha=4).div_(13).round_())
-    return _blend(views, smooth, strength)
+    levels = views.float()
+    around = F.avg_pool2d(levels, 3, stride=1, padding=1, divisor_override=1)  # the sum of nine
+    inner, smooth = (each[..., 1:-1, 1:-1] for each in (levels, around))
+    smooth.add_(inner, alpha=4).div_(13).round_()
+    inner.lerp_(smooth, -strength)
+    return _to_bytes(levels.add_(0.5))
 
 
 def _posterize(views: Tensor, strength: Tensor) -> Tensor:

@@ -33,7 +33,12 @@ class _Part(NamedTuple):
 
 
 def make_network_views(
-    model: Classifier, images: Tensor, *, augmentation: Augmentation | None = None, patches: bool = True
+    model: Classifier,
+    images: Tensor,
+    *,
+    augmentation: Augmentation | None = None,
+    patches: bool = True,
+    compiled: bool = False,
 ) -> Views:
     """The views that a network sees of images (B,3,h,w) uint8 from the loader, on their device.
 
@@ -42,6 +47,7 @@ def make_network_views(
         images: (B,3,h,w) uint8.
         augmentation: of all views; none by default.
         patches: False leaves them out.
+        compiled: as in `make_views`.
     """
     prepare = model.preprocessing
     make = partial(
@@ -51,6 +57,7 @@ def make_network_views(
         mean=prepare.mean,
         std=prepare.std,
         augmentation=augmentation,
+        compiled=compiled,
     )
     if not (patches and isinstance(model, PatchClassifier)):
         return make(grid=0)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from pivotpatch.core.errors import InputError, choose_one_of
 
@@ -50,7 +51,7 @@ class ModelSection(Section):
     image_size: Positive | None = Field(None, description="pixels a side of the network's input; None is its own")
     pretrained: bool = Field(True, description="fetch timm's weights for the backbone")
     weights: str | None = Field(None, description="local file of weights for the backbone instead")
-    start_from: str | None = Field(None, description="checkpoint folder whose network is trained further")
+    start_from: str | None = Field(None, description="checkpoint folder, or tagger, whose network is trained further")
     backbone_options: dict[str, bool | int | float | str] = Field({}, description="further arguments of timm's")
     head_options: dict[str, int | float] = Field({}, description="arguments of the head")
 
@@ -73,6 +74,19 @@ class TaskSection(Section):
     patch_size: Positive | None = Field(
         None, description="pixels a side at which the network sees a patch; None is model.image_size, less is cheaper"
     )
+    distill: NonNegative = Field(
+        0.0, description="patch: weight of a loss that draws the image logits to the total direct effect; 0 is none"
+    )
+
+    @field_validator("distill")
+    @classmethod
+    def _has_a_teacher(cls, distill: float, info: ValidationInfo) -> float:
+        kind = info.data.get("kind", "patch")  # a kind that is none has an error of its own
+        if distill > 0 and kind != "patch":
+            raise PydanticCustomError(
+                "distill", "task.kind is {kind}, leave it out or train task.kind=patch", {"kind": repr(kind)}
+            )
+        return distill
 
 
 class LossSection(Section):
@@ -185,8 +199,8 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
         _validate(values, where=str(recipe))
     for override in overrides:
         section, key, value = _parse_override(override)
+        _validate({section: {key: value}}, where=override)  # by itself, so that changes come in any order
         values.setdefault(section, {})[key] = value
-        _validate(values, where=override)
     return _validate(values, where="config")
 
 

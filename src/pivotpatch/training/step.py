@@ -1,12 +1,13 @@
 """One step: views, loss, gradients, update. What is drawn depends on seed, step and process alone."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.profiler import record_function
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import Augmentation, draw_augmentation
@@ -15,8 +16,12 @@ from pivotpatch.models.weights import load_exactly
 from pivotpatch.training.build import Run
 from pivotpatch.training.optimiser import find_cycle_point, set_cycle_point
 
+Watch = Callable[[str], AbstractContextManager[object]]
+"""Is entered around each section of a step by its name: "transfer" of the images to the device, "views", "forward",
+"backward", "norm" of the gradient, "optimiser" and "average"."""
 
-def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> Tensor:
+
+def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64], watch: Watch = record_function) -> Tensor:
     """Train on this process's share of a batch.
 
     Args:
@@ -24,6 +29,7 @@ def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> 
         batch: the share; it may be empty, the process then only takes part.
         step: how many steps were taken before.
         rows: positions of the share's pictures in the whole batch.
+        watch: what is to know of the step's sections; torch's profiler by default, if it is on.
 
     Returns:
         (K + 2,) on the device: the K parts of the loss summed over the share, how many pictures it has, and the
@@ -32,21 +38,32 @@ def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> 
     config = run.config
     point = find_cycle_point(step, total=run.total_steps, warmup=config.schedule.warmup)
     set_cycle_point(run.optimiser, point, peak=config.optimiser.lr)
-    parts = compute_gradients(run, batch, step=step, rows=rows)
+    parts = compute_gradients(run, batch, step=step, rows=rows, watch=watch)
     weights = [weight for group in run.optimiser.param_groups for weight in group["params"]]
-    limit = config.optimiser.clip_norm
-    norm = torch.nn.utils.clip_grad_norm_(weights, float("inf") if limit is None else limit)
-    run.optimiser.step()
-    run.optimiser.zero_grad()
+    with watch("norm"):
+        norm = _clip(weights, config.optimiser.clip_norm)
+    with watch("optimiser"):
+        run.optimiser.step()
+        run.optimiser.zero_grad()
     if run.accelerator.num_processes > 1:
         _agree_on_statistics(run, pictures=len(batch.indices))
     if run.average is not None:
-        run.average.update(run.task.model, step=step + 1)
+        with watch("average"):
+            run.average.update(run.task.model, step=step + 1)
     pictures = parts.new_full((1,), len(batch.indices))  # filled on the device, which so need not be waited for
     return torch.cat([parts, pictures, norm[None]])
 
 
-def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> Tensor:
+def _clip(weights: Sequence[Tensor], limit: float | None) -> Tensor:
+    """The norm of the gradient, which is scaled down to the limit; without one it is not touched."""
+    if limit is not None:
+        return torch.nn.utils.clip_grad_norm_(weights, limit)
+    return torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+
+
+def compute_gradients(
+    run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64], watch: Watch = record_function
+) -> Tensor:
     """Add the gradient of the whole batch to the weights; the arguments are those of `take_step`.
 
     Every process ends with the same gradient: that of one process with the whole batch, but for batch norm, which
@@ -66,18 +83,23 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
     if len(images) == 0:  # a black picture of which nothing is known costs nothing, but takes part in every exchange
         images, target = images.new_zeros(1, *images.shape[1:]), target.new_full((1, target.shape[1]), torch.nan)
         rows = np.zeros(1, dtype=np.int64)
-    images = images.to(device, non_blocking=True)
+    with watch("transfer"):
+        images = images.to(device, non_blocking=True)
     scale = _find_scale(run, target)
     total = torch.zeros(len(run.task.parts), device=device)
     whole = (images, target, torch.from_numpy(rows))
+    compiled = config.precision.compile and device.type == "cuda"  # a CPU gains nothing that is worth the wait
     shares = list(zip(*(part.chunk(config.train.accumulate) for part in whole), strict=True))
     for number, (pixels, truth, places) in enumerate(shares, 1):
         drawn = _take(augmentation, places, views=run.task.views_per_image)
-        views = run.task.make_views(pixels, augmentation=drawn)
+        with watch("views"):
+            views = run.task.make_views(pixels, augmentation=drawn, compiled=compiled)
         with nullcontext() if number == len(shares) else run.accelerator.no_sync(run.step_module):
-            with torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32), _explain_lone_picture():
+            autocast = torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32)
+            with watch("forward"), autocast, _explain_lone_picture():
                 loss = run.step_module(views, truth.to(device, non_blocking=True))
-            (loss.total * scale).backward()
+            with watch("backward"):
+                (loss.total * scale).backward()
         total += loss.parts
     return total
 

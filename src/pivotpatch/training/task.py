@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
+from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss, distillation_loss
 from pivotpatch.data.augment import Augmentation, Views
 from pivotpatch.inference.scoring import make_network_views
 from pivotpatch.models.classifier import Classifier
@@ -35,7 +35,7 @@ class Task(nn.Module):
         ranking: which of a network's logits its networks are compared by.
     """
 
-    parts: ClassVar[tuple[str, ...]]
+    parts: tuple[str, ...]
     ranking: ClassVar[str]
 
     def __init__(self, model: Classifier, loss: nn.Module) -> None:
@@ -48,9 +48,9 @@ class Task(nn.Module):
         """How many views are drawn for each image, the image itself included."""
         return 1 + self.model.grid**2 if isinstance(self.model, PatchClassifier) else 1
 
-    def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None) -> Views:
+    def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
         """The views of images (B,3,h,w) uint8 from the loader, on their device."""
-        return make_network_views(self.model, images, augmentation=augmentation)
+        return make_network_views(self.model, images, augmentation=augmentation, compiled=compiled)
 
     def forward(self, views: Views, target: Tensor) -> TaskLoss:
         """The loss of a batch against its target (B,L)."""
@@ -70,17 +70,30 @@ class WholeImageTask(Task):
 
 
 class PatchTask(Task):
-    """PAT-T, equation 5: loss(p, y) + loss(q, y), unweighted, with no loss on the sum."""
+    """PAT-T, equation 5: loss(p, y) + loss(q, y), unweighted, with no loss on the sum.
+
+    Attributes:
+        distill: weight of a third part, `distillation_loss`; there is none where it is 0, as in the paper.
+    """
 
     model: PatchClassifier
-    parts = ("image", "patch")
+    parts: tuple[str, ...] = ("image", "patch")
     ranking = "tde"
 
+    def __init__(self, model: PatchClassifier, loss: nn.Module, *, distill: float = 0.0) -> None:
+        super().__init__(model, loss)
+        self.distill = distill
+        if distill > 0:
+            self.parts = (*self.parts, "distill")
+
     def forward(self, views: Views, target: Tensor) -> TaskLoss:
-        """Loss of the image logits and of the pooled patch logits."""
+        """Loss of the image logits and of the pooled patch logits, and what the former are to learn from both."""
         out = self.model.forward_views(views.image, views.patches)
-        image, patch = self.loss(out.image_logits, target), self.loss(out.pooled_logits, target)
-        return TaskLoss(image + patch, torch.stack([image.detach(), patch.detach()]))
+        costs = [self.loss(out.image_logits, target), self.loss(out.pooled_logits, target)]
+        if self.distill > 0:
+            costs.append(self.distill * distillation_loss(out, target, lam=self.model.lam))
+        parts = torch.stack(costs)
+        return TaskLoss(parts.sum(), parts.detach())
 
 
 class PatchOnlyTask(Task):
