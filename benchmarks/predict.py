@@ -21,6 +21,7 @@ import torch
 from loading import write_photographs
 
 from pivotpatch.core.adaptive import Adaptive
+from pivotpatch.core.allocator import keep_freed_memory
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.data.decoding import decode_image
 from pivotpatch.export.onnx import export_onnx
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path, nargs="?", const=RESULT, help="write the figures, too (%(const)s)")
     args = parser.parse_args()
+    keep_freed_memory()  # as the command line does
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as name:
         ways = make_ways(args, Path(name))

@@ -32,6 +32,7 @@ from pivotpatch import (
 )
 from pivotpatch.audit.cooccurrence import decide, rate_pairs
 from pivotpatch.cli.train_text import show_training
+from pivotpatch.core.allocator import keep_freed_memory
 from pivotpatch.core.patches import resize_images
 from pivotpatch.core.policies import PerLabel
 from pivotpatch.data.loading import hold_pictures, make_loader
@@ -324,6 +325,7 @@ def main() -> None:
         help="of weights and order; several give their mean too, and pictures of the first",
     )
     args = parser.parse_args()
+    keep_freed_memory()
     alarm = FOLDER / "false_alarm.png"
     for path in (alarm, args.picture):
         path.parent.mkdir(parents=True, exist_ok=True)

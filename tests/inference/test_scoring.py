@@ -12,9 +12,10 @@ from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import patch_boxes
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import Loader, make_loader
+from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import Scores
-from pivotpatch.inference.scoring import score_images, score_pictures
+from pivotpatch.inference.scoring import score_images, score_pictures, split_for_device
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
@@ -232,3 +233,23 @@ def test_a_network_that_was_trained_on_patches_alone_is_ranked_by_them(table: Pa
     assert alone.weights is not None
     assert both.weights is not None
     assert torch.equal(alone.weights, both.weights)
+
+
+@pytest.mark.parametrize(("side", "parts"), [(64, [20]), (256, [8, 8, 4]), (448, [2] * 10), (2000, [1] * 20)])
+def test_a_cpu_gets_as_many_pixels_at_once_as_it_is_quick_with(side: int, parts: list[int]) -> None:
+    images = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(20, 3, side, side)
+    split = split_for_device(images)
+    assert [len(part) for part in split] == parts
+    assert [len(part) for part in split_for_device(images.to("meta"))] == [20]  # any other device takes all
+
+
+def test_pictures_in_parts_are_answered_as_alone() -> None:
+    network = PatchClassifier("test_resnet", LABELS, image_size=SIZE, source_size=300)
+    pictures = torch.randint(256, (9, 3, 300, 300), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    answer = TorchEngine(network)(pictures)
+    for row, picture in enumerate(pictures):
+        alone = TorchEngine(network)(picture[None])
+        for whole, part in zip(answer, alone, strict=True):
+            assert whole is not None
+            assert part is not None
+            torch.testing.assert_close(whole[row], part[0], rtol=1e-4, atol=1e-5)

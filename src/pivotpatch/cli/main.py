@@ -8,6 +8,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from pivotpatch import __version__
+from pivotpatch.core.allocator import keep_freed_memory
 from pivotpatch.core.errors import InputError
 
 # Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a sign that the screen lacks must not end the work
     args = _parse(build_parser(), argv)
+    if argv is None:  # the process is this command's own
+        keep_freed_memory()
     try:
         status = int(args.run(args))
         if sys.stdout:  # None where it was closed

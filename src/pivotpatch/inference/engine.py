@@ -1,5 +1,6 @@
 """One question to every kind of trained network: pictures in, probabilities and patch weights out."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS
-from pivotpatch.inference.scoring import evaluating, make_network_views, score_images
+from pivotpatch.inference.scoring import evaluating, make_network_views, score_images, split_for_device
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
@@ -133,8 +134,8 @@ class TorchEngine:
         """What the network says of pictures (B,3,S,S) uint8, B >= 1, on any device."""
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with evaluating(self.model), torch.inference_mode(), autocast:
-            answer = self.answer(pictures.to(self.device))
-            return Answer._make(None if part is None else part.float().cpu() for part in answer)
+            answers = [self.answer(part) for part in split_for_device(pictures.to(self.device))]
+            return Answer._make(_join(parts) for parts in zip(*answers, strict=True))
 
     def answer(self, pictures: Tensor) -> Answer:
         """The same of pictures on the network's device, and nothing besides: a graph that can be exported."""
@@ -174,3 +175,9 @@ class TorchEngine:
     def _calibrate(self, logits: Tensor) -> Tensor:
         """Probabilities (B,L) of logits."""
         return torch.sigmoid(logits.float()) if self.calibration is None else self.calibration.apply(logits)
+
+
+def _join(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """The same field of several answers, in float32 on the CPU."""
+    held = [part.float().cpu() for part in parts if part is not None]
+    return torch.cat(held) if held else None

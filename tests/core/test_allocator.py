@@ -1,0 +1,29 @@
+import subprocess
+import sys
+
+import pytest
+
+COUNT = """
+import resource, sys, torch
+from pivotpatch.core.allocator import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+for size in (1, 2, 3):  # the first round makes the heap as large as it will be
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(2**24)  # 64 MiB
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+"""
+
+
+def count_faults(how: str) -> int:
+    done = subprocess.run([sys.executable, "-c", COUNT, how], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of the GNU C library")
+def test_blocks_that_are_kept_are_not_asked_of_the_system_again() -> None:
+    pages = 10 * 2**26 // 4096
+    assert count_faults("keep") < pages / 100
+    given_back = count_faults("give back")  # large pages make them fewer, but not as few
+    assert given_back > 10 * count_faults("keep")
