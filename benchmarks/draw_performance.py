@@ -1,0 +1,56 @@
+"""Draw docs/images/performance.png from the results of training.py, inference.py (on a GPU) and predict.py (on a CPU).
+
+python benchmarks/draw_performance.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pivotpatch.inference.colours import BASELINE, MODEL
+
+RESULTS = Path(__file__).parent / "results"
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "performance.png"
+FLOOR = "#CCCCCC"
+
+
+def main() -> None:
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    training, inference, cpu = figure.subplots(1, 3)
+    gpu = _read("training_gpu.json")
+    speeds = {name: ways["samples_per_second"] for name, ways in gpu["backbones"]["resnet50"].items()}
+    speeds["ours"] = _read("training_gpu_one_epoch.json")["backbones"]["resnet50"]["ours"]["samples_per_second"]
+    colours = {"published": BASELINE, "ours": MODEL, "floor": FLOOR}
+    _draw(training, speeds, colours, title=f"training, {gpu['device']}\nResNet-50, 448 pixels, samples/s")
+    found = _read("inference_gpu.json")
+    names = {"published": "published", "ours": "ours", "small": "half-size patches", "plain": "image alone"}
+    speeds = {name: found["backbones"]["resnet50"][way] for way, name in names.items()}
+    colours = dict(zip(speeds, (BASELINE, MODEL, MODEL, FLOOR), strict=True))
+    _draw(inference, speeds, colours, title=f"inference, {found['device']}\nResNet-50, 448 pixels, pictures/s")
+    found = _read("predict_cpu.json")
+    speeds = {name: way["pictures a second"] for name, way in found["ways"].items() if way["passes"]}
+    colours = {name: FLOOR if name == "plain" else MODEL for name in speeds}
+    _draw(cpu, speeds, colours, title=f"the tagger, {found['machine']}\nfrom files, pictures/s")
+    figure.savefig(PICTURE, dpi=110)
+
+
+def _read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((RESULTS / name).read_text("utf-8"))
+    return content
+
+
+def _draw(axes: Axes, speeds: dict[str, float], colours: dict[str, str], *, title: str) -> None:
+    bars = axes.barh(list(speeds), list(speeds.values()), color=[colours[name] for name in speeds])
+    axes.bar_label(bars, fmt="{:,.0f}", padding=3)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.invert_yaxis()
+    axes.margins(x=0.18)
+    axes.set_xticks([])
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+
+
+if __name__ == "__main__":
+    main()
