@@ -19,7 +19,8 @@ from pivotpatch.inference.engine import Engine, TorchEngine
 from pivotpatch.inference.prediction import Prediction, fit
 from pivotpatch.models.bundled import BUNDLED, find_bundled
 from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
-from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.classifier import Classifier, SharedClassifier
+from pivotpatch.models.folding import fold_norms
 
 EXPORTED = (".onnx", ".pt2")
 """How the names of exported networks end."""
@@ -170,8 +171,12 @@ def _choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def _ask(model: Classifier, *, device: torch.device, effort: float) -> TorchEngine:
-    """An engine for a network that nobody else holds, in the order of memory that convolutions are fastest with."""
-    return TorchEngine(model.to(memory_format=torch.channels_last), device=device, effort=effort)
+    """An engine for a network that nobody else holds, which is changed into what the device is fastest with."""
+    model.eval()
+    if isinstance(model, SharedClassifier):
+        model.backbone = fold_norms(model.backbone, side=model.preprocessing.image_size)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=effort)
 
 
 def _open_named(scheme: str, named: str, *, device: torch.device, effort: float) -> TorchEngine:

@@ -1,0 +1,75 @@
+"""Batch norms folded into the convolutions before them: the same answers in fewer passes over memory."""
+
+from copy import deepcopy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+Network = TypeVar("Network", bound=nn.Module)
+_TOLERANCE = 1e-3  # of the largest feature
+
+
+@torch.no_grad()
+def fold_norms(network: Network, *, side: int) -> Network:
+    """A copy of a network for inference, without those batch norms that follow a convolution.
+
+    Which ones do is seen on a pass over a random image, and on another one whether both say the same: where they do
+    not, for a convolution's output may be used elsewhere too, the network itself is returned.
+
+    Args:
+        network: takes images (B,3,side,side); in evaluation mode, or its norms are left alone.
+        side: rows and columns of images that it takes.
+    """
+    weight = next(network.parameters())
+    image = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0)).to(weight)
+    folded = deepcopy(network)
+    pairs = _find_pairs(folded, image)
+    if not pairs:
+        return network
+    for parent, name, convolution in pairs:
+        _fold(convolution, parent, name)
+    before, after = network(image), folded(image)
+    agree = torch.allclose(before, after, rtol=0, atol=_TOLERANCE * float(before.abs().max()))
+    return folded if agree else network
+
+
+def _find_pairs(network: nn.Module, image: Tensor) -> list[tuple[nn.Module, str, nn.Conv2d]]:
+    """Norms, as a module and the name of its child, and the convolution whose output each is given."""
+    made: dict[int, tuple[Tensor, nn.Conv2d]] = {}  # the tensors too, else another may get their place in memory
+    given: dict[nn.Module, nn.Conv2d | None] = {}
+
+    def note_output(module: nn.Module, _: object, output: Tensor) -> None:
+        assert isinstance(module, nn.Conv2d)
+        made[id(output)] = output, module
+
+    def note_input(module: nn.Module, values: tuple[Tensor, ...]) -> None:
+        found = made.get(id(values[0]), (None, None))[1]
+        given[module] = None if module in given else found  # a norm that is used twice follows nobody
+
+    handles = []
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            handles.append(module.register_forward_hook(note_output))
+        elif isinstance(module, nn.BatchNorm2d) and not module.training and module.running_mean is not None:
+            handles.append(module.register_forward_pre_hook(note_input))
+    try:
+        network(image)
+    finally:
+        for handle in handles:
+            handle.remove()
+    parents = [(parent, name, child) for parent in network.modules() for name, child in parent.named_children()]
+    return [(parent, name, found) for parent, name, child in parents if (found := given.get(child)) is not None]
+
+
+def _fold(convolution: nn.Conv2d, parent: nn.Module, name: str) -> None:
+    """Scale and shift by a convolution's own weights; of its norm only the activation is left, where it has one."""
+    norm = getattr(parent, name)
+    held = (convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    weight, bias, mean, variance, scale, shift = (None if value is None else value.double() for value in held)
+    assert weight is not None
+    weight, bias = fuse_conv_bn_weights(weight, bias, mean, variance, norm.eps, scale, shift)  # type: ignore[arg-type]
+    convolution.weight.copy_(weight)  # computed in double precision, so that every machine rounds to the same
+    convolution.bias = nn.Parameter(bias.to(convolution.weight), requires_grad=False)
+    setattr(parent, name, getattr(norm, "act", nn.Identity()))  # timm's norms hold the activation behind them

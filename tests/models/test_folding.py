@@ -1,0 +1,82 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pivotpatch.models.backbone import Backbone
+from pivotpatch.models.folding import fold_norms
+
+
+def make(name: str) -> Backbone:
+    """A backbone whose norms have seen something."""
+    backbone = Backbone(name, image_size=64)
+    generator = torch.Generator().manual_seed(0)
+    for norm in backbone.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            norm.running_mean.copy_(0.1 * torch.randn(norm.num_features, generator=generator))
+            norm.running_var.copy_(0.5 + torch.rand(norm.num_features, generator=generator))
+    return backbone.eval()
+
+
+def count_norms(network: nn.Module) -> int:
+    return sum(isinstance(part, nn.BatchNorm2d) for part in network.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),  # norms behind a sum or a join stay
+    [
+        ("tf_efficientnet_lite0", 0),
+        ("resnet18", 0),
+        ("resnetv2_50", 17),
+        ("tresnet_m", 0),
+        ("test_vit", 0),
+        ("densenet121", 62),
+    ],
+)
+@torch.no_grad()
+def test_the_answer_stays_and_the_norms_go(name: str, left: int) -> None:
+    backbone = make(name)
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    folded = fold_norms(backbone, side=64)
+    assert count_norms(folded) == left
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    expected = backbone(images)
+    torch.testing.assert_close(folded(images), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    for key, value in backbone.state_dict().items():  # the network itself is left as it was
+        assert torch.equal(value, before[key])
+
+
+class Branching(nn.Module):
+    """Uses its norm twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.convolution(images)
+        twice: Tensor = self.norm(2 * found) + self.norm(found)
+        return twice
+
+
+class Straying(Branching):
+    """Uses what its convolution says beside the norm, too."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.convolution(images)
+        normed: Tensor = self.norm(found)
+        return found + normed
+
+
+@pytest.mark.parametrize("kind", [Branching, Straying])
+def test_what_cannot_be_folded_is_left_alone(kind: type[Branching]) -> None:
+    network = kind().eval()
+    assert network.norm.running_mean is not None
+    network.norm.running_mean.fill_(5)
+    assert fold_norms(network, side=8) is network
+
+
+def test_norms_in_training_are_left_alone() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).train()
+    assert fold_norms(network, side=8) is network
