@@ -12,7 +12,6 @@ import torch
 from pivotpatch import PatchClassifier, load_checkpoint
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.score_file import read_scores
-from pivotpatch.models.bundled import find_bundled
 
 
 def main() -> None:
@@ -22,7 +21,7 @@ def main() -> None:
     parser.add_argument("--plain", type=float, help="mAP in per cent of the same network trained without patches")
     parser.add_argument("--efforts", type=float, nargs="+", default=[step / 10 for step in range(11)])
     args = parser.parse_args()
-    model, scores = load_checkpoint(find_bundled(args.model) or args.model), read_scores(args.scores)
+    model, scores = load_checkpoint(args.model), read_scores(args.scores)
     if not isinstance(model, PatchClassifier) or model.adaptive is None or model.calibration is None:
         raise SystemExit(f"{args.model}: nobody has fitted an effort; run pivotpatch tune")
     alone = model.adaptive.calibration.apply(scores.get("image"))

@@ -1,6 +1,7 @@
 """The bundled tagger: what lies in the package, and what it says of photographs."""
 
 import json
+import re
 import socket
 from importlib.resources import files
 from pathlib import Path
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 import skimage.data
 
-from pivotpatch import Predictor
+from pivotpatch import PatchClassifier, Predictor, load_checkpoint
+from pivotpatch.cli.main import main
 from pivotpatch.inference.prediction import Prediction
 
 FOLDER = Path(str(files("pivotpatch"))) / "tagger"
@@ -36,6 +38,12 @@ def name_tags(prediction: Prediction) -> list[str]:
 def test_the_package_stays_small() -> None:
     assert sorted(path.name for path in FOLDER.iterdir()) == ["README.md", "model.json", "model.safetensors"]
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 10e6
+
+
+def test_every_way_to_open_a_checkpoint_knows_its_name() -> None:
+    networks = load_checkpoint("tagger"), PatchClassifier.from_pretrained("tagger")
+    assert {type(network) for network in networks} == {PatchClassifier}
+    assert {network.labels for network in networks} == {Predictor.load("tagger").labels}
 
 
 def test_all_is_fitted() -> None:
@@ -76,3 +84,15 @@ def test_the_patch_of_the_cat_holds_the_cat(predictor: Predictor) -> None:
 
 def test_grey_is_given_no_tag(predictor: Predictor) -> None:
     assert name_tags(predictor(np.full((300, 400, 3), 128, np.uint8))) == []
+
+
+def test_a_threshold_for_all_is_the_one_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(PHOTOGRAPHS / "horse.png"), "--threshold", "0.7"]) == 0
+    assert "the most probable is horse with 0.37, given above 0.7\n" in capsys.readouterr().out
+
+
+def test_the_table_tells_the_share_of_the_pivot_patch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(PHOTOGRAPHS / "coffee.png")]) == 0
+    shares = [int(share) for share in re.findall(r"(?:top|bottom) (?:left|right) (\d+)%", capsys.readouterr().out)]
+    assert len(shares) == 4
+    assert all(25 <= share <= 100 for share in shares)

@@ -17,8 +17,8 @@ _THUMBNAIL = (96, 96)
 
 _HEAD = Markup("<h1>Tags, and what speaks for them</h1><p>The network {} knows {} labels. {}</p>")
 _PATCHED_WAY = (
-    "It looks at the whole image and at patches of it; a label counts where both together say so, not because of the "
-    "company that objects keep."
+    "It looks at the whole image and at patches of it; a label counts where both together say so, so that the company "
+    "which objects keep counts for less."
 )
 _PLAIN_WAY = "It looks at the whole image only."
 _DROP = Markup(

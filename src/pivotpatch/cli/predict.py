@@ -164,7 +164,7 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
         if args.json:
             print(json.dumps({**prediction.to_dict(), "tags": [tag.to_dict() for tag in tags]}))
         elif len(head) <= DETAILED:
-            print_table(prediction, tags)
+            print_table(prediction, tags, threshold=args.threshold)
         else:
             print_row(prediction, tags)
         if args.explain is not None:

@@ -28,26 +28,27 @@ from pivotpatch.inference.prediction import Prediction, Tag
 
 QUIET_SECONDS = 30  # between lines where stderr is no terminal
 _WIDTH = 80  # where stdout is no terminal
-_LABEL = 10  # cells of a label in that width, beside a bar in full
+_LABEL = 6  # cells of a label in that width, beside a bar in full
 _LEAST = 56  # below which a table has no place for labels
 Tell = Callable[[str, int, int | None], None]
 
 
-def print_table(prediction: Prediction, tags: Sequence[Tag]) -> None:
-    """A picture's tags as a table; a tag that is not above its threshold is dim."""
+def print_table(prediction: Prediction, tags: Sequence[Tag], *, threshold: float | None = None) -> None:
+    """A picture's tags as a table; a tag that is not above its threshold, or above one for all, is dim."""
     console = _open_console()
     rows, columns = prediction.size
     console.print(f"{prediction.picture} ({columns} x {rows} pixels)", style="bold", soft_wrap=True)
     if not tags:
         best = prediction.top(1)[0]
-        told = f"no tag; the most probable is {best.label} with {best.prob:.2f}, given above {best.threshold:.2f}"
+        limit = best.threshold if threshold is None else threshold
+        told = f"no tag; the most probable is {best.label} with {best.prob:.2f}, given above {limit:.3g}"
         console.print(f"  {told}\n", soft_wrap=True)
         return
     patched, roomy = prediction.weights is not None, console.width >= _WIDTH  # else there is no place for bars
     longest = max(cell_len(tag.label) for tag in tags)
     bar = BAR - min(max(longest - _LABEL, 0), BAR // 2)  # labels are folded only when the bar has given half
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("tag", min_width=_LABEL, overflow="fold")  # the only one that may be folded: numbers stay whole
+    table.add_column("tag", min_width=10, overflow="fold")  # the only one that may be folded: numbers stay whole
     table.add_column("both (TDE)" if patched else "probability", justify="right", no_wrap=True)
     if roomy:
         table.add_column("", no_wrap=True)
@@ -58,8 +59,9 @@ def print_table(prediction: Prediction, tags: Sequence[Tag]) -> None:
     for tag in tags:
         cells = [tag.label, f"{tag.prob:.2f}", *([draw_bar(tag.prob, width=bar)] if roomy else [])]
         if tag.patch_prob is not None and tag.box is not None:
-            cells += [f"{tag.image_prob:.2f}", f"{tag.patch_prob:.2f}", place_in_words(tag.box, prediction.size)]
-        table.add_row(*cells, style="" if tag.prob > tag.threshold else "dim")
+            pivot = f"{place_in_words(tag.box, prediction.size)} {max(tag.weights or ()):.0%}"
+            cells += [f"{tag.image_prob:.2f}", f"{tag.patch_prob:.2f}", pivot]
+        table.add_row(*cells, style="" if tag.prob > (tag.threshold if threshold is None else threshold) else "dim")
     console.print(Padding(table, (0, 0, 0, 2), expand=False))
     console.print()
 

@@ -50,7 +50,7 @@ def _describe(recipe: "Recipe") -> dict[str, str | float | None]:
         "name": recipe.name,
         "title": recipe.title,
         "data": config.data.train,
-        "backbone": config.model.backbone,
+        "backbone": config.model.start_from or config.model.backbone,
         "head": config.model.head,
         "task": config.task.kind,
         "published_map": recipe.published,
@@ -74,7 +74,7 @@ def _print_table(rows: list[dict[str, str | float | None]]) -> None:
         published = row["published_map"]
         table.add_row(
             str(row["name"]),
-            str(row["data"]).partition(":")[0],
+            str(row["data"] or "yours").partition(":")[0],
             Text(str(row["backbone"]), no_wrap=True, overflow="ellipsis"),
             str(row["head"]),
             str(row["task"]),

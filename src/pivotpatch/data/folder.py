@@ -15,7 +15,7 @@ from pivotpatch.data.table import TableOptions, read_tables
 from pivotpatch.data.table_files import TableFile, TableFiles, find_tables
 from pivotpatch.data.table_labels import TableLabels, encode_label_column, find_label_names
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2")
 SPLIT_FOLDERS = ("train", "trainval", "val", "valid", "validation", "dev", "test")
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 

@@ -17,6 +17,7 @@ from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.writing import explain_disk_faults, replacing_folder
+from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.preprocessing import Preprocessing
@@ -158,8 +159,12 @@ def _halve(key: str, value: Tensor) -> Tensor:
 
 
 def load_checkpoint(folder: str | Path) -> Classifier:
-    """Build the network that a checkpoint folder describes, in evaluation mode, on the CPU, in float32."""
-    folder = Path(folder)
+    """Build the network that a checkpoint folder describes, in evaluation mode, on the CPU, in float32.
+
+    Args:
+        folder: of the checkpoint, or the name of a bundled network.
+    """
+    folder = find_bundled(str(folder)) or Path(folder)
     where = str(folder / DESCRIPTION)
     described = _read_description(folder)
     patching = {} if described.patching is None else described.patching.arguments()

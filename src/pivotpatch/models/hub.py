@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 
 from pivotpatch import __version__
 from pivotpatch.core.errors import InputError
+from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.card import Card, write_card
 from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, load_checkpoint, save_checkpoint, write_checkpoint
 from pivotpatch.models.classifier import Classifier
@@ -88,14 +89,14 @@ def fetch_folder(
     """The folder of a network: a local one, or a copy of some files that the hub has under a name.
 
     Args:
-        name_or_folder: a folder, else `owner/name`.
+        name_or_folder: a folder or the name of a bundled network, else `owner/name`.
         needed: the file that tells what kind of network it is; fetched first.
         also: names or patterns of the other files, fetched where they are there.
         revision: a branch, tag or commit of the hub's; the newest by default.
         cache_dir: where copies are kept; the hub client's own place by default.
         token: of the hub's, for what is not public; the one that the client has stored by default.
     """
-    name = os.fspath(name_or_folder)
+    name = os.fspath(find_bundled(os.fspath(name_or_folder)) or name_or_folder)
     if Path(name).is_dir():
         if revision is not None:
             raise InputError(name, f"revision {revision!r} is given for a folder", "leave it out")

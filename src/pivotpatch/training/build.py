@@ -17,7 +17,6 @@ from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.loading import Loader, hold_pictures, make_loader
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.split import split_records
-from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -213,7 +212,7 @@ def _say_patching(task: TaskSection) -> dict[str, Any]:
 def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...]) -> Classifier:
     """Train a checkpoint's network further, for other labels too; PAT-T may start from an ordinary one."""
     assert section.start_from is not None
-    model = load_checkpoint(find_bundled(section.start_from) or section.start_from)
+    model = load_checkpoint(section.start_from)
     model.thresholds = model.calibration = model.adaptive = None  # they belong to the weights that they were fitted to
     said = section.model_dump(exclude={"start_from", "pretrained"}, exclude_defaults=True)
     for name, value in said.items():
