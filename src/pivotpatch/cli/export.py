@@ -35,7 +35,7 @@ def run_export(args: argparse.Namespace) -> int:
     from pivotpatch.inference.engine import TorchEngine
     from pivotpatch.inference.predictor import Predictor
 
-    engine = Predictor.load(args.what, device="cpu").engine
+    engine = Predictor.load(args.what, device="cpu", fold=False).engine
     if not isinstance(engine, TorchEngine):
         raise InputError(args.what, "is exported already", "give the run or the checkpoint that it comes from")
     if args.format == "onnx":

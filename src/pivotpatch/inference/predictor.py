@@ -70,6 +70,7 @@ class Predictor:
         *,
         device: str | torch.device | None = None,
         effort: float = 1.0,
+        fold: bool = True,
     ) -> "Predictor":
         """Open a trained network.
 
@@ -83,12 +84,13 @@ class Predictor:
             effort: share of pictures whose patches are looked at, those that are the least clear without: 1 for all,
                 0 for none. Anything between needs a network that was tuned (`pivotpatch tune`). Exported networks
                 look at the patches of all. PAT-I looks at the patches of all or, with 0, of none.
+            fold: fold batch norms into convolutions, which says the same sooner; False leaves the network as it is.
         """
         check_effort(effort, "Predictor")
         path, chosen = Path(name_or_folder), _choose_device(device)
         scheme, _, named = os.fspath(name_or_folder).partition(":")
         if scheme in SCHEMES and named:
-            return cls(_open_named(scheme, named, device=chosen, effort=effort))
+            return cls(_open_named(scheme, named, device=chosen, effort=effort, fold=fold))
         if path.suffix.lower() in EXPORTED and not path.is_dir():
             from pivotpatch.inference.exported import open_exported
 
@@ -99,7 +101,7 @@ class Predictor:
                 raise InputError(str(path), wrong, "leave effort out, or give the run or checkpoint")
             return cls(open_exported(path))
         folder = find_bundled(os.fspath(name_or_folder)) or _find_checkpoint(path)
-        return cls(_ask(load_checkpoint(folder), device=chosen, effort=effort))
+        return cls(_ask(load_checkpoint(folder), device=chosen, effort=effort, fold=fold))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -170,16 +172,16 @@ def _choose_device(device: str | torch.device | None) -> torch.device:
         raise InputError("device", f"{device!r} cannot be used ({reason})", "choose cpu or another") from None
 
 
-def _ask(model: Classifier, *, device: torch.device, effort: float) -> TorchEngine:
+def _ask(model: Classifier, *, device: torch.device, effort: float, fold: bool) -> TorchEngine:
     """An engine for a network that nobody else holds, which is changed into what the device is fastest with."""
     model.eval()
-    if isinstance(model, SharedClassifier):
+    if fold and isinstance(model, SharedClassifier):
         model.backbone = fold_norms(model.backbone, side=model.preprocessing.image_size)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=effort)
 
 
-def _open_named(scheme: str, named: str, *, device: torch.device, effort: float) -> TorchEngine:
+def _open_named(scheme: str, named: str, *, device: torch.device, effort: float, fold: bool) -> TorchEngine:
     """An engine for a folder or a name on the hub."""
     from pivotpatch.inference.foreign import open_timm, open_transformers
 
@@ -188,7 +190,7 @@ def _open_named(scheme: str, named: str, *, device: torch.device, effort: float)
         place, _, tail = named.partition("@")
         revision = tail or None
     if scheme == "hub":
-        return _ask(Classifier.from_pretrained(place, revision=revision), device=device, effort=effort)
+        return _ask(Classifier.from_pretrained(place, revision=revision), device=device, effort=effort, fold=fold)
     if 0 < effort < 1:
         wrong = f"is {effort:g}, but PAT-I looks at the patches of all pictures or of none"
         raise InputError("effort", wrong, "give 1 or 0")
