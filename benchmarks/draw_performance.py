@@ -1,6 +1,8 @@
 """Draw docs/images/performance.png from the results of training.py, inference.py (on a GPU) and predict.py (on a CPU).
 
-python benchmarks/draw_performance.py
+    python benchmarks/draw_performance.py
+
+It draws what was measured before; it measures nothing.
 """
 
 import json

@@ -1,7 +1,9 @@
 """What effort keeps and costs on pictures that it was not fitted to: no network runs, scores are enough.
 
-pivotpatch evaluate tagger table:coco256@test --save test.parquet
-python benchmarks/effort.py tagger test.parquet --plain 64.14
+    pivotpatch evaluate tagger table:coco256@test --save test.parquet
+    python benchmarks/effort.py tagger test.parquet --plain 64.14
+
+A pass is one over an image of the network's size.
 """
 
 import argparse
@@ -27,9 +29,8 @@ def main() -> None:
     alone = model.adaptive.calibration.apply(scores.get("image"))
     both = model.calibration.apply(scores.scaled("tde"))
     bottom, top = (100 * average_precision(probs, scores.target).mean for probs in (alone, both))
-    print(
-        "effort  pictures  passes    mAP  of what patches add" + "  of the gain over plain" * (args.plain is not None)
-    )
+    beside = "" if args.plain is None else "  of the gain over plain"
+    print(f"effort  pictures  passes    mAP  of what patches add{beside}")
     for effort in args.efforts:
         looked = torch.full((len(scores),), effort == 1) if effort in (0, 1) else model.adaptive.choose(alone, effort)
         mean = 100 * average_precision(torch.where(looked[:, None], both, alone), scores.target).mean

@@ -13,8 +13,6 @@ On a machine without a GPU it runs too (in float32), for a trial: give --size 64
 import argparse
 import gc
 import itertools
-import json
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from recording import describe_machine, write_json
 from torch.utils.flop_counter import FlopCounterMode
 from training import LABELS, Clock, forget, make_floor_step
 
@@ -109,19 +108,6 @@ def main() -> None:
                 found[name] |= {"tflops": tflops, "share_of_peak": tflops * 1e12 / peak}
             print(f"{backbone:12s} {name:18s} {tell(found[name])}", flush=True)
             write_json(args.out, results)
-
-
-def describe_machine(device: torch.device) -> dict[str, Any]:
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
-    return {"device": name, "torch": torch.__version__}
-
-
-def write_json(path: Path | None, results: Mapping[str, Any]) -> None:
-    """Write all figures so far, or nothing where no file is named."""
-    if path is not None:
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-        unfinished.replace(path)
 
 
 def tell(found: Mapping[str, Any]) -> str:

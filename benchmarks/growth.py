@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from floor import attempt, describe_machine, time_call, write_json
+from floor import attempt, time_call
+from recording import describe_machine, write_json
 from torch import Tensor
 from training import LABELS, Clock, forget, make_floor_step
 

@@ -12,8 +12,6 @@ Pictures lie decoded on the device, as bytes. Ways, each with the network in eva
 """
 
 import argparse
-import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recording import describe_machine, write_json
 from torch import Tensor
 
 from pivotpatch import PatchClassifier
@@ -44,8 +43,7 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
-        "torch": torch.__version__,
+        **describe_machine(device),
         **{name: getattr(args, name) for name in ("size", "batch", "rounds")},
         "backbones": {},
     }
@@ -58,8 +56,7 @@ def main() -> None:
             print(f"{backbone:12s} {way:10s} {found[way]:8.1f} pictures/s{beside}", flush=True)
         if {"ours", "published"} <= set(found):
             print(f"{'':12s} ours: {found['ours'] / found['published']:.2f} times the published way", flush=True)
-        if args.out is not None:
-            args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        write_json(args.out, results)
 
 
 @torch.inference_mode()

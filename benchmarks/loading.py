@@ -11,6 +11,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -49,12 +50,16 @@ def draw_photograph(rng: np.random.Generator, *, width: int = 640, height: int =
     return (np.asarray(picture) + grain).clip(0, 255).astype(np.uint8)
 
 
+def write_photograph(job: tuple[Path, int]) -> Path:
+    path, seed = job
+    Image.fromarray(draw_photograph(np.random.default_rng(seed))).save(path, quality=90)
+    return path
+
+
 def write_photographs(folder: Path, count: int) -> list[Path]:
-    rng = np.random.default_rng(0)
-    paths = [folder / f"{index:04}.jpg" for index in range(count)]
-    for path in paths:
-        Image.fromarray(draw_photograph(rng)).save(path, quality=90)
-    return paths
+    with ProcessPoolExecutor() as pool:
+        jobs = [(folder / f"{index:05}.jpg", index) for index in range(count)]
+        return list(pool.map(write_photograph, jobs, chunksize=8))
 
 
 def cut_out(picture: Image.Image) -> Image.Image:

@@ -14,13 +14,10 @@ On a machine without a GPU it runs too (bfloat16 and fp16 are then left out), fo
 
 import argparse
 import itertools
-import json
-import os
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -28,8 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from loading import draw_photograph, make_published_pipeline
-from PIL import Image
+from loading import make_published_pipeline, write_photographs
+from recording import describe_machine, write_json
 from torch import Tensor
 
 from pivotpatch import AsymmetricLoss, PatchClassifier
@@ -74,8 +71,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ways: dict[str, Callable[..., Speed]] = {"published": run_published, "ours": run_ours, "floor": run_floor}
     results: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {os.cpu_count()} cores",
-        "torch": torch.__version__,
+        **describe_machine(device),
         **{name: getattr(args, name) for name in ("size", "batch", "workers", "steps", "set")},
         "backbones": {},
     }
@@ -96,8 +92,7 @@ def main() -> None:
                 for section, milliseconds in (speed.sections or {}).items():
                     print(f"{'':12s} {section:10s} {milliseconds:8.2f} ms", flush=True)
             print(tell_ratios(found), flush=True)
-            if args.out is not None:
-                args.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+            write_json(args.out, results)
 
 
 def tell_ratios(found: dict[str, dict[str, float]]) -> str:
@@ -120,18 +115,6 @@ def forget(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def write_photograph(job: tuple[Path, int]) -> Path:
-    path, seed = job
-    Image.fromarray(draw_photograph(np.random.default_rng(seed))).save(path, quality=90)
-    return path
-
-
-def write_photographs(folder: Path, count: int) -> list[Path]:
-    with ProcessPoolExecutor() as pool:
-        jobs = [(folder / f"{index:05}.jpg", index) for index in range(count)]
-        return list(pool.map(write_photograph, jobs, chunksize=8))
 
 
 class Clock:

@@ -8,7 +8,7 @@ import resource, sys, torch
 from pivotpatch.core.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
-for size in (1, 2, 3):  # the first round makes the heap as large as it will be
+for _ in range(3):  # the first round makes the heap as large as it will be
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
         torch.ones(2**24)  # 64 MiB

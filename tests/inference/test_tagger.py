@@ -74,8 +74,7 @@ def test_the_spoon_beside_the_cup_is_seen(predictor: Predictor) -> None:
     assert "spoon" in name_tags(predictor(PHOTOGRAPHS / "coffee.png"))
 
 
-def test_the_patch_of_the_cat_holds_the_cat(predictor: Predictor) -> None:
-    """Its face fills the picture from the top; the strongest patch must be a part of it that is no background."""
+def test_the_patches_of_a_picture_full_of_cat_say_cat_too(predictor: Predictor) -> None:
     (cat,) = (tag for tag in predictor(PHOTOGRAPHS / "chelsea.png").tags if tag.label == "cat")
     assert cat.box is not None
     assert cat.patch_prob is not None
