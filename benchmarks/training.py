@@ -106,7 +106,7 @@ def tell_ratios(found: dict[str, dict[str, float]]) -> str:
     ]
     if "published" in found and found["published"]["memory"]:
         parts.append(f"{ours['memory'] / found['published']['memory']:.2f} of the published way's memory")
-    return f"{'':12s} ours: {', '.join(parts)}"
+    return f"{'':12s} ours: {', '.join(parts)}" if parts else ""
 
 
 def forget(device: torch.device) -> None:
