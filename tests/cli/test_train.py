@@ -1,6 +1,4 @@
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+from train_command import SCENES, SMALL, Errors, train, write_pictures
 
 from pivotpatch.cli.main import main
 from pivotpatch.cli.train import read_words
@@ -22,43 +21,6 @@ from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import load_config
 from pivotpatch.training.recipes import find_recipe
-
-SMALL = [
-    "model.backbone=test_resnet",
-    "model.pretrained=false",
-    "model.image_size=32",
-    "train.epochs=2",
-    "train.batch_size=4",
-    "data.workers=0",
-    "output.trackers=[]",
-]
-SCENES = ["scenes:@train?count=24&size=32", *SMALL]
-Errors = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def write_pictures(root: Path, count: int = 12) -> Path:
-    """A table of pictures and labels; cat, dog, both or neither."""
-    root.mkdir(exist_ok=True)
-    rows = []
-    for place in range(count):
-        Image.fromarray(np.full((40, 40, 3), 20 * place, dtype=np.uint8)).save(root / f"{place}.png")
-        rows.append(f"{place}.png,{'|'.join(name for bit, name in enumerate(('cat', 'dog')) if place >> bit & 1)}\n")
-    (root / "photos.csv").write_text("image,labels\n" + "".join(rows))
-    return root / "photos.csv"
-
-
-def train(*words: str) -> dict[str, Any]:
-    """Train to the end and return metrics.json."""
-    assert main(["train", *words]) == 0
-    out = Path(words[words.index("--out") + 1])
-    content: dict[str, Any] = json.loads((out / "metrics.json").read_text())
-    return content
 
 
 def fail(capsys: Errors, *words: str) -> str:
@@ -194,18 +156,6 @@ def test_a_run_leaves_its_folder_and_tells_its_result(here: Path, capsys: Errors
     assert "the run has come to its end; start another" in fail(capsys, "--resume", str(out))
 
 
-def test_the_result_as_json(here: Path, capsys: Errors) -> None:
-    address = "scenes:@test-same?count=20&size=32"
-    metrics = train(*SCENES, f"data.test={address}", "--out", "run", "--json")
-    printed = json.loads(capsys.readouterr().out)
-    assert printed == metrics
-    assert printed["finished"] is True
-    assert (printed["steps"], printed["epochs"], printed["ranking"]) == (12, 2, "tde")
-    assert set(printed["test"][address]) == {"image", "patch", "tde"}
-    assert printed["test"][address]["tde"]["definition"] == "step"
-    assert printed["pictures_per_second"] > 0
-
-
 def test_test_sets_are_looked_at_only_where_they_are_named(here: Path, capsys: Errors) -> None:
     assert train(*SCENES, "--out", "without")["test"] == {}
     address = "scenes:@test-same?count=20&size=32"
@@ -327,76 +277,3 @@ def test_tensorboard_holds_losses_and_validation(here: Path) -> None:
     assert [event.step for event in events.Scalars("loss_patch")] == [3, 6, 9, 12]
     entries = [entry["loss"] for entry in read_log(here / "run") if "loss" in entry]
     assert [event.value for event in events.Scalars("loss")] == pytest.approx(entries)
-
-
-def test_a_dry_run_tells_and_writes_nothing(here: Path, capsys: Errors) -> None:
-    assert main(["train", *SCENES, "data.hold=memory", "--dry-run"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"pictures +22 to train on, 2 to validate", shown)
-    assert re.search(r"steps +12, \d", shown)
-    assert re.search(r"memory +\d+\.\d\d GB at most", shown)
-    assert re.search(r"held pictures +0\.00 GB besides", shown)
-    assert main(["train", *SCENES, "--dry-run", "--json"]) == 0
-    tried = json.loads(capsys.readouterr().out)
-    assert (tried["pictures"], tried["val_pictures"], tried["steps"], tried["labels"]) == (22, 2, 12, 10)
-    assert list(here.iterdir()) == []
-
-
-def test_pictures_that_cannot_be_read_are_told(here: Path, capsys: Errors) -> None:
-    photos = write_pictures(here / "pictures")
-    (here / "pictures" / "3.png").write_bytes(b"no picture")
-    assert main(["train", str(photos), *SMALL, "data.val_fraction=0", "--out", "stops"]) == 1
-    assert re.match(r"pivotpatch: .*3\.png: ", capsys.readouterr().err.splitlines()[-1])
-    metrics = train(str(photos), *SMALL, "data.on_error=skip", "data.val_fraction=0.3", "--out", "skips")
-    assert [Path(name).name for name in metrics["not_read"]] == ["3.png"]
-    assert "not read: " in capsys.readouterr().err
-
-
-def test_lines_without_a_terminal_tell_time_losses_and_speed(here: Path, capsys: Errors) -> None:
-    train(*SCENES, "--out", "run")
-    lines = capsys.readouterr().err.splitlines()
-    assert "train: 1 of 12" in lines
-    number = r"[\d.e+-]+"
-    train_line = (
-        rf"train: 7 of 12, \d:\d\d:\d\d left, loss {number} \(image {number}, patch {number}\), {number} pictures/s"
-    )
-    assert any(re.fullmatch(train_line, line) for line in lines), lines
-    assert any(
-        re.fullmatch(r"epoch 2: validation mAP image \d+\.\d\d, patch \d+\.\d\d, tde \d+\.\d\d", line) for line in lines
-    )
-    assert not any("\x1b" in line for line in lines)
-
-
-def test_bars_on_a_terminal_tell_time_losses_and_speed(here: Path) -> None:
-    test = "data.test=scenes:@test-same?count=20&size=32"
-    shown = show_on_terminal(
-        [sys.executable, "-m", "pivotpatch", "train", *SCENES, test, "train.epochs=3", "--out", "run"]
-    )
-    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown)
-    number = r"[\d.e+-]+"  # whole, with the time left before it
-    assert re.search(
-        rf"train .* 18/18 \d:\d\d:\d\d loss {number} \({number} \+ {number}\), {number} pictures/s", plain
-    ), shown
-    assert "epoch 3: validation mAP image" in plain
-    assert re.search(r"test scenes:@test-same\?count=20&size=32 .*1/1", plain)
-    assert "best validation mAP" in plain
-
-
-def show_on_terminal(command: list[str]) -> str:
-    """What a program writes where all that it writes to is a terminal of 80 columns."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    shown = b""
-    while chunk := read_some(ours):
-        shown += chunk
-    assert process.wait() == 0, shown.decode()
-    return shown.decode()
-
-
-def read_some(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:  # the other end is closed
-        return b""

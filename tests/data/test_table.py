@@ -1,56 +1,29 @@
-import csv
 import json
 import os
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from written_tables import TEXT, labels_of, write_table
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
-from pivotpatch.data.records import RecordSet
 from pivotpatch.data.table import IMAGE_COLUMNS, LABEL_COLUMNS, read_table
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "coco256"
-Labels = tuple[set[str], set[str]]
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIVOTPATCH_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def labels_of(records: RecordSet) -> dict[str, Labels]:
-    """Present and unknown labels of each picture, by its name."""
-    names = records.labels.names
-    return {r.name: ({names[i] for i in r.positive}, {names[i] for i in r.unknown}) for r in records}
-
-
-def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> str:
-    """Write columns as the suffix says: CSV and TSV by Python's module, JSON lines, Parquet."""
-    rows = list(zip(*columns.values(), strict=True))
-    if path.suffix in (".csv", ".tsv"):
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-            writer.writerows([list(columns), *rows])
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
-    else:
-        pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), path)
-    return str(path)
-
-
-TEXT = {"image": ["a.jpg", "b.jpg", "c.jpg"], "labels": ["dog|cat", "", "dog | ?bird|"]}
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
@@ -67,59 +40,6 @@ def test_delimited_text(tmp_path: Path, suffix: str) -> None:
     assert records[0].image == tmp_path / "a.jpg"
 
 
-@pytest.mark.parametrize(("cells", "delimiter", "expected"), [
-    (["a;b", "c,d"], None, [{"a", "b"}, {"c,d"}]),
-    (["a, b", "c"], None, [{"a", "b"}, {"c"}]),
-    (["a b", "c"], " ", [{"a", "b"}, {"c"}]),
-    (["a, b", "c"], "", [{"a, b"}, {"c"}]),
-])  # fmt: skip
-def test_delimiters(tmp_path: Path, cells: list[str], delimiter: str | None, expected: list[set[str]]) -> None:
-    location = write_table(tmp_path / "t.csv", {"file_name": ["1.jpg", "2.jpg"], "tags": cells})
-    records = read_table(location, None, delimiter=delimiter)
-    assert [present for present, _ in labels_of(records).values()] == expected
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_lists_load_exactly(tmp_path: Path, suffix: str) -> None:
-    lists = [[" dog ", "a|b", 'so "called"', "two  blanks", "Ünïcödé 猫"], [], ["?cat", "a|b", "a|b"]]
-    columns: dict[str, Any] = {"Image": TEXT["image"], "labels": lists}
-    records = read_table(write_table(tmp_path / f"t{suffix}", columns), None)
-    assert labels_of(records) == {"a.jpg": (set(lists[0]), set()), "b.jpg": (set(), set()), "c.jpg": ({"a|b"}, {"cat"})}
-
-
-def test_odd_characters_in_csv_load_exactly(tmp_path: Path) -> None:
-    cells = ['so "called"|two  blanks', "Ünïcödé 猫| 'x' ", "NULL|nan|007"]
-    records = read_table(
-        write_table(tmp_path / "t.csv", {"image": ["1", "é,.jpg", "new\nline"], "labels": cells}), None
-    )
-    assert labels_of(records) == {
-        "1": ({'so "called"', "two  blanks"}, set()),
-        "é,.jpg": ({"Ünïcödé 猫", "'x'"}, set()),
-        "new\nline": ({"NULL", "nan", "007"}, set()),
-    }
-
-
-def test_byte_order_mark(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("image,labels\na.jpg,cat\n", encoding="utf-8-sig")
-    (tmp_path / "t.jsonl").write_text('{"image": "a.jpg", "labels": ["cat"]}\n\n', encoding="utf-8-sig")
-    for name in ("t.csv", "t.jsonl"):
-        assert labels_of(read_table(str(tmp_path / name), None)) == {"a.jpg": ({"cat"}, set())}
-
-
-@pytest.mark.parametrize(("suffix", "zebra", "ant"), [
-    (".csv", ["1", "0", "-1", ""], ["0.0", "1.0", "true", "nan"]),
-    (".jsonl", [1, 0, -1, None], [False, True, True, None]),
-    (".parquet", [1, 0, -1, None], [0.0, 1.0, 1.0, float("nan")]),
-])  # fmt: skip
-def test_one_column_a_label(tmp_path: Path, suffix: str, zebra: list[Any], ant: list[Any]) -> None:
-    columns: dict[str, list[Any]] = {"path": list("abcd"), "zebra": zebra, "ant": ant, "split": ["x"] * 4}
-    records = read_table(write_table(tmp_path / f"t{suffix}", columns), None)
-    assert records.labels.names == ("zebra", "ant")  # the order of the columns
-    nan = torch.nan
-    expected = torch.tensor([[1.0, 0.0], [0.0, 1.0], [nan, 1.0], [nan, nan]])
-    torch.testing.assert_close(records.target(), expected, equal_nan=True)
-
-
 def test_names_choose_and_order_the_columns(tmp_path: Path) -> None:
     columns: dict[str, list[Any]] = {"Path": ["a", "b"], "Age": [63, 41], "cat": [0, 1], "dog": [1, None]}
     location = write_table(tmp_path / "t.csv", columns)
@@ -132,65 +52,6 @@ def test_names_choose_and_order_the_columns(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("dog\ncaat\n")
     with pytest.raises(InputError, match=r"none for the label 'caat'; did you mean 'cat'\?"):
         read_table(location, None, names="names.txt")
-
-
-def test_names_order_the_labels_and_refuse_others(tmp_path: Path) -> None:
-    location = write_table(tmp_path / "t.csv", TEXT)
-    (tmp_path / "labels.json").write_text('["dog", "cow", "bird", "cat"]')
-    assert read_table(location, None).labels.names == ("dog", "cow", "bird", "cat")
-    (tmp_path / "labels.json").write_text('["dog", "birds", "cat"]')
-    with pytest.raises(InputError, match=r"t\.csv, row 4: unknown label 'bird'; did you mean 'birds'\?"):
-        read_table(location, None)
-    (tmp_path / "labels.json").write_text('{"dog": 1}')
-    with pytest.raises(InputError, match=r"labels\.json: it is not a JSON list of label names"):
-        read_table(location, None)
-
-
-def test_numbered_labels(tmp_path: Path) -> None:
-    location = write_table(tmp_path / "t.parquet", {"image": ["a", "b"], "label": [[2, 0], []]})
-    with pytest.raises(InputError, match=r"row 1: labels are numbers; give their names in order with \?names=FILE"):
-        read_table(location, None)
-    (tmp_path / "labels.json").write_text('["z", "y", "x"]')
-    assert labels_of(read_table(location, None)) == {"a": ({"z", "x"}, set()), "b": (set(), set())}
-    (tmp_path / "labels.json").write_text('["z", "y"]')
-    with pytest.raises(InputError, match="row 1: label number 2 is outside 0 to 1"):
-        read_table(location, None)
-
-
-@pytest.mark.parametrize("shape", ["list", "scalar"])
-def test_hugging_face_class_labels(tmp_path: Path, shape: str) -> None:
-    feature: dict[str, Any] = {"names": ["no", "yes"], "_type": "ClassLabel"}
-    feature = {"feature": feature, "length": -1, "_type": "Sequence"} if shape == "list" else feature
-    values = [[1], [0]] if shape == "list" else [1, 0]
-    table = pa.table({"image": ["a", "b"], "label": values})
-    info = {"info": {"features": {"image": {"_type": "Value"}, "label": feature}}}
-    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / "t.parquet")
-    records = read_table(str(tmp_path / "t.parquet"), None)
-    assert records.labels.names == ("no", "yes")
-    assert labels_of(records) == {"a": ({"yes"}, set()), "b": ({"no"}, set())}
-
-
-LISTS = pa.array([["dog", "cat"], [], ["dog"]])
-
-
-@pytest.mark.parametrize(
-    ("image", "labels"),
-    [
-        (pa.array(TEXT["image"]).dictionary_encode(), pa.array(TEXT["labels"]).dictionary_encode()),
-        (pa.array(TEXT["image"], pa.large_string()), LISTS.cast(pa.large_list(pa.large_string()))),
-        (pa.array(TEXT["image"], pa.string_view()), LISTS),
-        (pa.array([b"a", b"b", b"c"], pa.binary_view()), LISTS),
-    ],
-    ids=["dictionary", "large", "string_view", "binary_view"],
-)
-def test_columns_as_pandas_and_polars_write_them(image: pa.Array, labels: pa.Array, tmp_path: Path) -> None:
-    try:
-        pq.write_table(pa.table({"image": image, "labels": labels}), tmp_path / "t.parquet")
-    except pa.ArrowNotImplementedError:
-        pytest.skip("this version of pyarrow cannot write views")
-    records = read_table(str(tmp_path / "t.parquet"), None)
-    assert [present for present, _ in labels_of(records).values()] == [{"cat", "dog"}, set(), {"dog"}]
-    assert records[2].image == (b"c" if image.type == pa.binary_view() else tmp_path / "c.jpg")
 
 
 def test_a_label_column_that_only_a_later_file_has_is_an_error(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from written_tables import TEXT, labels_of
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.table import read_table
@@ -120,3 +121,33 @@ def test_folders_named_like_tables(tmp_path: Path) -> None:
     (tmp_path / "b.csv").mkdir()
     with pytest.raises(InputError, match=r"b\.csv: is a folder, not a table; rename it or write a pattern"):
         find_tables(f"{tmp_path}/*.csv")
+
+
+def test_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("image,labels\na.jpg,cat\n", encoding="utf-8-sig")
+    (tmp_path / "t.jsonl").write_text('{"image": "a.jpg", "labels": ["cat"]}\n\n', encoding="utf-8-sig")
+    for name in ("t.csv", "t.jsonl"):
+        assert labels_of(read_table(str(tmp_path / name), None)) == {"a.jpg": ({"cat"}, set())}
+
+
+LISTS = pa.array([["dog", "cat"], [], ["dog"]])
+
+
+@pytest.mark.parametrize(
+    ("image", "labels"),
+    [
+        (pa.array(TEXT["image"]).dictionary_encode(), pa.array(TEXT["labels"]).dictionary_encode()),
+        (pa.array(TEXT["image"], pa.large_string()), LISTS.cast(pa.large_list(pa.large_string()))),
+        (pa.array(TEXT["image"], pa.string_view()), LISTS),
+        (pa.array([b"a", b"b", b"c"], pa.binary_view()), LISTS),
+    ],
+    ids=["dictionary", "large", "string_view", "binary_view"],
+)
+def test_columns_as_pandas_and_polars_write_them(image: pa.Array, labels: pa.Array, tmp_path: Path) -> None:
+    try:
+        pq.write_table(pa.table({"image": image, "labels": labels}), tmp_path / "t.parquet")
+    except pa.ArrowNotImplementedError:
+        pytest.skip("this version of pyarrow cannot write views")
+    records = read_table(str(tmp_path / "t.parquet"), None)
+    assert [present for present, _ in labels_of(records).values()] == [{"cat", "dog"}, set(), {"dog"}]
+    assert records[2].image == (b"c" if image.type == pa.binary_view() else tmp_path / "c.jpg")
