@@ -2,19 +2,23 @@
 
     python benchmarks/inference.py --backbones resnet101 tresnet_l resnet50 --out result.json
 
-Pictures lie decoded on the device, as bytes. Ways, each with the network in evaluation mode:
+Pictures lie decoded on the device, as bytes; answers come back to the host. Ways, the network in evaluation mode:
 
-- plain: the whole image alone; compiled, bfloat16 on a GPU, channels last, cuDNN chooses its kernels by trial;
-- published: five views, resized one after the other from the resized image, NCHW, fp16 autocast on a GPU, not compiled;
-- ours: the five views made in one batch on the device, one compiled pass, pooled;
-- native: the same with patches cut from a source of twice the side;
-- small: as native, patches seen at half the side of the image (`patch_size`).
+- plain: the whole image alone, as `Predictor` asks a network with effort 0;
+- published: five views, resized one after the other from the resized image, NCHW, fp16 autocast on a GPU;
+- ours: image and patches, as `Predictor` asks: batch norms folded, on a GPU bfloat16 and ReLUs fused by cuDNN;
+- adaptive: the same with an effort, the share of pictures whose patches are looked at (--effort);
+- closer: the same, and a closer look of 1.5 times the side in place of the patches, at the effort of equal cost;
+- native: as ours, patches cut from a source of twice the side;
+- small: as native, patches seen at half the side of the image (`patch_size`);
+- compiled, compiled-plain: ours and plain with batch norms folded and the network compiled by torch.
 """
 
 import argparse
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +27,18 @@ from recording import describe_machine, write_json
 from torch import Tensor
 
 from pivotpatch import PatchClassifier
+from pivotpatch.core.adaptive import Adaptive
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.patches import patch_boxes, resize_images
+from pivotpatch.inference.adaptive import find_cutoffs
+from pivotpatch.inference.predictor import prepare_engine
 from pivotpatch.inference.scoring import make_network_views
+from pivotpatch.models.folding import fold_norms
 from pivotpatch.training.processes import own_settings
 
 LABELS = 80
-WAYS = ("plain", "published", "ours", "native", "small")
+WAYS = ("plain", "published", "ours", "adaptive", "closer", "native", "small", "compiled-plain", "compiled")
 
 
 def main() -> None:
@@ -39,12 +48,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=448, help="pixels a side of the network's input")
     parser.add_argument("--batch", type=int, default=64, help="pictures at once")
     parser.add_argument("--rounds", type=int, default=20, help="batches that are timed, after 3 that are not")
+    parser.add_argument("--effort", type=float, default=0.375, help="share of pictures with patches (0.375)")
+    parser.add_argument("--trial", action="store_true", help="let cuDNN choose its kernels by trial, in all ways")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results: dict[str, Any] = {
         **describe_machine(device),
-        **{name: getattr(args, name) for name in ("size", "batch", "rounds")},
+        **{name: getattr(args, name) for name in ("size", "batch", "rounds", "effort", "trial")},
         "backbones": {},
     }
     for backbone in args.backbones:
@@ -70,14 +81,21 @@ def measure(way: str, backbone: str, args: argparse.Namespace, *, device: torch.
         image_size=args.size,
         source_size=2 * args.size if larger else None,
         patch_size=args.size // 2 if way == "small" else None,
+        closer_size=args.size * 3 // 2 if way == "closer" else None,
     )
-    model = model.to(device).eval()
+    model.eval()
     side = model.picture_size
     pictures = torch.randint(256, (args.batch, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
-    run = make_published(model) if way == "published" else make_ours(model, whole_image=way == "plain")
-    half = torch.float16 if way == "published" else torch.bfloat16
-    settings = nullcontext() if way == "published" else own_settings(device)
-    with settings, torch.autocast(device.type, half, enabled=device.type == "cuda"):
+    effort = {"plain": 0.0, "adaptive": args.effort, "closer": args.effort * model.patch_cost / 1.5**2}.get(way, 1.0)
+    with own_settings(device) if args.trial or way.startswith("compiled") else nullcontext():
+        if way == "published":
+            run: Callable[[Tensor], object] = make_published(model.to(device))
+        elif way.startswith("compiled"):
+            run = make_compiled(model, device, whole_image=way == "compiled-plain")
+        else:
+            if 0 < effort < 1:
+                model.adaptive = order_pictures(model, pictures)
+            run = prepare_engine(model, device=device, effort=effort)
         for _ in range(3):
             run(pictures)
         began = _now(device)
@@ -92,21 +110,29 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def make_ours(model: PatchClassifier, *, whole_image: bool) -> Callable[[Tensor], Tensor]:
-    model = model.to(memory_format=torch.channels_last)
+def order_pictures(model: PatchClassifier, pictures: Tensor) -> Adaptive:
+    """Random weights doubt all pictures nearly alike: cutoffs by which an effort is the share of these."""
+    engine = prepare_engine(deepcopy(model), device=pictures.device, effort=0)
+    calibration = Calibration("image", "platt", (1.0,) * LABELS, (0.0,) * LABELS)
+    return Adaptive(calibration, find_cutoffs(engine(pictures).probs))
+
+
+def make_compiled(model: PatchClassifier, device: torch.device, *, whole_image: bool) -> Callable[[Tensor], Tensor]:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model.backbone = fold_norms(model.backbone, side=model.preprocessing.image_size).to(dtype)
+    model = model.to(device).to(memory_format=torch.channels_last)
 
     def look(image: Tensor, patches: Tensor) -> Tensor:
-        if whole_image:
-            return torch.sigmoid(model.head(model.backbone(image)))
-        return model.forward_views(image, patches).probs
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            if whole_image:
+                return torch.sigmoid(model.forward_images(image.to(dtype)))
+            return model.forward_views(image.to(dtype), patches.to(dtype)).probs
 
-    compiled = next(model.parameters()).is_cuda
-    if compiled:
-        look = torch.compile(look, dynamic=False)
+    compiled = torch.compile(look, dynamic=False) if device.type == "cuda" else look
 
     def run(pictures: Tensor) -> Tensor:
-        views = make_network_views(model, pictures, patches=not whole_image, compiled=compiled)
-        return look(views.image, views.patches)
+        views = make_network_views(model, pictures, patches=not whole_image, compiled=device.type == "cuda")
+        return compiled(views.image, views.patches).float().cpu()
 
     return run
 
@@ -116,7 +142,7 @@ def make_published(model: PatchClassifier) -> Callable[[Tensor], Tensor]:
     device = next(model.parameters()).device
     mean, std = (torch.tensor(values, device=device).reshape(3, 1, 1) for values in (prepare.mean, prepare.std))
 
-    def run(pictures: Tensor) -> Tensor:
+    def look(pictures: Tensor) -> Tensor:
         pixels = pictures.float() / 255
         cut = [pixels[..., box.top : box.bottom, box.left : box.right] for box in patch_boxes(side, side)]
         views = [(resize_images(view, (side, side)) - mean) / std for view in (pixels, *cut)]
@@ -127,7 +153,11 @@ def make_published(model: PatchClassifier) -> Callable[[Tensor], Tensor]:
             for project in (model.patch_projection, model.weight_projection)
         )
         probs: Tensor = combine_logits(model.head.project(whole), q, weight_logits=w).probs
-        return probs.float()
+        return probs
+
+    def run(pictures: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.float16, enabled=device.type == "cuda"):
+            return look(pictures).float().cpu()
 
     return run
 

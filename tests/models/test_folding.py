@@ -1,22 +1,9 @@
 import pytest
 import torch
+from made_backbones import make_backbone
 from torch import Tensor, nn
 
-from pivotpatch.models.backbone import Backbone
 from pivotpatch.models.folding import fold_norms
-
-
-def make(name: str) -> Backbone:
-    """A backbone whose norms have seen something."""
-    backbone = Backbone(name, image_size=64)
-    generator = torch.Generator().manual_seed(0)
-    for norm in backbone.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            norm.running_mean.copy_(0.1 * torch.randn(norm.num_features, generator=generator))
-            norm.running_var.copy_(0.5 + torch.rand(norm.num_features, generator=generator))
-    return backbone.eval()
 
 
 def count_norms(network: nn.Module) -> int:
@@ -36,7 +23,7 @@ def count_norms(network: nn.Module) -> int:
 )
 @torch.no_grad()
 def test_the_answer_stays_and_the_norms_go(name: str, left: int) -> None:
-    backbone = make(name)
+    backbone = make_backbone(name)
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     folded = fold_norms(backbone, side=64)
     assert count_norms(folded) == left

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from pivotpatch.core.adaptive import check_effort
 from pivotpatch.core.errors import InputError, choose_one_of
@@ -21,6 +21,7 @@ from pivotpatch.models.bundled import BUNDLED, find_bundled
 from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.folding import fold_norms
+from pivotpatch.models.fusing import fuse_activations
 
 EXPORTED = (".onnx", ".pt2")
 """How the names of exported networks end."""
@@ -84,7 +85,8 @@ class Predictor:
             effort: share of pictures whose patches are looked at, those that are the least clear without: 1 for all,
                 0 for none. Anything between needs a network that was tuned (`pivotpatch tune`). Exported networks
                 look at the patches of all. PAT-I looks at the patches of all or, with 0, of none.
-            fold: fold batch norms into convolutions, which says the same sooner; False leaves the network as it is.
+            fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
+                False leaves the network as it is.
         """
         check_effort(effort, "Predictor")
         path, chosen = Path(name_or_folder), _choose_device(device)
@@ -101,7 +103,7 @@ class Predictor:
                 raise InputError(str(path), wrong, "leave effort out, or give the run or checkpoint")
             return cls(open_exported(path))
         folder = find_bundled(os.fspath(name_or_folder)) or _find_checkpoint(path)
-        return cls(_ask(load_checkpoint(folder), device=chosen, effort=effort, fold=fold))
+        return cls(prepare_engine(load_checkpoint(folder), device=chosen, effort=effort, fold=fold))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -172,12 +174,25 @@ def _choose_device(device: str | torch.device | None) -> torch.device:
         raise InputError("device", f"{device!r} cannot be used ({reason})", "choose cpu or another") from None
 
 
-def _ask(model: Classifier, *, device: torch.device, effort: float, fold: bool) -> TorchEngine:
-    """An engine for a network that nobody else holds, which is changed into what the device is fastest with."""
+def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1.0, fold: bool = True) -> TorchEngine:
+    """An engine for a network that nobody else holds, which is changed into what the device is fastest with.
+
+    Args:
+        model: the network, on any device.
+        device: where to run.
+        effort: as in `Predictor.load`.
+        fold: likewise.
+    """
     model.eval()
-    if fold and isinstance(model, SharedClassifier):
-        model.backbone = fold_norms(model.backbone, side=model.preprocessing.image_size)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    if fold and isinstance(model, SharedClassifier):
+        backbone = fold_norms(model.backbone, side=model.preprocessing.image_size)
+        if device.type == "cuda":
+            backbone.network = fuse_activations(backbone.network)
+            for part in backbone.modules():
+                if isinstance(part, nn.Conv2d):
+                    part.to(dtype)  # once, not at every look
+        model.backbone = backbone
     return TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=effort)
 
 
@@ -190,7 +205,9 @@ def _open_named(scheme: str, named: str, *, device: torch.device, effort: float,
         place, _, tail = named.partition("@")
         revision = tail or None
     if scheme == "hub":
-        return _ask(Classifier.from_pretrained(place, revision=revision), device=device, effort=effort, fold=fold)
+        return prepare_engine(
+            Classifier.from_pretrained(place, revision=revision), device=device, effort=effort, fold=fold
+        )
     if 0 < effort < 1:
         wrong = f"is {effort:g}, but PAT-I looks at the patches of all pictures or of none"
         raise InputError("effort", wrong, "give 1 or 0")
