@@ -2,6 +2,8 @@
 
     pivotpatch evaluate tagger table:coco256@test --save test.parquet
     python benchmarks/effort.py tagger test.parquet --plain 64.14
+    pivotpatch evaluate tagger table:coco256@test --closer 352 --save closer.parquet
+    python benchmarks/effort.py tagger test.parquet --plain 64.14 --closer closer.parquet --pixels 352
 
 A pass is one over an image of the network's size.
 """
@@ -21,22 +23,29 @@ def main() -> None:
     parser.add_argument("model", help="a tuned checkpoint, or tagger")
     parser.add_argument("scores", type=Path, help="of test pictures, with image and TDE logits")
     parser.add_argument("--plain", type=float, help="mAP in per cent of the same network trained without patches")
+    parser.add_argument("--closer", type=Path, help="scores of a closer look at them, the second of efforts below 1")
+    parser.add_argument("--pixels", type=int, help="of that look, a side")
     parser.add_argument("--efforts", type=float, nargs="+", default=[step / 10 for step in range(11)])
     args = parser.parse_args()
     model, scores = load_checkpoint(args.model), read_scores(args.scores)
     if not isinstance(model, PatchClassifier) or model.adaptive is None or model.calibration is None:
         raise SystemExit(f"{args.model}: nobody has fitted an effort; run pivotpatch tune")
     alone = model.adaptive.calibration.apply(scores.get("image"))
-    both = model.calibration.apply(scores.scaled("tde"))
+    both = again = model.calibration.apply(scores.scaled("tde"))
+    cost = model.patch_cost
+    if args.closer is not None:
+        again = model.calibration.apply(read_scores(args.closer, like=scores).scaled("tde"))
+        cost = model.closer_cost(args.pixels)
     bottom, top = (100 * average_precision(probs, scores.target).mean for probs in (alone, both))
     beside = "" if args.plain is None else "  of the gain over plain"
     print(f"effort  pictures  passes    mAP  of what patches add{beside}")
     for effort in args.efforts:
         looked = torch.full((len(scores),), effort == 1) if effort in (0, 1) else model.adaptive.choose(alone, effort)
-        mean = 100 * average_precision(torch.where(looked[:, None], both, alone), scores.target).mean
+        second = both if effort == 1 else again
+        mean = 100 * average_precision(torch.where(looked[:, None], second, alone), scores.target).mean
         share = looked.double().mean().item()
-        line = f"{effort:6.3g}  {share:8.1%}  {1 + share * model.patch_cost:6.2f}  {mean:5.2f}"
-        line += f"  {(mean - bottom) / (top - bottom):19.0%}"
+        passes = 1 + share * (model.patch_cost if effort == 1 else cost)
+        line = f"{effort:6.3g}  {share:8.1%}  {passes:6.2f}  {mean:5.2f}  {(mean - bottom) / (top - bottom):19.0%}"
         print(line if args.plain is None else f"{line}  {(mean - args.plain) / (top - args.plain):22.0%}")
 
 

@@ -162,7 +162,8 @@ def make_view_step(images: Tensor) -> Callable[[], Tensor]:
 
     def make() -> Tensor:
         drawn = draw_augmentation(count, policy=AugmentPolicy(flip=0.5), generator=generator)
-        return stack_views(*make_views(images, size=SIZE, mean=mean, std=std, grid=GRID, augmentation=drawn))
+        views = make_views(images, size=SIZE, mean=mean, std=std, grid=GRID, augmentation=drawn)
+        return stack_views(views.image, views.patches)
 
     return make
 

@@ -11,7 +11,7 @@ from pivotpatch.audit.tuning import METHODS, Mixing, Scaling, Tuning, tune_score
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import average_precision, precision_recall
 from pivotpatch.core.policies import PerLabel
-from pivotpatch.inference.adaptive import effort_curve, fit_adaptive
+from pivotpatch.inference.adaptive import CloserLook, effort_curve, fit_adaptive
 from pivotpatch.inference.calibration import calibrate_out_of_fold, fit_calibration, judge_calibration
 from pivotpatch.inference.folds import draw_folds
 from pivotpatch.inference.mixing import fit_mixing
@@ -32,11 +32,17 @@ def tune(
     mixing: Mixing = "auto",
     calibration: Scaling = "auto",
     goal: Goal = BEST_F1,
+    closer: CloserLook | None = None,
     resamples: int = 100,
 ) -> Tuning:
-    generator = torch.Generator().manual_seed(0)
     return tune_scores(
-        scores, mixing=mixing, calibration=calibration, goal=goal, resamples=resamples, generator=generator
+        scores,
+        mixing=mixing,
+        calibration=calibration,
+        goal=goal,
+        closer=closer,
+        resamples=resamples,
+        generator=torch.Generator().manual_seed(0),
     )
 
 
@@ -169,6 +175,42 @@ def test_effort_is_fitted_to_the_new_mixture_and_judged_on_honest_logits() -> No
     model = PatchClassifier("test_vit", LABELS, image_size=32)
     kept.store(model)
     assert model.adaptive == kept.adaptive
+
+
+@pytest.mark.parametrize("mixing", ["global", "per-label"])
+def test_a_closer_look_is_mixed_as_the_network_will_be(mixing: Mixing) -> None:
+    closer = CloserLook(48, 2.25, make_scores(LABELS, count=400, seed=1))
+    found = tune(SCORES, mixing=mixing, calibration="platt", closer=closer)
+    plain = tune(SCORES, mixing=mixing, calibration="platt")
+    study = fit_mixing(SCORES)
+    mixture = study.shared if mixing == "global" else study.per_label
+    final = SCORES.remix(lam=mixture.lam, temperature=mixture.temperature)
+    unseen = replace(final, logits={**final.logits, "tde": mixture.logits * (1 + mixture.lam)})
+    remixed = closer._replace(scores=closer.scores.remix(lam=mixture.lam, temperature=mixture.temperature))
+    assert found.effort == effort_curve(unseen, patch_cost=4.0, closer=remixed, method="platt")
+    assert found.effort != effort_curve(unseen, patch_cost=4.0, closer=closer, method="platt")
+    assert found.effort != plain.effort
+    assert plain.effort is not None
+    assert found.effort.points[-1] == plain.effort.points[-1]
+    # All else knows of no closer look.
+    assert (found.calibration, found.thresholds, found.adaptive) == (
+        plain.calibration,
+        plain.thresholds,
+        plain.adaptive,
+    )
+    assert torch.equal(torch.as_tensor(found.lam), torch.as_tensor(plain.lam))
+
+
+def test_a_network_is_told_how_to_look_again() -> None:
+    closer = CloserLook(48, 2.25, make_scores(LABELS, count=400, seed=1))
+    with_closer, without = tune(SCORES, mixing="keep", closer=closer), tune(SCORES, mixing="keep")
+    assert (with_closer.closer_size, with_closer.to_dict()["closer_size"]) == (48, 48)
+    assert (without.closer_size, without.to_dict()["closer_size"]) == (None, None)
+    model = PatchClassifier("test_resnet", LABELS, image_size=32)
+    for found in (with_closer, without):
+        found.store(model)
+        assert model.closer_size == found.closer_size
+        assert model.adaptive == found.adaptive
 
 
 def test_effort_is_fitted_only_where_pictures_with_and_without_patches_can_be_compared() -> None:

@@ -292,6 +292,32 @@ def test_tables_need_no_scheme_for_effects(
     assert "direct effects are known on scenes only" in capsys.readouterr().err
 
 
+def test_pictures_of_fewer_labels_are_audited_by_these(
+    audit: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is told is told of scores that never knew the others."""
+    scores, places = make_scores(1.0, seed=1), [2, 3, 7]
+    names, target = [scores.labels[place] for place in places], scores.target[:, places]
+    shown = ("|".join(name for name, there in zip(names, row, strict=True) if there) for row in target.tolist())
+    rows = [f"{picture},{labels}" for picture, labels in zip(scores.pictures, shown, strict=True)]
+    (folder / "few.csv").write_text("\n".join(["image,labels", *rows]))
+    few = Scores(tuple(names), scores.pictures, target, {kind: each[:, places] for kind, each in scores.logits.items()})
+    write_scores(few, folder / "few.parquet")
+    for part in (["--pairs", "--min-probability", "0.05"], ["--steps"], ["--label-errors"]):
+        assert main(["audit", "pat.parquet", "few.csv", *part, "--json"]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == (
+            "judging 3 of 10 labels: two, three, seven; not in table:few.csv: zero, one, four and 4 more\n"
+        )
+        assert read(captured.out) == read(audit("few.parquet", *part, "--json"))
+    image = make_scores(3.0, seed=2).get("image")[:, places]
+    write_scores(replace(few, logits={"image": image}), folder / "few_asl.npz")  # all that a baseline need know
+    common = ("--min-probability", "0.05", "--json")
+    compared = read(audit("pat.parquet", "few.csv", "--baseline", "asl.npz", *common))
+    assert compared == read(audit("few.parquet", "--baseline", "few_asl.npz", *common))
+    assert compared["worst"]
+
+
 @pytest.mark.parametrize("option", [("--kind", "patch"), ("--policy", "top:2"), ("--pair", "one;zero")])
 def test_options_that_a_part_does_not_look_at_are_refused(
     audit: Callable[..., str], capsys: pytest.CaptureFixture[str], option: tuple[str, str]
@@ -325,6 +351,7 @@ def test_options_that_a_part_does_not_look_at_are_refused(
         ),
         (["run", "--effect", "--count", "3"], "--count: it means nothing beside --effect; leave one of the two out"),
         (["three.csv", "--label-errors"], "--label-errors: 3 pictures are too few to calibrate by; give 5 or more"),
+        (["tagger"], "tagger: is a network, not a file of scores; make some first: pivotpatch evaluate tagger DATA"),
         (["run"], "make some first: pivotpatch evaluate run DATA --save x.parquet --keep-patches"),
         (["pat.parquet", "--baseline", "run"], "run: is a folder, not a file of scores"),
         (["pat.parquet", "--effect"], "pat.parquet: holds scores, no network; give a run or a checkpoint"),

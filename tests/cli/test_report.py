@@ -11,7 +11,7 @@ from PIL import Image
 from pivotpatch.cli.main import main
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.data.address import open_records
-from pivotpatch.inference.score_file import write_scores
+from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 
@@ -157,6 +157,28 @@ def test_a_broken_picture_is_no_dead_end(runs: Path, here: Path, capsys: Errors)
     assert re.findall(mean, scored) == re.findall(mean, live)
     assert main(["report", "s.parquet", "photos.csv", *skip]) == 1
     assert "--on-error: s.parquet holds scores, no network; leave it out" in capsys.readouterr().err
+
+
+def test_pictures_of_fewer_labels_are_judged_by_these(runs: Path, here: Path, capsys: Errors) -> None:
+    make_photos("unused.png")
+    few = open_records("table:photos.csv").keep_labels(["three", "five"])
+    rows = [f"{record.name},{'|'.join(few.labels.names[label] for label in record.positive)}" for record in few]
+    Path("few.csv").write_text("\n".join(["image,labels", *rows]))
+    model = load_checkpoint(runs / "pat" / "best")
+    model.thresholds = tuple(torch.linspace(0.1, 1, 10).tolist())
+    save_checkpoint(model, "fitted")
+    page = report("fitted", "few.csv", "--baseline", runs / "base")
+    told = [line for line in capsys.readouterr().err.splitlines() if "labels" in line]
+    assert told == ["judging 2 of 10 labels: three, five; not in table:few.csv: zero, one, two and 5 more"]
+    assert "<dt>labels</dt><dd>2 of the 10 that the network knows</dd>" in page
+    assert "per-label thresholds (0.4 to 0.6)" in page
+    assert main(["evaluate", "fitted", "few.csv", "--workers", "0", "--save", "few.npz", "--keep-patches"]) == 0
+    scores = read_scores("few.npz")
+    assert f'<b id="map">{100 * average_precision(scores.get("tde"), scores.target).mean:.2f}</b>' in page
+    capsys.readouterr()
+    save_checkpoint(PatchClassifier("test_vit", ["three", "nine"], image_size=32), "other")
+    assert main(["report", "fitted", "few.csv", "--baseline", "other"]) == 1
+    assert "other: it does not know 1 of the 2 labels that are judged (five); give" in capsys.readouterr().err
 
 
 def test_a_network_trained_on_patches_alone_is_judged_by_them(runs: Path, here: Path) -> None:

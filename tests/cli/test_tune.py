@@ -344,6 +344,16 @@ def test_two_processes_tune_as_one(here: Path, capsys: Errors) -> None:
         (["run/best"], "run/best: a checkpoint knows no pictures; name validation pictures after it, such as val.csv"),
         (["whole"], "whole: the run held out no pictures; name validation pictures after it, such as val.csv"),
         (["run", "none.csv"], "table:none.csv: no picture has any of the labels, so nothing can be fitted; give"),
+        (
+            ["run", "red.csv"],
+            "table:red.csv: it lacks 2 of the 3 labels, each of which is fitted (dark, striped); label them too, or "
+            "train it for yours first: pivotpatch train table:red.csv model.start_from=run/best",
+        ),
+        (
+            ["tagger", "red.csv", "--out", "x"],
+            "table:red.csv: it lacks 80 of the 80 labels, each of which is fitted (person, bicycle, car and 77 more); "
+            "label them too, or train it for yours first: pivotpatch train tagger table:red.csv",
+        ),
         (["run", "few.csv"], "tune: there are 2 pictures; give 5 or more; hundreds are usual"),
         (["run", "--scores", "s.npz"], "s.npz: its 1 labels are not the 3 of the network, in its order; write it by"),
         (["run", "--scores", "no.npz"], "no.npz: there is no such file; check the path"),
@@ -353,6 +363,7 @@ def test_a_mistake_is_one_line_and_changes_nothing(words: list[str], message: st
     make_run("whole", PatchClassifier, "data.val_fraction=0")
     Path("none.csv").write_text("image,dark,red,striped\nval0.png,0,0,0\n")
     Path("few.csv").write_text("image,dark,red,striped\nval0.png,0,1,0\nval1.png,1,0,0\n")
+    Path("red.csv").write_text("image,labels\nval0.png,red\nval1.png,\n")
     np.savez("s.npz", scores=np.ones((9, 1)), target=np.ones((9, 1)))
     before = Path("run/best/model.json").read_bytes()
     assert fail(capsys, *words).startswith(message)

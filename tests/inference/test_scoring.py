@@ -235,6 +235,44 @@ def test_a_network_that_was_trained_on_patches_alone_is_ranked_by_them(table: Pa
     assert torch.equal(alone.weights, both.weights)
 
 
+def make_three(wrapped: bool) -> Classifier | PatchInference:
+    """A network that knows three labels and mixes each in its own way."""
+    labels, lam, temperature = ["dog", "cow", "cat"], torch.tensor([0.5, 1.0, 2.0]), torch.tensor([1.0, 2.0, 0.5])
+    torch.manual_seed(0)
+    if wrapped:
+        return PatchInference(
+            MultiLabelClassifier("test_vit", labels, image_size=SIZE), lam=lam, temperature=temperature
+        )
+    model = PatchClassifier("test_vit", labels, image_size=SIZE)
+    model.set_mixing(lam=lam, temperature=temperature)
+    return model
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_records_of_fewer_labels_get_the_scores_of_these(wrapped: bool, table: Path) -> None:
+    model = make_three(wrapped)
+    (table.parent / "all.csv").write_text(table.read_text().replace("0.png,cat", "0.png,cat|cow"))
+    records = open_records(f"table:{table.parent / 'all.csv'}")
+
+    def score_labels(*names: str) -> Scores:
+        loader = make_loader(records.keep_labels(names), size=(SIZE, SIZE), batch_size=3, on_error="skip")
+        return score_pictures(model, loader, accelerator=Accelerator(cpu=True), keep_patches=True)
+
+    few, whole = score_labels("cat", "dog"), score_labels("dog", "cow", "cat")
+    assert few.labels == ("cat", "dog")
+    for name in ("lam", "temperature", "target", "patch_logits", "weights"):
+        torch.testing.assert_close(getattr(few, name), getattr(whole, name)[..., [2, 0]], equal_nan=True)
+    for kind, logits in whole.logits.items():
+        assert torch.equal(few.get(kind), logits[:, [2, 0]])
+    torch.testing.assert_close(few.mix(lam=few.lam, temperature=few.temperature), few.get("tde"))
+
+
+def test_a_label_that_the_network_does_not_know_has_no_score(table: Path) -> None:
+    model = MultiLabelClassifier("test_vit", ["dogs", "cat"], image_size=SIZE)
+    with pytest.raises(InputError, match="unknown label 'dog'; did you mean 'dogs'"):
+        score(model, table, SIZE)
+
+
 @pytest.mark.parametrize(("side", "parts"), [(64, [20]), (256, [8, 8, 4]), (448, [2] * 10), (2000, [1] * 20)])
 def test_a_cpu_gets_as_many_pixels_at_once_as_it_is_quick_with(side: int, parts: list[int]) -> None:
     images = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(20, 3, side, side)

@@ -24,7 +24,15 @@ IMAGE = {**CALIBRATION, "kind": "image", "offset": [0.0, 1.0, 2.0]}
 def model() -> Classifier:
     torch.manual_seed(0)
     return PatchClassifier(
-        "test_resnet", LABELS, grid=3, overlap=0.25, source_size=320, patch_size=96, lam=0.5, temperature=2.0
+        "test_resnet",
+        LABELS,
+        grid=3,
+        overlap=0.25,
+        source_size=320,
+        patch_size=96,
+        closer_size=240,
+        lam=0.5,
+        temperature=2.0,
     ).eval()
 
 
@@ -46,7 +54,7 @@ def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     assert isinstance(loaded, PatchClassifier)
     assert (loaded.grid, loaded.overlap, loaded.source_size, loaded.patch_size) == (3, 0.25, 320, 96)
-    assert (loaded.lam, loaded.temperature) == (0.5, 2.0)
+    assert (loaded.closer_size, loaded.lam, loaded.temperature) == (240, 0.5, 2.0)
     assert loaded.thresholds == (0.1, 0.2, 0.3)
     assert loaded.calibration == model.calibration
     assert loaded.adaptive == model.adaptive
@@ -75,12 +83,12 @@ def test_what_a_network_was_trained_on_comes_back(patch_only: bool, tmp_path: Pa
 
 
 def test_a_file_from_before_some_options_is_read(folder: Path) -> None:
-    newer = ("overlap", "source_size", "patch_size", "patch_only")
+    newer = ("overlap", "source_size", "patch_size", "closer_size", "patch_only")
     edit_json(lambda d: [d["patching"].pop(name) for name in newer])(folder)
     loaded = load_checkpoint(folder)
     assert isinstance(loaded, PatchClassifier)
     assert (loaded.grid, loaded.overlap, loaded.source_size, loaded.patch_size) == (3, 0.0, None, None)
-    assert loaded.patch_only is False
+    assert (loaded.closer_size, loaded.patch_only) == (None, False)
 
 
 @pytest.mark.parametrize("name", ["calibration", "adaptive"])
@@ -271,6 +279,8 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
         (edit_json(lambda d: d["patching"].update(weights="/etc/passwd")), "patching.weights is '/etc/passwd'"),
         (edit_json(lambda d: d["patching"].update(overlap=1)), "patching.overlap is 1 .*less than 1"),
         (edit_json(lambda d: d["patching"].update(source_size=8)), "source_size is 8; give a side of 160 pixels"),
+        (edit_json(lambda d: d["patching"].update(closer_size=160)), "a closer look at 160 pixels is no closer than"),
+        (edit_json(lambda d: d["patching"].update(closer_size=0)), "patching.closer_size is 0 .*greater than or equal"),
         (edit_json(lambda d: d["patching"].update(temperature=0)), "patching.temperature is 0 .*greater than 0"),
         (
             edit_json(lambda d: d["patching"].update(temperature=[1, 0, 1])),

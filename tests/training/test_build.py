@@ -61,12 +61,29 @@ def test_a_new_network_knows_whether_it_will_see_the_whole_image(task: str) -> N
 def test_an_ordinary_network_may_go_on_with_other_labels(task: str, tmp_path: Path) -> None:
     first = MultiLabelClassifier("test_vit", LABELS, image_size=32)
     save_checkpoint(first, tmp_path / "first")
-    again = make_model(load_config(None, [f"model.start_from={tmp_path / 'first'}", f"task.kind={task}"]), NEW_LABELS)
+    config, told = load_config(None, [f"model.start_from={tmp_path / 'first'}", f"task.kind={task}"]), list[str]()
+    again = make_model(config, NEW_LABELS, tell=told.append)
+    assert told == ["starting from a network that knows 1 of 3 labels: dog; new: lamp, sofa"]
     assert isinstance(again, PatchClassifier if task == "patch" else MultiLabelClassifier)
     assert again.labels == NEW_LABELS
     shared = [model.state_dict()["head.project.weight"][model.labels.index("dog")] for model in (again, first)]
     torch.testing.assert_close(*shared)
     assert torch.equal(next(again.parameters()), next(first.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (("dog",), "starting from a network that knows 1 of 1 labels: dog"),
+        (("lamp",), "starting from a network that knows 0 of 1 labels; new: lamp"),
+        (("dog", "cat"), None),
+    ],
+)
+def test_it_is_told_which_labels_are_new(labels: tuple[str, ...], line: str | None, tmp_path: Path) -> None:
+    save_checkpoint(PatchClassifier("test_vit", LABELS, image_size=32), tmp_path / "first")
+    told: list[str] = []
+    make_model(load_config(None, [f"model.start_from={tmp_path / 'first'}"]), labels, tell=told.append)
+    assert told == ([] if line is None else [line])
 
 
 def test_a_network_a_label_cannot_go_on_with_other_labels(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 from pathlib import Path
 
 import pytest
+from run_process import read_run
 
 from pivotpatch.core.counterfactual import tde_logits
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import open_loader, open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import read_log
-from pivotpatch.training.loop import fit
+from pivotpatch.training.loop import fit, resume
 from pivotpatch.training.processes import make_accelerator
 
 SETTINGS = [
@@ -32,6 +34,7 @@ SETTINGS = [
         (["task.kind=image"], {"image"}, {"image"}),
         (["task.kind=patch"], {"image", "patch"}, {"image", "patch", "tde"}),
         (["task.distill=0.5"], {"image", "patch", "distill"}, {"image", "patch", "tde"}),
+        (["task.closer_size=48"], {"image", "patch", "closer"}, {"image", "patch", "tde"}),
         (["task.kind=patch_only"], {"patch"}, {"patch"}),
         (["task.kind=independent", 'data.labels=["one", "two"]'], {"image"}, {"image"}),
     ],
@@ -65,3 +68,21 @@ def find_gap(distill: float, folder: Path) -> float:
 
 def test_distillation_draws_the_image_to_the_total_direct_effect(tmp_path: Path) -> None:
     assert find_gap(2, tmp_path / "with") < 0.7 * find_gap(0, tmp_path / "without")
+
+
+def test_a_run_that_learns_to_look_closer_keeps_that_and_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    config = load_config(None, [*SETTINGS, "train.epochs=2", "output.save_every=1", "task.closer_size=48"])
+
+    def crash(stage: str, done: int, _total: int | None) -> None:
+        if (stage, done) == ("train", 3):
+            raise ZeroDivisionError
+
+    fit(config, tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        fit(config, tmp_path / "crashed", progress=crash)
+    resume(tmp_path / "crashed")
+    assert read_run(tmp_path / "crashed") == read_run(tmp_path / "whole")
+    for name in ("best", "last"):
+        model = load_checkpoint(tmp_path / "whole" / name)
+        assert isinstance(model, PatchClassifier)
+        assert model.closer_size == 48

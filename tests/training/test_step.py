@@ -97,10 +97,13 @@ def test_two_processes_give_the_gradients_of_one(kind: str, reduction: str, pict
     compare_gradients(config)
 
 
-@pytest.mark.parametrize("change", ["train.accumulate=2", "train.batch_size=1", "task.distill=2"])
-def test_two_processes_give_the_gradients_of_one_in_any_parts(change: str, pictures: str) -> None:
+CLOSER = ("task.closer_size=48", "model.backbone_options={dynamic_img_size = true}")
+
+
+@pytest.mark.parametrize("changes", [("train.accumulate=2",), ("train.batch_size=1",), ("task.distill=2",), CLOSER])
+def test_two_processes_give_the_gradients_of_one_in_any_parts(changes: tuple[str, ...], pictures: str) -> None:
     """In batches of one, a process is always empty, and both are where the picture cannot be read."""
-    compare_gradients(make_config(pictures, "loss.reduction=mean", change))
+    compare_gradients(make_config(pictures, "loss.reduction=mean", *changes))
 
 
 def compare_gradients(config: RunConfig) -> None:
@@ -166,12 +169,15 @@ def test_accumulation_gives_the_gradient_of_one_pass(kind: str, reduction: str, 
 
 
 @REDUCTIONS
-def test_accumulation_distills_as_one_pass_does(reduction: str, pictures: str) -> None:
-    changes = ("task.distill=5", f"loss.reduction={reduction}")
+@pytest.mark.parametrize(("more", "less"), [(("task.distill=5",), "task.distill=0"), (CLOSER, "task.closer_size=")])
+def test_accumulation_trains_further_parts_as_one_pass_does(
+    more: tuple[str, ...], less: str, reduction: str, pictures: str
+) -> None:
+    changes = (*more, f"loss.reduction={reduction}")
     whole, parts = make_run(pictures, *changes), make_run(pictures, *changes, "train.accumulate=3")
     expected = find_gradient(whole, take_first(whole))
     assert_same(find_gradient(parts, take_first(parts)), expected)
-    without = make_run(pictures, *changes, "task.distill=0")
+    without = make_run(pictures, *changes, less)
     assert_different(find_gradient(without, take_first(without)), expected)
 
 
@@ -210,9 +216,10 @@ def assert_different(found: dict[str, Tensor], expected: dict[str, Tensor]) -> N
     assert any(not torch.allclose(found[name], value, rtol=1e-2) for name, value in expected.items())
 
 
-def test_a_picture_has_the_augmentation_of_its_row(pictures: str) -> None:
+@pytest.mark.parametrize("changes", [(), CLOSER])
+def test_a_picture_has_the_augmentation_of_its_row(changes: tuple[str, ...], pictures: str) -> None:
     """So that the share of a process, and a batch with a gap, see what the whole batch would have seen."""
-    run = make_run(pictures)
+    run = make_run(pictures, *changes)
     batch = take_first(run)
     whole = find_gradient(run, batch)
     summed: dict[str, Tensor] = {}
@@ -286,13 +293,14 @@ def test_a_picture_too_small_to_be_normed_alone_is_told(pictures: str) -> None:
         find_gradient(run, take_first(run, 1))
 
 
-@pytest.mark.parametrize("distill", [0, 2])
-def test_a_compiled_network_is_the_same(distill: float, pictures: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changes", [(), ("task.distill=2",), CLOSER])
+def test_a_compiled_network_is_the_same(
+    changes: tuple[str, ...], pictures: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Traced whole, but run without the code generator, which takes a minute."""
     compile_eagerly = partialmethod(nn.Module.compile, backend="eager", fullgraph=True)
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
-    change = f"task.distill={distill}"
-    plain, compiled = make_run(pictures, change), make_run(pictures, change, "precision.compile=true")
+    plain, compiled = make_run(pictures, *changes), make_run(pictures, *changes, "precision.compile=true")
     assert compiled.task.state_dict().keys() == plain.task.state_dict().keys()
     for count in (4, 3):
         batch = take_first(plain, count)

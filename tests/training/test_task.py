@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, kl_divergence
 
 from pivotpatch.core.errors import InputError
-from pivotpatch.data.augment import Views
-from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.core.patches import cut_patches, resize_images
+from pivotpatch.data.augment import AugmentPolicy, Views, apply_augmentation, draw_augmentation
+from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import LossSection, OptimiserSection
 from pivotpatch.training.optimiser import make_optimiser
@@ -134,6 +135,85 @@ def test_distillation_is_a_third_part_with_its_weight() -> None:
     assert pulls["head.project.weight"] > 1e-3
     assert pulls["patch_projection.weight"] < 1e-12
     assert pulls["weight_projection.weight"] < 1e-12
+
+
+def make_closer_model() -> PatchClassifier:
+    """A network without batch norms that takes images of 32 and, on a closer look, of 48 pixels."""
+    torch.manual_seed(0)
+    flexible = Architecture("test_vit", image_size=32, backbone_options={"dynamic_img_size": True})
+    return PatchClassifier(flexible, LABELS, closer_size=48, lam=0.7, temperature=0.5)
+
+
+def closer_cost(model: PatchClassifier, closer: Tensor, section: LossSection) -> float:
+    """Both losses of the larger image, whose map has three places a side: one picture and one label at a time."""
+    total = 0.0
+    with torch.no_grad():
+        for features, known in zip(model.backbone(closer), TARGET.tolist(), strict=True):
+            total += cost(model.head(features[None])[0].tolist(), known, section)
+            parts = [features[None, :, r : r + 2, c : c + 2].mean(dim=(2, 3)) for r in (0, 1) for c in (0, 1)]
+            logits = [model.patch_projection(part)[0].tolist() for part in parts]
+            weighing = [model.weight_projection(part)[0].tolist() for part in parts]
+            pooled = []
+            for label in range(len(LABELS)):
+                shares = pat.weights([row[label] for row in weighing], float(model.temperature))
+                pooled.append(sum(share * row[label] for share, row in zip(shares, logits, strict=True)))
+            total += cost(pooled, known, section)
+    return total
+
+
+@SECTIONS
+def test_a_closer_look_is_a_part_of_its_own(section: LossSection) -> None:
+    model, views = make_closer_model().double(), make_views()
+    closer = torch.randn(3, 3, 48, 48, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    task = PatchTask(model, make_loss(section))
+    assert task.parts == ("image", "patch", "closer")
+    result = task(views._replace(closer=closer), TARGET)
+    expected = [*patch_costs(model, views, section), closer_cost(model, closer, section)]
+    assert result.parts.tolist() == pytest.approx(expected, rel=1e-9)
+    assert result.total.item() == pytest.approx(sum(expected), rel=1e-9)
+    result.total.backward()
+    check_gradient(model, lambda: sum(patch_costs(model, views, section)) + closer_cost(model, closer, section))
+    both = PatchTask(model, make_loss(section), distill=0.5)
+    assert both.parts == ("image", "patch", "distill", "closer")
+    found = both(views._replace(closer=closer), TARGET).parts.tolist()
+    assert [*found[:2], found[3]] == pytest.approx(expected, rel=1e-9)
+
+
+def test_each_view_has_an_augmentation_of_its_own_and_the_larger_image_is_the_last() -> None:
+    model, grid = make_closer_model(), 2
+    task = PatchTask(model, make_loss(ASYMMETRIC))
+    assert task.views_per_image == 1 + grid**2 + 1
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randint(256, (3, 3, 40, 40), generator=generator, dtype=torch.uint8)
+    drawn = draw_augmentation(3 * task.views_per_image, policy=AugmentPolicy(flip=0.5), generator=generator)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (model.preprocessing.mean, model.preprocessing.std))
+
+    def make_one(view: Tensor, row: int) -> Tensor:
+        return (apply_augmentation(view[None], drawn.select(torch.tensor([row])))[0] / 255 - mean) / std
+
+    views, plain = task.make_views(images, augmentation=drawn), task.make_views(images)
+    whole, larger = resize_images(images, (32, 32)), resize_images(images, (48, 48))
+    patches = cut_patches(whole, grid=grid, size=(32, 32))
+    assert views.closer is not None
+    assert plain.closer is not None
+    for place in range(3):
+        others = range(3 + 5 * place, 3 + 5 * (place + 1))  # after all images, picture by picture
+        torch.testing.assert_close(views.image[place], make_one(whole[place], place))
+        for patch in range(4):
+            expected = make_one(patches[place, patch], others[patch])
+            torch.testing.assert_close(views.patches[place, patch], expected)
+        torch.testing.assert_close(views.closer[place], make_one(larger[place], others[4]))
+        torch.testing.assert_close(plain.closer[place], (larger[place] / 255 - mean) / std)
+    for name, value in views._asdict().items():
+        assert (value - getattr(plain, name)).abs().mean() > 0.1, name  # something was drawn
+
+
+def test_other_networks_have_no_closer_view() -> None:
+    images = torch.zeros(2, 3, 40, 40, dtype=torch.uint8)
+    model = make_closer_model()
+    model.closer_size = None
+    task = PatchTask(model, make_loss(ASYMMETRIC))
+    assert (task.parts, task.views_per_image, task.make_views(images).closer) == (("image", "patch"), 5, None)
 
 
 def test_lam_is_no_part_of_training() -> None:

@@ -12,7 +12,7 @@ from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.metrics import PrecisionRecall, precision_recall
-from pivotpatch.inference.adaptive import EffortCurve, effort_curve, fit_adaptive
+from pivotpatch.inference.adaptive import CloserLook, EffortCurve, effort_curve, fit_adaptive
 from pivotpatch.inference.calibration import (
     CalibrationQuality,
     Method,
@@ -94,6 +94,7 @@ class Tuning:
         after: decisions by calibration and thresholds that were fitted without the picture's fold.
         adaptive: when patches may be left out from now on; None where there are none, or no calibration was wanted:
             then pictures with and without them could not be compared.
+        closer_size: of the second look of efforts below 1; None where it is at the patches.
         effort: what that costs and keeps, out of fold; None likewise.
     """
 
@@ -110,6 +111,7 @@ class Tuning:
     before: PrecisionRecall
     after: PrecisionRecall
     adaptive: Adaptive | None
+    closer_size: int | None
     effort: EffortCurve | None
 
     @property
@@ -121,6 +123,7 @@ class Tuning:
         """Give a network all that was fitted; what was fitted to it before is forgotten."""
         if isinstance(model, PatchClassifier):
             model.set_mixing(lam=self.lam, temperature=self.temperature)
+            model.closer_size = self.closer_size
         model.calibration, model.thresholds, model.adaptive = self.calibration, self.thresholds.values, self.adaptive
 
     def to_dict(self) -> dict[str, object]:
@@ -142,6 +145,7 @@ class Tuning:
                 "decisions": {"before": asdict(self.before), "after": asdict(self.after)},
             },
             "adaptive": None if self.adaptive is None else self.adaptive.to_dict(),
+            "closer_size": self.closer_size,
             "effort": None if self.effort is None else self.effort.to_dict(),
         }
 
@@ -153,6 +157,7 @@ def tune_scores(
     calibration: Scaling = "auto",
     goal: Goal = _BEST_F1,
     patch_cost: float = 4.0,
+    closer: CloserLook | None = None,
     resamples: int = 1000,
     generator: torch.Generator,
 ) -> Tuning:
@@ -166,6 +171,7 @@ def tune_scores(
         calibration: how to calibrate.
         goal: of the thresholds.
         patch_cost: of a picture's patches in passes over an image, see `PatchClassifier.patch_cost`; only told.
+        closer: the second look of efforts below 1, in place of the patches. Its logits are mixed as the others.
         resamples: of the interval of lam's gain.
         generator: draws them.
     """
@@ -197,9 +203,11 @@ def tune_scores(
     rule = fitter.fit(final.scaled(kind), target)
     adaptive = effort = None
     if kind == "tde" and calibration != NONE:
+        if closer is not None:
+            closer = closer._replace(scores=closer.scores.remix(lam=final.lam, temperature=final.temperature))
         adaptive = fit_adaptive(final)
         unseen = replace(final, logits={**final.logits, kind: honest * (1 + final.lam)})
-        effort = effort_curve(unseen, patch_cost=patch_cost, method=chosen, folds=_FOLDS)
+        effort = effort_curve(unseen, patch_cost=patch_cost, closer=closer, method=chosen, folds=_FOLDS)
     return Tuning(
         pictures=len(scores),
         labels=scores.labels,
@@ -217,6 +225,7 @@ def tune_scores(
         before=precision_recall(probs["before"], target, labels=scores.labels),
         after=precision_recall(fitter.decide_out_of_fold(honest, target).float(), target, labels=scores.labels),
         adaptive=adaptive,
+        closer_size=None if closer is None else closer.size,
         effort=effort,
     )
 

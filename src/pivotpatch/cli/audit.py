@@ -327,10 +327,12 @@ def _align(baseline: "Scores", scores: "Scores", *, where: str) -> "Scores":
 
 
 def _read_scores(what: str | Path, *, records: "RecordSet | None" = None, like: "Scores | None" = None) -> "Scores":
+    from pivotpatch.models.bundled import BUNDLED
+
     path = Path(what)
-    if path.is_dir():
+    if path.is_dir() or str(what) in BUNDLED:
         todo = f"make some first: pivotpatch evaluate {path} DATA --save x.parquet --keep-patches"
-        raise InputError(str(path), "is a folder, not a file of scores", todo)
+        raise InputError(str(path), f"is a {'folder' if path.is_dir() else 'network'}, not a file of scores", todo)
     return read_score_file(path, records=records, like=like)
 
 

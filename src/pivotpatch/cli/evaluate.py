@@ -8,19 +8,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pivotpatch.cli.policies import read_policy
-from pivotpatch.cli.sources import Scored, find_pictures, list_not_read, open_source, read_score_file, score_source
+from pivotpatch.cli.sources import (
+    Scored,
+    check_closer,
+    find_fitted,
+    find_pictures,
+    keep_known_labels,
+    list_not_read,
+    open_source,
+    read_score_file,
+    score_source,
+)
 from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.core.calibration import Calibration
     from pivotpatch.core.policies import ThresholdPolicy
+    from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
     from pivotpatch.training.config import RunConfig
 
 SEED = 0  # of the resamples: the same scores have the same intervals
-NETWORK_OPTIONS = ("patch_inference", "keep_patches", "batch_size", "workers", "on_error")
+NETWORK_OPTIONS = ("patch_inference", "closer", "keep_patches", "batch_size", "workers", "on_error")
 PATCH_OPTIONS = ("lam", "temperature", "grid", "native")
 
 
@@ -62,6 +73,12 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--native", type=int, metavar="SIZE", help="cut patches from pictures of so many pixels a side"
     )
     scoring = evaluate.add_argument_group("scoring")
+    scoring.add_argument(
+        "--closer",
+        type=int,
+        metavar="PIXELS",
+        help="judge a closer look at whole pictures, at so many pixels a side, in place of their patches (PAT-T)",
+    )
     scoring.add_argument("--batch-size", type=int, metavar="N", help="pictures at once, over all processes (128)")
     scoring.add_argument("--workers", type=int, metavar="N", help="processes that decode; one a core by default")
     scoring.add_argument("--on-error", choices=["error", "skip"], help="what a broken picture does (error)")
@@ -75,17 +92,20 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 class _Subject(NamedTuple):
-    """What is evaluated: a network, perhaps of a run, or scores."""
+    """What is evaluated: a network, perhaps of a run, and the pictures that it looks at, or scores."""
 
     model: "Classifier | None" = None
     config: "RunConfig | None" = None
+    records: "RecordSet | None" = None
     scores: "Scores | None" = None
 
     @property
     def labels(self) -> tuple[str, ...]:
-        held = self.model or self.scores
-        assert held is not None
-        return held.labels
+        """Those that are judged."""
+        if self.scores is not None:
+            return self.scores.labels
+        assert self.records is not None
+        return self.records.labels.names
 
 
 class _Rule(NamedTuple):
@@ -107,12 +127,10 @@ def run_evaluate(args: argparse.Namespace) -> int:
         if os.environ.get("RANK", "0") == "0":
             _finish(Scored(subject.scores, {}), rule, args)
         return 0
-    if data is None:
-        raise InputError(what, "a network needs pictures to look at", "name them after it, such as photos.csv")
     from pivotpatch.training.processes import join_processes
 
     state = join_processes()
-    scored = _score(subject, data, args)
+    scored = _score(subject, args)
     if state.is_main_process:
         _finish(scored, rule, args)
     state.destroy_process_group()
@@ -140,22 +158,26 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Subject:
-    """Load a run's best network, a checkpoint, or scores."""
+    """Load a run's best network or a checkpoint, and the list of the pictures; or scores."""
     from pivotpatch.data.address import open_records
 
     source = open_source(what, action="evaluate")
+    records = None if data is None else open_records(data)
     if source.model is not None:
-        return _Subject(source.model, source.config)
+        if records is None:
+            raise InputError(what, "a network needs pictures to look at", "name them after it, such as photos.csv")
+        if args.closer is not None:
+            check_closer(source.model, args.closer)
+        return _Subject(source.model, source.config, keep_known_labels(records, source.model))
     for name in NETWORK_OPTIONS:
         if getattr(args, name):
             raise InputError(f"--{name.replace('_', '-')}", f"{what} holds scores, no network", "leave it out")
-    records = None if data is None else open_records(data)
     return _Subject(scores=read_score_file(source.path, records=records, scale=args.scale))
 
 
 def _make_rule(text: str, subject: _Subject) -> _Rule:
     """The policy that a word names."""
-    from pivotpatch.core.policies import PerLabel, PriorMatched
+    from pivotpatch.core.policies import PriorMatched
 
     policy = read_policy(text, subject.labels, others=("fitted",))
     if policy is not None:
@@ -165,28 +187,31 @@ def _make_rule(text: str, subject: _Subject) -> _Rule:
 
         if subject.config is None:
             raise InputError("--policy", f"{text!r} does not say of which pictures", "write prior:DATA")
-        return _Rule(PriorMatched.from_target(open_training_records(subject.config).train.target()))
+        trained = open_training_records(subject.config).train
+        return _Rule(PriorMatched.from_target(trained.keep_labels(subject.labels).target()))
     from pivotpatch.models.patch_classifier import PatchClassifier
 
     model = subject.model
-    if model is None or model.thresholds is None:
+    fitted = None if model is None else find_fitted(model, subject.labels)
+    if fitted is None:
         raise InputError("--policy", "no thresholds were fitted", "fit them first, or choose fixed:0.5, top:3 or prior")
     kind = "image"
     if isinstance(model, PatchClassifier):
         kind = "patch" if model.patch_only else "tde"
-    return _Rule(PerLabel(model.thresholds), model.calibration.kind if model.calibration else kind, model.calibration)
+    policy, calibration = fitted
+    return _Rule(policy, calibration.kind if calibration else kind, calibration)
 
 
-def _score(subject: _Subject, data: str, args: argparse.Namespace) -> Scored:
+def _score(subject: _Subject, args: argparse.Namespace) -> Scored:
     """Score the pictures, in all processes together."""
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.inference.score_content import check_pictures
-    from pivotpatch.training.build import open_aligned
     from pivotpatch.training.config import load_config
 
-    records = open_aligned(data, subject.labels)
+    records = subject.records
+    assert records is not None
     if len(records.positive.indices) == 0:
-        raise InputError(data, "no picture has any of the labels, so nothing can be ranked", "give others")
+        raise InputError(records.name, "no picture has any of the labels, so nothing can be ranked", "give others")
     if args.save is not None:
         names = [records.images.name(records.place(index)) for index in range(len(records))]
         check_pictures(names, records.name)  # now, for such scores could not be read again
@@ -202,6 +227,7 @@ def _score(subject: _Subject, data: str, args: argparse.Namespace) -> Scored:
             config=config,
             size=args.native,
             keep_patches=args.keep_patches,
+            closer_size=args.closer,
             progress=lambda done, total: shown.progress("score", done, total),
         )
 

@@ -249,8 +249,9 @@ def _digest_engine(engine: "Engine", model: str) -> str:
     if not isinstance(engine, TorchEngine):  # an exported file
         with Path(model).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    mixed = [str(getattr(engine.model, name, None)) for name in ("lam", "temperature")]
-    content = hashlib.sha256(repr((engine.labels, engine.thresholds, engine.calibration, mixed)).encode())
+    mixed = [str(getattr(engine.model, name, None)) for name in ("lam", "temperature", "closer_size")]
+    fitted = engine.thresholds, engine.calibration, engine.adaptive
+    content = hashlib.sha256(repr((engine.labels, fitted, mixed)).encode())
     for name, value in engine.model.state_dict().items():
         content.update(name.encode())
         content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -8,8 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.cli.sources import Source, list_not_read, open_pictures, open_source, read_score_file, score_source
-from pivotpatch.core.errors import InputError
+from pivotpatch.cli.sources import (
+    Source,
+    find_fitted,
+    keep_known_labels,
+    list_not_read,
+    open_pictures,
+    open_source,
+    read_score_file,
+    score_source,
+)
+from pivotpatch.core.errors import InputError, shorten
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,7 +134,6 @@ def _make_subject(
     source: Source, pictures: _Pictures, *, like: "Scores | None", on_error: str | None, progress: "Progress"
 ) -> "Subject":
     """Scores of a source on the pictures, or on those of other scores, and what is known of it."""
-    from pivotpatch.core.policies import PerLabel
     from pivotpatch.report.subject import Subject
     from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import read_log
@@ -134,17 +142,14 @@ def _make_subject(
     if source.model is None:
         scores = read_score_file(source.path, records=pictures.records if like is None else None, like=like)
         return Subject(name, _drop_shares(scores), facts=_tell_file(scores))
-    records, model = pictures.records, source.model
-    assert records is not None
-    if like is not None:
-        records = records.select(_get_indices(like).numpy())
+    model = source.model
     config = source.config or load_config(None)
     if on_error is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"on_error": on_error})})
     started = time.perf_counter()
     scored = score_source(
         model,
-        records if model.labels == records.labels.names else records.keep_labels(model.labels),
+        _choose_records(source, pictures, like),
         config=config,
         keep_patches=True,
         progress=lambda done, total: progress(f"score {source.path.name}", done, total),
@@ -155,10 +160,24 @@ def _make_subject(
     subject = Subject(name, scores, facts=facts, log=() if source.config is None else read_log(source.path))
     if pictures.held_out and (model.thresholds is not None or model.calibration is not None):
         subject = replace(subject, fitted_here=True)
-    fits = model.calibration is None or model.calibration.kind == scores.ranking
-    if model.thresholds is None or not fits:
+    fitted = find_fitted(model, scores.labels)
+    if fitted is None or (fitted.calibration is not None and fitted.calibration.kind != scores.ranking):
         return subject
-    return replace(subject, policy=PerLabel(model.thresholds), calibration=model.calibration)
+    return replace(subject, policy=fitted.policy, calibration=fitted.calibration)
+
+
+def _choose_records(source: Source, pictures: _Pictures, like: "Scores | None") -> "RecordSet":
+    """What a network is asked: of all pictures the labels that it knows, or just what other scores tell."""
+    records, model = pictures.records, source.model
+    assert records is not None
+    assert model is not None
+    if like is None:
+        return keep_known_labels(records, model)
+    unknown = [name for name in like.labels if name not in model.labels]
+    if unknown:
+        wrong = f"it does not know {len(unknown)} of the {len(like.labels)} labels that are judged ({shorten(unknown)})"
+        raise InputError(str(source.path), wrong, "give a baseline that does")
+    return records.select(_get_indices(like).numpy()).keep_labels(like.labels)
 
 
 def _get_indices(scores: "Scores") -> "Tensor":
@@ -200,7 +219,9 @@ def _tell_network(source: Source) -> dict[str, str]:
 def _tell_scoring(scores: "Scores", model: "Classifier", seconds: float) -> dict[str, str]:
     device = next(model.parameters()).device
     speed = f"{len(scores) / seconds:.3g} pictures a second, with decoding"
-    return {"scoring": f"{seconds:.3g} s on {device.type}, {speed}"}
+    judged, known = len(scores.labels), len(model.labels)
+    labels = {"labels": f"{judged:,} of the {known:,} that the network knows"} if judged < known else {}
+    return {**labels, "scoring": f"{seconds:.3g} s on {device.type}, {speed}"}
 
 
 def _tell_run(source: Source) -> dict[str, str]:

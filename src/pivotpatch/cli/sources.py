@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,6 +10,8 @@ from pivotpatch.cli.addresses import read_address
 from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
+    from pivotpatch.core.calibration import Calibration
+    from pivotpatch.core.policies import PerLabel
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.score_content import Scale
@@ -34,6 +36,13 @@ class Source(NamedTuple):
     model: "Classifier | None" = None
     config: "RunConfig | None" = None
     checkpoint: Path | None = None
+
+
+class Fitted(NamedTuple):
+    """How a network decides, where that was fitted: thresholds, of calibrated probabilities where there are such."""
+
+    policy: "PerLabel"
+    calibration: "Calibration | None"
 
 
 class Scored(NamedTuple):
@@ -90,6 +99,24 @@ def open_pictures(words: list[str]) -> "RecordSet | None":
     return None if address is None else open_records(address)
 
 
+def keep_known_labels(records: "RecordSet", model: "Classifier") -> "RecordSet":
+    """Pictures with the labels that a network knows, told on stderr where the pictures lack some of them."""
+    from pivotpatch.data.common_labels import keep_common_labels
+
+    return keep_common_labels(records, model.labels, whose="the network", tell=tell)
+
+
+def find_fitted(model: "Classifier", labels: Sequence[str]) -> Fitted | None:
+    """How a network decides about some of its labels; None where no thresholds were fitted."""
+    from pivotpatch.core.policies import PerLabel
+
+    if model.thresholds is None:
+        return None
+    places = [model.labels.index(name) for name in labels]
+    calibration = None if model.calibration is None else model.calibration.select(places)
+    return Fitted(PerLabel(tuple(model.thresholds[place] for place in places)), calibration)
+
+
 def score_source(
     model: "Classifier | PatchInference",
     records: "RecordSet",
@@ -97,16 +124,18 @@ def score_source(
     config: "RunConfig",
     size: int | None = None,
     keep_patches: bool,
+    closer_size: int | None = None,
     progress: Callable[[int, int | None], None],
 ) -> Scored:
     """Score pictures with a network, in all processes together; each gets the scores of all.
 
     Args:
         model: a network, or PAT-I around one.
-        records: the pictures, with the labels of the network in its order.
+        records: the pictures, with labels that the network knows.
         config: says how: workers, batch size, dtype and what a broken picture does.
         size: rows and columns of the pictures; those that the network wants by default.
         keep_patches: keep logits and weights of each patch.
+        closer_size: look at whole pictures again at so many pixels a side, not at patches; see `check_closer`.
         progress: told batches that are done, of how many.
     """
     import torch
@@ -132,6 +161,7 @@ def score_source(
             accelerator=accelerator,
             dtype=choose_dtype(config, accelerator.device),
             keep_patches=keep_patches,
+            closer_size=closer_size,
             progress=lambda _what, done, total: progress(done, total),
         )
     not_read = {failure.name: str(failure.error) for failure in loader.failures}
@@ -141,24 +171,36 @@ def score_source(
     return Scored(scores, dict(sorted(not_read.items())))
 
 
+def check_closer(model: "Classifier", size: int) -> float:
+    """What a closer look costs, in passes over an image; refuses one that a network cannot take."""
+    from pivotpatch.models.patch_classifier import PatchClassifier
+
+    if not isinstance(model, PatchClassifier) or model.patch_only:
+        raise InputError("--closer", "the network was not trained on images and patches (PAT-T)", "leave it out")
+    try:
+        return model.closer_cost(size)
+    except InputError as error:
+        raise InputError("--closer", *error.parts[1:]) from None
+
+
 def read_score_file(
     path: Path, *, records: "RecordSet | None" = None, like: "Scores | None" = None, scale: "Scale" = "auto"
 ) -> "Scores":
     """Read scores as `read_scores` does, and tell on stderr what of them may surprise."""
     from pivotpatch.inference.score_file import read_scores
 
-    return read_scores(path, records=records, like=like, scale=scale, tell=_tell)
+    return read_scores(path, records=records, like=like, scale=scale, tell=tell)
 
 
 def list_not_read(not_read: Mapping[str, str], *, rest: str = ", --json lists all") -> None:
     """Tell on stderr which pictures have no scores; the first few of many, and where the rest is told."""
     for wrong in list(not_read.values())[:LISTED]:
-        _tell(f"not read: {wrong}")
+        tell(f"not read: {wrong}")
     if len(not_read) > LISTED:
-        _tell(f"not read: {len(not_read) - LISTED} more{rest}")
+        tell(f"not read: {len(not_read) - LISTED} more{rest}")
 
 
-def _tell(line: str) -> None:
-    """Say something on stderr, once for all processes."""
+def tell(line: str) -> None:
+    """Say a line on stderr, once for all processes."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pivotpatch.cli.addresses import read_address
+from pivotpatch.cli.sources import tell
 from pivotpatch.core.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def run_train(args: argparse.Namespace) -> int:
 
     out = args.out or RUNS / name
     with show_training() as shown:
-        result = fit(config, out, progress=shown.progress, report=shown.report)
+        result = fit(config, out, progress=shown.progress, report=shown.report, tell=tell)
     return _end(result, out, as_json=args.json)
 
 
@@ -123,7 +124,7 @@ def _try(config: "RunConfig", *, as_json: bool) -> int:
     from pivotpatch.training.processes import make_accelerator
 
     accelerator = make_accelerator(config)
-    tried = try_run(config, accelerator)
+    tried = try_run(config, accelerator, tell=tell)
     if accelerator.is_main_process:
         if as_json:
             print(json.dumps(asdict(tried)))

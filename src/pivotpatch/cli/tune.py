@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,22 +10,23 @@ from pivotpatch.cli.figures import write_figures
 from pivotpatch.cli.sources import (
     Scored,
     Source,
-    find_pictures,
+    check_closer,
     list_not_read,
     open_source,
     read_score_file,
     score_source,
 )
-from pivotpatch.core.errors import InputError
+from pivotpatch.cli.tune_pictures import check_scores, open_tuning_pictures
+from pivotpatch.core.errors import InputError, shorten
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pivotpatch.audit.tuning import Tuning
     from pivotpatch.data.records import RecordSet
+    from pivotpatch.inference.adaptive import CloserLook
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
-    from pivotpatch.training.build import TrainingRecords
     from pivotpatch.training.folder import RunFolder
 
 SEED = 0  # of the resamples: the same scores have the same intervals
@@ -71,6 +70,13 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     tune.add_argument(
         "--thresholds", default="f1", metavar="GOAL", help="f1, precision:0.9, or cost:1:5 of mistakes (f1)"
     )
+    tune.add_argument(
+        "--closer",
+        type=int,
+        metavar="PIXELS",
+        help="efforts below 1 look at the whole picture again, at so many pixels a side, not at its patches: about 1.5 "
+        "times those of the image cost less and keep most; as the network was trained by default, 0 for patches",
+    )
     tune.add_argument("--out", type=Path, metavar="FOLDER", help="write a new checkpoint and leave the old one alone")
     tune.add_argument("--plot", type=Path, metavar="FOLDER", help="draw reliability, mAP against lam and against cost")
     tune.add_argument("--json", action="store_true", help="write everything as JSON")
@@ -89,15 +95,20 @@ def run_tune(args: argparse.Namespace) -> int:
     if model is None:
         raise InputError(args.words[0], "holds scores, no network", f"write RUN --scores {args.words[0]}")
     _check_network(model, source, args)
-    records = _find_records(source, args)
+    closer_size = getattr(model, "closer_size", None) if args.closer is None else args.closer or None
+    cost = None if closer_size is None else check_closer(model, closer_size)
+    records = open_tuning_pictures(source, args.words, scored=args.scores is not None)
     from pivotpatch.training.processes import join_processes
 
     state = join_processes()
     folder = _claim(source, args.out) if state.is_main_process else None
     try:
         scored = Scored(_read(source, records, args.scores), {}) if args.scores else _score(source, records)
+        closer = None
+        if closer_size is not None and cost is not None:
+            closer = _look_closer(source, records, scored.scores, size=closer_size, cost=cost)
         if state.is_main_process:
-            _finish(source, scored, folder, args)
+            _finish(source, scored, closer, folder, args)
     finally:
         if folder is not None:
             folder.close()
@@ -130,115 +141,6 @@ def _claim(source: Source, out: Path | None) -> "RunFolder | None":
     return RunFolder.open(source.path) if out is None and source.config is not None else None
 
 
-def _find_records(source: Source, args: argparse.Namespace) -> "RecordSet | None":
-    """The pictures that are named, or that the run held out; None where scores alone are given."""
-    from pivotpatch.training.build import open_aligned, open_training_records
-
-    assert source.model is not None
-    address = find_pictures(args.words[1:])
-    if address is not None:
-        records = open_aligned(address, source.model.labels)
-        _refuse_training_pictures(source, records, records.name)
-        return records
-    if args.scores is not None:
-        return None
-    held = None if source.config is None else open_training_records(source.config).val
-    if held is None:
-        what = "a checkpoint knows no pictures" if source.config is None else "the run held out no pictures"
-        raise InputError(args.words[0], what, "name validation pictures after it, such as val.csv")
-    return held
-
-
-def _open_trained(source: Source) -> "TrainingRecords | None":
-    """The pictures of a run, where they can still be found."""
-    from pivotpatch.training.build import open_training_records
-
-    with suppress(InputError):  # a run may have moved away from its pictures, and can be tuned all the same
-        return None if source.config is None else open_training_records(source.config)
-    return None
-
-
-def _refuse_training_pictures(source: Source, records: "RecordSet", where: str) -> None:
-    trained = _open_trained(source)
-    if trained is None:
-        return
-    known = set(_identify(trained.train))
-    _refuse(trained, where, sum(name in known for name in _identify(records)), len(records))
-
-
-def _identify(records: "RecordSet") -> list[str]:
-    """What tells a picture from all others: a file's path; else its name in its data set.
-
-    Options of an address choose pictures or say how one is read; the seed of scenes alone makes others of them.
-    """
-    from pivotpatch.data.address import parse_address
-    from pivotpatch.data.records import FileStore
-    from pivotpatch.data.scenes import SceneStore
-
-    images = records.images
-    if isinstance(images, FileStore):
-        root = images.root.resolve()
-    elif isinstance(images, SceneStore):
-        root = Path("scenes:", str(images.seed))
-    else:
-        root = Path(parse_address(records.name).location).resolve()
-    return [os.path.normpath(root / images.name(records.place(row))) for row in range(len(records))]
-
-
-def _open_scored(scores: "Scores") -> "RecordSet | None":
-    """The pictures that have scores, where the file tells of which data set and it can still be found."""
-    import numpy as np
-
-    from pivotpatch.data.address import open_records
-
-    if scores.data is None:
-        return None
-    with suppress(InputError):
-        records, named = open_records(scores.data), set(scores.pictures)
-        return records.select(np.flatnonzero([record.name in named for record in records]))
-    return None
-
-
-def _refuse_other_scenes(scores: "Scores", records: "RecordSet", where: Path) -> None:
-    """Refuse scores of scenes that were made in another way: they have the names of these."""
-    from pivotpatch.data.scenes import SceneStore
-
-    scored = _open_scored(scores)
-    if scored is None or not (isinstance(scored.images, SceneStore) and isinstance(records.images, SceneStore)):
-        return
-    if replace(scored.images, count=1) != replace(records.images, count=1):
-        raise InputError(str(where), f"it was made of {scores.data}, not of {records.name}", "give the scores of these")
-
-
-def _refuse_training_scores(source: Source, scores: "Scores", where: Path) -> None:
-    """Refuse scores of training pictures.
-
-    Where the file does not tell of which data set they are: most of them have such a name, and all of these its labels.
-    """
-    scored = _open_scored(scores)
-    if scored is not None:
-        _refuse_training_pictures(source, scored, str(where))
-        return
-    trained = _open_trained(source)
-    if trained is None or trained.train.labels.names != scores.labels:
-        return
-    images = trained.train.images
-    rows = {images.name(trained.train.place(row)): row for row in range(len(trained.train))}
-    found = [(row, rows[name]) for row, name in enumerate(scores.pictures) if name in rows]
-    if 2 * len(found) <= len(scores):
-        return
-    ours, theirs = zip(*found, strict=True)
-    if scores.target[list(ours)].nan_to_num(-1).equal(trained.train.target()[list(theirs)].nan_to_num(-1)):
-        _refuse(trained, str(where), len(found), len(scores))
-
-
-def _refuse(trained: "TrainingRecords", where: str, found: int, count: int) -> None:
-    if found:
-        wrong = f"{found:,} of its {count:,} pictures are among those that the run was trained on"
-        held = "give the run alone, which takes the pictures that it held out"
-        raise InputError(where, wrong, "name others" if trained.val is None else held)
-
-
 def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
     """Scores from a file, mixed as the network mixes them."""
     from pivotpatch.models.patch_classifier import PatchClassifier
@@ -248,11 +150,12 @@ def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
     scores = read_score_file(path, records=records)
     if scores.labels != model.labels:
         wrong = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the network, in its order"
-        raise InputError(str(path), wrong, f"write it by pivotpatch evaluate {source.path} DATA --save FILE")
-    if records is None:
-        _refuse_training_scores(source, scores, path)
-    else:
-        _refuse_other_scenes(scores, records, path)
+        raise InputError(
+            str(path),
+            wrong,
+            f"write it by pivotpatch evaluate {source.path} DATA --save FILE, of pictures that have them all",
+        )
+    check_scores(source, scores, records=records, where=path)
     if not isinstance(model, PatchClassifier):
         image = {"image": scores.get("image")}
         return replace(scores, logits=image, patch_logits=None, weights=None, lam=1.0, temperature=1.0)
@@ -271,7 +174,28 @@ def _are_same(one: "float | Tensor", other: "float | Tensor") -> bool:
     return bool((torch.as_tensor(one) == torch.as_tensor(other)).all())
 
 
-def _score(source: Source, records: "RecordSet | None") -> Scored:
+def _look_closer(
+    source: Source, records: "RecordSet | None", scores: "Scores", *, size: int, cost: float
+) -> "CloserLook":
+    """The same pictures, seen closer."""
+    import torch
+
+    from pivotpatch.inference.adaptive import CloserLook
+
+    if records is None:
+        todo = "name them after the network too, or give --closer 0 to look at patches"
+        raise InputError("--closer", "a file of scores alone shows no pictures to look at again", todo)
+    again = _score(source, records, closer_size=size).scores
+    rows = {name: row for row, name in enumerate(again.pictures)}
+    missing = [name for name in scores.pictures if name not in rows]
+    if missing:
+        raise InputError(
+            "--closer", f"{len(missing)} pictures cannot be looked at again ({shorten(missing)})", "mend it"
+        )
+    return CloserLook(size, cost, again.select(torch.tensor([rows[name] for name in scores.pictures])))
+
+
+def _score(source: Source, records: "RecordSet | None", *, closer_size: int | None = None) -> Scored:
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.training.config import load_config
 
@@ -285,11 +209,18 @@ def _score(source: Source, records: "RecordSet | None") -> Scored:
             records,
             config=source.config or load_config(None),
             keep_patches=True,
+            closer_size=closer_size,
             progress=lambda done, total: shown.progress("score", done, total),
         )
 
 
-def _finish(source: Source, scored: Scored, folder: "RunFolder | None", args: argparse.Namespace) -> None:
+def _finish(
+    source: Source,
+    scored: Scored,
+    closer: "CloserLook | None",
+    folder: "RunFolder | None",
+    args: argparse.Namespace,
+) -> None:
     """Fit, store, draw and print."""
     import torch
 
@@ -305,6 +236,7 @@ def _finish(source: Source, scored: Scored, folder: "RunFolder | None", args: ar
         calibration=args.calibration,
         goal=parse_goal(args.thresholds),
         patch_cost=source.model.patch_cost if isinstance(source.model, PatchClassifier) else 0.0,
+        closer=closer,
         generator=torch.Generator().manual_seed(SEED),
     )
     if not args.json:

@@ -1,4 +1,4 @@
-"""Patches only where the whole image leaves doubt: when to look at them, and what to say without them."""
+"""A second look only where the whole image leaves doubt: when to take it, and what to say without."""
 
 import math
 from collections.abc import Mapping
@@ -36,11 +36,11 @@ def measure_uncertainty(probs: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """What the whole image says alone, and how uncertain it must be for the patches to be looked at.
+    """What the whole image says alone, and how uncertain it must be for a second look.
 
     Attributes:
-        calibration: of the image logits. A picture whose patches are left out gets its probabilities, which then can be
-            compared with the calibrated ones of pictures whose patches were seen.
+        calibration: of the image logits. A picture that is not looked at again gets its probabilities, which then can
+            be compared with the calibrated ones of those that are.
         cutoffs: quantiles of the uncertainty of validation pictures at even steps from 0 to 1, rising.
 
     >>> adaptive = Adaptive(Calibration("image", "platt", (1.0,), (0.0,)), (0.0, 0.1, 0.2))
@@ -60,14 +60,14 @@ class Adaptive:
             raise InputError("Adaptive", "a cutoff is not finite", "fit them again")
 
     def find_cutoff(self, effort: float) -> float:
-        """The uncertainty from which on patches are looked at, so that `effort` is the share of such pictures."""
+        """The uncertainty from which on there is a second look, so that `effort` is the share of such pictures."""
         check_effort(effort, "Adaptive")
         place, part = divmod((1 - effort) * (len(self.cutoffs) - 1), 1)
         low, high = self.cutoffs[int(place)], self.cutoffs[min(int(place) + 1, len(self.cutoffs) - 1)]
         return low + part * (high - low)
 
     def choose(self, probs: Tensor, effort: float) -> Tensor:
-        """Which pictures (B,) have patches to be looked at.
+        """Which pictures (B,) are to be looked at again.
 
         Args:
             probs: (B,L), from `calibration`.

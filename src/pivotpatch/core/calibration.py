@@ -1,8 +1,8 @@
 """Calibrated probabilities: a slope and an offset on the logits of each label."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,15 @@ class Calibration:
         logits = at_least_float32(logits)
         slope, offset = (logits.new_tensor(values) for values in (self.slope, self.offset))
         return torch.sigmoid(logits * slope + offset)
+
+    def select(self, places: Sequence[int]) -> "Calibration":
+        """Of the labels at these places, in their order.
+
+        >>> Calibration("image", "platt", (1.0, 2.0), (0.0, 3.0)).select([1]).offset
+        (3.0,)
+        """
+        slope, offset = (tuple(values[place] for place in places) for values in (self.slope, self.offset))
+        return replace(self, slope=slope, offset=offset)
 
     def to_dict(self) -> dict[str, Any]:
         """In plain types, for JSON."""

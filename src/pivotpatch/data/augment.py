@@ -61,6 +61,10 @@ class Augmentation(NamedTuple):
         """That of the first `count` views, and that of the others."""
         return Augmentation(*(part[:count] for part in self)), Augmentation(*(part[count:] for part in self))
 
+    def select(self, rows: Tensor) -> "Augmentation":
+        """That of the views that `rows` (M,) names, in that order."""
+        return Augmentation(*(part[rows] for part in self))
+
 
 class Views(NamedTuple):
     """What the network sees.
@@ -68,10 +72,12 @@ class Views(NamedTuple):
     Attributes:
         image: (B,C,H,W).
         patches: (B,P,C,h,w).
+        closer: (B,C,S,S) the whole image once more, larger; None where it is not wanted.
     """
 
     image: Tensor
     patches: Tensor
+    closer: Tensor | None = None
 
 
 def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Generator) -> Augmentation:

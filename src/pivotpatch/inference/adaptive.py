@@ -38,12 +38,26 @@ def find_cutoffs(probs: Tensor) -> tuple[float, ...]:
     return tuple(cutoffs.cummax(0).values.tolist())  # rounding may make a step back
 
 
+class CloserLook(NamedTuple):
+    """What a network says of pictures that it sees once more, larger: `PatchClassifier.look_closer`.
+
+    Attributes:
+        size: rows and columns at which it sees them.
+        cost: of that look, in passes over an image.
+        scores: of the same pictures as those of the first look, in their order.
+    """
+
+    size: int
+    cost: float
+    scores: Scores
+
+
 class EffortPoint(NamedTuple):
     """What an effort costs and gives.
 
     Attributes:
         effort: as asked for.
-        share: of the pictures whose patches were looked at, which the effort aims at.
+        share: of the pictures that got a second look, which the effort aims at.
         passes: mean cost of a picture, in passes over an image.
         mean: mAP (step-wise AP).
     """
@@ -73,7 +87,8 @@ class EffortCurve:
         """The cheapest point that keeps a share of the gain; None where patches gain nothing."""
         if self.gain <= 0:
             return None
-        return next(point for point in self.points if point.mean - self.points[0].mean >= kept * self.gain)
+        enough = (point for point in self.points if point.mean - self.points[0].mean >= kept * self.gain)
+        return min(enough, key=lambda point: point.passes)  # not the first: a closer look may cost more than patches
 
     def to_dict(self) -> dict[str, object]:
         """All of it in plain types, for JSON."""
@@ -85,6 +100,7 @@ def effort_curve(
     efforts: Sequence[float] = EFFORTS,
     *,
     patch_cost: float,
+    closer: CloserLook | None = None,
     method: Method | None = "platt_per_label",
     folds: int = 5,
     generator: torch.Generator | None = None,
@@ -98,6 +114,7 @@ def effort_curve(
         scores: of validation pictures, with image and TDE logits.
         efforts: to try, besides 0 and 1.
         patch_cost: of all patches of a picture, in passes over an image, see `PatchClassifier.patch_cost`.
+        closer: the second look of efforts below 1, where it is not at the patches. Its logits get their calibration.
         method: how TDE logits are calibrated; None where they are not, because they are right as they are.
         folds: into which pictures are parted.
         generator: draws the folds; by default one of seed 0.
@@ -107,6 +124,7 @@ def effort_curve(
     if not 0 <= patch_cost < float("inf"):
         raise InputError("effort_curve", f"patch_cost is {patch_cost!r}", "give a number of passes")
     image, tde = scores.get("image"), scores.scaled("tde")
+    again, cost = (tde, patch_cost) if closer is None else (_take_logits(closer, scores), closer.cost)
     inner = sorted(set(efforts) - {0, 1})
     fold = draw_folds(len(scores), folds=folds, generator=generator)
     places = torch.empty(len(inner), *image.shape, dtype=torch.int64)
@@ -115,9 +133,9 @@ def effort_curve(
         inside = fold == number
         rest = scores.select((~inside).nonzero()[:, 0])
         adaptive = fit_adaptive(rest)
-        alone, both = adaptive.calibration.apply(image), torch.sigmoid(tde)
+        alone, both = adaptive.calibration.apply(image), torch.sigmoid(again)
         if method is not None:
-            both = fit_calibration(rest.scaled("tde"), rest.target, kind="tde", method=method).apply(tde)
+            both = fit_calibration(rest.scaled("tde"), rest.target, kind="tde", method=method).apply(again)
         for row, effort in enumerate(inner):
             chosen = adaptive.choose(alone, effort)
             probs = torch.where(chosen[:, None], both, alone)
@@ -125,10 +143,22 @@ def effort_curve(
     shares = looked.double().mean(1).tolist()
     ranked = [(0.0, 0.0, image), *zip(inner, shares, places, strict=True), (1.0, 1.0, tde)]
     points = (
-        EffortPoint(effort, share, 1 + share * patch_cost, average_precision(order.double(), scores.target).mean)
+        EffortPoint(
+            effort,
+            share,
+            1 + share * (patch_cost if effort == 1 else cost),
+            average_precision(order.double(), scores.target).mean,
+        )
         for effort, share, order in ranked
     )
     return EffortCurve(tuple(points))
+
+
+def _take_logits(closer: CloserLook, scores: Scores) -> Tensor:
+    """TDE logits (N,L) of a closer look, in the normalised form."""
+    if closer.scores.pictures != scores.pictures or closer.scores.labels != scores.labels:
+        raise InputError("effort_curve", "the closer look is at other pictures or labels", "score the same ones")
+    return closer.scores.scaled("tde")
 
 
 def _rank(probs: Tensor, rows: Tensor) -> Tensor:

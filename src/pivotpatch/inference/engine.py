@@ -12,7 +12,7 @@ from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS
-from pivotpatch.inference.scoring import evaluating, make_network_views, score_images, split_for_device
+from pivotpatch.inference.scoring import evaluating, look_again, make_network_views, score_images, split_for_device
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
@@ -69,9 +69,10 @@ class TorchEngine:
     What was fitted to an ordinary network does not hold for the PAT-I around it, so that there its thresholds and
     calibration count only if the latter is of kind "tde".
 
-    With an effort below 1 the image comes first, and patches only of pictures about which it is unsure. The others are
-    answered by the image alone, whose logits have a calibration of their own (`Adaptive`), so that the probabilities of
-    both can be compared with each other and with the same thresholds.
+    With an effort below 1 the image comes first, and a second look at pictures about which it is unsure: at their
+    patches or, where that was fitted, at the whole picture once more, larger. The others are answered by the image
+    alone, whose logits have a calibration of their own (`Adaptive`), so that the probabilities of both can be compared
+    with each other and with the same thresholds.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class TorchEngine:
             model: a network, or PAT-I around one.
             device: where to run; the network is moved there. It stays where it is by default.
             dtype: of autocast; float32 for none.
-            effort: share of pictures whose patches are looked at, among such as the network was tuned on: 1 for all,
+            effort: share of pictures that get a second look, among such as the network was tuned on: 1 for all,
                 0 for none, anything between where `Classifier.adaptive` was fitted.
         """
         check_effort(effort, "TorchEngine")
@@ -148,7 +149,7 @@ class TorchEngine:
         return self._mix(out)
 
     def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer:
-        """The image of every picture, then the patches of those about which it is unsure."""
+        """The image of every picture, then a second look at those about which it is unsure."""
         logits = model.forward_images(make_network_views(model, pictures, patches=False).image)
         probs = self._calibrate(logits) if self.adaptive is None else self.adaptive.calibration.apply(logits)
         if self.effort == 0:
@@ -158,8 +159,8 @@ class TorchEngine:
         parts = probs, probs.clone(), nothing[:, 0], nothing[:, 1:]
         (rows,) = self.adaptive.choose(probs, self.effort).nonzero(as_tuple=True)
         if len(rows):
-            patches = make_network_views(model, pictures[rows]).patches
-            for part, seen in zip(parts, self._mix(model.add_patches(logits[rows], patches)), strict=True):
+            again = look_again(model, pictures[rows], logits[rows], closer_size=model.closer_size)
+            for part, seen in zip(parts, self._mix(again), strict=True):
                 assert seen is not None
                 part[rows] = seen
         return Answer(*parts)

@@ -13,6 +13,7 @@ from torch import Tensor
 from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.core.patches import check_overlap
+from pivotpatch.data.common_labels import keep_common_labels
 from pivotpatch.data.records import LabelSpace, RecordSet
 from pivotpatch.inference.scores import KINDS, Scores
 
@@ -73,10 +74,16 @@ class Truth(NamedTuple):
     paired: bool = False
 
 
-def describe_records(records: RecordSet, labels: tuple[str, ...] | None) -> Truth:
-    """What a data set says of its pictures; of these labels alone, in this order, where they are told."""
-    if labels is not None and labels != records.labels.names:
-        records = records.keep_labels(labels)
+def describe_records(records: RecordSet, content: ScoreContent, *, tell: Tell | None = None) -> Truth:
+    """What a data set says of its pictures: of the labels that a file tells, in their order.
+
+    It must know all of them, unless somebody is told of those that are left out.
+    """
+    if content.labels is not None and content.labels != records.labels.names:
+        if tell is None:
+            records = records.keep_labels(content.labels)
+        else:
+            records = keep_common_labels(records, content.labels, whose=content.where, tell=tell)
     names = tuple(records.images.name(records.place(index)) for index in range(len(records)))
     return Truth(records.name, names, records.labels.names, records.target(), torch.arange(len(records)))
 
@@ -210,7 +217,7 @@ def _match(
     places = {name: place for place, name in enumerate(names)}
     extra = list(places.keys() - set(wanted))
     missing = [name for name in wanted if name not in places]
-    if extra:
+    if extra and (what == "pictures" or missing):  # a file may know more labels than are asked for
         extra.sort()
         hint = choose_one_of(extra[0], wanted) if what == "labels" else f"there they are named like {wanted[0]!r}"
         raise InputError(where, f"{len(extra)} {what} are not in {other.where} ({shorten(extra)})", hint)

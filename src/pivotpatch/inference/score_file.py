@@ -85,11 +85,12 @@ def read_scores(
         path: the file.
         records: the data set of the pictures. They are found in it by their names, in whatever order, and no others.
             The truth comes from it, also where the file tells one; a file where most of it is another is refused.
-            Its labels may be more than the file's.
-        like: scores of the same pictures and labels, whose order and truth are taken instead.
+            Its labels may be more than the file's, or with `tell` fewer: those that both have are read.
+        like: scores of the same pictures, whose labels, order and truth are taken instead.
         scale: what scores of no stated kind are. Probabilities become logits in float64, 0 and 1 finite ones.
         tell: told a line each about pictures of `records` that have no scores (they are left out, up to half of
-            them; without `tell` there must be none), about truth that differs, and what "auto" took the scores for.
+            them; without `tell` there must be none), about labels that `records` lack (likewise), about truth that
+            differs, and what "auto" took the scores for.
     """
     path, where = Path(path), str(path)
     if scale not in SCALES:
@@ -110,7 +111,7 @@ def read_scores(
     if like is not None:
         truth = Truth("the other scores", like.pictures, like.labels, like.target, like.indices, paired=True)
     elif records is not None:
-        truth = describe_records(records, content.labels)
+        truth = describe_records(records, content, tell=tell)
     return complete(content, truth, scale=scale, tell=tell)
 
 

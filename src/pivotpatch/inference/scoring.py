@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import Augmentation, Views, make_views
+from pivotpatch.data.records import LabelSpace
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier
@@ -70,17 +71,56 @@ def make_network_views(
     )
 
 
-def score_images(model: Classifier | PatchInference, images: Tensor) -> CounterfactualLogits | Tensor:
+def make_closer_view(
+    model: Classifier, images: Tensor, *, size: int, augmentation: Augmentation | None = None, compiled: bool = False
+) -> Tensor:
+    """What a network sees (B,3,size,size) on a closer look at images; see `make_network_views`."""
+    prepare = model.preprocessing
+    return make_views(
+        images,
+        size=(size, size),
+        mean=prepare.mean,
+        std=prepare.std,
+        grid=0,
+        augmentation=augmentation,
+        compiled=compiled,
+    ).image
+
+
+def look_again(
+    model: PatchClassifier, images: Tensor, image_logits: Tensor, *, closer_size: int | None
+) -> CounterfactualLogits:
+    """What a network says on a second look at images (B,3,h,w) from the loader, whose logits (B,L) are known.
+
+    Args:
+        model: the network.
+        images: uint8, on its device.
+        image_logits: of the first look.
+        closer_size: rows and columns at which it sees the whole images again; None for their patches.
+    """
+    if closer_size is None:
+        return model.add_patches(image_logits, make_network_views(model, images).patches)
+    return model.look_closer(image_logits, make_closer_view(model, images, size=closer_size))
+
+
+def score_images(
+    model: Classifier | PatchInference, images: Tensor, *, closer_size: int | None = None
+) -> CounterfactualLogits | Tensor:
     """What a network says of images from the loader: image logits (B,L), or with patches all there is.
 
     Args:
         model: a network, or PAT-I around a `MultiLabelClassifier`.
         images: (B,3,h,w) uint8 on the network's device. PAT-I cuts its patches from them where they are larger
             than the network's input; a `PatchClassifier` as it was trained.
+        closer_size: a `PatchClassifier` looks at the whole images once more, at so many rows and columns, and not at
+            their patches.
     """
     network = model.model if isinstance(model, PatchInference) else model
     if not isinstance(network, Classifier):
         raise InputError("score_images", f"a {type(network).__name__} says no preprocessing", "give a Classifier")
+    if isinstance(network, PatchClassifier) and closer_size is not None:
+        first = network.forward_images(make_network_views(network, images, patches=False).image)
+        return look_again(network, images, first, closer_size=closer_size)
     views = make_network_views(network, images)
     if isinstance(network, PatchClassifier):
         return network.forward_views(views.image, views.patches)
@@ -121,6 +161,7 @@ def score_pictures(
     accelerator: "Accelerator",
     dtype: torch.dtype = torch.float32,
     keep_patches: bool = False,
+    closer_size: int | None = None,
     progress: Progress | None = None,
 ) -> Scores:
     """Score what a loader ships, in evaluation mode; each process gets the scores of all.
@@ -129,24 +170,41 @@ def score_pictures(
 
     Args:
         model: as in `score_images`, on the accelerator's device.
-        loader: of this process's share, each batch of it, also an empty one.
+        loader: of this process's share, each batch of it, also an empty one. The network may know more labels than
+            its records have, and in another order; scores are those of the records.
         accelerator: which processes there are.
         dtype: of autocast; float32 for none.
         keep_patches: keep logits and weights of each patch too.
+        closer_size: as in `score_images`.
         progress: told what is done after each batch.
     """
     device = accelerator.device
     held: list[_Part] = []
+    columns = _find_columns(model, loader.records.labels.names)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
     with evaluating(model), torch.inference_mode(), autocast:
         for number, batch in enumerate(loader, 1):
             if len(batch.indices):
                 parts = split_for_device(batch.images.to(device, non_blocking=True))
-                rows = [_pack(score_images(model, part), keep_patches=keep_patches) for part in parts]
-                held.append(_Part(batch.indices, batch.target, torch.cat(rows)))
+                rows = [
+                    _pack(score_images(model, part, closer_size=closer_size), keep_patches=keep_patches)
+                    for part in parts
+                ]
+                packed = torch.cat(rows)
+                held.append(_Part(batch.indices, batch.target, packed if columns is None else packed[..., columns]))
             if progress is not None:
                 progress("validate", number, len(loader))
-    return _unpack(_gather(held, model, loader, accelerator=accelerator, keep_patches=keep_patches), model, loader)
+    joined = _gather(held, model, loader, accelerator=accelerator, keep_patches=keep_patches)
+    return _unpack(joined, model, loader, columns=columns)
+
+
+def _find_columns(model: Classifier | PatchInference, labels: tuple[str, ...]) -> list[int] | None:
+    """Where each label stands among those of a network; None where they are the same."""
+    network = model.model if isinstance(model, PatchInference) else model
+    if not isinstance(network, Classifier) or network.labels == labels:
+        return None
+    known = LabelSpace(network.labels)
+    return [known.index(name) for name in labels]
 
 
 def _pack(out: CounterfactualLogits | Tensor, *, keep_patches: bool) -> Tensor:
@@ -177,7 +235,7 @@ def _gather(
     return _Part(indices[order], target[order], rows[order])
 
 
-def _unpack(joined: _Part, model: nn.Module, loader: "Loader") -> Scores:
+def _unpack(joined: _Part, model: nn.Module, loader: "Loader", *, columns: list[int] | None) -> Scores:
     records, rows = loader.records, joined.rows
     names = tuple(records.images.name(records.place(index)) for index in joined.indices.tolist())
     patches = rows[:, 3:].unflatten(1, (2, -1)) if rows.shape[1] > 3 else None
@@ -191,13 +249,16 @@ def _unpack(joined: _Part, model: nn.Module, loader: "Loader") -> Scores:
         logits={kind: rows[:, place] for place, kind in enumerate(KINDS[: rows.shape[1]]) if kind in trained},
         patch_logits=None if patches is None else patches[:, 0],
         weights=None if patches is None else patches[:, 1],
-        lam=1.0 if mixed is None else _fetch(mixed.lam),
-        temperature=1.0 if mixed is None else _fetch(mixed.temperature),
+        lam=1.0 if mixed is None else _fetch(mixed.lam, columns),
+        temperature=1.0 if mixed is None else _fetch(mixed.temperature, columns),
         indices=joined.indices,
         overlap=0.0 if mixed is None else mixed.overlap,
         data=records.name,
     )
 
 
-def _fetch(value: float | Tensor) -> float | Tensor:
-    return value.cpu() if isinstance(value, Tensor) else value
+def _fetch(value: float | Tensor, columns: list[int] | None) -> float | Tensor:
+    """A number, or on the CPU one for each label that was scored."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.cpu() if columns is None or value.ndim == 0 else value.cpu()[columns]

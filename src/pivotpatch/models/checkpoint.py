@@ -64,6 +64,7 @@ class _Patching(_Part):
     overlap: Annotated[float, Field(ge=0, lt=1)] = 0.0
     source_size: Size | None = None
     patch_size: Size | None = None
+    closer_size: Size | None = None
     lam: Annotated[Annotated[Weight, Tag(_ONE)] | Annotated[list[Weight], Tag(_EACH)], _number_or_list]
     temperature: Annotated[Annotated[Heat, Tag(_ONE)] | Annotated[list[Heat], Tag(_EACH)], _number_or_list]
     patch_only: bool = False

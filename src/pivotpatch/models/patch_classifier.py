@@ -22,6 +22,7 @@ from pivotpatch.core.patches import (
     check_overlap,
     check_source,
     cut_patches,
+    patch_boxes,
     split_views,
     stack_views,
 )
@@ -40,6 +41,8 @@ class PatchClassifier(SharedClassifier):
             cut from the resized image. `forward` takes that picture as `source`.
         patch_size: rows and columns at which the network sees each patch; None for those of the image. Smaller
             ones cost less: four patches of half the side cost as much as one image.
+        closer_size: rows and columns of a closer look at the whole image, `look_closer`, which efforts below 1 take in
+            the place of the patches; None where they look at the patches.
         lam: weight of the direct effect, a number or (L,); changed by `set_mixing`.
         temperature: of the patch weights, likewise.
         patch_only: whether it was trained without the whole image, for the study of scale: then its image logits,
@@ -62,6 +65,7 @@ class PatchClassifier(SharedClassifier):
         overlap: float = 0.0,
         source_size: int | None = None,
         patch_size: int | None = None,
+        closer_size: int | None = None,
         lam: float | Tensor = 1.0,
         temperature: float | Tensor = 1.0,
         patch_only: bool = False,
@@ -83,6 +87,9 @@ class PatchClassifier(SharedClassifier):
         self.overlap = overlap
         self.source_size = source_size
         self.patch_size = patch_size
+        self.closer_size = closer_size
+        if closer_size is not None:
+            self.closer_cost(closer_size)  # refuses one that is none
         self.patch_only = patch_only
         self.set_mixing(lam=lam, temperature=temperature)
 
@@ -95,6 +102,7 @@ class PatchClassifier(SharedClassifier):
         overlap: float = 0.0,
         source_size: int | None = None,
         patch_size: int | None = None,
+        closer_size: int | None = None,
         lam: float | Tensor = 1.0,
         temperature: float | Tensor = 1.0,
         patch_only: bool = False,
@@ -111,6 +119,7 @@ class PatchClassifier(SharedClassifier):
                 overlap=overlap,
                 source_size=source_size,
                 patch_size=patch_size,
+                closer_size=closer_size,
                 lam=lam,
                 temperature=temperature,
                 patch_only=patch_only,
@@ -150,6 +159,16 @@ class PatchClassifier(SharedClassifier):
         image = self.preprocessing.image_size
         return (self.grid * (self.patch_size or image) / image) ** 2
 
+    def closer_cost(self, size: int) -> float:
+        """What `look_closer` costs with images of so many rows and columns, in passes over an image."""
+        image = self.preprocessing.image_size
+        if size <= image:
+            wrong = f"a closer look at {size} pixels is no closer than the {image} of the first"
+            raise InputError("PatchClassifier", wrong, f"give more than {image}, about {image * 3 // 2}")
+        if self.backbone.fixed_size is not None:
+            raise InputError("PatchClassifier", "the backbone takes images of one size only", "look at patches instead")
+        return (size / image) ** 2
+
     def forward(self, images: Tensor, *, source: Tensor | None = None) -> CounterfactualLogits:
         """All logits of preprocessed images.
 
@@ -184,6 +203,36 @@ class PatchClassifier(SharedClassifier):
         """All logits of pictures whose image logits (B,L) are known already; patches (B,P,C,h,w)."""
         return self._combine(image_logits, self._embed_parts(patches))
 
+    def look_closer(self, image_logits: Tensor, closer: Tensor) -> CounterfactualLogits:
+        """All logits of pictures that are seen once more, larger, in the place of their patches.
+
+        One pass over the larger image stands for all of its patches, which are cut from its feature map: they cost
+        `closer_cost`, not `patch_cost`, but are not blind to what lies around them. The image logits are the mean of
+        both looks at the whole picture.
+
+        Args:
+            image_logits: (B,L) of the first look.
+            closer: the same images (B,C,H,W), larger and preprocessed.
+        """
+        own, parts = self._see_closer(closer)
+        return self._combine((image_logits + own) / 2, parts)
+
+    def forward_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
+        """Image logits and pooled patch logits (B,L) of a closer look alone, to train it; closer (B,C,H,W)."""
+        own, parts = self._see_closer(closer)
+        return own, self._pool(parts)
+
+    def _see_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
+        """Image logits (B,L), and the embeddings (B,P,...) of patches of the feature map."""
+        features = self.backbone(closer)
+        height, width = features.shape[-2:]
+        if self.grid > min(height, width):
+            wrong = f"a closer look at {closer.shape[-1]} pixels gives a map of {height} x {width} places"
+            raise InputError("PatchClassifier", wrong, f"give more pixels, for a grid of {self.grid}")
+        boxes = patch_boxes(height, width, grid=self.grid, overlap=self.overlap)
+        cut = torch.stack([features[..., box.top : box.bottom, box.left : box.right] for box in boxes], dim=1)
+        return self.head(features), self.head.embed(cut.flatten(0, 1)).unflatten(0, cut.shape[:2])
+
     def _combine(self, image_logits: Tensor, parts: Tensor) -> CounterfactualLogits:
         """All logits, from image logits (B,L) and the embeddings (B,P,...) of patches."""
         return combine_logits(
@@ -198,7 +247,10 @@ class PatchClassifier(SharedClassifier):
         """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
         if patches.ndim != 5:
             raise InputError("PatchClassifier", f"patches have shape {tuple(patches.shape)}", "give (B, P, C, H, W)")
-        parts = self._embed_parts(patches)
+        return self._pool(self._embed_parts(patches))
+
+    def _pool(self, parts: Tensor) -> Tensor:
+        """Pooled logits q (B,L), from the embeddings (B,P,...) of patches."""
         weights = patch_weights(_project_parts(parts, self.weight_projection), temperature=self.temperature)
         return pool_patches(_project_parts(parts, self.patch_projection), weights)
 

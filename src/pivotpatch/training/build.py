@@ -4,21 +4,27 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.core.errors import InputError, shorten
 from pivotpatch.data.address import open_records
 from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.loading import Loader, hold_pictures, make_loader
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.split import split_records
 from pivotpatch.models.checkpoint import load_checkpoint
-from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.classifier import (
+    Architecture,
+    Classifier,
+    IndependentClassifier,
+    MultiLabelClassifier,
+    SharedClassifier,
+)
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.relabel import load_relabelled
 from pivotpatch.training.config import ModelSection, RunConfig, TaskSection
@@ -27,6 +33,9 @@ from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageT
 
 SPLIT_SEED = 0  # the same pictures are held out whatever the seed of the run, so that runs can be compared
 Progress = Callable[[str, int, int | None], None]
+Tell = Callable[[str], None]
+Kind = TypeVar("Kind", bound=SharedClassifier)
+_NAMED = 10  # labels that a network knows, and as many that it does not
 
 
 @dataclass
@@ -78,7 +87,12 @@ class Run:
 
 
 def build_run(
-    config: RunConfig, accelerator: Accelerator, *, saved: Path | None = None, progress: Progress | None = None
+    config: RunConfig,
+    accelerator: Accelerator,
+    *,
+    saved: Path | None = None,
+    progress: Progress | None = None,
+    tell: Tell | None = None,
 ) -> Run:
     """Build a run; the network's first weights depend on the configuration alone.
 
@@ -87,6 +101,7 @@ def build_run(
         accelerator: device and processes.
         saved: a checkpoint of this very run, to build the network from instead.
         progress: told what is done while pictures are decoded to be held.
+        tell: as in `make_model`.
     """
     records, val = open_training_records(config)
     tests = {address: open_aligned(address, records.labels.names) for address in config.data.test}
@@ -96,7 +111,7 @@ def build_run(
     # Every process draws the same weights, whatever was drawn before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
-        model = make_model(config, records.labels.names) if saved is None else load_checkpoint(saved)
+        model = make_model(config, records.labels.names, tell=tell) if saved is None else load_checkpoint(saved)
     if config.precision.channels_last:
         model = model.to(memory_format=torch.channels_last)
     task = make_task(model.to(accelerator.device).train(), config)
@@ -187,11 +202,17 @@ def count_workers() -> int:
     return max(min(cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 12), 1)
 
 
-def make_model(config: RunConfig, labels: tuple[str, ...]) -> Classifier:
-    """The network of a configuration: new, or from a checkpoint."""
+def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell | None = None) -> Classifier:
+    """The network of a configuration: new, or from a checkpoint.
+
+    Args:
+        config: says which.
+        labels: of the pictures.
+        tell: told in one line which of them a checkpoint with other labels knows already.
+    """
     section, task = config.model, config.task
     if section.start_from is not None:
-        return _continue(section, task, labels)
+        return _continue(section, task, labels, tell=tell)
     architecture = Architecture(
         section.backbone, section.head, section.image_size, section.backbone_options, section.head_options
     )
@@ -209,7 +230,7 @@ def _say_patching(task: TaskSection) -> dict[str, Any]:
     return {**task.model_dump(exclude={"kind", "distill"}), "patch_only": task.kind == "patch_only"}
 
 
-def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...]) -> Classifier:
+def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...], *, tell: Tell | None) -> Classifier:
     """Train a checkpoint's network further, for other labels too; PAT-T may start from an ordinary one."""
     assert section.start_from is not None
     model = load_checkpoint(section.start_from)
@@ -227,25 +248,28 @@ def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...])
     if task.kind in ("patch", "patch_only"):
         patching = _say_patching(task)
         if isinstance(model, MultiLabelClassifier):
-            return PatchClassifier.from_classifier(_relabel(model, labels), **patching)
+            again = _take_over(MultiLabelClassifier(model.architecture, labels), model, tell=tell)
+            return PatchClassifier.from_classifier(again, **patching)
         if isinstance(model, PatchClassifier):
-            again = PatchClassifier(model.architecture, labels, **patching)
-            again.preprocessing = model.preprocessing
-            load_relabelled(again, model)
-            return again
+            return _take_over(PatchClassifier(model.architecture, labels, **patching), model, tell=tell)
     elif task.kind == "independent" and isinstance(model, IndependentClassifier):
         return model
     elif task.kind == "image" and isinstance(model, MultiLabelClassifier):
-        return _relabel(model, labels)
+        return _take_over(MultiLabelClassifier(model.architecture, labels), model, tell=tell)
     wrong = f"it is a {type(model).__name__}, which the task {task.kind!r} cannot train"
     raise InputError(section.start_from, wrong, "choose another checkpoint or task")
 
 
-def _relabel(model: MultiLabelClassifier, labels: tuple[str, ...]) -> MultiLabelClassifier:
-    again = MultiLabelClassifier(model.architecture, labels)
-    again.preprocessing = model.preprocessing
-    load_relabelled(again, model)
-    return again
+def _take_over(model: Kind, trained: Kind, *, tell: Tell | None) -> Kind:
+    """A network with what another of its kind has learnt, see `load_relabelled`."""
+    model.preprocessing = trained.preprocessing
+    known = load_relabelled(model, trained)
+    if tell is not None and set(model.labels) != set(trained.labels):
+        new = [name for name in model.labels if name not in trained.labels]
+        taken = f": {shorten(known, limit=_NAMED)}" if known else ""
+        anew = f"; new: {shorten(new, limit=_NAMED)}" if new else ""
+        tell(f"starting from a network that knows {len(known)} of {len(model.labels)} labels{taken}{anew}")
+    return model
 
 
 def make_task(model: Classifier, config: RunConfig) -> Task:

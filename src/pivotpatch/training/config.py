@@ -78,15 +78,19 @@ class TaskSection(Section):
         0.0, description="patch: weight of a loss that draws the image logits to the total direct effect; 0 is none"
     )
 
-    @field_validator("distill")
+    closer_size: Positive | None = Field(
+        None, description="patch: pixels a side of a closer look at the whole picture, trained for efforts below 1"
+    )
+
+    @field_validator("distill", "closer_size")
     @classmethod
-    def _has_a_teacher(cls, distill: float, info: ValidationInfo) -> float:
+    def _has_image_and_patches(cls, value: float | None, info: ValidationInfo) -> float | None:
         kind = info.data.get("kind", "patch")  # a kind that is none has an error of its own
-        if distill > 0 and kind != "patch":
+        if value and kind != "patch":
             raise PydanticCustomError(
-                "distill", "task.kind is {kind}, leave it out or train task.kind=patch", {"kind": repr(kind)}
+                "patch_alone", "task.kind is {kind}, leave it out or train task.kind=patch", {"kind": repr(kind)}
             )
-        return distill
+        return value
 
 
 class LossSection(Section):

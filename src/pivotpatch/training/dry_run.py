@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.inference.scoring import score_images
-from pivotpatch.training.build import Run, build_run
+from pivotpatch.training.build import Run, Tell, build_run
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.processes import own_settings
 from pivotpatch.training.step import take_step
@@ -48,11 +48,17 @@ class DryRun:
     held_bytes: int
 
 
-def try_run(config: RunConfig, accelerator: Accelerator) -> DryRun:
-    """Try one batch of a run; nothing is written, and held pictures are not decoded."""
+def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell | None = None) -> DryRun:
+    """Try one batch of a run; nothing is written, and held pictures are not decoded.
+
+    Args:
+        config: of the run.
+        accelerator: device and processes.
+        tell: as in `make_model`.
+    """
     lazy = config.model_copy(update={"data": config.data.model_copy(update={"hold": "nothing"})})
     with own_settings(accelerator.device):
-        run = build_run(lazy, accelerator)
+        run = build_run(lazy, accelerator, tell=tell)
         first = next(iter(run.loader), None)
         if first is None:
             raise InputError(config.data.train or "data.train", "there are no pictures to train on", "give some")

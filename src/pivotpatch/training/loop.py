@@ -15,16 +15,16 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.metrics import DEFINITIONS, AveragePrecision, average_precision
 from pivotpatch.core.writing import explain_disk_faults
 from pivotpatch.data.loading import Failure, Loader
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import Classifier
-from pivotpatch.training.build import Progress, Run, build_run, open_loader
+from pivotpatch.training.build import Progress, Run, Tell, build_run, open_loader
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.folder import RunFolder, RunState
+from pivotpatch.training.metrics import describe_run, measure_scores, sum_up_steps
 from pivotpatch.training.nonfinite import HISTORY, check_weights, explain_nonfinite
 from pivotpatch.training.processes import join_processes, make_accelerator, open_trackers, own_settings
 from pivotpatch.training.signals import StopSignals
@@ -62,7 +62,14 @@ class _Tell(NamedTuple):
     report: Report
 
 
-def fit(config: RunConfig, out: Path, *, progress: Progress | None = None, report: Report | None = None) -> FitResult:
+def fit(
+    config: RunConfig,
+    out: Path,
+    *,
+    progress: Progress | None = None,
+    report: Report | None = None,
+    tell: Tell | None = None,
+) -> FitResult:
     """Train, in a new folder.
 
     Args:
@@ -70,15 +77,16 @@ def fit(config: RunConfig, out: Path, *, progress: Progress | None = None, repor
         out: its folder, which must not exist or be empty.
         progress: told what is done (stage, steps or batches, of how many).
         report: told each entry of the log.
+        tell: told which labels the network knows already, see `make_model`.
     """
     accelerator = make_accelerator(config, out)
     folder = RunFolder(out, config, writes=accelerator.is_main_process)
     folder.check_free()
-    tell = _Tell(progress or (lambda *_: None), report or (lambda _: None))
+    whom = _Tell(progress or (lambda *_: None), report or (lambda _: None))
     with closing(folder), own_settings(accelerator.device):
-        run = build_run(config, accelerator, progress=tell.progress)
+        run = build_run(config, accelerator, progress=whom.progress, tell=tell)
         folder.create()  # only now: a mistake in the configuration leaves nothing that the next attempt stumbles on
-        return _train(run, folder, RunState(records=len(run.records)), tell=tell)
+        return _train(run, folder, RunState(records=len(run.records)), tell=whom)
 
 
 def resume(out: Path, *, progress: Progress | None = None, report: Report | None = None) -> FitResult:
@@ -199,7 +207,8 @@ class _Trainer:
         if run.val_loader is None and ends:
             self.folder.save_best(run.model)
         if run.val_loader is not None and (ends or epoch % run.config.evaluation.every == 0):
-            means = {name: each.mean for name, each in self.measure(self.score(run.val_loader, "validate")).items()}
+            found = measure_scores(run, self.score(run.val_loader, "validate"))
+            means = {name: each.mean for name, each in found.items()}
             state.waited += 1
             if state.best is None or means[run.task.ranking] > state.best:
                 state.best, state.best_step, state.waited = means[run.task.ranking], state.step, 0
@@ -237,24 +246,9 @@ class _Trainer:
 
     def log(self) -> None:
         """Write the mean over the steps since the last entry, and begin the next."""
-        run, state = self.run, self.state
-        *parts, pictures, norms = map(sum, zip(*state.pending, strict=True))
-        losses = {name: part / max(pictures, 1) for name, part in zip(run.task.parts, parts, strict=True)}
         now, (before, step) = time.perf_counter(), self._logged
-        timed = pictures * (state.step - step) / len(state.pending)  # without steps from before a resume
-        entry = {
-            "step": state.step,
-            "epoch": state.step / run.steps_per_epoch,
-            "loss": sum(losses.values()),
-            **{f"loss_{name}": value for name, value in losses.items()},
-            "gradient_norm": norms / len(state.pending),
-            "lr": run.optimiser.param_groups[0]["lr"],
-            "pictures_per_second": timed / (now - before),
-        }
-        state.pictures += math.ceil(timed)
-        state.train_seconds += now - before
-        self._logged = (now, state.step)
-        state.pending.clear()
+        entry = sum_up_steps(self.run, self.state, since=step, seconds=now - before)
+        self._logged = (now, self.state.step)
         self.write(entry)
 
     def write(self, entry: dict[str, Any]) -> None:
@@ -299,15 +293,6 @@ class _Trainer:
         self.note_failures(loader.failures)
         return scores
 
-    def measure(self, scores: Scores) -> dict[str, AveragePrecision]:
-        """Average precision of each kind of logits that the task trains."""
-        definition, task = self.run.config.evaluation.definition, self.run.task
-        return {
-            kind: average_precision(logits, scores.target, definition=definition, labels=scores.labels)
-            for kind, logits in scores.logits.items()
-            if kind in (*task.parts, task.ranking)
-        }
-
     def lost_patience(self) -> bool:
         """Whether validation has not improved for as many evaluations as the configuration allows."""
         patience = self.run.config.evaluation.patience
@@ -334,26 +319,8 @@ class _Trainer:
 
     def describe(self, *, finished: bool) -> dict[str, Any]:
         """What metrics.json says, but for the test sets."""
-        run, state, config = self.run, self.state, self.run.config
         self.gather_failures()
-        metrics: dict[str, Any] = {
-            "finished": finished,
-            "steps": state.step,
-            "epochs": state.step / run.steps_per_epoch,
-            "seconds": time.perf_counter() - self._began,
-            "pictures_per_second": state.pictures / state.train_seconds if state.pictures else None,
-            "average_precision": DEFINITIONS[config.evaluation.definition],
-            "ranking": run.task.ranking,
-            "chosen_by": f"validation mAP of the {run.task.ranking} logits"
-            if run.val_loader
-            else "nothing, the last step",
-            "best_step": state.best_step if run.val_loader else state.step,
-            "best_val_mAP": state.best,
-            "not_read": dict(sorted(state.not_read.items())),
-        }
-        if run.accelerator.device.type == "cuda":
-            metrics["peak_memory_GB"] = torch.cuda.max_memory_allocated(run.accelerator.device) / 1e9
-        return metrics
+        return describe_run(self.run, self.state, seconds=time.perf_counter() - self._began, finished=finished)
 
     def test(self) -> dict[str, Any]:
         """Average precision on the test sets that the configuration names, by the network that was chosen."""
@@ -365,6 +332,6 @@ class _Trainer:
         results = {}
         for address, records in run.tests.items():
             loader = open_loader(records, config, model=model, accelerator=run.accelerator, progress=self.tell.progress)
-            found = self.measure(self.score(loader, f"test {address}", model=model))
+            found = measure_scores(run, self.score(loader, f"test {address}", model=model))
             results[address] = {name: each.to_dict() for name, each in found.items()}
         return results

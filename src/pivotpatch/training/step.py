@@ -146,7 +146,7 @@ def _take(augmentation: Augmentation, places: Tensor, *, views: int) -> Augmenta
     """What was drawn for some pictures of a batch, in the order of `make_views`: images first, then patches."""
     drawn = places[:, None] * views + torch.arange(views)
     order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
-    return Augmentation(*(part[order] for part in augmentation))
+    return augmentation.select(order)
 
 
 def _mix(*numbers: int) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss, distillation_loss
 from pivotpatch.data.augment import Augmentation, Views
-from pivotpatch.inference.scoring import make_network_views
+from pivotpatch.inference.scoring import make_closer_view, make_network_views
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import LossSection
@@ -72,8 +72,10 @@ class WholeImageTask(Task):
 class PatchTask(Task):
     """PAT-T, equation 5: loss(p, y) + loss(q, y), unweighted, with no loss on the sum.
 
+    A network that takes closer looks is trained for them too: by the same two losses of the larger image.
+
     Attributes:
-        distill: weight of a third part, `distillation_loss`; there is none where it is 0, as in the paper.
+        distill: weight of another part, `distillation_loss`; there is none where it is 0, as in the paper.
     """
 
     model: PatchClassifier
@@ -85,13 +87,36 @@ class PatchTask(Task):
         self.distill = distill
         if distill > 0:
             self.parts = (*self.parts, "distill")
+        if model.closer_size is not None:
+            self.parts = (*self.parts, "closer")
+
+    @property
+    def views_per_image(self) -> int:
+        """The image, its patches, and the larger image last."""
+        return super().views_per_image + (self.model.closer_size is not None)
+
+    def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
+        """The views of images (B,3,h,w) uint8 from the loader, on their device."""
+        size, count = self.model.closer_size, len(images)
+        if size is None:
+            return super().make_views(images, augmentation=augmentation, compiled=compiled)
+        usual = last = None
+        if augmentation is not None:
+            others = torch.arange(count, count * self.views_per_image).reshape(count, -1)
+            usual = augmentation.select(torch.cat([torch.arange(count), others[:, :-1].flatten()]))
+            last = augmentation.select(others[:, -1])
+        views = super().make_views(images, augmentation=usual, compiled=compiled)
+        closer = make_closer_view(self.model, images, size=size, augmentation=last, compiled=compiled)
+        return views._replace(closer=closer)
 
     def forward(self, views: Views, target: Tensor) -> TaskLoss:
-        """Loss of the image logits and of the pooled patch logits, and what the former are to learn from both."""
+        """Loss of image and pooled patch logits, what the former are to learn from both, and of a closer look."""
         out = self.model.forward_views(views.image, views.patches)
         costs = [self.loss(out.image_logits, target), self.loss(out.pooled_logits, target)]
         if self.distill > 0:
             costs.append(self.distill * distillation_loss(out, target, lam=self.model.lam))
+        if views.closer is not None:
+            costs.append(sum(self.loss(logits, target) for logits in self.model.forward_closer(views.closer)))
         parts = torch.stack(costs)
         return TaskLoss(parts.sum(), parts.detach())
 

@@ -1,0 +1,176 @@
+"""A closer look in scores and answers, against the network's own logits mixed by hand."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from made_networks import LABELS, fit_made_up, make_network, make_pictures
+from PIL import Image
+from torch import Tensor
+
+from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
+from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.counterfactual import CounterfactualLogits
+from pivotpatch.core.patches import resize_images
+from pivotpatch.data.address import open_records
+from pivotpatch.data.loading import make_loader
+from pivotpatch.inference.engine import Answer, TorchEngine
+from pivotpatch.inference.predictor import Predictor
+from pivotpatch.inference.scoring import score_images, score_pictures
+from pivotpatch.models.checkpoint import save_checkpoint
+from pivotpatch.models.patch_classifier import PatchClassifier
+
+SEEN, CLOSER, LOADED = 32, 48, 56
+IMAGE = Calibration("image", "platt", (0.75, 1.5, 1.0), (0.5, 0.0, -1.0))
+
+
+def make_closer(cutoffs: tuple[float, ...] = (0.0, 1.0), *, head: str = "linear") -> PatchClassifier:
+    """A network that looks closer, with numbers of its own for each label and both calibrations."""
+    model = make_network(head=head, source_size=LOADED, overlap=0.25)
+    assert isinstance(model, PatchClassifier)
+    fit_made_up(model)
+    model.adaptive, model.closer_size = Adaptive(IMAGE, cutoffs), CLOSER
+    return model
+
+
+def watch(model: PatchClassifier) -> list[tuple[int, int]]:
+    """How many images pass the backbone, and of which size."""
+    seen: list[tuple[int, int]] = []
+    model.backbone.register_forward_pre_hook(lambda _, given: seen.append((len(given[0]), given[0].shape[-1])))
+    return seen
+
+
+def prepare(model: PatchClassifier, pixels: Tensor, size: int) -> Tensor:
+    mean, std = (torch.tensor(each).reshape(3, 1, 1) for each in (model.preprocessing.mean, model.preprocessing.std))
+    return (resize_images(pixels, (size, size)) / 255 - mean) / std
+
+
+def score_closer(model: PatchClassifier, pixels: Tensor) -> CounterfactualLogits:
+    with torch.inference_mode():
+        out = score_images(model, pixels, closer_size=CLOSER)
+    assert not isinstance(out, Tensor)
+    return out
+
+
+def mix_by_hand(model: PatchClassifier, pixels: Tensor) -> Answer:
+    """What a closer look at every picture gives."""
+    out, lam, fitted = score_closer(model, pixels), model.lam, model.calibration
+    assert fitted is not None
+    slope, offset = torch.tensor(fitted.slope), torch.tensor(fitted.offset)
+    p, q = out.image_logits, (out.weights * out.patch_logits).sum(dim=1)
+    tde, image, patch = (torch.sigmoid(slope * x + offset) for x in ((p + lam * q) / (1 + lam), p, q))
+    return Answer(tde, image, patch, out.weights)
+
+
+def find_alone(model: PatchClassifier, pixels: Tensor) -> Tensor:
+    """What the first look says alone, by its own calibration."""
+    with torch.inference_mode():
+        return IMAGE.apply(model.forward_images(prepare(model, pixels, SEEN)))
+
+
+@pytest.mark.parametrize("head", ["linear", "query2label", "ml_decoder"])
+def test_a_closer_look_sees_the_picture_twice(head: str) -> None:
+    """At the network's size and larger, both from what the loader gives; no patch is cut from pixels."""
+    model, pixels = make_closer(head=head), make_pictures(3, LOADED, LOADED)
+    with torch.inference_mode():
+        expected = model.look_closer(model.forward_images(prepare(model, pixels, SEEN)), prepare(model, pixels, CLOSER))
+    seen = watch(model)
+    for value, known in zip(score_closer(model, pixels), expected, strict=True):
+        torch.testing.assert_close(value, known, rtol=1e-3, atol=1e-4)
+    assert seen == [(3, SEEN), (3, CLOSER)]
+
+
+def test_pictures_in_doubt_get_a_closer_look_and_the_others_the_images_answer() -> None:
+    pixels = make_pictures(8, LOADED, LOADED)
+    alone = find_alone(make_closer(), pixels)
+    doubt = measure_uncertainty(alone)
+    cutoff = doubt.sort().values[4:6].mean().item()
+    model = make_closer((0.0, cutoff, 1.0))
+    expected, looked, seen = mix_by_hand(model, pixels), doubt > cutoff, watch(model)
+    answer = TorchEngine(model, effort=0.5)(pixels)
+    assert looked.sum() == 3
+    assert seen == [(8, SEEN), (3, CLOSER)]
+    for name, value, known in zip(answer._fields, answer, expected, strict=True):
+        assert value is not None
+        assert known is not None
+        torch.testing.assert_close(value[looked], known[looked], rtol=0, atol=1e-5, msg=name)
+    for probs in (answer.probs, answer.image_probs):
+        torch.testing.assert_close(probs[~looked], alone[~looked], rtol=0, atol=1e-5)
+    for part in (answer.patch_probs, answer.weights):
+        assert part is not None
+        assert part[~looked].isnan().all()
+    assert answer.weights is not None
+    torch.testing.assert_close(answer.weights[looked].sum(dim=1), torch.ones(3, len(LABELS)))
+    model.closer_size = None
+    patches = TorchEngine(model, effort=0.5)(pixels)
+    assert (patches.probs[looked] - answer.probs[looked]).abs().mean() > 0.02  # another opinion than the patches'
+    assert torch.equal(patches.probs[~looked], answer.probs[~looked])
+
+
+@pytest.mark.parametrize(("effort", "passes"), [(1.0, [(20, SEEN)]), (0.0, [(4, SEEN)])])
+def test_with_all_effort_or_none_there_is_no_closer_look(effort: float, passes: list[tuple[int, int]]) -> None:
+    model, pixels = make_closer(), make_pictures(4, LOADED, LOADED)
+    seen = watch(model)
+    answer = TorchEngine(model, effort=effort)(pixels)
+    assert seen == passes
+    model.closer_size = None
+    for value, known in zip(answer, TorchEngine(model, effort=effort)(pixels), strict=True):
+        torch.testing.assert_close(value, known, rtol=0, atol=0)
+
+
+def test_the_batch_has_no_say_in_a_closer_look() -> None:
+    pixels = make_pictures(6, LOADED, LOADED)
+    doubt = measure_uncertainty(find_alone(make_closer(), pixels)).sort().values
+    engine = TorchEngine(make_closer((0.0, doubt[2:4].mean().item(), 1.0)), effort=0.5)
+    together = engine(pixels)
+    assert together.weights is not None
+    assert together.weights.isnan().all(dim=(1, 2)).sum() == 3
+    for row in range(6):
+        for whole, alone in zip(together, engine(pixels[row : row + 1]), strict=True):
+            assert whole is not None
+            assert alone is not None
+            torch.testing.assert_close(whole[row], alone[0], atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"{place}.png" for place in range(5)]
+    for path, pixels in zip(paths, make_pictures(5, LOADED, LOADED), strict=True):
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
+    return paths
+
+
+def test_scores_of_a_closer_look_are_those_of_the_records_and_can_be_mixed_again(photos: list[Path]) -> None:
+    """The network knows a label more, and in another order."""
+    model, pixels = make_closer(), make_pictures(5, LOADED, LOADED)
+    model.labels = ("cat", "dog", "fish")
+    table = photos[0].with_name("photos.csv")
+    table.write_text("image,fish,cat\n" + "".join(f"{path.name},1,0\n" for path in photos))
+    loader = make_loader(open_records(f"table:{table}"), size=(LOADED, LOADED), batch_size=2, every_batch=True)
+    scores = score_pictures(model, loader, accelerator=Accelerator(cpu=True), keep_patches=True, closer_size=CLOSER)
+    assert scores.labels == ("fish", "cat")
+    out = score_closer(model, pixels)
+    known = {"image": out.image_logits, "patch": out.pooled_logits, "tde": out.tde_logits}
+    for kind, logits in scores.logits.items():
+        torch.testing.assert_close(logits, known[kind][:, [2, 0]], rtol=0, atol=1e-4)
+    assert scores.patch_logits is not None
+    torch.testing.assert_close(scores.patch_logits, out.patch_logits[..., [2, 0]], rtol=0, atol=1e-4)
+    model.set_mixing(lam=0.3, temperature=0.5)
+    again = score_closer(model, pixels).tde_logits[:, [2, 0]]
+    torch.testing.assert_close(scores.mix(lam=0.3, temperature=0.5), again, rtol=0, atol=1e-3)
+
+
+def test_a_predictor_looks_closer_as_its_checkpoint_says(photos: list[Path], tmp_path: Path) -> None:
+    """Also once its batch norms are folded, which is tried at the size of the first look alone."""
+    model, pixels = make_closer((0.0, 0.0)), make_pictures(5, LOADED, LOADED)  # nothing is clear
+    save_checkpoint(model, tmp_path / "model")
+    expected = mix_by_hand(model, pixels)
+    for fold in (True, False):
+        predictor = Predictor.load(tmp_path / "model", device="cpu", effort=0.5, fold=fold)
+        for place, path in enumerate(photos):
+            found = predictor(path)
+            assert found.weights is not None
+            torch.testing.assert_close(torch.as_tensor(found.probs), expected.probs[place], rtol=0, atol=1e-4)
+            assert expected.weights is not None
+            torch.testing.assert_close(torch.as_tensor(found.weights), expected.weights[place], rtol=0, atol=1e-4)

@@ -1,0 +1,134 @@
+"""A closer look against its definition: one feature map of the larger image, patches cut from it."""
+
+import pytest
+import torch
+from made_networks import HEADS, LABELS, make_network
+from torch import Tensor, nn
+
+from pivotpatch import MultiLabelClassifier, PatchClassifier
+from pivotpatch.core.errors import InputError
+from pivotpatch.models.classifier import Architecture
+
+LAM, TEMPERATURE = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([0.25, 1.0, 3.0])
+Spans = list[tuple[int, int]]
+
+
+def make_closer(*, head: str = "linear", grid: int = 2, overlap: float = 0.0) -> PatchClassifier:
+    model = make_network(head=head, grid=grid, overlap=overlap)
+    assert isinstance(model, PatchClassifier)
+    model.set_mixing(lam=LAM, temperature=TEMPERATURE)
+    return model.double()
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64)
+
+
+def project(embedding: Tensor, layer: nn.Module) -> Tensor:
+    return embedding @ layer.get_parameter("weight").T + layer.get_parameter("bias")
+
+
+@pytest.mark.parametrize(
+    ("size", "grid", "overlap", "spans"),
+    [
+        (48, 2, 0.0, [(0, 1), (1, 2)]),
+        (96, 2, 0.0, [(0, 2), (1, 3)]),  # three places a side: the middle is in both
+        (112, 2, 0.0, [(0, 2), (2, 4)]),
+        (112, 2, 0.5, [(0, 3), (1, 4)]),
+        (144, 3, 0.0, [(0, 2), (1, 3), (3, 5)]),
+    ],
+)
+def test_a_closer_look_is_the_definition(size: int, grid: int, overlap: float, spans: Spans) -> None:
+    """With the linear head, each patch is the mean of its places of the map."""
+    model, first, closer = make_closer(grid=grid, overlap=overlap), draw(2, 3), draw(2, 3, size, size)
+    with torch.inference_mode():
+        found = model.look_closer(first, closer)
+        own, pooled = model.forward_closer(closer)
+        features = model.backbone(closer)
+        parts = [features[:, :, top:bottom, left:right] for top, bottom in spans for left, right in spans]
+        means = torch.stack([part.mean(dim=(2, 3)) for part in parts], dim=1)
+        image = project(features.mean(dim=(2, 3)), model.head.project)
+        patch = project(means, model.patch_projection)
+        heat = project(means, model.weight_projection) / TEMPERATURE
+        weights = heat.exp() / heat.exp().sum(dim=1, keepdim=True)
+        q = (weights * patch).sum(dim=1)
+        p = (first + image) / 2
+        tde = p + LAM * q
+    expected = (p, patch, weights, q, tde, torch.sigmoid(tde / (1 + LAM)))
+    for name, value, known in zip(found._fields, found, expected, strict=True):
+        torch.testing.assert_close(value, known, msg=name)
+    torch.testing.assert_close(own, image)
+    torch.testing.assert_close(pooled, q)
+    assert weights.std(dim=1).mean() > 0.02  # so that a wrong order or temperature would be seen
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_looks_at_each_part_of_one_map(head: str) -> None:
+    model, first, closer = make_closer(head=head), draw(2, 3), draw(2, 3, 96, 96)
+    seen: list[torch.Size] = []
+    with torch.inference_mode():
+        features = model.backbone(closer)
+        parts = [model.head.embed(features[..., r : r + 2, c : c + 2]) for r in (0, 1) for c in (0, 1)]
+        model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+        found = model.look_closer(first, closer)
+        torch.testing.assert_close(found.image_logits, (first + model.head(features)) / 2)
+        expected = torch.stack([model.patch_projection(part) for part in parts], dim=1)
+        torch.testing.assert_close(found.patch_logits, expected)
+        heat = torch.stack([model.weight_projection(part) for part in parts], dim=1) / TEMPERATURE
+        torch.testing.assert_close(found.weights, heat.softmax(dim=1))
+    assert seen == [(2, 3, 96, 96)]  # one pass stands for all patches
+
+
+def test_a_closer_look_costs_what_its_pixels_are() -> None:
+    model = PatchClassifier("test_resnet", LABELS, image_size=64, closer_size=96)
+    assert model.closer_size == 96
+    assert [model.closer_cost(size) for size in (96, 128, 80)] == pytest.approx([2.25, 4, 1.5625])
+    assert PatchClassifier("test_resnet", LABELS, image_size=64).closer_size is None
+
+
+@pytest.mark.parametrize("size", [64, 63, 0, -96])
+def test_a_look_that_is_no_closer_is_refused(size: int) -> None:
+    message = (
+        f"PatchClassifier: a closer look at {size} pixels is no closer than the 64 of the first; "
+        "give more than 64, about 96"
+    )
+    with pytest.raises(InputError) as caught:
+        PatchClassifier("test_resnet", LABELS, image_size=64, closer_size=size)
+    assert str(caught.value) == message
+    with pytest.raises(InputError) as caught:
+        PatchClassifier("test_resnet", LABELS, image_size=64).closer_cost(size)
+    assert str(caught.value) == message
+
+
+def test_a_backbone_of_one_size_looks_no_closer() -> None:
+    message = "PatchClassifier: the backbone takes images of one size only; look at patches instead"
+    with pytest.raises(InputError) as caught:
+        PatchClassifier("test_vit", LABELS, image_size=64, closer_size=96)
+    assert str(caught.value) == message
+    flexible = Architecture("test_vit", image_size=64, backbone_options={"dynamic_img_size": True})
+    model = PatchClassifier(flexible, LABELS, closer_size=96).eval().double()
+    assert model.closer_cost(96) == pytest.approx(2.25)
+    assert model.look_closer(draw(2, 3), draw(2, 3, 96, 96)).patch_logits.shape == (2, 4, 3)
+
+
+def test_a_map_of_fewer_places_than_patches_is_refused() -> None:
+    model = make_closer(grid=3)
+    message = "a closer look at 48 pixels gives a map of 2 x 2 places; give more pixels, for a grid of 3"
+    with pytest.raises(InputError, match=f"PatchClassifier: {message}"):
+        model.look_closer(draw(2, 3), draw(2, 3, 48, 48))
+    assert model.look_closer(draw(2, 3), draw(2, 3, 96, 96)).weights.shape == (2, 9, 3)
+
+
+def test_a_network_from_an_ordinary_one_looks_closer_with_its_projection() -> None:
+    trained = make_network(patches=False).double()
+    assert isinstance(trained, MultiLabelClassifier)
+    model, closer = PatchClassifier.from_classifier(trained, closer_size=48), draw(2, 3, 48, 48)
+    assert model.closer_size == 48
+    assert PatchClassifier.from_classifier(trained).closer_size is None
+    with torch.inference_mode():
+        logits = trained(closer)
+        found = model.look_closer(logits, closer)
+        torch.testing.assert_close(found.image_logits, logits)  # the mean of the same twice
+        for place, (row, column) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+            part = trained.backbone(closer)[..., row : row + 1, column : column + 1]
+            torch.testing.assert_close(found.patch_logits[:, place], trained.head(part))
