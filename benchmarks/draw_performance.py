@@ -23,10 +23,12 @@ def main() -> None:
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     training, inference, cpu = figure.subplots(1, 3)
     gpu = _read("training_gpu.json")
-    speeds = {name: ways["samples_per_second"] for name, ways in gpu["backbones"]["resnet50"].items()}
-    speeds["ours"] = _read("training_gpu_one_epoch.json")["backbones"]["resnet50"]["ours"]["samples_per_second"]
-    colours = {"published": BASELINE, "ours": MODEL, "floor": FLOOR}
-    _draw(training, speeds, colours, title=f"training, {gpu['device']}\nResNet-50, 448 pixels, samples/s")
+    backbones = gpu["backbones"] | _read("training_gpu_large.json")["backbones"]
+    kinds = {"published": BASELINE, "ours": MODEL, "floor": FLOOR}
+    pairs = [(backbone, way) for backbone in backbones for way in kinds]
+    speeds = {f"{backbone}, {way}": backbones[backbone][way]["samples_per_second"] for backbone, way in pairs}
+    colours = dict(zip(speeds, (kinds[way] for _, way in pairs), strict=True))
+    _draw(training, speeds, colours, title=f"training, {gpu['device']}\n448 pixels, samples/s")
     found = _read("inference_gpu.json")
     names = {"published": "published", "ours": "ours", "small": "half-size patches", "plain": "image alone"}
     speeds = {name: found["backbones"]["resnet50"][way] for way, name in names.items()}

@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 from recording import describe_machine, write_json
+from rewrites import rewrite_channels, rewrite_pool, rewrite_stem
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from training import LABELS, Clock, forget, make_floor_step
 
@@ -44,6 +46,7 @@ class Variant:
         cudnn_benchmark: whether cuDNN chooses its kernels by trial.
         half_patches: whether patches are seen at half the side of the image.
         checkpointing: whether the backbone's blocks are computed again on the way back.
+        rewrites: what is done to the network before, of `rewrites.py`.
     """
 
     compiler: Mapping[str, Any] | None = field(default_factory=dict)
@@ -53,6 +56,7 @@ class Variant:
     cudnn_benchmark: bool = True
     half_patches: bool = False
     checkpointing: bool = False
+    rewrites: tuple[Callable[[nn.Module], None], ...] = ()
 
 
 VARIANTS = {
@@ -67,6 +71,10 @@ VARIANTS = {
     "nchw": Variant(channels_last=False),
     "benchmark-off": Variant(cudnn_benchmark=False),
     "cudagraphs": Variant({"mode": "reduce-overhead"}),
+    "stem": Variant(rewrites=(rewrite_stem,)),
+    "pool": Variant(rewrites=(rewrite_pool,)),
+    "stem-pool": Variant(rewrites=(rewrite_stem, rewrite_pool)),
+    "channels": Variant(rewrites=(rewrite_channels,)),
     "conv1x1-as-product": Variant({"options": {"conv_1x1_as_mm": True}}),
     "coordinate-descent": Variant({"options": {"coordinate_descent_tuning": True}}),
     "max-autotune": Variant({"mode": "max-autotune-no-cudagraphs"}),
@@ -178,6 +186,8 @@ def measure(backbone: str, name: str, args: argparse.Namespace, *, device: torch
             backbone, labels, image_size=args.size, patch_size=args.size // 2 if variant.half_patches else None
         )
     flops = count_flops(model)
+    for rewrite in variant.rewrites:
+        rewrite(model.backbone.network)
     if variant.checkpointing:
         model.backbone.network.set_grad_checkpointing(True)
     forget(device)

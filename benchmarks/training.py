@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--steps", type=int, default=20, help=f"steps that are timed, after {WARM} that are not")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of our configuration")
-    parser.add_argument("--sections", action="store_true", help="tell the time of each section of our step, too")
+    parser.add_argument("--sections", action="store_true", help="tell the time of each section of a step, too")
     parser.add_argument("--profile", type=Path, help="write a table of our step's kernels here")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
@@ -316,7 +316,13 @@ def run_floor(backbone: str, _paths: list[Path], args: argparse.Namespace, *, de
     model = make_network(backbone, args.size).to(device)
     with own_settings(device):
         step = make_floor_step(model, batch=args.batch, compiler={} if device.type == "cuda" else None)
-        return Clock(device, steps=args.steps).run(itertools.repeat(None), step, batch=args.batch)
+        speed = Clock(device, steps=args.steps).run(itertools.repeat(None), step, batch=args.batch)
+        if args.sections:
+            clock = SectionClock(device)
+            for _ in range(LOOKED_AT):
+                step(None, watch=clock)
+            speed = speed._replace(sections=clock.read(steps=LOOKED_AT))
+    return speed
 
 
 def make_floor_step(
@@ -326,7 +332,7 @@ def make_floor_step(
     compiler: Mapping[str, Any] | None,
     dtype: torch.dtype = torch.bfloat16,
     channels_last: bool = True,
-) -> Callable[[None], Tensor]:
+) -> Callable[..., Tensor]:
     """A step forward and backward on random views that lie on the network's device; it gives the loss.
 
     Args:
@@ -353,10 +359,11 @@ def make_floor_step(
     if compiler is not None:
         compute = torch.compile(compute, dynamic=False, **compiler)
 
-    def step(_nothing: None) -> Tensor:
-        with torch.autocast(device.type, dtype, enabled=device.type == "cuda"):
+    def step(_nothing: None, *, watch: Callable[[str], Any] = torch.profiler.record_function) -> Tensor:
+        with watch("forward"), torch.autocast(device.type, dtype, enabled=device.type == "cuda"):
             cost = compute(image, patches, target)
-        cost.backward()
+        with watch("backward"):
+            cost.backward()
         for weight in model.parameters():
             weight.grad = None
         return cost.detach()
