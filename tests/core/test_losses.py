@@ -2,10 +2,9 @@ import pytest
 import torch
 from reference import losses as oracle
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, kl_divergence
 from torch.nn import functional as F
 
-from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
+from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.losses import (
     AsymmetricLoss,
@@ -14,7 +13,6 @@ from pivotpatch.core.losses import (
     Reduction,
     asymmetric_loss,
     binary_cross_entropy,
-    distillation_loss,
     patch_loss,
 )
 
@@ -163,64 +161,6 @@ def test_patch_loss_is_equation_5(loss: Loss) -> None:
         assert ours.abs().sum() > 0  # the weight head is not detached
 
 
-def draw_counterfactual(lam: float | Tensor = 1.0) -> CounterfactualLogits:
-    """Logits of six images whose gradients are wanted."""
-    generator = torch.Generator().manual_seed(5)
-    parts = (torch.randn(6, 4, 5, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
-    return combine_logits(draw_logits().requires_grad_(), next(parts), weight_logits=next(parts), lam=lam)
-
-
-@pytest.mark.parametrize("lam", [0.5, 1.0, torch.tensor([0.0, 0.3, 1.0, 2.0, 5.0], dtype=torch.float64)])
-@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
-def test_distillation_is_the_divergence_of_bernoullis(lam: float | Tensor, reduction: Reduction) -> None:
-    logits, target = draw_counterfactual(lam), draw_target()
-    target[1, 2:] = NAN
-    teacher, student = Bernoulli(logits=logits.tde_logits / (1 + lam)), Bernoulli(logits=logits.image_logits)
-    each = kl_divergence(teacher, student)
-    each = each.where(~torch.isnan(target), 0)
-    expected = {"sum": each.sum(), "mean": each.sum() / 27, "none": each}[reduction]
-    torch.testing.assert_close(distillation_loss(logits, target, lam=lam, reduction=reduction), expected)
-
-
-def test_distillation_is_cross_entropy_without_the_entropy_of_its_teacher() -> None:
-    logits, target = draw_counterfactual(), draw_target()
-    teacher = logits.probs.detach()
-    entropy = Bernoulli(probs=teacher).entropy().sum()
-    expected = binary_cross_entropy(logits.image_logits, teacher) - entropy
-    torch.testing.assert_close(distillation_loss(logits, target), expected)
-
-
-def test_distillation_teaches_the_image_alone() -> None:
-    """Its gradient is that of a student beside a constant teacher; the patches and their weights feel nothing."""
-    logits, target = draw_counterfactual(lam=0.7), draw_target()
-    target[0, :3] = NAN
-    cost = distillation_loss(logits, target, lam=0.7)
-    inputs = (logits.image_logits, logits.patch_logits, logits.weights)
-    image, *others = torch.autograd.grad(cost, inputs, allow_unused=True)
-    gap = (torch.sigmoid(logits.image_logits) - torch.sigmoid(logits.tde_logits / 1.7)).detach()
-    torch.testing.assert_close(image, gap.where(~torch.isnan(target), 0))
-    assert others == [None, None]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_distillation_is_nothing_where_both_agree_and_never_negative(dtype: torch.dtype) -> None:
-    values = torch.tensor([[-100.0, -20.0, -3.0, 0.0, 7.0, 20.0, 100.0]], dtype=dtype)
-    same = combine_logits(values, values[:, None].expand(1, 4, 7))
-    assert distillation_loss(same, torch.zeros(1, 7), reduction="none").tolist() == [[0.0] * 7]
-    student = values.clone().requires_grad_()
-    other = combine_logits(student, -values[:, None].expand(1, 4, 7), lam=3)
-    each = distillation_loss(other, torch.zeros(1, 7), lam=3, reduction="none")
-    assert each.dtype == torch.float32
-    assert each[0, 3] == 0
-    assert (each[0, [0, 1, 2, 4, 5, 6]] > 1).all()
-    assert torch.isfinite(each).all()
-    (gradient,) = torch.autograd.grad(each.sum(), student)
-    assert torch.isfinite(gradient).all()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = distillation_loss(other, torch.zeros(1, 7), lam=3, reduction="none")
-    torch.testing.assert_close(inside, each, rtol=0, atol=0)
-
-
 def test_integer_and_boolean_targets_are_taken() -> None:
     logits, target = draw_logits(), draw_target()
     assert asymmetric_loss(logits, target.bool()) == asymmetric_loss(logits, target)
@@ -251,9 +191,5 @@ def test_bad_input_is_named() -> None:
         AsymmetricLoss(reduction="avg")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="logits are a list and target a Tensor; give both as tensors"):
         asymmetric_loss([[0.0]], torch.zeros(1, 1))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"distillation_loss: logits have shape \(6, 5\) and target \(6, 4\)"):
-        distillation_loss(draw_counterfactual(), torch.zeros(6, 4))
-    with pytest.raises(InputError, match="lam is -1; give a finite number, 0 or more"):
-        distillation_loss(draw_counterfactual(), draw_target(), lam=-1)
     with pytest.raises(InputError, match=r"unknown reduction 'average'; .*known: mean, none, sum"):
         binary_cross_entropy(torch.zeros(2, 3), torch.zeros(2, 3), reduction="average")  # type: ignore[arg-type]

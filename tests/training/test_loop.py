@@ -5,15 +5,11 @@ from pathlib import Path
 import pytest
 from run_process import read_run
 
-from pivotpatch.core.counterfactual import tde_logits
-from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.training.build import open_loader, open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import read_log
 from pivotpatch.training.loop import fit, resume
-from pivotpatch.training.processes import make_accelerator
 
 SETTINGS = [
     "data.train=scenes:@train?count=24&size=32",
@@ -33,7 +29,6 @@ SETTINGS = [
     [
         (["task.kind=image"], {"image"}, {"image"}),
         (["task.kind=patch"], {"image", "patch"}, {"image", "patch", "tde"}),
-        (["task.distill=0.5"], {"image", "patch", "distill"}, {"image", "patch", "tde"}),
         (["task.closer_size=48"], {"image", "patch", "closer"}, {"image", "patch", "tde"}),
         (["task.kind=patch_only"], {"patch"}, {"patch"}),
         (["task.kind=independent", 'data.labels=["one", "two"]'], {"image"}, {"image"}),
@@ -50,24 +45,6 @@ def test_the_log_tells_of_each_part_of_the_task(
     assert result.metrics["best_val_mAP"] == last[f"val_mAP_{result.metrics['ranking']}"]
     total = sum(value for key, value in steps[-1].items() if key.startswith("loss_"))
     assert steps[-1]["loss"] == pytest.approx(total)
-
-
-def find_gap(distill: float, folder: Path) -> float:
-    """How far the image logits of training pictures are from their total direct effect, after a short run."""
-    changes = ["data.val_fraction=0", "train.epochs=8", "optimiser.lr=2e-3", "ema.decay=0", f"task.distill={distill}"]
-    # Batch norms and augmentation would make what is trained another network, on other pictures, than what is judged.
-    plain = ["model.backbone=test_vit", "augment.cutout=0", "augment.operations=0"]
-    config = load_config(None, [*SETTINGS, *changes, *plain])
-    fit(config, folder)
-    model, accelerator = load_checkpoint(folder / "best"), make_accelerator(config)
-    loader = open_loader(open_training_records(config).train, config, model=model, accelerator=accelerator)
-    scores = score_pictures(model, loader, accelerator=accelerator)
-    image = scores.get("image")
-    return (image - tde_logits(image, scores.get("patch"), lam=scores.lam, normalised=True)).abs().mean().item()
-
-
-def test_distillation_draws_the_image_to_the_total_direct_effect(tmp_path: Path) -> None:
-    assert find_gap(2, tmp_path / "with") < 0.7 * find_gap(0, tmp_path / "without")
 
 
 def test_a_run_that_learns_to_look_closer_keeps_that_and_goes_on_to_the_same_end(tmp_path: Path) -> None:

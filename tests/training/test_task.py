@@ -1,12 +1,10 @@
 import math
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
 from reference import losses, pat
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, kl_divergence
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import cut_patches, resize_images
@@ -116,27 +114,6 @@ def test_pat_is_equation_5(section: LossSection) -> None:
     check_gradient(model, lambda: sum(patch_costs(model, views, section)))
 
 
-def test_distillation_is_a_third_part_with_its_weight() -> None:
-    """It pulls at what the image logits are made of, and at no projection of the patches."""
-    views, loss = make_views(), make_loss(ASYMMETRIC)
-    model = make_patch_model()
-    task, plain = PatchTask(model, loss, distill=0.5), PatchTask(model, loss)
-    assert (task.parts, plain.parts) == (("image", "patch", "distill"), ("image", "patch"))
-    result, expected = task(views, TARGET), plain(views, TARGET)
-    with torch.no_grad():
-        out = model.forward_views(views.image, views.patches)
-        teacher, student = Bernoulli(logits=out.tde_logits / 1.7), Bernoulli(logits=out.image_logits)
-        divergence = kl_divergence(teacher, student)[~torch.isnan(TARGET)].sum().item()
-    assert divergence > 0
-    assert result.parts.tolist() == pytest.approx([*expected.parts.tolist(), 0.5 * divergence], rel=1e-9)
-    assert result.total.item() == pytest.approx(expected.total.item() + 0.5 * divergence, rel=1e-9)
-    (result.total - expected.total).backward()
-    pulls = {name: weight.grad.abs().max() for name, weight in model.named_parameters() if weight.grad is not None}
-    assert pulls["head.project.weight"] > 1e-3
-    assert pulls["patch_projection.weight"] < 1e-12
-    assert pulls["weight_projection.weight"] < 1e-12
-
-
 def make_closer_model() -> PatchClassifier:
     """A network without batch norms that takes images of 32 and, on a closer look, of 48 pixels."""
     torch.manual_seed(0)
@@ -173,10 +150,6 @@ def test_a_closer_look_is_a_part_of_its_own(section: LossSection) -> None:
     assert result.total.item() == pytest.approx(sum(expected), rel=1e-9)
     result.total.backward()
     check_gradient(model, lambda: sum(patch_costs(model, views, section)) + closer_cost(model, closer, section))
-    both = PatchTask(model, make_loss(section), distill=0.5)
-    assert both.parts == ("image", "patch", "distill", "closer")
-    found = both(views._replace(closer=closer), TARGET).parts.tolist()
-    assert [*found[:2], found[3]] == pytest.approx(expected, rel=1e-9)
 
 
 def test_each_view_has_an_augmentation_of_its_own_and_the_larger_image_is_the_last() -> None:
@@ -250,7 +223,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-@pytest.mark.parametrize("kind", [WholeImageTask, PatchTask, partial(PatchTask, distill=1), PatchOnlyTask])
+@pytest.mark.parametrize("kind", [WholeImageTask, PatchTask, PatchOnlyTask])
 def test_unknown_labels_cost_nothing_and_pull_at_nothing(kind: Callable[..., Task]) -> None:
     model, views = make_patch_model(), make_views()
     whole = MultiLabelClassifier("test_vit", LABELS, image_size=32).double()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.core.counterfactual import CounterfactualLogits, at_least_float32, tde_logits
+from pivotpatch.core.counterfactual import CounterfactualLogits, at_least_float32
 from pivotpatch.core.errors import InputError, choose_one_of
 
 Reduction = Literal["sum", "mean", "none"]
@@ -95,36 +95,6 @@ def patch_loss(logits: CounterfactualLogits, target: Tensor, *, loss: Loss = asy
     1.3862943649291992
     """
     return loss(logits.image_logits, target) + loss(logits.pooled_logits, target)
-
-
-def distillation_loss(
-    logits: CounterfactualLogits, target: Tensor, *, lam: float | Tensor = 1.0, reduction: Reduction = "sum"
-) -> Tensor:
-    """How far the image alone is from image and patches together; not in the paper.
-
-    The KL divergence KL(t || s) of every label, with s = sigmoid(p) and the teacher
-    t = sigmoid((p + lam * q) / (1 + lam)), a constant in the backward pass: the gradient s - t
-    reaches p alone. It is 0 where the two agree.
-
-    Args:
-        logits: of B images; p is `image_logits` and q `pooled_logits`.
-        target: (B,L), of which only matters where it is NaN: unknown labels are left out, as from the other losses.
-        lam: weight of the patches in the teacher, see `tde_logits`.
-        reduction: "sum" over images and labels, "mean" over the known ones, or "none".
-
-    Returns:
-        A scalar, or (B,L) with 0 at unknown labels for "none".
-
-    >>> from pivotpatch.core.counterfactual import combine_logits
-    >>> logits = combine_logits(torch.zeros(1, 1), torch.full((1, 4, 1), 2.0))
-    >>> round(distillation_loss(logits, torch.ones(1, 1)).item(), 4)
-    0.1109
-    """
-    teacher = tde_logits(logits.image_logits, logits.pooled_logits, lam=lam, normalised=True).detach()
-    student, _, known = _prepare(logits.image_logits, target, "distillation_loss")
-    teacher, _, _ = _prepare(teacher, target, "distillation_loss")
-    each = F.kl_div(_log_probs(student), _log_probs(teacher), reduction="none", log_target=True).sum(dim=0)
-    return _reduce(each, known, reduction)
 
 
 class BinaryCrossEntropyLoss(nn.Module):
@@ -216,11 +186,6 @@ def _prepare(logits: Tensor, target: Tensor, where: str) -> tuple[Tensor, Tensor
     known = ~torch.isnan(target)
     zero = logits.new_zeros(())
     return torch.where(known, logits, zero), torch.where(known, target, zero), known
-
-
-def _log_probs(logits: Tensor) -> Tensor:
-    """Logarithms (2,B,L) of the probabilities that labels are present and absent."""
-    return torch.stack([F.logsigmoid(logits), F.logsigmoid(-logits)])
 
 
 def _focus(base: Tensor, gamma: float, detach: bool) -> Tensor:

@@ -227,7 +227,7 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell | None 
 
 def _say_patching(task: TaskSection) -> dict[str, Any]:
     """What a task says of patches, as `PatchClassifier` takes it."""
-    return {**task.model_dump(exclude={"kind", "distill"}), "patch_only": task.kind == "patch_only"}
+    return {**task.model_dump(exclude={"kind"}), "patch_only": task.kind == "patch_only"}
 
 
 def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...], *, tell: Tell | None) -> Classifier:
@@ -279,7 +279,7 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
         return WholeImageTask(model, loss)
     if config.task.kind == "patch_only":
         return PatchOnlyTask(model, loss)
-    return PatchTask(model, loss, distill=config.task.distill)
+    return PatchTask(model, loss)
 
 
 def choose_dtype(config: RunConfig, device: torch.device) -> torch.dtype:

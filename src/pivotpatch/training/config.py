@@ -74,23 +74,19 @@ class TaskSection(Section):
     patch_size: Positive | None = Field(
         None, description="pixels a side at which the network sees a patch; None is model.image_size, less is cheaper"
     )
-    distill: NonNegative = Field(
-        0.0, description="patch: weight of a loss that draws the image logits to the total direct effect; 0 is none"
-    )
-
     closer_size: Positive | None = Field(
         None, description="patch: pixels a side of a closer look at the whole picture, trained for efforts below 1"
     )
 
-    @field_validator("distill", "closer_size")
+    @field_validator("closer_size")
     @classmethod
-    def _has_image_and_patches(cls, value: float | None, info: ValidationInfo) -> float | None:
+    def _has_image_and_patches(cls, closer_size: int | None, info: ValidationInfo) -> int | None:
         kind = info.data.get("kind", "patch")  # a kind that is none has an error of its own
-        if value and kind != "patch":
+        if closer_size is not None and kind != "patch":
             raise PydanticCustomError(
                 "patch_alone", "task.kind is {kind}, leave it out or train task.kind=patch", {"kind": repr(kind)}
             )
-        return value
+        return closer_size
 
 
 class LossSection(Section):

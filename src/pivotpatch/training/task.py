@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss, distillation_loss
+from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
 from pivotpatch.data.augment import Augmentation, Views
 from pivotpatch.inference.scoring import make_closer_view, make_network_views
 from pivotpatch.models.classifier import Classifier
@@ -73,20 +73,14 @@ class PatchTask(Task):
     """PAT-T, equation 5: loss(p, y) + loss(q, y), unweighted, with no loss on the sum.
 
     A network that takes closer looks is trained for them too: by the same two losses of the larger image.
-
-    Attributes:
-        distill: weight of another part, `distillation_loss`; there is none where it is 0, as in the paper.
     """
 
     model: PatchClassifier
     parts: tuple[str, ...] = ("image", "patch")
     ranking = "tde"
 
-    def __init__(self, model: PatchClassifier, loss: nn.Module, *, distill: float = 0.0) -> None:
+    def __init__(self, model: PatchClassifier, loss: nn.Module) -> None:
         super().__init__(model, loss)
-        self.distill = distill
-        if distill > 0:
-            self.parts = (*self.parts, "distill")
         if model.closer_size is not None:
             self.parts = (*self.parts, "closer")
 
@@ -110,11 +104,9 @@ class PatchTask(Task):
         return views._replace(closer=closer)
 
     def forward(self, views: Views, target: Tensor) -> TaskLoss:
-        """Loss of image and pooled patch logits, what the former are to learn from both, and of a closer look."""
+        """Loss of image and pooled patch logits, and of a closer look."""
         out = self.model.forward_views(views.image, views.patches)
         costs = [self.loss(out.image_logits, target), self.loss(out.pooled_logits, target)]
-        if self.distill > 0:
-            costs.append(self.distill * distillation_loss(out, target, lam=self.model.lam))
         if views.closer is not None:
             costs.append(sum(self.loss(logits, target) for logits in self.model.forward_closer(views.closer)))
         parts = torch.stack(costs)
