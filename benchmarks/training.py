@@ -7,7 +7,8 @@ Three ways, one after the other, on the same generated JPEG files (640 x 480):
 - published: five views of a sample through PIL in workers, NCHW, fp16 autocast with a scaled loss, an average of the
   weights tensor by tensor, and a look at the loss after each step;
 - ours: the project's loader, step and average, as `pivotpatch train` takes them;
-- floor: forward and backward of the same compiled network on five views that lie on the device, nothing else.
+- floor: forward and backward of the same compiled network on views of some of those pictures that lie on the device,
+  nothing else.
 
 On a machine without a GPU it runs too (bfloat16 and fp16 are then left out), for a trial: give --size 64.
 """
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from pivotpatch import AsymmetricLoss, PatchClassifier
 from pivotpatch.core.counterfactual import combine_logits
+from pivotpatch.data.augment import Views
 
 LABELS = 80
 WARM = 8  # steps before the clock starts
@@ -309,13 +311,18 @@ def profile(step: Callable[[], None], path: Path) -> None:
     path.write_text(seen.key_averages().table(sort_by=by, row_limit=60, max_name_column_width=90) + "\n", "utf-8")
 
 
-def run_floor(backbone: str, _paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Speed:
+def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Speed:
     """Forward and backward on views that are there already, with the settings of our own way."""
+    from pivotpatch.data.decoding import decode_image
+    from pivotpatch.inference.scoring import make_network_views
     from pivotpatch.training.processes import own_settings
 
     model = make_network(backbone, args.size).to(device)
+    chosen = itertools.islice(itertools.cycle(paths), args.batch)
+    pixels = np.stack([decode_image(path, size=(args.size, args.size)) for path in chosen])
+    views = make_network_views(model, torch.from_numpy(pixels).permute(0, 3, 1, 2).to(device))
     with own_settings(device):
-        step = make_floor_step(model, batch=args.batch, compiler={} if device.type == "cuda" else None)
+        step = make_floor_step(model, batch=args.batch, compiler={} if device.type == "cuda" else None, views=views)
         speed = Clock(device, steps=args.steps).run(itertools.repeat(None), step, batch=args.batch)
         if args.sections:
             clock = SectionClock(device)
@@ -332,8 +339,9 @@ def make_floor_step(
     compiler: Mapping[str, Any] | None,
     dtype: torch.dtype = torch.bfloat16,
     channels_last: bool = True,
+    views: Views | None = None,
 ) -> Callable[..., Tensor]:
-    """A step forward and backward on random views that lie on the network's device; it gives the loss.
+    """A step forward and backward on views that lie on the network's device; it gives the loss.
 
     Args:
         model: the network, which is put in training mode.
@@ -341,14 +349,17 @@ def make_floor_step(
         compiler: arguments of `torch.compile`; None does not compile.
         dtype: of autocast on a GPU; on a CPU there is none.
         channels_last: memory order of weights and images.
+        views: of `batch` samples; random ones by default.
     """
     order = torch.channels_last if channels_last else torch.contiguous_format
     model = model.to(memory_format=order).train()
     device, size = next(model.parameters()).device, model.preprocessing.image_size
     small = model.patch_size or size
     loss = AsymmetricLoss()
-    image = torch.randn(batch, 3, size, size, device=device).contiguous(memory_format=order)
-    patches = torch.randn(batch, model.grid**2, 3, small, small, device=device)
+    if views is None:
+        image = torch.randn(batch, 3, size, size, device=device).contiguous(memory_format=order)
+        views = Views(image, torch.randn(batch, model.grid**2, 3, small, small, device=device))
+    image, patches, _ = views
     target = (torch.rand(batch, len(model.labels), device=device) < 0.04).float()
 
     def compute(image: Tensor, patches: Tensor, target: Tensor) -> Tensor:
