@@ -18,7 +18,7 @@ from together import run_together, run_verb
 
 from pivotpatch.cli.main import main
 from pivotpatch.inference.predictor import Predictor
-from pivotpatch.models.checkpoint import save_checkpoint
+from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
@@ -86,10 +86,22 @@ def test_a_table_tells_each_opinion_and_the_place_of_the_pivot_patch(here: Path,
             assert tag.patch_prob is not None
             assert tag.box is not None
             place = f"{'top' if tag.box.top == 0 else 'bottom'} {'left' if tag.box.left == 0 else 'right'}"
-            row = rf"{re.escape(tag.label)} +{tag.prob:.2f}  \S+ +{tag.image_prob:.2f} +{tag.patch_prob:.2f}  {place}"
+            label = re.escape(tag.label if tag.prob > tag.threshold else f"({tag.label})")
+            row = rf" {label} +{tag.prob:.2f}  \S+ +{tag.image_prob:.2f} +{tag.patch_prob:.2f}  {place}"
             assert re.search(row, shown)
     assert re.search(r"tag +both \(TDE\) +image +patches +pivot patch", shown)
     assert "no tag; the most probable is" in predict(capsys, "photos/01.png", "--threshold", "0.99")
+
+
+def test_what_is_not_given_is_in_brackets(here: Path, capsys: Errors) -> None:
+    model = load_checkpoint("model")
+    first, second, *_ = Predictor.load("model")("photos/01.png").top(2)
+    model.thresholds = tuple(0.9 if label == second.label else 0.1 for label in model.labels)
+    save_checkpoint(model, "model", overwrite=True)
+    shown = predict(capsys, "photos/01.png", "--top-k", "2")
+    assert re.search(rf"\n  {first.label} .*\n  \({second.label}\) ", shown)
+    lines = predict(capsys, *["photos/01.png"] * 9, "--top-k", "2").splitlines()
+    assert lines == [f"photos/01.png: {first.label} {first.prob:.2f}, ({second.label}) {second.prob:.2f}"] * 9
 
 
 @pytest.mark.parametrize("label", ["a label of many words " * 4, "AnEndlessLabel" * 8])

@@ -166,7 +166,7 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
         elif len(head) <= DETAILED:
             print_table(prediction, tags, threshold=args.threshold)
         else:
-            print_row(prediction, tags)
+            print_row(prediction, tags, threshold=args.threshold)
         if args.explain is not None:
             numbered = args.explain / f"{tagged:04d}-{Path(str(prediction.picture)).stem}.png"
             _explain(prediction, tags, numbered if len(head) > 1 else args.explain)

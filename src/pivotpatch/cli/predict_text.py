@@ -34,7 +34,7 @@ Tell = Callable[[str, int, int | None], None]
 
 
 def print_table(prediction: Prediction, tags: Sequence[Tag], *, threshold: float | None = None) -> None:
-    """A picture's tags as a table; a tag that is not above its threshold, or above one for all, is dim."""
+    """A picture's tags as a table; one that is not above its threshold, or above one for all, is in brackets."""
     console = _open_console()
     rows, columns = prediction.size
     console.print(f"{prediction.picture} ({columns} x {rows} pixels)", style="bold", soft_wrap=True)
@@ -45,7 +45,8 @@ def print_table(prediction: Prediction, tags: Sequence[Tag], *, threshold: float
         console.print(f"  {told}\n", soft_wrap=True)
         return
     patched, roomy = prediction.weights is not None, console.width >= _WIDTH  # else there is no place for bars
-    longest = max(cell_len(tag.label) for tag in tags)
+    names = [_write_label(tag, threshold) for tag in tags]
+    longest = max(map(cell_len, names))
     bar = BAR - min(max(longest - _LABEL, 0), BAR // 2)  # labels are folded only when the bar has given half
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("tag", min_width=10, overflow="fold")  # the only one that may be folded: numbers stay whole
@@ -56,19 +57,25 @@ def print_table(prediction: Prediction, tags: Sequence[Tag], *, threshold: float
         table.add_column(heading, justify="right", no_wrap=True)
     if patched:
         table.add_column("pivot patch", no_wrap=True)
-    for tag in tags:
-        cells = [tag.label, f"{tag.prob:.2f}", *([draw_bar(tag.prob, width=bar)] if roomy else [])]
+    for tag, name in zip(tags, names, strict=True):
+        cells = [name, f"{tag.prob:.2f}", *([draw_bar(tag.prob, width=bar)] if roomy else [])]
         if tag.patch_prob is not None and tag.box is not None:
             pivot = f"{place_in_words(tag.box, prediction.size)} {max(tag.weights or ()):.0%}"
             cells += [f"{tag.image_prob:.2f}", f"{tag.patch_prob:.2f}", pivot]
-        table.add_row(*cells, style="" if tag.prob > (tag.threshold if threshold is None else threshold) else "dim")
+        table.add_row(*cells, style="" if name == tag.label else "dim")
     console.print(Padding(table, (0, 0, 0, 2), expand=False))
     console.print()
 
 
-def print_row(prediction: Prediction, tags: Sequence[Tag]) -> None:
-    """A picture's tags in a line."""
-    told = ", ".join(f"{tag.label} {tag.prob:.2f}" for tag in tags) or "no tag"
+def _write_label(tag: Tag, threshold: float | None) -> str:
+    """A label, in brackets where it is not given."""
+    given = tag.prob > (tag.threshold if threshold is None else threshold)
+    return tag.label if given else f"({tag.label})"
+
+
+def print_row(prediction: Prediction, tags: Sequence[Tag], *, threshold: float | None = None) -> None:
+    """A picture's tags in a line; brackets as in `print_table`."""
+    told = ", ".join(f"{_write_label(tag, threshold)} {tag.prob:.2f}" for tag in tags) or "no tag"
     _open_console().print(f"{prediction.picture}: {told}", soft_wrap=True)
 
 
