@@ -58,6 +58,7 @@ CHANGES = {
     "grid3": ["task.grid=3"],
     "small128": ["task.patch_size=128"],
     "small160": ["task.patch_size=160"],
+    "closer320": ["task.closer_size=320"],
     "closer352": ["task.closer_size=352"],
     "flip": ["augment.flip=0.5"],
     "weak": ["augment.cutout=0.25", "augment.operations=1"],
