@@ -328,3 +328,19 @@ def test_efforts_that_cannot_be_are_refused(checkpoint: Path, tmp_path: Path) ->
         Predictor.load(checkpoint, effort=2)
     with pytest.raises(InputError, match="m.onnx: exported networks look at the patches of every picture, effort is 0"):
         Predictor.load(tmp_path / "m.onnx", effort=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("backbone", ["resnet18", "tresnet_m", "tf_efficientnet_lite0", "test_vit"])
+def test_a_gpu_says_nearly_the_same(backbone: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = PatchClassifier(backbone, LABELS, image_size=64, closer_size=None if backbone == "test_vit" else 96)
+    model.calibration = Calibration("tde", "platt", (1.0, 1.0), (0.0, 0.0))
+    model.adaptive = Adaptive(Calibration("image", "platt", (1.0, 1.0), (0.0, 0.0)), (0.0, 0.0, 1.0))
+    save_checkpoint(model, tmp_path / "model")
+    for effort in (0, 0.5, 1):
+        here, there = (
+            Predictor.load(tmp_path / "model", device=device, effort=effort)(PIXELS) for device in ("cpu", "cuda")
+        )
+        torch.testing.assert_close(there.probs, here.probs, rtol=0, atol=0.02)
+        assert there.probs.device.type == "cpu"
