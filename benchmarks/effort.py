@@ -3,7 +3,7 @@
     pivotpatch evaluate tagger table:coco256@test --save test.parquet
     python benchmarks/effort.py tagger test.parquet --plain 64.14
     pivotpatch evaluate tagger table:coco256@test --closer 352 --save closer.parquet
-    python benchmarks/effort.py tagger test.parquet --plain 64.14 --closer closer.parquet --pixels 352
+    python benchmarks/effort.py tagger test.parquet --plain 64.14 --closer closer.parquet
 
 A pass is one over an image of the network's size.
 """
@@ -24,7 +24,6 @@ def main() -> None:
     parser.add_argument("scores", type=Path, help="of test pictures, with image and TDE logits")
     parser.add_argument("--plain", type=float, help="mAP in per cent of the same network trained without patches")
     parser.add_argument("--closer", type=Path, help="scores of a closer look at them, the second of efforts below 1")
-    parser.add_argument("--pixels", type=int, help="of that look, a side")
     parser.add_argument("--efforts", type=float, nargs="+", default=[step / 10 for step in range(11)])
     args = parser.parse_args()
     model, scores = load_checkpoint(args.model), read_scores(args.scores)
@@ -34,8 +33,10 @@ def main() -> None:
     both = again = model.calibration.apply(scores.scaled("tde"))
     cost = model.patch_cost
     if args.closer is not None:
-        again = model.calibration.apply(read_scores(args.closer, like=scores).scaled("tde"))
-        cost = model.closer_cost(args.pixels)
+        closer = read_scores(args.closer, like=scores)
+        if closer.closer_size is None:
+            raise SystemExit(f"{args.closer}: not of a closer look; write it by pivotpatch evaluate --closer PIXELS")
+        again, cost = model.calibration.apply(closer.scaled("tde")), model.closer_cost(closer.closer_size)
     bottom, top = (100 * average_precision(probs, scores.target).mean for probs in (alone, both))
     beside = "" if args.plain is None else "  of the gain over plain"
     print(f"effort  pictures  passes    mAP  of what patches add{beside}")

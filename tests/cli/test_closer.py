@@ -260,4 +260,30 @@ def test_a_network_that_cannot_look_closer_is_told(
 def test_scores_cannot_look_closer(here: Path, capsys: Errors) -> None:
     Path("s.csv").write_text("picture,cat,target:cat\na,1,1\nb,2,0\n")
     message = "--closer: s.csv holds scores, no network; leave it out"
-    assert fail(capsys, "evaluate", "s.csv", "--closer", "48") == message
+    for size in ("48", "0"):
+        assert fail(capsys, "evaluate", "s.csv", "--closer", size) == message
+
+
+@pytest.mark.parametrize("name", ["c.npz", "c.parquet", "c.csv"])
+def test_nothing_is_tuned_by_scores_of_a_closer_look(name: str, here: Path, capsys: Errors) -> None:
+    run(capsys, "evaluate", "plain", VAL, *QUICK, "--closer", str(CLOSER), "--save", name)
+    message = (
+        f"{name}: it is of a closer look at {CLOSER} pixels, not of the patches; "
+        "write it by pivotpatch evaluate without --closer"
+    )
+    assert fail(capsys, "tune", "plain", "--scores", name, *KEEP) == message
+
+
+def test_without_a_calibration_there_is_no_effort_to_look_closer_for(here: Path, capsys: Errors) -> None:
+    words = ("tune", "plain", VAL, "--calibration", "none", "--out", "tuned")
+    message = "--closer: without a calibration no effort is fitted; leave one of both out"
+    assert fail(capsys, *words, "--closer", str(CLOSER)) == message
+    assert run(capsys, *words, "--closer", "0")["effort"] is None
+
+
+def test_people_are_told_which_second_look_was_fitted(here: Path, capsys: Errors) -> None:
+    told = f"efforts below 1 take a closer look, at {CLOSER} pixels, in the place of the patches"
+    for size, expected in ((str(CLOSER), True), ("0", False)):
+        capsys.readouterr()
+        assert main(["tune", "plain", VAL, *KEEP, "--closer", size, "--out", f"tuned-{size}"]) == 0
+        assert (told in capsys.readouterr().out.splitlines()) == expected

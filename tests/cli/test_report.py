@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,17 @@ def test_scores_need_no_network_and_no_pictures(runs: Path, here: Path) -> None:
     assert "against the baseline old.npz" in page
     assert "<img" not in page
     assert report("pat.npz", "--baseline", "old.npz", "--out", "report.html").count("<dd>") == page.count("<dd>")
+
+
+def test_a_closer_look_is_not_taken_for_patches(runs: Path, here: Path) -> None:
+    scores = make_scores(("cat", "dog", "hat"))
+    write_scores(scores, here / "pat.npz")
+    write_scores(replace(scores, closer_size=352), here / "closer.npz")
+    plain, closer = report("pat.npz"), report("closer.npz")
+    assert "forward passes a picture" in plain
+    assert "closer look" not in plain
+    assert "forward passes a picture" not in closer
+    assert "at 352 pixels a side, in the place of patches" in closer
 
 
 def test_scores_find_their_pictures_by_name(runs: Path, here: Path) -> None:

@@ -51,6 +51,22 @@ def test_patches_and_a_lam_for_each_label_are_kept(suffix: str, tmp_path: Path) 
     torch.testing.assert_close(found.mix(temperature=0.3), scores.mix(temperature=0.3), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_closer_look_is_known_again(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"scores{suffix}"
+    for size in (352, None):
+        write_scores(replace(make_scores(), closer_size=size), path)
+        assert read_scores(path).closer_size == size
+
+
+def test_a_closer_look_of_no_size_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.npz"
+    for wrong, told in ((np.array([1, 2]), r"\[1 2\]"), (np.array(0), "0"), (np.array(float("nan")), "nan")):
+        np.savez(path, scores=np.ones((2, 1)), target=np.ones((2, 1)), closer_size=wrong)
+        with pytest.raises(InputError, match=rf"s\.npz: 'closer_size' is {told}; give pixels a side, or leave it out"):
+            read_scores(path)
+
+
 def rewrite_note(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change what a Parquet file says of itself."""
     table = pq.read_table(path)

@@ -222,6 +222,13 @@ def test_a_model_without_preprocessing_is_refused() -> None:
         score_images(PatchInference(nn.Linear(3, 2)), torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
 
 
+def test_only_a_network_with_patches_looks_closer() -> None:
+    network = MultiLabelClassifier("test_resnet", ["cat", "dog"], image_size=SIZE)
+    for model in (network, PatchInference(network)):
+        with pytest.raises(InputError, match="the network has no patches to look closer for; leave closer_size out"):
+            score_images(model, torch.zeros(1, 3, SIZE, SIZE, dtype=torch.uint8), closer_size=2 * SIZE)
+
+
 def test_a_network_that_was_trained_on_patches_alone_is_ranked_by_them(table: Path) -> None:
     torch.manual_seed(0)
     model = PatchClassifier("test_vit", LABELS, image_size=SIZE)

@@ -28,7 +28,7 @@ class Summing(Features):
     """Adds its first convolution on the left of what it adds it to."""
 
     def forward_features(self, images: Tensor) -> Tensor:
-        found: Tensor = self.relu(self.first(images) + images.mean(1, keepdim=True))
+        found: Tensor = self.relu(self.first(images) + images.mean(1, keepdim=True).expand(-1, 4, -1, -1))
         return found
 
 
@@ -38,6 +38,14 @@ class Straying(Features):
     def forward_features(self, images: Tensor) -> Tensor:
         first = self.first(images)
         found: Tensor = self.relu(first) + self.second(first)
+        return found
+
+
+class Repeating(Features):
+    """Asks one convolution twice, the second time without a ReLU."""
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        found: Tensor = self.second(self.relu(self.second(images[:, [0, 1, 2, 0]])))
         return found
 
 
@@ -72,7 +80,9 @@ def test_a_sum_is_taken_in_from_either_side() -> None:
     torch.testing.assert_close(fused(images), network.forward_features(images))
 
 
-@pytest.mark.parametrize("network", [Straying(), Branching(), Summing("reflect"), make_backbone("test_vit").network])
+@pytest.mark.parametrize(
+    "network", [Straying(), Repeating(), Branching(), Summing("reflect"), make_backbone("test_vit").network]
+)
 def test_what_cannot_be_fused_is_left_alone(network: nn.Module) -> None:
     assert fuse_activations(network) is network
 
@@ -87,3 +97,12 @@ def test_cudnn_says_the_same(name: str) -> None:
     folded.network = fuse_activations(folded.network)
     found = folded.cuda().to(memory_format=torch.channels_last)(images.cuda())
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [nn.Conv2d(3, 4, 3, padding=1, stride=2), nn.Conv2d(3, 5, (1, 5), dilation=2, padding=(0, 3)), nn.Conv2d(3, 2, 7)],
+)
+def test_the_shape_of_the_result_is_known_before(convolution: nn.Conv2d) -> None:
+    images = torch.rand(2, 3, 15, 12)
+    assert FusedConvolution(convolution).find_shape(images) == convolution(images).shape

@@ -123,7 +123,8 @@ class Tuning:
         """Give a network all that was fitted; what was fitted to it before is forgotten."""
         if isinstance(model, PatchClassifier):
             model.set_mixing(lam=self.lam, temperature=self.temperature)
-            model.closer_size = self.closer_size
+            if self.adaptive is not None:  # else no effort was fitted, and the network's own stays
+                model.closer_size = self.closer_size
         model.calibration, model.thresholds, model.adaptive = self.calibration, self.thresholds.values, self.adaptive
 
     def to_dict(self) -> dict[str, object]:
@@ -171,7 +172,8 @@ def tune_scores(
         calibration: how to calibrate.
         goal: of the thresholds.
         patch_cost: of a picture's patches in passes over an image, see `PatchClassifier.patch_cost`; only told.
-        closer: the second look of efforts below 1, in place of the patches. Its logits are mixed as the others.
+        closer: the second look of efforts below 1, in place of the patches. Its logits are mixed as those of the
+            patches, out of fold too; its own patches must have been kept.
         resamples: of the interval of lam's gain.
         generator: draws them.
     """
@@ -204,10 +206,13 @@ def tune_scores(
     adaptive = effort = None
     if kind == "tde" and calibration != NONE:
         if closer is not None:
-            closer = closer._replace(scores=closer.scores.remix(lam=final.lam, temperature=final.temperature))
+            again = closer.scores.remix(lam=final.lam, temperature=final.temperature)
+            mixed = again.scaled(kind) if choice is None else choice.chosen.mix(closer.scores)
+            closer = closer._replace(scores=_put_logits(again, mixed))
         adaptive = fit_adaptive(final)
-        unseen = replace(final, logits={**final.logits, kind: honest * (1 + final.lam)})
-        effort = effort_curve(unseen, patch_cost=patch_cost, closer=closer, method=chosen, folds=_FOLDS)
+        effort = effort_curve(
+            _put_logits(final, honest), patch_cost=patch_cost, closer=closer, method=chosen, folds=_FOLDS
+        )
     return Tuning(
         pictures=len(scores),
         labels=scores.labels,
@@ -228,6 +233,11 @@ def tune_scores(
         closer_size=None if closer is None else closer.size,
         effort=effort,
     )
+
+
+def _put_logits(scores: Scores, mixed: Tensor) -> Scores:
+    """Scores whose TDE logits are others (N,L), given in the normalised form."""
+    return replace(scores, logits={**scores.logits, "tde": mixed * (1 + scores.lam)})
 
 
 def _fit_mixing(scores: Scores, mixing: Mixing, *, resamples: int, generator: torch.Generator) -> MixingChoice:

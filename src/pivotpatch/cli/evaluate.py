@@ -170,7 +170,8 @@ def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Sub
             check_closer(source.model, args.closer)
         return _Subject(source.model, source.config, keep_known_labels(records, source.model))
     for name in NETWORK_OPTIONS:
-        if getattr(args, name):
+        given = getattr(args, name)
+        if given is not None and given is not False:  # 0 is a value too
             raise InputError(f"--{name.replace('_', '-')}", f"{what} holds scores, no network", "leave it out")
     return _Subject(scores=read_score_file(source.path, records=records, scale=args.scale))
 

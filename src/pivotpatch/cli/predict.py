@@ -47,7 +47,10 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     predict.add_argument("--device", help="such as cpu or cuda:1; a GPU where there is one by default")
     predict.add_argument(
-        "--effort", type=float, default=1.0, help="share of pictures whose patches are looked at, from 0 to 1 (1)"
+        "--effort",
+        type=float,
+        default=1.0,
+        help="share of pictures that get a second look, from 0 to 1 (1: all, at patches)",
     )
     predict.add_argument("--batch-size", type=int, metavar="N", help=f"pictures at once (8, with --out {BULK_BATCH})")
     predict.add_argument("--on-error", choices=["skip", "error"], default="skip", help="of unreadable pictures (skip)")

@@ -192,7 +192,9 @@ def _drop_shares(scores: "Scores") -> "Scores":
 
 def _tell_file(scores: "Scores") -> dict[str, str]:
     facts = {"model": "known by its scores alone"}
-    if scores.weights is not None:
+    if scores.closer_size is not None:
+        facts["closer look"] = f"at {scores.closer_size} pixels a side, in the place of patches"
+    elif scores.weights is not None:
         facts["forward passes a picture"] = str(("image" in scores.logits) + scores.weights.shape[1])
     return facts
 

@@ -39,7 +39,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "tune",
         help="fit lam, calibration and thresholds on validation pictures",
         description="Fit lam and temperature, then the calibration of probabilities, then a threshold for each label, "
-        "and when patches may be left out (predict --effort), on pictures that the network was not trained on; judge "
+        "and when the image is enough (predict --effort), on pictures that the network was not trained on; judge "
         "each out of fold and store all in the checkpoint.",
         usage="%(prog)s WHAT [DATA] [options]",
         epilog="Several GPUs: torchrun --nproc-per-node N -m pivotpatch tune ...",
@@ -75,7 +75,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         type=int,
         metavar="PIXELS",
         help="efforts below 1 look at the whole picture again, at so many pixels a side, not at its patches: about 1.5 "
-        "times those of the image cost less and keep most; as the network was trained by default, 0 for patches",
+        "times those of the image cost less and keep most; by default as the checkpoint has it, 0 for patches",
     )
     tune.add_argument("--out", type=Path, metavar="FOLDER", help="write a new checkpoint and leave the old one alone")
     tune.add_argument("--plot", type=Path, metavar="FOLDER", help="draw reliability, mAP against lam and against cost")
@@ -96,6 +96,8 @@ def run_tune(args: argparse.Namespace) -> int:
         raise InputError(args.words[0], "holds scores, no network", f"write RUN --scores {args.words[0]}")
     _check_network(model, source, args)
     closer_size = getattr(model, "closer_size", None) if args.closer is None else args.closer or None
+    if args.calibration == "none":  # then no effort is fitted
+        closer_size = None
     cost = None if closer_size is None else check_closer(model, closer_size)
     records = open_tuning_pictures(source, args.words, scored=args.scores is not None)
     from pivotpatch.training.processes import join_processes
@@ -123,6 +125,8 @@ def _check_network(model: "Classifier", source: Source, args: argparse.Namespace
 
     if args.mixing not in ("auto", "keep") and not isinstance(model, PatchClassifier):
         raise InputError("--mixing", "the network has no patches, so there is no lam", "leave it out")
+    if args.closer and args.calibration == "none":
+        raise InputError("--closer", "without a calibration no effort is fitted", "leave one of both out")
     if args.out is not None:
         if args.out.exists():
             raise InputError(str(args.out), "exists already", "choose another folder")
@@ -155,6 +159,9 @@ def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
             wrong,
             f"write it by pivotpatch evaluate {source.path} DATA --save FILE, of pictures that have them all",
         )
+    if scores.closer_size is not None:
+        wrong = f"it is of a closer look at {scores.closer_size} pixels, not of the patches"
+        raise InputError(str(path), wrong, "write it by pivotpatch evaluate without --closer")
     check_scores(source, scores, records=records, where=path)
     if not isinstance(model, PatchClassifier):
         image = {"image": scores.get("image")}

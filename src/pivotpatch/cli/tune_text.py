@@ -30,6 +30,8 @@ def print_tuning(found: Tuning) -> None:
     console.print(f"thresholds: {found.thresholds}")
     if found.effort is not None:
         console.print(f"effort: {_tell_effort(found.effort)}")
+    if found.effort is not None and found.closer_size is not None:
+        console.print(f"efforts below 1 take a closer look, at {found.closer_size} pixels, in the place of the patches")
 
 
 def _make_mixing_table(mixing: MixingChoice) -> Table:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.data.records import RecordSet
 
+Tell = Callable[[str], None]
+"""Takes one line about what can be used, but perhaps not as its owner thinks."""
 _NAMED = 10  # labels that are judged
 
 
-def keep_common_labels(
-    records: RecordSet, labels: Sequence[str], *, whose: str, tell: Callable[[str], None]
-) -> RecordSet:
+def keep_common_labels(records: RecordSet, labels: Sequence[str], *, whose: str, tell: Tell) -> RecordSet:
     """The same pictures with the labels that both know alone, in the order of `labels`.
 
     Args:

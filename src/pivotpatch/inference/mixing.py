@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.core.counterfactual import check_lam, check_temperature, tde_logits
+from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import average_precision, check_scores
 from pivotpatch.inference.folds import draw_folds
@@ -18,6 +18,20 @@ LAMS = (0.0, *(2 ** (half / 2) for half in range(-6, 9)))
 """The lams that are tried: 0 and half powers of two from 1/8 to 16."""
 TEMPERATURES = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The temperatures that are tried."""
+
+
+class Pair(NamedTuple):
+    """Lam and temperature: numbers, or (L,)."""
+
+    lam: float | Tensor
+    temperature: float | Tensor
+
+
+class Unseen(NamedTuple):
+    """What was fitted without each fold: a pair a fold, and the fold (N,) that each picture is in."""
+
+    pairs: tuple[Pair, ...]
+    fold: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +44,7 @@ class Mixture:
         temperature: likewise.
         logits: (N,L) normalised TDE logits; where the mixture was fitted, each picture's owe nothing to its own target.
         mean: mAP of these logits (step-wise AP).
+        unseen: the fits that these logits come from; None where nothing was fitted.
     """
 
     name: str
@@ -37,6 +52,11 @@ class Mixture:
     temperature: float | Tensor
     logits: Tensor
     mean: float
+    unseen: Unseen | None = None
+
+    def mix(self, scores: Scores) -> Tensor:
+        """The same as `logits` (N,L), of other scores of the same pictures."""
+        return _mix_out_of_fold(scores, Pair(self.lam, self.temperature), self.unseen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,15 +119,14 @@ def fit_mixing(
     tables = _tabulate(grid, target, fold)
     whole = _fit(tables, left_out=frozenset())
     again = [_fit(tables, left_out=frozenset([number])) for number in range(folds)]
-    shared = _mix_out_of_fold(grid, whole.shared, [found.shared for found in again], fold)
-    own = _mix_out_of_fold(grid, whole.own, [found.own for found in again], fold)
-    before = tde_logits(grid.image, scores.get("patch"), lam=scores.lam, normalised=True)
-    pair, pairs = grid.pair(whole.shared), grid.pair(whole.own)
+    shared = Unseen(tuple(grid.pair(found.shared) for found in again), fold)
+    own = Unseen(tuple(grid.pair(found.own) for found in again), fold)
+    before = scores.remix().scaled("tde").float()
     by_lam, by_temperature = torch.tensor(grid.lams).argsort(), torch.tensor(grid.temperatures).argsort()
     return MixingStudy(
-        _judge("as scored", scores.lam, scores.temperature, before, target),
-        _judge("shared", pair.lam[0].item(), pair.temperature[0].item(), shared, target),
-        _judge("per label", pairs.lam.float(), pairs.temperature.float(), own, target),
+        Mixture("as scored", scores.lam, scores.temperature, before, average_precision(before, target).mean),
+        _judge("shared", scores, grid.pair(whole.shared), shared),
+        _judge("per label", scores, grid.pair(whole.own), own),
         tuple(sorted(grid.lams)),
         tuple(sorted(grid.temperatures)),
         whole.means.reshape(len(by_temperature), -1)[by_temperature][:, by_lam],
@@ -142,13 +161,6 @@ def _check(scores: Scores) -> Tensor:
     return target
 
 
-class _Pairs(NamedTuple):
-    """Lam (L,) and temperature (L,), float64."""
-
-    lam: Tensor
-    temperature: Tensor
-
-
 class _Grid(NamedTuple):
     """Pairs to try, C = T * G of them, temperature by temperature: image logits (N,L), pooled logits (T,N,L)."""
 
@@ -157,15 +169,12 @@ class _Grid(NamedTuple):
     lams: tuple[float, ...]
     temperatures: tuple[float, ...]
 
-    def pair(self, chosen: Tensor) -> _Pairs:
-        """The pairs whose numbers are `chosen` (L,)."""
-        lams, temperatures = (torch.tensor(values, dtype=torch.float64) for values in (self.lams, self.temperatures))
-        return _Pairs(lams[chosen % len(lams)], temperatures[chosen // len(lams)])
-
-    def mix(self, chosen: Tensor) -> Tensor:
-        """Normalised TDE logits (N,L), each label mixed by its pair of number `chosen` (L,)."""
-        pooled = self.pooled[chosen // len(self.lams), :, torch.arange(len(chosen))].T
-        return tde_logits(self.image, pooled, lam=self.pair(chosen).lam.float(), normalised=True)
+    def pair(self, chosen: Tensor) -> Pair:
+        """The pair whose number is `chosen`, or those whose numbers are (L,)."""
+        lams, temperatures = chosen % len(self.lams), chosen // len(self.lams)
+        if chosen.ndim == 0:
+            return Pair(self.lams[int(lams)], self.temperatures[int(temperatures)])
+        return Pair(torch.tensor(self.lams)[lams], torch.tensor(self.temperatures)[temperatures])
 
 
 def _make_grid(scores: Scores, lams: Sequence[float], temperatures: Sequence[float]) -> _Grid:
@@ -183,19 +192,27 @@ def _make_grid(scores: Scores, lams: Sequence[float], temperatures: Sequence[flo
     return _Grid(image, torch.stack(pooled), lams, temperatures)
 
 
-def _mix_out_of_fold(grid: _Grid, whole: Tensor, without: Sequence[Tensor], fold: Tensor) -> Tensor:
-    """TDE logits (N,L) whose order owes nothing to a picture's own fold (N,).
+def _mix_out_of_fold(scores: Scores, whole: Pair, unseen: Unseen | None) -> Tensor:
+    """Normalised TDE logits (N,L) whose order owes nothing to a picture's own fold.
 
     Folds may find other pairs, whose logits have other scales. So a picture takes the place (its rank among all) that
-    the pair of its fold gives it, and there the logit that the pair `whole` (L,) has; targets have no part in that.
+    the pair of its fold gives it, and there the logit that the pair `whole` has; targets have no part in that.
     """
-    ranked = _sort(grid.mix(whole).T)
-    logits = torch.empty_like(grid.image)
-    for number, chosen in enumerate(without):
-        mixed, rows = grid.mix(chosen).T, fold == number
-        places = torch.searchsorted(_sort(mixed), mixed[:, rows].contiguous())
+    mixed = _mix(scores, whole)
+    if unseen is None:
+        return mixed
+    ranked, logits = _sort(mixed.T), torch.empty_like(mixed)
+    for number, pair in enumerate(unseen.pairs):
+        again, rows = _mix(scores, pair).T, unseen.fold == number
+        places = torch.searchsorted(_sort(again), again[:, rows].contiguous())
         logits[rows] = ranked.gather(1, places).T
     return logits
+
+
+def _mix(scores: Scores, pair: Pair) -> Tensor:
+    """Normalised TDE logits (N,L); the temperature is as it was where patches were not kept."""
+    mixed = scores.remix(lam=pair.lam, temperature=None if scores.patch_logits is None else pair.temperature)
+    return mixed.scaled("tde").float()
 
 
 class _Tables(NamedTuple):
@@ -256,7 +273,7 @@ def _sort(values: Tensor) -> Tensor:
 
 
 class _Found(NamedTuple):
-    """Numbers of the best pairs, one for all (L,) and each label's own (L,); mAP (C,); weight of own curves (L,)."""
+    """Numbers of the best pairs, one for all () and each label's own (L,); mAP (C,); weight of own curves (L,)."""
 
     shared: Tensor
     own: Tensor
@@ -278,7 +295,7 @@ def _fit(tables: _Tables, *, left_out: frozenset[int]) -> _Found:
     signal = (distance.square().mean(0) - chance)[known].mean().clamp(min=0)
     weight = (signal * positives / (signal * positives + noise)).nan_to_num()  # 0 where no label can tell
     own = means[:, None] + weight * distance.nan_to_num()
-    return _Found(means.argmax().expand(len(weight)), own.argmax(0), means, weight)
+    return _Found(means.argmax(), own.argmax(0), means, weight)
 
 
 def _leave_mean(table: Tensor) -> Tensor:
@@ -287,5 +304,6 @@ def _leave_mean(table: Tensor) -> Tensor:
     return curves - curves.nanmean(-1, keepdim=True)
 
 
-def _judge(name: str, lam: float | Tensor, temperature: float | Tensor, logits: Tensor, target: Tensor) -> Mixture:
-    return Mixture(name, lam, temperature, logits, average_precision(logits, target).mean)
+def _judge(name: str, scores: Scores, pair: Pair, unseen: Unseen) -> Mixture:
+    logits = _mix_out_of_fold(scores, pair, unseen)
+    return Mixture(name, *pair, logits, average_precision(logits, scores.target).mean, unseen)

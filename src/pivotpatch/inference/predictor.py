@@ -82,9 +82,10 @@ class Predictor:
                 somebody else's multi-label network, around which PAT-I looks at patches, see `open_transformers`. A
                 revision may follow a name: "hub:owner/name@v2".
             device: where to run; a GPU where there is one by default.
-            effort: share of pictures whose patches are looked at, those that are the least clear without: 1 for all,
-                0 for none. Anything between needs a network that was tuned (`pivotpatch tune`). Exported networks
-                look at the patches of all. PAT-I looks at the patches of all or, with 0, of none.
+            effort: share of pictures that get a second look, those that are the least clear without: 1 for all, at
+                their patches, 0 for none. Anything between needs a network that was tuned (`pivotpatch tune`), which
+                says whether that look is at the patches or a closer one. Exported networks look at the patches of
+                all. PAT-I looks at the patches of all or, with 0, of none.
             fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
                 False leaves the network as it is.
         """
@@ -190,7 +191,7 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
         if device.type == "cuda":
             backbone.network = fuse_activations(backbone.network)
             for part in backbone.modules():
-                if isinstance(part, nn.Conv2d):
+                if type(part) is nn.Conv2d:  # not one that makes its weights anew at every look
                     part.to(dtype)  # once, not at every look
         model.backbone = backbone
     return TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=effort)

@@ -1,7 +1,7 @@
 """What a file of scores holds, checked, and matched with what is true of its pictures."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.core.patches import check_overlap
-from pivotpatch.data.common_labels import keep_common_labels
+from pivotpatch.data.common_labels import Tell, keep_common_labels
 from pivotpatch.data.records import LabelSpace, RecordSet
 from pivotpatch.inference.scores import KINDS, Scores
 
@@ -21,8 +21,6 @@ Scale = Literal["auto", "logits", "probs"]
 """What scores of no stated kind are; "auto" takes them for probabilities where all of them are in [0, 1]."""
 SCALES: tuple[Scale, ...] = ("auto", "logits", "probs")
 UNSTATED = "scores"  # the kind of scores that a file does not tell
-Tell = Callable[[str], None]
-"""Takes one line about a file that can be used, but perhaps not as its owner thinks."""
 _MOST = 0.5  # share of pictures without scores, or of other truth, above which a file belongs to other data
 _ROUNDING = 0.02  # of a sum of weights that somebody kept in half precision
 # Logits of the probabilities 0 and 1: beyond those of any other that float32 holds near 0, and float64 near 1.
@@ -44,6 +42,7 @@ class ScoreContent:
         lam: a number or (L,).
         temperature: a number or (L,).
         overlap: of the patches.
+        closer_size: of a closer look in their place.
         data: address of the data set that was scored.
     """
 
@@ -57,6 +56,7 @@ class ScoreContent:
     lam: float | Tensor = 1.0
     temperature: float | Tensor = 1.0
     overlap: float = 0.0
+    closer_size: int | None = None
     data: str | None = None
 
 
@@ -140,10 +140,21 @@ def complete(content: ScoreContent, truth: Truth | None, *, scale: Scale, tell: 
         temperature=arrange_labels(content.temperature),
         indices=None if truth is None else truth.indices,
         overlap=content.overlap,
+        closer_size=content.closer_size,
         data=content.data,
     )
     _check_values(held, where)
     return held
+
+
+def read_closer_size(value: object, where: str) -> int | None:
+    """A number of pixels a side; None where a file does not tell one."""
+    if value is None:
+        return None
+    number = np.asarray(value)
+    if number.size != 1 or number.dtype.kind not in "iuf" or not number.item() >= 1:
+        raise InputError(where, f"'closer_size' is {value}", "give pixels a side, or leave it out")
+    return int(number.item())
 
 
 def check_pictures(pictures: Sequence[str], where: str) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.writing import explain_disk_faults, replacing
+from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.table_files import open_parquet, read_schema
 from pivotpatch.inference.score_content import (
@@ -25,11 +26,11 @@ from pivotpatch.inference.score_content import (
     UNSTATED,
     Scale,
     ScoreContent,
-    Tell,
     Truth,
     check_pictures,
     complete,
     describe_records,
+    read_closer_size,
 )
 from pivotpatch.inference.score_table import read_score_table, write_score_table
 from pivotpatch.inference.scores import KINDS, Scores
@@ -79,7 +80,8 @@ def read_scores(
 
     An npz file has arrays `scores` (N,L), or logits `image`, `patch` and `tde`; `target` (N,L); names `labels` (L,)
     and `pictures` (N,), without which columns and rows are those of the data set, or numbered; `patch_logits` and
-    `weights` (N,P,L); `lam`, `temperature`, and the `overlap` of the patches; `data`, the address of the data set.
+    `weights` (N,P,L); `lam`, `temperature`, and the `overlap` of the patches; `data`, the address of the data set;
+    `closer_size`, where a closer look took the place of the patches.
 
     Args:
         path: the file.
@@ -138,6 +140,7 @@ def _write_npz(scores: Scores, path: Path) -> None:
             lam=_to_plain(scores.lam),
             temperature=_to_plain(scores.temperature),
             overlap=scores.overlap,
+            **({} if scores.closer_size is None else {"closer_size": scores.closer_size}),
             **({} if scores.data is None else {"data": np.array(scores.data, dtype=np.str_)}),
             **_to_arrays(scores),
         )
@@ -145,7 +148,18 @@ def _write_npz(scores: Scores, path: Path) -> None:
 
 def _read_npz(path: Path) -> ScoreContent:
     where = str(path)
-    known = ("labels", "pictures", "data", "target", UNSTATED, *KINDS, "patch_logits", "weights", *_OPTIONS)
+    known = (
+        "labels",
+        "pictures",
+        "data",
+        "target",
+        UNSTATED,
+        *KINDS,
+        "patch_logits",
+        "weights",
+        "closer_size",
+        *_OPTIONS,
+    )
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -173,6 +187,7 @@ def _read_npz(path: Path) -> ScoreContent:
         target=held.get("target"),
         patch_logits=held.get("patch_logits"),
         weights=held.get("weights"),
+        closer_size=read_closer_size(held.get("closer_size"), where),
         data=data,
         **options,
     )
@@ -216,6 +231,7 @@ def _write_parquet(scores: Scores, path: Path) -> None:
         "lam": _to_plain(scores.lam),
         "temperature": _to_plain(scores.temperature),
         "overlap": scores.overlap,
+        "closer_size": scores.closer_size,
         "data": scores.data,
     }
     table = pa.table(columns).replace_schema_metadata({_NOTE: json.dumps(note)})
@@ -247,6 +263,7 @@ def _read_parquet(path: Path) -> ScoreContent:
         target=arrays.get("target"),
         patch_logits=arrays.get("patch_logits"),
         weights=arrays.get("weights"),
+        closer_size=read_closer_size(told.get("closer_size"), where),
         data=told.get("data"),
         **options,
     )

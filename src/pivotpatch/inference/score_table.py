@@ -14,12 +14,13 @@ from torch import Tensor
 from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import read_columns, read_schema
-from pivotpatch.inference.score_content import UNSTATED, ScoreContent
+from pivotpatch.inference.score_content import UNSTATED, ScoreContent, read_closer_size
 from pivotpatch.inference.scores import KINDS, Scores
 
 PICTURE = "picture"
 TARGET = "target"
-_OPTIONS = ("lam", "temperature")
+_MIXING = ("lam", "temperature")
+_OPTIONS = (*_MIXING, "closer_size")
 
 
 class _Columns(NamedTuple):
@@ -33,12 +34,14 @@ class _Columns(NamedTuple):
 def write_score_table(scores: Scores, path: Path) -> None:
     """Write scores as CSV, each kind with its name before the label."""
     columns: dict[str, Any] = {PICTURE: pa.array(scores.pictures)}
-    for name in _OPTIONS:
+    for name in _MIXING:
         value = getattr(scores, name)
         if isinstance(value, Tensor) and value.ndim:
             wrong = f"a CSV file cannot hold a {name} for each label"
             raise InputError(str(path.with_suffix("")), wrong, "write .parquet or .npz")
         columns[name] = pa.array(np.full(len(scores), float(value)))
+    if scores.closer_size is not None:
+        columns["closer_size"] = pa.array(np.full(len(scores), scores.closer_size))
     target = scores.target.nan_to_num(-1).char()
     for kind, values in {TARGET: target, **scores.logits}.items():
         array = np.asfortranarray(values.numpy())  # one column after the other
@@ -65,14 +68,15 @@ def read_score_table(path: Path) -> ScoreContent:
         raise InputError(where, f"{names.null_count} rows have no picture in {chosen.picture!r}", "name each one")
     labels = tuple(chosen.by_kind[next(kind for kind in chosen.by_kind if kind != TARGET)])
     held = {kind: _stack(table, [columns[label] for label in labels]) for kind, columns in chosen.by_kind.items()}
+    options: dict[str, Any] = {name: _read_constant(table, name, where) for name in chosen.options}
+    options["closer_size"] = read_closer_size(options.get("closer_size"), where)
     return ScoreContent(
         where,
         {kind: values for kind, values in held.items() if kind != TARGET},
         labels=labels,
         pictures=tuple(names.to_pylist()),
         target=held.get(TARGET),
-        lam=_read_constant(table, "lam", where),
-        temperature=_read_constant(table, "temperature", where),
+        **options,
     )
 
 
@@ -129,9 +133,7 @@ def _stack(table: pa.Table, names: Sequence[str]) -> NDArray[Any]:
 
 
 def _read_constant(table: pa.Table, name: str, where: str) -> float:
-    """The value of a column that is the same in each row; 1 where there is no such column."""
-    if name not in table.column_names:
-        return 1.0
+    """The value of a column that is the same in each row."""
     values = table.column(name).to_numpy()
     if not (values == values[0]).all():
         raise InputError(where, f"column {name!r} changes from row to row", "give one value for all pictures")

@@ -30,6 +30,7 @@ class Scores:
         temperature: of the patch weights, likewise.
         indices: (N,) positions in the record set that was scored, rising, where there was one.
         overlap: share of a patch's side that it has in common with its neighbour, see `patch_boxes`.
+        closer_size: rows and columns of a closer look, where one took the place of the patches.
         data: address of the record set that was scored, where that is known.
     """
 
@@ -43,6 +44,7 @@ class Scores:
     temperature: float | Tensor = 1.0
     indices: Tensor | None = None
     overlap: float = 0.0
+    closer_size: int | None = None
     data: str | None = None
 
     def __post_init__(self) -> None:

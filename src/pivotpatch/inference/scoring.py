@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -118,7 +119,9 @@ def score_images(
     network = model.model if isinstance(model, PatchInference) else model
     if not isinstance(network, Classifier):
         raise InputError("score_images", f"a {type(network).__name__} says no preprocessing", "give a Classifier")
-    if isinstance(network, PatchClassifier) and closer_size is not None:
+    if closer_size is not None:
+        if not isinstance(network, PatchClassifier):
+            raise InputError("score_images", "the network has no patches to look closer for", "leave closer_size out")
         first = network.forward_images(make_network_views(network, images, patches=False).image)
         return look_again(network, images, first, closer_size=closer_size)
     views = make_network_views(network, images)
@@ -195,7 +198,7 @@ def score_pictures(
             if progress is not None:
                 progress("validate", number, len(loader))
     joined = _gather(held, model, loader, accelerator=accelerator, keep_patches=keep_patches)
-    return _unpack(joined, model, loader, columns=columns)
+    return replace(_unpack(joined, model, loader, columns=columns), closer_size=closer_size)
 
 
 def _find_columns(model: Classifier | PatchInference, labels: tuple[str, ...]) -> list[int] | None:

@@ -17,9 +17,9 @@ class FusedConvolution(nn.Module):
         self.convolution = convolution
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        """Of x (B,C,H,W) and z of the result's shape, or nothing; in the dtype of the weights on a GPU."""
+        """Of x (B,C,H,W) and z that can be added to the result, or nothing; in the dtype of the weights on a GPU."""
         held = self.convolution
-        if not x.is_cuda:
+        if not x.is_cuda or (z is not None and z.shape != self.find_shape(x)):  # cuDNN does not stretch z
             out = held(x)
             return functional.relu(out if z is None else out + z)
         weight, rest = held.weight, cast("Any", (held.bias, held.stride, held.padding, held.dilation, held.groups))
@@ -29,6 +29,14 @@ class FusedConvolution(nn.Module):
         else:
             fused = torch.cudnn_convolution_add_relu(x, weight, z.to(weight.dtype), 1.0, *rest)
         return fused
+
+    def find_shape(self, x: Tensor) -> tuple[int, ...]:
+        """The result's shape (B,O,h,w)."""
+        held = self.convolution
+        padding = cast("tuple[int, ...]", held.padding)
+        spans = zip(x.shape[2:], padding, held.dilation, held.kernel_size, held.stride, strict=True)
+        sides = ((side + 2 * pad - gap * (size - 1) - 1) // step + 1 for side, pad, gap, size, step in spans)
+        return (x.shape[0], held.out_channels, *sides)
 
 
 def fuse_activations(network: nn.Module) -> nn.Module:
@@ -77,7 +85,8 @@ def _fuse(graph: fx.Graph, relu: fx.Node, held: dict[str, Any]) -> bool:
         terms = [(one, other), (other, one)]
     for node, z in terms:
         convolution = _find(node, held)
-        if not (isinstance(convolution, nn.Conv2d) and _can_fuse(convolution) and len(node.users) == 1):
+        calls = [each for each in graph.nodes if _find(each, held) is convolution]  # another may have no ReLU
+        if not (isinstance(convolution, nn.Conv2d) and _can_fuse(convolution) and len(node.users) == len(calls) == 1):
             continue
         name = str(node.target)
         held[name] = FusedConvolution(convolution)

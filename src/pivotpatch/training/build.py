@@ -14,6 +14,7 @@ from torch import nn
 from pivotpatch.core.errors import InputError, shorten
 from pivotpatch.data.address import open_records
 from pivotpatch.data.augment import AugmentPolicy
+from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.loading import Loader, hold_pictures, make_loader
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.split import split_records
@@ -33,7 +34,6 @@ from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageT
 
 SPLIT_SEED = 0  # the same pictures are held out whatever the seed of the run, so that runs can be compared
 Progress = Callable[[str, int, int | None], None]
-Tell = Callable[[str], None]
 Kind = TypeVar("Kind", bound=SharedClassifier)
 _NAMED = 10  # labels that a network knows, and as many that it does not
 
@@ -162,7 +162,12 @@ def open_training_records(config: RunConfig) -> TrainingRecords:
 def open_aligned(address: str, labels: Sequence[str] | None) -> RecordSet:
     """Read a data set with its labels in a given order; all of them must be known there."""
     records = open_records(address)
-    return records if labels is None or tuple(labels) == records.labels.names else records.keep_labels(labels)
+    if labels is None or tuple(labels) == records.labels.names:
+        return records
+    try:
+        return records.keep_labels(labels)
+    except InputError as error:
+        raise InputError(records.name, *error.parts[1:]) from None
 
 
 def open_loader(

@@ -8,8 +8,9 @@ import torch
 from accelerate import Accelerator
 
 from pivotpatch.core.errors import InputError
+from pivotpatch.data.common_labels import Tell
 from pivotpatch.inference.scoring import score_images
-from pivotpatch.training.build import Run, Tell, build_run
+from pivotpatch.training.build import Run, build_run
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.processes import own_settings
 from pivotpatch.training.step import take_step

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.core.writing import explain_disk_faults
+from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.loading import Failure, Loader
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import Classifier
-from pivotpatch.training.build import Progress, Run, Tell, build_run, open_loader
+from pivotpatch.training.build import Progress, Run, build_run, open_loader
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.folder import RunFolder, RunState
 from pivotpatch.training.metrics import describe_run, measure_scores, sum_up_steps
@@ -55,8 +56,8 @@ class _Interrupted(Exception):  # noqa: N818  # nothing went wrong
         self.asked = asked
 
 
-class _Tell(NamedTuple):
-    """Whom to tell."""
+class _Listeners(NamedTuple):
+    """Who is told what is done, and each entry of the log."""
 
     progress: Progress
     report: Report
@@ -82,18 +83,18 @@ def fit(
     accelerator = make_accelerator(config, out)
     folder = RunFolder(out, config, writes=accelerator.is_main_process)
     folder.check_free()
-    whom = _Tell(progress or (lambda *_: None), report or (lambda _: None))
+    listeners = _Listeners(progress or (lambda *_: None), report or (lambda _: None))
     with closing(folder), own_settings(accelerator.device):
-        run = build_run(config, accelerator, progress=whom.progress, tell=tell)
+        run = build_run(config, accelerator, progress=listeners.progress, tell=tell)
         folder.create()  # only now: a mistake in the configuration leaves nothing that the next attempt stumbles on
-        return _train(run, folder, RunState(records=len(run.records)), tell=whom)
+        return _train(run, folder, RunState(records=len(run.records)), listeners=listeners)
 
 
 def resume(out: Path, *, progress: Progress | None = None, report: Report | None = None) -> FitResult:
     """Go on with a run where its folder says it is, mid-epoch too; as if it had never stopped."""
     processes = join_processes()
     folder = RunFolder.open(out, writes=processes.is_main_process)
-    tell = _Tell(progress or (lambda *_: None), report or (lambda _: None))
+    listeners = _Listeners(progress or (lambda *_: None), report or (lambda _: None))
     with closing(folder), own_settings(processes.device):
         processes.wait_for_everyone()  # until the folder is tidy
         state = folder.load_state()
@@ -102,14 +103,14 @@ def resume(out: Path, *, progress: Progress | None = None, report: Report | None
             raise InputError(str(folder.root), "the run has come to its end", todo)
         accelerator = make_accelerator(folder.config, out)
         saved = folder.last if state.step > 0 else None
-        run = build_run(folder.config, accelerator, saved=saved, progress=tell.progress)
+        run = build_run(folder.config, accelerator, saved=saved, progress=listeners.progress)
         if saved is None:
             state.records = len(run.records)
         else:
             _check_pictures(run, state)
             restore_training(run, folder.load_tensors(accelerator.device))
         folder.cut_log(state.logged)
-        return _train(run, folder, state, tell=tell)
+        return _train(run, folder, state, listeners=listeners)
 
 
 def _check_pictures(run: Run, state: RunState) -> None:
@@ -122,9 +123,9 @@ def _check_pictures(run: Run, state: RunState) -> None:
         raise InputError(where, "its labels are not those that the run began with", todo)
 
 
-def _train(run: Run, folder: RunFolder, state: RunState, *, tell: _Tell) -> FitResult:
+def _train(run: Run, folder: RunFolder, state: RunState, *, listeners: _Listeners) -> FitResult:
     with StopSignals() as stop:
-        trainer = _Trainer(run, folder, state, stop=stop, tell=tell)
+        trainer = _Trainer(run, folder, state, stop=stop, listeners=listeners)
         try:
             with open_trackers(run.accelerator, run.config, step=state.step):
                 result = trainer.train()
@@ -153,12 +154,14 @@ class _Trainer:
         history: numbers of the steps before those.
     """
 
-    def __init__(self, run: Run, folder: RunFolder, state: RunState, *, stop: StopSignals, tell: _Tell) -> None:
+    def __init__(
+        self, run: Run, folder: RunFolder, state: RunState, *, stop: StopSignals, listeners: _Listeners
+    ) -> None:
         self.run = run
         self.folder = folder
         self.state = state
         self.stop = stop
-        self.tell = tell
+        self.listeners = listeners
         self.recent: list[_Recent] = []
         self.history: deque[list[float]] = deque(maxlen=HISTORY)
         self._began = time.perf_counter() - state.seconds
@@ -242,7 +245,7 @@ class _Trainer:
         self.recent.clear()
         if due:
             self.log()
-        self.tell.progress("train", step, self.run.total_steps)
+        self.listeners.progress("train", step, self.run.total_steps)
 
     def log(self) -> None:
         """Write the mean over the steps since the last entry, and begin the next."""
@@ -258,7 +261,7 @@ class _Trainer:
         told = {name: value for name, value in entry.items() if name != "step"}
         with explain_disk_faults(self.folder.root):
             self.run.accelerator.log(told, step=entry["step"])
-        self.tell.report(entry)
+        self.listeners.report(entry)
 
     def save(self) -> None:
         """Save all that is needed to go on, once it is known to be sound."""
@@ -284,7 +287,7 @@ class _Trainer:
         def watch(_what: str, done: int, total: int | None) -> None:
             if self.stop.received is not None and self.run.accelerator.num_processes == 1:
                 raise _Interrupted(self.stop.received)
-            self.tell.progress(what, done, total)
+            self.listeners.progress(what, done, total)
 
         run = self.run
         scores = score_pictures(
@@ -331,7 +334,9 @@ class _Trainer:
         model = load_checkpoint(self.folder.best).to(run.accelerator.device)
         results = {}
         for address, records in run.tests.items():
-            loader = open_loader(records, config, model=model, accelerator=run.accelerator, progress=self.tell.progress)
+            loader = open_loader(
+                records, config, model=model, accelerator=run.accelerator, progress=self.listeners.progress
+            )
             found = measure_scores(run, self.score(loader, f"test {address}", model=model))
             results[address] = {name: each.to_dict() for name, each in found.items()}
         return results
