@@ -99,7 +99,7 @@ def test_a_recipe_of_ones_own(here: Path) -> None:
         (["train.epochs=3", "--dry-run"], "pivotpatch train: no pictures are named"),
         (["--resume", "nowhere"], "nowhere: is no run, config.toml is missing; check the path"),
         (["--resume", "nowhere", "train.epochs=3"], "--resume: a run goes on with the configuration it has; give the"),
-        ([*SCENES, "data.labels=tow"], ": unknown label 'tow'; did you mean 'two'?"),
+        ([*SCENES, "data.labels=tow"], f"{SCENES[0]}: unknown label 'tow'; did you mean 'two'?"),
         ([*SCENES, "model.backbone=resnet11"], "backbone: timm has no model 'resnet11'; did you mean 'resnet101'?"),
         ([*SCENES, "output.trackers=wnadb"], "output.trackers: unknown tracker 'wnadb'; did you mean 'wandb'?"),
         ([*SCENES, "data.test=scenes:@tset-same"], "scenes: unknown split 'tset-same'; did you mean 'test-same'?"),
