@@ -148,10 +148,11 @@ def test_a_network_without_patches_gets_calibration_and_thresholds_alone() -> No
 
 @pytest.mark.parametrize("mixing", ["keep", "global", "per-label"])
 def test_a_network_keeps_all_three(mixing: Mixing) -> None:
-    model: Classifier = PatchClassifier("test_vit", LABELS, image_size=32)
+    model: Classifier = PatchClassifier("test_resnet", LABELS, image_size=32, closer_size=48)
     found = tune(SCORES, mixing=mixing, calibration="none")
     found.store(model)
     assert isinstance(model, PatchClassifier)
+    assert model.closer_size == 48  # no effort was fitted, so that what it was trained for stays
     assert torch.equal(torch.as_tensor(model.lam), torch.as_tensor(found.lam))
     assert torch.equal(torch.as_tensor(model.temperature), torch.as_tensor(found.temperature))
     assert (model.calibration, model.thresholds) == (None, found.thresholds.values)

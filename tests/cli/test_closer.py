@@ -223,7 +223,8 @@ def test_a_picture_that_cannot_be_looked_at_again_is_named(here: Path, capsys: E
     run(capsys, "evaluate", "run", "val.csv", *QUICK, "--save", "val.npz", "--keep-patches")
     Path("3.png").write_bytes(b"no picture")
     words = ("tune", "run", "val.csv", "--scores", "val.npz", "--closer", "48", "--out", "tuned")
-    assert fail(capsys, *words) == "--closer: 1 pictures cannot be looked at again (3.png); mend it"
+    expected = "--closer: 1 pictures cannot be looked at again (3.png); make them readable, or leave --scores out"
+    assert fail(capsys, *words) == expected
 
 
 def test_two_processes_look_closer_as_one(here: Path, capsys: Errors) -> None:

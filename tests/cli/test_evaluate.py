@@ -3,13 +3,11 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
-from PIL import Image
+from evaluate_command import LABELS, Errors, evaluate, fail, make_run, save, score, write_photos
 from together import run_together, run_verb
 
 from pivotpatch.cli.main import main
@@ -17,62 +15,19 @@ from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import average_precision, precision_recall
 from pivotpatch.core.policies import PerLabel, PriorMatched
 from pivotpatch.data.address import open_records
-from pivotpatch.data.loading import make_loader
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.score_file import read_scores
-from pivotpatch.inference.scores import Scores
-from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
+from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.training.config import load_config
-from pivotpatch.training.folder import RunFolder
-
-SIZE = 32
-LABELS = ("cat", "dog", "fish")
-Errors = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of 21 pictures and their table, of which evaluation does not ask for all labels."""
+    """A folder of pictures and their table."""
     monkeypatch.chdir(tmp_path)
-    generator = np.random.default_rng(0)
-    rows = []
-    for place in range(21):
-        Image.fromarray(generator.integers(0, 256, (80, 70, 3), dtype=np.uint8)).save(f"{place}.png")
-        names = [name for name in (*LABELS, "horse") if generator.random() < 0.5]
-        rows.append(f"{place}.png,{'|'.join(names)}\n")
-    Path("photos.csv").write_text("image,labels\n" + "".join(rows))
+    write_photos()
     return tmp_path
-
-
-def save(folder: str, kind: type[Classifier] = PatchClassifier) -> Classifier:
-    """A checkpoint of a network that was never trained."""
-    torch.manual_seed(0)
-    model = kind("test_vit", LABELS, image_size=SIZE).eval()
-    save_checkpoint(model, folder, overwrite=True)
-    return model
-
-
-def score(model: Classifier | PatchInference, *, size: int = SIZE) -> Scores:
-    records = open_records("table:photos.csv").keep_labels(LABELS)
-    loader = make_loader(records, size=(size, size), batch_size=5, every_batch=True)
-    return score_pictures(model, loader, accelerator=Accelerator(cpu=True), keep_patches=True)
-
-
-def evaluate(capsys: Errors, *words: str) -> dict[str, Any]:
-    assert main(["evaluate", *words, "--json"]) == 0
-    content: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return content
-
-
-def fail(capsys: Errors, *words: str) -> str:
-    """The one line that a mistake is told in."""
-    assert main(["evaluate", *words]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err.splitlines()[-1].removeprefix("pivotpatch: ")
 
 
 def test_a_checkpoint_is_measured_as_its_scores_are(here: Path, capsys: Errors) -> None:
@@ -125,18 +80,6 @@ def test_pat_i_goes_around_an_ordinary_network(here: Path, capsys: Errors) -> No
     assert (found.lam, found.temperature) == (0.5, 0.7)
     for kind, logits in expected.logits.items():
         torch.testing.assert_close(found.logits[kind], logits, rtol=1e-4, atol=1e-4)
-
-
-def make_run(*, best: bool = True) -> Classifier:
-    """The folder of a run, as training leaves it."""
-    Path("train.csv").write_text("image,labels\n0.png,cat\n1.png,cat|dog\n2.png,cat|fish\n3.png,dog\n")
-    model = save("model")
-    folder = RunFolder(Path("run"), load_config(None, ["data.train=table:train.csv", "data.val_fraction=0"]))
-    folder.create()
-    if best:
-        folder.save_best(model)
-    folder.close()
-    return model
 
 
 def test_the_best_network_of_a_run_and_the_priors_of_its_training(here: Path, capsys: Errors) -> None:
@@ -265,61 +208,6 @@ def test_scores_without_a_broken_picture_go_on_to_be_used(here: Path, capsys: Er
     assert "31 pictures of table:typo.csv have no scores (4.png, 30.png, 31.png and 28 more); score" in fail(
         capsys, "s.parquet", "typo.csv"
     )
-
-
-def forget(label: str) -> None:
-    """Write a table of the same pictures that does not know a label."""
-    rows = [row.split(",") for row in Path("photos.csv").read_text().splitlines()[1:]]
-    kept = [f"{name},{'|'.join(each for each in labels.split('|') if each != label)}\n" for name, labels in rows]
-    Path("few.csv").write_text("image,labels\n" + "".join(kept))
-
-
-def test_the_labels_that_network_and_pictures_have_in_common_are_judged(here: Path, capsys: Errors) -> None:
-    model, words = make_run(), ("--workers", "0", "--resamples", "20")
-    whole = evaluate(capsys, "run", "photos.csv", *words, "--save", "whole.npz", "--keep-patches")
-    forget("dog")
-    command = ["evaluate", "run", "few.csv", *words, "--json", "--save", "few.npz", "--keep-patches"]
-    assert main(command) == 0
-    captured = capsys.readouterr()
-    line = "judging 2 of 3 labels: cat, fish; not in table:few.csv: dog; not known to the network: horse"
-    assert captured.err.splitlines() == [line, "score: 1 of 1", "wrote few.npz"]
-    found = json.loads(captured.out)
-    assert found["labels"] == ["cat", "fish"]
-    for kind, each in found["kinds"].items():
-        expected = whole["kinds"][kind]
-        assert each["precision"]["per_label"] == [expected["precision"]["per_label"][place] for place in (0, 2)]
-        assert each["decided"]["recall"] == [expected["decided"]["recall"][place] for place in (0, 2)]
-    assert main(["evaluate", "whole.npz", "few.csv", "--resamples", "20", "--json"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err.splitlines() == [line.replace("the network", "whole.npz")]
-    again = json.loads(captured.out)
-    assert {**again, "evaluated": found["evaluated"]} == found
-    kept, expected = read_scores("few.npz").patch_logits, score(model).patch_logits
-    assert expected is not None
-    torch.testing.assert_close(kept, expected[..., [0, 2]], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("policy", ["fitted", "prior", "prior:train.csv"])
-def test_rules_of_a_network_decide_about_the_labels_that_are_judged(policy: str, here: Path, capsys: Errors) -> None:
-    model = make_run()
-    model.thresholds = (0.4, 0.45, 0.6)
-    model.calibration = Calibration("tde", "platt", (3.0, 2.0, 1.0), (0.1, 0.0, -0.1))
-    save_checkpoint(model, "run/best", overwrite=True)
-    forget("cat")
-    words = ("--workers", "0", "--resamples", "0", "--policy", policy)
-    whole, few = (evaluate(capsys, "run", data, *words)["kinds"]["tde"] for data in ("photos.csv", "few.csv"))
-    for measure in ("precision", "recall"):
-        assert few["decided"][measure] == whole["decided"][measure][1:]
-
-
-def test_two_processes_tell_once_what_is_judged(here: Path) -> None:
-    save("model")
-    forget("dog")
-    words = ["evaluate", "model", "few.csv", "--workers", "0", "--resamples", "0"]
-    first, second = run_together(run_verb, words)
-    assert first.err.count("judging 2 of 3 labels") == 1
-    assert "21 pictures, 2 labels" in first.out
-    assert (second.status, second.out, second.err) == (0, "", "")
 
 
 def test_a_network_trained_on_patches_alone_is_judged_by_its_patches(here: Path, capsys: Errors) -> None:

@@ -171,14 +171,14 @@ def score_source(
     return Scored(scores, dict(sorted(not_read.items())))
 
 
-def check_closer(model: "Classifier", size: int) -> float:
-    """What a closer look costs, in passes over an image; refuses one that a network cannot take."""
+def check_closer(model: "Classifier", size: int) -> None:
+    """Refuse a closer look that a network cannot take."""
     from pivotpatch.models.patch_classifier import PatchClassifier
 
     if not isinstance(model, PatchClassifier) or model.patch_only:
         raise InputError("--closer", "the network was not trained on images and patches (PAT-T)", "leave it out")
     try:
-        return model.closer_cost(size)
+        model.closer_cost(size)
     except InputError as error:
         raise InputError("--closer", *error.parts[1:]) from None
 

@@ -98,7 +98,8 @@ def run_tune(args: argparse.Namespace) -> int:
     closer_size = getattr(model, "closer_size", None) if args.closer is None else args.closer or None
     if args.calibration == "none":  # then no effort is fitted
         closer_size = None
-    cost = None if closer_size is None else check_closer(model, closer_size)
+    if closer_size is not None:
+        check_closer(model, closer_size)
     records = open_tuning_pictures(source, args.words, scored=args.scores is not None)
     from pivotpatch.training.processes import join_processes
 
@@ -106,9 +107,7 @@ def run_tune(args: argparse.Namespace) -> int:
     folder = _claim(source, args.out) if state.is_main_process else None
     try:
         scored = Scored(_read(source, records, args.scores), {}) if args.scores else _score(source, records)
-        closer = None
-        if closer_size is not None and cost is not None:
-            closer = _look_closer(source, records, scored.scores, size=closer_size, cost=cost)
+        closer = None if closer_size is None else _look_closer(source, records, scored.scores, size=closer_size)
         if state.is_main_process:
             _finish(source, scored, closer, folder, args)
     finally:
@@ -181,14 +180,14 @@ def _are_same(one: "float | Tensor", other: "float | Tensor") -> bool:
     return bool((torch.as_tensor(one) == torch.as_tensor(other)).all())
 
 
-def _look_closer(
-    source: Source, records: "RecordSet | None", scores: "Scores", *, size: int, cost: float
-) -> "CloserLook":
+def _look_closer(source: Source, records: "RecordSet | None", scores: "Scores", *, size: int) -> "CloserLook":
     """The same pictures, seen closer."""
     import torch
 
     from pivotpatch.inference.adaptive import CloserLook
+    from pivotpatch.models.patch_classifier import PatchClassifier
 
+    assert isinstance(source.model, PatchClassifier)
     if records is None:
         todo = "name them after the network too, or give --closer 0 to look at patches"
         raise InputError("--closer", "a file of scores alone shows no pictures to look at again", todo)
@@ -196,10 +195,10 @@ def _look_closer(
     rows = {name: row for row, name in enumerate(again.pictures)}
     missing = [name for name in scores.pictures if name not in rows]
     if missing:
-        raise InputError(
-            "--closer", f"{len(missing)} pictures cannot be looked at again ({shorten(missing)})", "mend it"
-        )
-    return CloserLook(size, cost, again.select(torch.tensor([rows[name] for name in scores.pictures])))
+        wrong = f"{len(missing)} pictures cannot be looked at again ({shorten(missing)})"
+        raise InputError("--closer", wrong, "make them readable, or leave --scores out")
+    order = torch.tensor([rows[name] for name in scores.pictures])
+    return CloserLook(size, source.model.closer_cost(size), again.select(order))
 
 
 def _score(source: Source, records: "RecordSet | None", *, closer_size: int | None = None) -> Scored:
