@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 from recording import describe_machine, write_json
-from rewrites import rewrite_channels, rewrite_pool, rewrite_stem
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from training import LABELS, Clock, forget, make_floor_step
 
 from pivotpatch import PatchClassifier
+from pivotpatch.models.rewrites import REWRITES, rewrite_channels, rewrite_norms, rewrite_pool, rewrite_stem
 from pivotpatch.training.processes import own_settings
 
 
@@ -46,7 +46,7 @@ class Variant:
         cudnn_benchmark: whether cuDNN chooses its kernels by trial.
         half_patches: whether patches are seen at half the side of the image.
         checkpointing: whether the backbone's blocks are computed again on the way back.
-        rewrites: what is done to the network before, of `rewrites.py`.
+        rewrites: what is done to the network before, of `pivotpatch.models.rewrites`; training does all.
     """
 
     compiler: Mapping[str, Any] | None = field(default_factory=dict)
@@ -62,6 +62,16 @@ class Variant:
 VARIANTS = {
     "eager": Variant(None),
     "compile": Variant(),
+    "stem": Variant(rewrites=(rewrite_stem,)),
+    "pool": Variant(rewrites=(rewrite_pool,)),
+    "norms": Variant(rewrites=(rewrite_norms,)),
+    "channels": Variant(rewrites=(rewrite_channels,)),
+    "rewritten": Variant(rewrites=REWRITES),
+    "tuned": Variant({"options": {"max_autotune_pointwise": True}}, rewrites=REWRITES),
+    "coordinate-descent": Variant({"options": {"coordinate_descent_tuning": True}}, rewrites=REWRITES),
+    "cudagraphs": Variant({"mode": "reduce-overhead"}),
+    "conv1x1-as-product": Variant({"options": {"conv_1x1_as_mm": True}}),
+    "max-autotune": Variant({"mode": "max-autotune-no-cudagraphs"}),
     "half-batch": Variant(batch=0.5),
     "double-batch": Variant(batch=2),
     "quadruple-batch": Variant(batch=4),
@@ -70,14 +80,6 @@ VARIANTS = {
     "fp16": Variant(dtype=torch.float16),
     "nchw": Variant(channels_last=False),
     "benchmark-off": Variant(cudnn_benchmark=False),
-    "cudagraphs": Variant({"mode": "reduce-overhead"}),
-    "stem": Variant(rewrites=(rewrite_stem,)),
-    "pool": Variant(rewrites=(rewrite_pool,)),
-    "stem-pool": Variant(rewrites=(rewrite_stem, rewrite_pool)),
-    "channels": Variant(rewrites=(rewrite_channels,)),
-    "conv1x1-as-product": Variant({"options": {"conv_1x1_as_mm": True}}),
-    "coordinate-descent": Variant({"options": {"coordinate_descent_tuning": True}}),
-    "max-autotune": Variant({"mode": "max-autotune-no-cudagraphs"}),
 }
 
 

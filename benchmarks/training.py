@@ -7,8 +7,8 @@ Three ways, one after the other, on the same generated JPEG files (640 x 480):
 - published: five views of a sample through PIL in workers, NCHW, fp16 autocast with a scaled loss, an average of the
   weights tensor by tensor, and a look at the loss after each step;
 - ours: the project's loader, step and average, as `pivotpatch train` takes them;
-- floor: forward and backward of the same compiled network on views of some of those pictures that lie on the device,
-  nothing else.
+- floor: forward and backward of the same network, compiled and rewritten as ours, on views of some of those pictures
+  that lie on the device, nothing else.
 
 On a machine without a GPU it runs too (bfloat16 and fp16 are then left out), for a trial: give --size 64.
 """
@@ -33,6 +33,7 @@ from torch import Tensor
 from pivotpatch import AsymmetricLoss, PatchClassifier
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.data.augment import Views
+from pivotpatch.models.rewrites import quicken_training
 
 LABELS = 80
 WARM = 8  # steps before the clock starts
@@ -318,6 +319,8 @@ def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, dev
     from pivotpatch.training.processes import own_settings
 
     model = make_network(backbone, args.size).to(device)
+    if device.type == "cuda":
+        quicken_training(model)
     chosen = itertools.islice(itertools.cycle(paths), args.batch)
     pixels = np.stack([decode_image(path, size=(args.size, args.size)) for path in chosen])
     views = make_network_views(model, torch.from_numpy(pixels).permute(0, 3, 1, 2).to(device))

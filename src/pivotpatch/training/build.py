@@ -28,6 +28,7 @@ from pivotpatch.models.classifier import (
 )
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.relabel import load_relabelled
+from pivotpatch.models.rewrites import quicken_training
 from pivotpatch.training.config import ModelSection, RunConfig, TaskSection
 from pivotpatch.training.optimiser import WeightAverage, make_average, make_optimiser
 from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageTask, make_loss
@@ -117,8 +118,11 @@ def build_run(
     task = make_task(model.to(accelerator.device).train(), config)
     step_module: nn.Module = accelerator.prepare_model(task) if accelerator.num_processes > 1 else task
     average = make_average(task.model, config.ema)  # not before, for the wrapper may move the weights
+    optimiser = make_optimiser(task.model, config.optimiser)
     if config.precision.compile:
         step_module.compile(dynamic=False)
+        if accelerator.device.type == "cuda":  # last, for it keeps the names of weights, but not the types of layers
+            quicken_training(task.model)
     return Run(
         config=config,
         accelerator=accelerator,
@@ -131,7 +135,7 @@ def build_run(
         task=task,
         step_module=step_module,
         average=average,
-        optimiser=make_optimiser(task.model, config.optimiser),
+        optimiser=optimiser,
         policy=AugmentPolicy(**config.augment.model_dump()),
         dtype=choose_dtype(config, accelerator.device),
     )
