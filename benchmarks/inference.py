@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from recording import describe_machine, write_json
 from torch import Tensor
+from training import profile
 
 from pivotpatch import PatchClassifier
 from pivotpatch.core.adaptive import Adaptive
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="batches that are timed, after 3 that are not")
     parser.add_argument("--effort", type=float, default=0.375, help="share of pictures with patches (0.375)")
     parser.add_argument("--trial", action="store_true", help="let cuDNN choose its kernels by trial, in all ways")
+    parser.add_argument("--profile", type=Path, help="write a table of each way's kernels here")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -101,7 +103,10 @@ def measure(way: str, backbone: str, args: argparse.Namespace, *, device: torch.
         began = _now(device)
         for _ in range(args.rounds):
             run(pictures)
-        return float(args.rounds * args.batch / (_now(device) - began))
+        speed = float(args.rounds * args.batch / (_now(device) - began))
+        if args.profile is not None:
+            profile(lambda: run(pictures), args.profile.with_stem(f"{args.profile.stem}-{backbone}-{way}"))
+        return speed
 
 
 def _now(device: torch.device) -> float:

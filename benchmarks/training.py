@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help=f"steps that are timed, after {WARM} that are not")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of our configuration")
     parser.add_argument("--sections", action="store_true", help="tell the time of each section of a step, too")
-    parser.add_argument("--profile", type=Path, help="write a table of our step's kernels here")
+    parser.add_argument("--profile", type=Path, help="write tables of the kernels of our step and of the floor here")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -298,7 +298,7 @@ def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, devi
     return speed
 
 
-def profile(step: Callable[[], None], path: Path) -> None:
+def profile(step: Callable[[], object], path: Path) -> None:
     """Write where the time of a few steps goes."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -332,6 +332,8 @@ def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, dev
             for _ in range(LOOKED_AT):
                 step(None, watch=clock)
             speed = speed._replace(sections=clock.read(steps=LOOKED_AT))
+        if args.profile is not None:
+            profile(lambda: step(None), args.profile.with_stem(f"{args.profile.stem}-{backbone}-floor"))
     return speed
 
 

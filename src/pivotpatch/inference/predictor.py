@@ -22,6 +22,7 @@ from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.folding import fold_norms
 from pivotpatch.models.fusing import fuse_activations
+from pivotpatch.models.rewrites import quicken_inference
 
 EXPORTED = (".onnx", ".pt2")
 """How the names of exported networks end."""
@@ -189,6 +190,7 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
     if fold and isinstance(model, SharedClassifier):
         backbone = fold_norms(model.backbone, side=model.preprocessing.image_size)
         if device.type == "cuda":
+            quicken_inference(backbone)
             backbone.network = fuse_activations(backbone.network)
             for part in backbone.modules():
                 if type(part) is nn.Conv2d:  # not one that makes its weights anew at every look

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from pivotpatch.models.rewrites import FoldedPixels
+
 
 class FusedConvolution(nn.Module):
     """max(0, convolution(x) + z)."""
@@ -39,6 +41,12 @@ class FusedConvolution(nn.Module):
         return (x.shape[0], held.out_channels, *sides)
 
 
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Folding looks at sizes, which tracing does not know."""
+        return isinstance(m, FoldedPixels) or super().is_leaf_module(m, module_qualified_name)
+
+
 def fuse_activations(network: nn.Module) -> nn.Module:
     """A network for inference whose convolutions take in the ReLU behind them, and a sum that stands between.
 
@@ -48,7 +56,7 @@ def fuse_activations(network: nn.Module) -> nn.Module:
     Args:
         network: a timm model in evaluation mode, its batch norms folded (`fold_norms`), for they would stand between.
     """
-    tracer = fx.Tracer()
+    tracer = _Tracer()
     tracer.traced_func_name = "forward_features"
     try:
         graph = tracer.trace(network)

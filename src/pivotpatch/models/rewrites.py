@@ -1,19 +1,52 @@
-"""Parts of a network computed in another way that a GPU does faster in training: same weights, same names, same result.
+"""Parts of a network computed in another way that a GPU does faster, with the same result.
 
-Each was slow for a reason of its own in a profile of compiled training (docs/performance.md): a first convolution over
-three channels has products with short rows, the compiler's own way back of a maximum reads its input many times over,
-its statistics of a batch norm divide for every pixel, and cuDNN copies what has no multiple of 8 channels.
+Each was slow for a reason of its own in a profile of training (docs/performance.md): a first convolution over three
+channels has products with short rows, the compiler's own way back of a maximum reads everything four times, its
+statistics of a batch norm divide for every pixel, and cuDNN copies what has no multiple of 8 channels.
+
+For training (`quicken_training`) a network keeps its weights and their names; for inference (`quicken_inference`) new
+weights are computed from them once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
+from timm.layers import BatchNormAct2d, BlurPool2d
 from timm.models.tresnet import TResNet
 from torch import Tensor, nn
 from torch.nn import functional
 
 _STEM_CHANNELS = 16  # of what the first convolution is given: tensor cores like multiples of 8
+
+
+class FoldedPixels(nn.Module):
+    """Every two rows and columns of an image as channels, with the border that a stem wants."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Of images (B,3,H,W); odd ones get a row or column of zeros, which the border would have had anyway.
+
+        Returns:
+            (B,16,h + 3,w + 3) for h and w of half the side, 4 of the channels zero, in memory order B, H, W, C.
+        """
+        height, width = images.shape[2:]
+        if height % 2 or width % 2:
+            images = functional.pad(images, (0, width % 2, 0, height % 2))
+        batch, height, width = len(images), images.shape[2] // 2, images.shape[3] // 2
+        kind = images.device.type  # written once, into the order and dtype that the convolution takes
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else images.dtype
+        folded = images.new_zeros(batch, height + 3, width + 3, _STEM_CHANNELS, dtype=dtype)
+        inner = folded[:, 2:-1, 2:-1, :12].unflatten(3, (3, 2, 2))
+        inner.copy_(images.reshape(batch, 3, height, 2, width, 2).permute(0, 2, 4, 1, 3, 5))
+        return folded.permute(0, 3, 1, 2)
+
+
+def fold_weight(weight: Tensor) -> Tensor:
+    """The weight (O,3,7,7) of a stem as that (O,16,4,4) of a convolution over folded pixels."""
+    weight = functional.pad(weight, (1, 0, 1, 0))  # 8 x 8: the kernel begins a pixel earlier, with zeros
+    weight = weight.reshape(-1, 3, 4, 2, 4, 2).permute(0, 1, 3, 5, 2, 4).reshape(-1, 12, 4, 4)
+    return functional.pad(weight, (0, 0, 0, 0, 0, _STEM_CHANNELS - 12))
 
 
 class FoldedStem(nn.Module):
@@ -26,73 +59,11 @@ class FoldedStem(nn.Module):
     def __init__(self, convolution: nn.Conv2d) -> None:
         """Take a convolution's weights."""
         super().__init__()
-        self.weight = convolution.weight
+        self.fold, self.weight = FoldedPixels(), convolution.weight
 
     def forward(self, images: Tensor) -> Tensor:
         """Of images (B,3,H,W)."""
-        batch, _, height, width = images.shape
-        if height % 2 or width % 2:
-            return functional.conv2d(images, self.weight, stride=2, padding=3)
-        pixels = images.reshape(batch, 3, height // 2, 2, width // 2, 2).permute(0, 1, 3, 5, 2, 4)
-        pixels = pixels.reshape(batch, 12, height // 2, width // 2)
-        pixels = functional.pad(pixels, (2, 1, 2, 1, 0, _STEM_CHANNELS - 12))
-        weight = functional.pad(self.weight, (1, 0, 1, 0))  # 8 x 8: the kernel begins a pixel earlier, with zeros
-        weight = weight.reshape(-1, 3, 4, 2, 4, 2).permute(0, 1, 3, 5, 2, 4).reshape(-1, 12, 4, 4)
-        weight = functional.pad(weight, (0, 0, 0, 0, 0, _STEM_CHANNELS - 12))
-        return functional.conv2d(pixels.contiguous(memory_format=torch.channels_last), weight)
-
-
-@torch.library.custom_op("pivotpatch::pool_forward", mutates_args=())
-def pool_forward(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Torch's own maximum of 3 x 3 with stride 2, opaque to the compiler."""
-    found, places = torch.ops.aten.max_pool2d_with_indices(images, [3, 3], [2, 2], [1, 1])
-    return found, places
-
-
-@pool_forward.register_fake
-def _(images: Tensor) -> tuple[Tensor, Tensor]:
-    batch, channels, height, width = images.shape
-    shape = (batch, channels, (height + 1) // 2, (width + 1) // 2)
-    order = torch.channels_last if images.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
-    found = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=order)
-    return found, torch.empty(shape, dtype=torch.int64, device=images.device, memory_format=order)
-
-
-@torch.library.custom_op("pivotpatch::pool_backward", mutates_args=())
-def pool_backward(gradient: Tensor, images: Tensor, places: Tensor) -> Tensor:
-    """Its way back."""
-    gradient = gradient.contiguous(memory_format=torch.channels_last)
-    back: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-        gradient, images, [3, 3], [2, 2], [1, 1], [1, 1], False, places
-    )
-    return back
-
-
-@pool_backward.register_fake
-def _(gradient: Tensor, images: Tensor, places: Tensor) -> Tensor:  # noqa: ARG001
-    return torch.empty_like(images)
-
-
-def _remember(ctx: Any, inputs: Sequence[Tensor], output: Sequence[Tensor]) -> None:
-    ctx.save_for_backward(inputs[0], output[1])
-
-
-def _go_back(ctx: Any, gradient: Tensor, _places: Tensor) -> Tensor:
-    images, places = ctx.saved_tensors
-    back: Tensor = pool_backward(gradient, images, places)
-    return back
-
-
-pool_forward.register_autograd(_go_back, setup_context=_remember)
-
-
-class OpaquePool(nn.Module):
-    """A maximum of 3 x 3 pixels with stride 2 by torch's kernels, where the compiler would write its own."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Of images (B,C,H,W)."""
-        found: Tensor = pool_forward(images)[0]
-        return found
+        return functional.conv2d(self.fold(images), fold_weight(self.weight))
 
 
 class _NormBySums(torch.autograd.Function):
@@ -114,7 +85,7 @@ class _NormBySums(torch.autograd.Function):
         return out.to(x.dtype), mean, variance
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
         back = torch.ops.aten.native_batch_norm_backward(
             gradients[0], x, weight, None, None, mean, scale, True, ctx.eps, [True, True, True]
@@ -148,7 +119,8 @@ class QuickNorm(nn.Module):
         self.weight, self.bias = norm.weight, norm.bias
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(norm, name))
-        self.eps, self.momentum, self.act = norm.eps, norm.momentum, getattr(norm, "act", nn.Identity())
+        self.eps, self.act = norm.eps, getattr(norm, "act", nn.Identity())
+        self.momentum: float = 0.1 if norm.momentum is None else norm.momentum
 
     def forward(self, images: Tensor) -> Tensor:
         """Of images (B,C,H,W)."""
@@ -189,12 +161,14 @@ class PaddedConvolution(nn.Module):
 
 def rewrite_stem(network: nn.Module) -> None:
     """Fold a ResNet's first convolution."""
-    _replace(network, lambda child: FoldedStem(child) if _is_stem(child) else None)
+    _replace(network, lambda child: FoldedStem(child) if _is_stem(child) and child.bias is None else None)
 
 
 def rewrite_pool(network: nn.Module) -> None:
-    """Let torch's own kernels take a ResNet's maximum."""
-    _replace(network, lambda child: OpaquePool() if _is_pool(child) else None)
+    """Take a ResNet's maximum by kernels of our own; needs Triton."""
+    from pivotpatch.models.pooling import QuickPool
+
+    _replace(network, lambda child: QuickPool() if _is_pool(child) else None)
 
 
 def rewrite_norms(network: nn.Module) -> None:
@@ -209,9 +183,13 @@ def rewrite_channels(network: nn.Module) -> None:
             continue
         _replace(part, lambda child: PaddedConvolution(child) if _is_odd(child) else None)
         _replace(part, lambda child: QuickNorm(child) if _is_norm(child) and child.num_features % 8 else None)
-        for blur in part.modules():
-            if type(blur).__name__ == "BlurPool2d":
-                blur.channels = _round_up(blur.channels)
+        _pad_blurs(part)
+
+
+def _pad_blurs(network: nn.Module) -> None:
+    for blur in network.modules():
+        if isinstance(blur, BlurPool2d) and blur.channels is not None:
+            blur.channels = _round_up(blur.channels)
 
 
 REWRITES = (rewrite_stem, rewrite_pool, rewrite_channels, rewrite_norms)
@@ -223,7 +201,37 @@ def quicken_training(network: nn.Module) -> None:
         rewrite(network)
 
 
-def _replace(network: nn.Module, make: Any) -> None:
+def quicken_inference(network: nn.Module) -> None:
+    """The same for a network in evaluation mode whose batch norms are folded; its weights are computed anew."""
+    _replace(network, lambda child: _fold_stem(child) if _is_stem(child) else None)
+    for part in network.modules():
+        if isinstance(part, TResNet) and not any(map(_is_norm, part.modules())):
+            _replace(part, lambda child: _pad_convolution(child) if _is_odd(child) else None)
+            _pad_blurs(part)
+
+
+def _fold_stem(convolution: nn.Conv2d) -> nn.Sequential:
+    folded = nn.Conv2d(_STEM_CHANNELS, convolution.out_channels, 4)
+    folded.weight, folded.bias = _freeze(fold_weight(convolution.weight)), convolution.bias
+    return nn.Sequential(FoldedPixels(), folded)
+
+
+def _pad_convolution(convolution: nn.Conv2d) -> nn.Conv2d:
+    padded = copy(convolution)
+    padded._parameters = dict(convolution._parameters)  # else the copy would change the weights of both
+    padded.in_channels, padded.out_channels = _round_up(padded.in_channels), _round_up(padded.out_channels)
+    missing = padded.in_channels - convolution.in_channels
+    padded.weight = _freeze(functional.pad(_pad(convolution.weight, padded.out_channels), (0, 0, 0, 0, 0, missing)))
+    if convolution.bias is not None:
+        padded.bias = _freeze(_pad(convolution.bias, padded.out_channels))
+    return padded
+
+
+def _freeze(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight.detach(), requires_grad=False)
+
+
+def _replace(network: nn.Module, make: Callable[[Any], nn.Module | None]) -> None:
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             made = make(child)
@@ -232,7 +240,7 @@ def _replace(network: nn.Module, make: Any) -> None:
 
 
 def _is_stem(child: nn.Module) -> bool:
-    if type(child) is not nn.Conv2d or child.bias is not None or child.padding_mode != "zeros":
+    if type(child) is not nn.Conv2d or child.padding_mode != "zeros":
         return False
     shape = (child.in_channels, child.groups, child.kernel_size, child.stride, child.padding, child.dilation)
     return shape == (3, 1, (7, 7), (2, 2), (3, 3), (1, 1))
@@ -245,8 +253,9 @@ def _is_pool(child: nn.Module) -> bool:
 
 
 def _is_norm(child: nn.Module) -> bool:
-    known = type(child) is nn.BatchNorm2d or type(child).__name__ == "BatchNormAct2d"
-    return known and child.affine and child.track_running_stats and child.momentum is not None
+    if not (isinstance(child, nn.BatchNorm2d) and type(child) in (nn.BatchNorm2d, BatchNormAct2d)):
+        return False
+    return child.affine and child.track_running_stats and child.momentum is not None
 
 
 def _is_odd(child: nn.Module) -> bool:
