@@ -34,6 +34,7 @@ from pivotpatch import AsymmetricLoss, PatchClassifier
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.data.augment import Views
 from pivotpatch.models.rewrites import quicken_training
+from pivotpatch.training.task import PatchTask
 
 LABELS = 80
 WARM = 8  # steps before the clock starts
@@ -357,27 +358,19 @@ def make_floor_step(
         views: of `batch` samples; random ones by default.
     """
     order = torch.channels_last if channels_last else torch.contiguous_format
-    model = model.to(memory_format=order).train()
+    task = PatchTask(model.to(memory_format=order).train(), AsymmetricLoss())
     device, size = next(model.parameters()).device, model.preprocessing.image_size
     small = model.patch_size or size
-    loss = AsymmetricLoss()
     if views is None:
-        image = torch.randn(batch, 3, size, size, device=device).contiguous(memory_format=order)
+        image = torch.randn(batch, 3, size, size, device=device)
         views = Views(image, torch.randn(batch, model.grid**2, 3, small, small, device=device))
-    image, patches, _ = views
     target = (torch.rand(batch, len(model.labels), device=device) < 0.04).float()
-
-    def compute(image: Tensor, patches: Tensor, target: Tensor) -> Tensor:
-        out = model.forward_views(image, patches)
-        cost: Tensor = loss(out.image_logits, target) + loss(out.pooled_logits, target)
-        return cost
-
     if compiler is not None:
-        compute = torch.compile(compute, dynamic=False, **compiler)
+        task.compile(dynamic=False, **compiler)
 
     def step(_nothing: None, *, watch: Callable[[str], Any] = torch.profiler.record_function) -> Tensor:
         with watch("forward"), torch.autocast(device.type, dtype, enabled=device.type == "cuda"):
-            cost = compute(image, patches, target)
+            cost: Tensor = task(views, target).total
         with watch("backward"):
             cost.backward()
         for weight in model.parameters():
