@@ -83,11 +83,12 @@ def make_ways(args: argparse.Namespace, folder: Path) -> dict[str, Way]:
         raise SystemExit(f"{args.model} has no patches, so that there is nothing to compare")
     model, size = engine.model, (engine.picture_size, engine.picture_size)
     aim_efforts(model, paths)
+    again = model.patch_cost if model.closer_size is None else model.closer_cost(model.closer_size)
     export_onnx(model, folder / "network.onnx")
     engines = {
         "plain": (TorchEngine(model, effort=0), 1.0),
         "PAT": (engine, 1 + model.patch_cost),
-        **{f"effort {e:g}": (TorchEngine(model, effort=e), 1 + e * model.patch_cost) for e in args.efforts},
+        **{f"effort {e:g}": (TorchEngine(model, effort=e), 1 + e * again) for e in args.efforts},
         "PAT, ONNX Runtime": (Predictor.load(folder / "network.onnx").engine, 1 + model.patch_cost),
     }
     ways = {"reading alone": Way(lambda: [decode_image(path, size=size) for path in paths], 0.0)}

@@ -17,6 +17,7 @@ from PIL import Image
 from together import run_together, run_verb
 
 from pivotpatch.cli.main import main
+from pivotpatch.cli.predict import digest_engine
 from pivotpatch.inference.predictor import Predictor
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
@@ -226,6 +227,19 @@ def test_another_network_of_the_same_name_does_not_go_on(here: Path, capsys: Err
     Path("tags.csv.parts/settings.json").write_text(json.dumps(settings))
     save_checkpoint(PatchClassifier("test_resnet", LABELS, image_size=64), "model", overwrite=True)
     assert fail(capsys, "photos", "--out", "tags.csv").startswith("tags.csv.parts: it was begun with other weights (")
+
+
+def test_one_network_is_the_same_however_a_device_wants_it(here: Path) -> None:
+    def digest(*, fold: bool = True) -> str:
+        return digest_engine(Predictor.load("model", device="cpu", fold=fold).engine, "model")
+
+    before = digest()
+    assert digest(fold=False) == before
+    other = load_checkpoint("model")
+    with torch.no_grad():
+        next(weight for name, weight in other.named_parameters() if name.startswith("head.")).add_(1e-3)
+    save_checkpoint(other, "model", overwrite=True)
+    assert digest() != before
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,7 @@ def test_a_threshold_for_all_is_the_one_that_is_told(capsys: pytest.CaptureFixtu
     assert re.search(r"the most probable is horse with 0\.[3-6]\d, given above 0\.7\n", capsys.readouterr().out)
 
 
-def test_the_table_tells_the_share_of_the_pivot_patch(
-    predictor: Predictor, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_tells_the_share_of_the_pivot_patch(predictor: Predictor, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(PHOTOGRAPHS / "coffee.png")]) == 0
     shares = [int(share) for share in re.findall(r"(?:top|bottom) (?:left|right) (\d+)%", capsys.readouterr().out)]
     assert len(shares) == len(predictor(PHOTOGRAPHS / "coffee.png").tags) > 1

@@ -111,6 +111,9 @@ def test_effort_shows_cost_and_mean_and_marks_most_of_the_gain() -> None:
     assert texts(figure) == ["90 % of the gain", "effort 0.67: 3.00 passes"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["image alone: 60.0", "all patches: 70.0"]
     assert render(figure).startswith(b"\x89PNG")
+    apart, last = plot_effort(EffortCurve(points, closer=True)).axes[0].lines[:2]
+    assert np.asarray(apart.get_xdata()).tolist() == [1, 2, 3]
+    assert np.asarray(last.get_xdata()).tolist() == [4]
     nothing = plot_effort(EffortCurve(points[::-1]))  # patches that harm have no gain to keep
     assert len(nothing.axes[0].lines) == 1
     assert render(nothing).startswith(b"\x89PNG")

@@ -227,7 +227,7 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
             args.out,
             rule=rule,
             all_probs=args.all_probs,
-            note={"model": args.model, "weights": _digest_engine(predictor.engine, args.model), "effort": args.effort},
+            note={"model": args.model, "weights": digest_engine(predictor.engine, args.model), "effort": args.effort},
             share=share,
             overwrite=args.overwrite,
             batch_size=args.batch_size or BULK_BATCH,
@@ -243,8 +243,12 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
     return _finish(tagging, share, as_json=args.json)
 
 
-def _digest_engine(engine: "Engine", model: str) -> str:
-    """Tells networks of the same name apart, by what they are made of."""
+def digest_engine(engine: "Engine", model: str) -> str:
+    """Tells networks of the same name apart, by what they are made of.
+
+    Backbones are left out: each kind of device has them made into what it is fastest with, and no training changes a
+    backbone and not what stands on it.
+    """
     import torch
 
     from pivotpatch.inference.engine import TorchEngine
@@ -256,6 +260,8 @@ def _digest_engine(engine: "Engine", model: str) -> str:
     fitted = engine.thresholds, engine.calibration, engine.adaptive
     content = hashlib.sha256(repr((engine.labels, fitted, mixed)).encode())
     for name, value in engine.model.state_dict().items():
+        if name.startswith(("backbone.", "model.backbone.")):
+            continue
         content.update(name.encode())
         content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return content.hexdigest()

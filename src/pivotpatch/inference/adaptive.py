@@ -74,9 +74,11 @@ class EffortCurve:
 
     Attributes:
         points: of rising effort; the first is 0, the image alone, and the last 1, the patches of every picture.
+        closer: whether the others take a closer look, and not one at the patches.
     """
 
     points: tuple[EffortPoint, ...]
+    closer: bool = False
 
     @property
     def gain(self) -> float:
@@ -151,7 +153,7 @@ def effort_curve(
         )
         for effort, share, order in ranked
     )
-    return EffortCurve(tuple(points))
+    return EffortCurve(tuple(points), closer=closer is not None)
 
 
 def _take_logits(closer: CloserLook, scores: Scores) -> Tensor:

@@ -135,11 +135,14 @@ class TorchEngine:
         """What the network says of pictures (B,3,S,S) uint8, B >= 1, on any device."""
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with evaluating(self.model), torch.inference_mode(), autocast:
-            answers = [self.answer(part) for part in split_for_device(pictures.to(self.device))]
+            pictures = pictures.to(self.device)
+            # Where some are looked at again, they are chosen from all, so that second looks come many at a time, too.
+            parts = (pictures,) if 0 < self.effort < 1 else split_for_device(pictures)
+            answers = [self.answer(part) for part in parts]
             return Answer._make(_join(parts) for parts in zip(*answers, strict=True))
 
     def answer(self, pictures: Tensor) -> Answer:
-        """The same of pictures on the network's device, and nothing besides: a graph that can be exported."""
+        """The same of pictures on the network's device; with effort 1 a graph that can be exported."""
         if self.effort < 1 and isinstance(self.model, PatchClassifier):
             return self._answer_adaptively(self.model, pictures)
         out = score_images(self.model, pictures)
@@ -150,7 +153,8 @@ class TorchEngine:
 
     def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer:
         """The image of every picture, then a second look at those about which it is unsure."""
-        logits = model.forward_images(make_network_views(model, pictures, patches=False).image)
+        views = (make_network_views(model, part, patches=False).image for part in split_for_device(pictures))
+        logits = torch.cat([model.forward_images(image) for image in views])
         probs = self._calibrate(logits) if self.adaptive is None else self.adaptive.calibration.apply(logits)
         if self.effort == 0:
             return Answer(probs, probs)
@@ -158,11 +162,12 @@ class TorchEngine:
         nothing = probs.new_full((len(probs), 1 + self.grid**2, probs.shape[1]), torch.nan)
         parts = probs, probs.clone(), nothing[:, 0], nothing[:, 1:]
         (rows,) = self.adaptive.choose(probs, self.effort).nonzero(as_tuple=True)
-        if len(rows):
-            again = look_again(model, pictures[rows], logits[rows], closer_size=model.closer_size)
+        for some in split_for_device(pictures[rows]) if len(rows) else ():
+            now, rows = rows.split([len(some), len(rows) - len(some)])
+            again = look_again(model, some, logits[now], closer_size=model.closer_size)
             for part, seen in zip(parts, self._mix(again), strict=True):
                 assert seen is not None
-                part[rows] = seen
+                part[now] = seen
         return Answer(*parts)
 
     def _mix(self, out: CounterfactualLogits) -> Answer:
