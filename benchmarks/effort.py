@@ -36,7 +36,8 @@ def main() -> None:
         closer = read_scores(args.closer, like=scores)
         if closer.closer_size is None:
             raise SystemExit(f"{args.closer}: not of a closer look; write it by pivotpatch evaluate --closer PIXELS")
-        again, cost = model.calibration.apply(closer.scaled("tde")), model.closer_cost(closer.closer_size)
+        again = (model.adaptive.again or model.calibration).apply(closer.scaled("tde"))
+        cost = model.closer_cost(closer.closer_size)
     bottom, top = (100 * average_precision(probs, scores.target).mean for probs in (alone, both))
     beside = "" if args.plain is None else "  of the gain over plain"
     print(f"effort  pictures  passes    mAP  of what patches add{beside}")

@@ -195,11 +195,13 @@ def test_a_closer_look_is_mixed_as_the_patches_are_out_of_fold(mixing: Mixing) -
     assert found.effort != plain.effort
     assert plain.effort is not None
     assert found.effort.points[-1] == plain.effort.points[-1]
-    # All else knows of no closer look.
+    # All else knows of no closer look, but for its own calibration.
+    own = fit_calibration(remixed.scaled("tde"), remixed.target, kind="tde", method="platt")
+    assert plain.adaptive is not None
     assert (found.calibration, found.thresholds, found.adaptive) == (
         plain.calibration,
         plain.thresholds,
-        plain.adaptive,
+        replace(plain.adaptive, again=own),
     )
     assert torch.equal(torch.as_tensor(found.lam), torch.as_tensor(plain.lam))
 
@@ -210,7 +212,10 @@ def test_a_closer_look_that_is_the_patches_is_judged_as_they_are() -> None:
     scores = make_scores(LABELS, count=60)
     noise = replace(scores, target=(torch.rand(scores.target.shape, generator=generator) < 0.3).float())
     found = tune(noise, mixing="per-label", calibration="platt", closer=CloserLook(48, 4.0, noise))
-    assert found.effort == tune(noise, mixing="per-label", calibration="platt").effort
+    patches = tune(noise, mixing="per-label", calibration="platt").effort
+    assert found.effort is not None
+    assert patches is not None
+    assert found.effort.points == patches.points
 
 
 def test_a_network_is_told_how_to_look_again() -> None:

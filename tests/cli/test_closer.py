@@ -129,11 +129,11 @@ def test_tune_measures_and_stores_it_and_predict_takes_it(here: Path, capsys: Er
     assert (found["closer_size"], tuned.closer_size, open_network("plain/best").closer_size) == (CLOSER, CLOSER, None)
     # What the parts say, mixed as was fitted.
     assert tuned.adaptive is not None
-    assert tuned.calibration is not None
+    assert tuned.adaptive.again is not None
     alone = tuned.adaptive.calibration.apply(scores.get("image"))
     looked = tuned.adaptive.choose(alone, 0.5)
     assert 8 < looked.sum() < 32
-    both = tuned.calibration.apply(near.remix(lam=tuned.lam, temperature=tuned.temperature).scaled("tde"))
+    both = tuned.adaptive.again.apply(near.remix(lam=tuned.lam, temperature=tuned.temperature).scaled("tde"))
     assert_predicted(capsys, torch.where(looked[:, None], both, alone), looked)
 
 

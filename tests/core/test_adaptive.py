@@ -62,3 +62,5 @@ def test_numbers_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=f"Adaptive: .*{message}"):
         Adaptive(calibration, cutoffs)
+    with pytest.raises(InputError, match="Adaptive: the calibration is of 'image' logits; fit one of tde"):
+        Adaptive(IMAGE, (0.0, 1.0), IMAGE)

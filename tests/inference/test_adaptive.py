@@ -34,7 +34,7 @@ def place_by_hand(
         alone = fit_calibration(image[others], target, kind="image").apply(image).numpy()
         both = torch.sigmoid(again).numpy()
         if method is not None:
-            both = fit_calibration(tde[others], target, kind="tde", method=method).apply(again).numpy()
+            both = fit_calibration(again[others], target, kind="tde", method=method).apply(again).numpy()
         doubt = (alone * (1 - alone)).sum(1)
         seen = doubt >= np.quantile(doubt[others], 1 - effort)
         probs = np.where(seen[:, None], both, alone)

@@ -23,6 +23,7 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 
 SEEN, CLOSER, LOADED = 32, 48, 56
 IMAGE = Calibration("image", "platt", (0.75, 1.5, 1.0), (0.5, 0.0, -1.0))
+AGAIN = Calibration("tde", "platt_per_label", (1.25, 0.5, 2.0), (-0.5, 0.25, 0.0))
 
 
 def make_closer(cutoffs: tuple[float, ...] = (0.0, 1.0), *, head: str = "linear") -> PatchClassifier:
@@ -30,7 +31,7 @@ def make_closer(cutoffs: tuple[float, ...] = (0.0, 1.0), *, head: str = "linear"
     model = make_network(head=head, source_size=LOADED, overlap=0.25)
     assert isinstance(model, PatchClassifier)
     fit_made_up(model)
-    model.adaptive, model.closer_size = Adaptive(IMAGE, cutoffs), CLOSER
+    model.adaptive, model.closer_size = Adaptive(IMAGE, cutoffs, AGAIN), CLOSER
     return model
 
 
@@ -55,8 +56,7 @@ def score_closer(model: PatchClassifier, pixels: Tensor) -> CounterfactualLogits
 
 def mix_by_hand(model: PatchClassifier, pixels: Tensor) -> Answer:
     """What a closer look at every picture gives."""
-    out, lam, fitted = score_closer(model, pixels), model.lam, model.calibration
-    assert fitted is not None
+    out, lam, fitted = score_closer(model, pixels), model.lam, AGAIN
     slope, offset = torch.tensor(fitted.slope), torch.tensor(fitted.offset)
     p, q = out.image_logits, (out.weights * out.patch_logits).sum(dim=1)
     tde, image, patch = (torch.sigmoid(slope * x + offset) for x in ((p + lam * q) / (1 + lam), p, q))
@@ -106,6 +106,16 @@ def test_pictures_in_doubt_get_a_closer_look_and_the_others_the_images_answer() 
     patches = TorchEngine(model, effort=0.5)(pixels)
     assert (patches.probs[looked] - answer.probs[looked]).abs().mean() > 0.02  # another opinion than the patches'
     assert torch.equal(patches.probs[~looked], answer.probs[~looked])
+
+
+def test_a_closer_look_without_a_calibration_of_its_own_has_that_of_the_patches() -> None:
+    model, pixels = make_closer(), make_pictures(4, LOADED, LOADED)
+    assert model.calibration is not None
+    model.adaptive = Adaptive(IMAGE, (0.0, 0.0))
+    plain = TorchEngine(model, effort=0.5)(pixels)
+    model.adaptive = Adaptive(IMAGE, (0.0, 0.0), model.calibration)
+    for value, known in zip(TorchEngine(model, effort=0.5)(pixels), plain, strict=True):
+        torch.testing.assert_close(value, known, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("effort", "passes"), [(1.0, [(20, SEEN)]), (0.0, [(4, SEEN)])])

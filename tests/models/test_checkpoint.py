@@ -46,7 +46,8 @@ def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     model.thresholds = (0.1, 0.2, 0.3)
     model.calibration = Calibration("tde", "platt_per_label", (0.5, 1.0, -2.0), (0.1, 0.0, -3.0))
     image = Calibration("image", "platt_per_label", (0.25, 1.0, 2.0), (1.0, 2.0, 1 / 3))
-    model.adaptive = Adaptive(image, (0.0, 1 / 3, 1 / 3, 0.75))
+    again = Calibration("tde", "platt_per_label", (0.75, 1.0, 1.5), (0.0, -1.0, 1 / 7))
+    model.adaptive = Adaptive(image, (0.0, 1 / 3, 1 / 3, 0.75), again)
     model.preprocessing = replace(model.preprocessing, image_size=96)
     save_checkpoint(model, tmp_path / "deep" / "model")
     state = torch.random.get_rng_state()
@@ -312,6 +313,18 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
         (
             edit_json(lambda d: d.update(adaptive={"calibration": CALIBRATION, "cutoffs": [0.0, 1.0]})),
             "adaptive.calibration.kind is 'tde'",
+        ),
+        (
+            edit_json(lambda d: d.update(adaptive={"calibration": IMAGE, "cutoffs": [0.0, 1.0], "again": IMAGE})),
+            "adaptive.again.kind is 'image'",
+        ),
+        (
+            edit_json(
+                lambda d: d.update(
+                    adaptive={"calibration": IMAGE, "cutoffs": [0.0, 1.0], "again": {**CALIBRATION, "slope": [1.0]}}
+                )
+            ),
+            "1 values of adaptive.again.slope for 3 labels; fit them",
         ),
         (edit_json(lambda d: d.update(adaptive={"calibration": IMAGE})), "lacks adaptive.cutoffs; save the checkpoint"),
         (

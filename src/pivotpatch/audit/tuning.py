@@ -205,11 +205,12 @@ def tune_scores(
     rule = fitter.fit(final.scaled(kind), target)
     adaptive = effort = None
     if kind == "tde" and calibration != NONE:
+        again = None
         if closer is not None:
             again = closer.scores.remix(lam=final.lam, temperature=final.temperature)
             mixed = again.scaled(kind) if choice is None else choice.chosen.mix(closer.scores)
             closer = closer._replace(scores=_put_logits(again, mixed))
-        adaptive = fit_adaptive(final)
+        adaptive = fit_adaptive(final, closer=again, method=chosen)
         effort = effort_curve(
             _put_logits(final, honest), patch_cost=patch_cost, closer=closer, method=chosen, folds=_FOLDS
         )

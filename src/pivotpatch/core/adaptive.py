@@ -42,6 +42,7 @@ class Adaptive:
         calibration: of the image logits. A picture that is not looked at again gets its probabilities, which then can
             be compared with the calibrated ones of those that are.
         cutoffs: quantiles of the uncertainty of validation pictures at even steps from 0 to 1, rising.
+        again: calibration of the TDE logits of a closer look; None where they have that of the patches.
 
     >>> adaptive = Adaptive(Calibration("image", "platt", (1.0,), (0.0,)), (0.0, 0.1, 0.2))
     >>> adaptive.find_cutoff(0.5), adaptive.find_cutoff(0.75)
@@ -50,10 +51,12 @@ class Adaptive:
 
     calibration: Calibration
     cutoffs: tuple[float, ...]
+    again: Calibration | None = None
 
     def __post_init__(self) -> None:
-        if self.calibration.kind != "image":
-            raise InputError("Adaptive", f"the calibration is of {self.calibration.kind!r} logits", "fit one of image")
+        for fitted, kind in ((self.calibration, "image"), (self.again, "tde")):
+            if fitted is not None and fitted.kind != kind:
+                raise InputError("Adaptive", f"the calibration is of {fitted.kind!r} logits", f"fit one of {kind}")
         if len(self.cutoffs) < 2 or list(self.cutoffs) != sorted(self.cutoffs):  # NaN is never sorted
             raise InputError("Adaptive", "cutoffs are no rising quantiles", "fit them again")
         if not all(map(math.isfinite, self.cutoffs)):
@@ -82,4 +85,9 @@ class Adaptive:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Adaptive":
         """What `to_dict` gave, also after JSON has made lists of its tuples."""
-        return cls(Calibration.from_dict(content["calibration"]), tuple(content["cutoffs"]))
+        again = content.get("again")
+        return cls(
+            Calibration.from_dict(content["calibration"]),
+            tuple(content["cutoffs"]),
+            None if again is None else Calibration.from_dict(again),
+        )

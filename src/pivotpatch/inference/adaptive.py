@@ -20,15 +20,20 @@ EFFORTS = tuple(step / 20 for step in range(21))
 _STEPS = 100  # of the quantiles
 
 
-def fit_adaptive(scores: Scores) -> Adaptive:
+def fit_adaptive(scores: Scores, *, closer: Scores | None = None, method: Method | None = None) -> Adaptive:
     """Fit the image's own calibration and the quantiles of its uncertainty, by which an effort finds its cutoff.
 
     Args:
         scores: of validation pictures; only targets and image logits count.
+        closer: of a closer look at the same pictures, where there is one; its TDE logits are calibrated, too.
+        method: how; None where TDE logits are not calibrated.
     """
     logits = scores.get("image")
     calibration = fit_calibration(logits, scores.target, kind="image")
-    return Adaptive(calibration, find_cutoffs(calibration.apply(logits)))
+    again = None
+    if closer is not None and method is not None:
+        again = fit_calibration(closer.scaled("tde"), closer.target, kind="tde", method=method)
+    return Adaptive(calibration, find_cutoffs(calibration.apply(logits)), again)
 
 
 def find_cutoffs(probs: Tensor) -> tuple[float, ...]:
@@ -116,8 +121,8 @@ def effort_curve(
         scores: of validation pictures, with image and TDE logits.
         efforts: to try, besides 0 and 1.
         patch_cost: of all patches of a picture, in passes over an image, see `PatchClassifier.patch_cost`.
-        closer: the second look of efforts below 1, where it is not at the patches. Its logits get their calibration.
-        method: how TDE logits are calibrated; None where they are not, because they are right as they are.
+        closer: the second look of efforts below 1, where it is not at the patches.
+        method: how TDE logits of the second look are calibrated; None where they are not, being right as they are.
         folds: into which pictures are parted.
         generator: draws the folds; by default one of seed 0.
     """
@@ -126,15 +131,16 @@ def effort_curve(
     if not 0 <= patch_cost < float("inf"):
         raise InputError("effort_curve", f"patch_cost is {patch_cost!r}", "give a number of passes")
     image, tde = scores.get("image"), scores.scaled("tde")
-    again, cost = (tde, patch_cost) if closer is None else (_take_logits(closer, scores), closer.cost)
+    look, cost = (scores, patch_cost) if closer is None else (_check_closer(closer, scores).scores, closer.cost)
+    again = look.scaled("tde")
     inner = sorted(set(efforts) - {0, 1})
     fold = draw_folds(len(scores), folds=folds, generator=generator)
     places = torch.empty(len(inner), *image.shape, dtype=torch.int64)
     looked = torch.empty(len(inner), len(scores), dtype=torch.bool)
     for number in range(folds):
         inside = fold == number
-        rest = scores.select((~inside).nonzero()[:, 0])
-        adaptive = fit_adaptive(rest)
+        others = (~inside).nonzero()[:, 0]
+        adaptive, rest = fit_adaptive(scores.select(others)), look.select(others)
         alone, both = adaptive.calibration.apply(image), torch.sigmoid(again)
         if method is not None:
             both = fit_calibration(rest.scaled("tde"), rest.target, kind="tde", method=method).apply(again)
@@ -156,11 +162,10 @@ def effort_curve(
     return EffortCurve(tuple(points), closer=closer is not None)
 
 
-def _take_logits(closer: CloserLook, scores: Scores) -> Tensor:
-    """TDE logits (N,L) of a closer look, in the normalised form."""
+def _check_closer(closer: CloserLook, scores: Scores) -> CloserLook:
     if closer.scores.pictures != scores.pictures or closer.scores.labels != scores.labels:
         raise InputError("effort_curve", "the closer look is at other pictures or labels", "score the same ones")
-    return closer.scores.scaled("tde")
+    return closer
 
 
 def _rank(probs: Tensor, rows: Tensor) -> Tensor:

@@ -147,40 +147,42 @@ class TorchEngine:
             return self._answer_adaptively(self.model, pictures)
         out = score_images(self.model, pictures)
         if isinstance(out, Tensor):
-            probs = self._calibrate(out)
+            probs = _calibrate(out, self.calibration)
             return Answer(probs, probs)
-        return self._mix(out)
+        return self._mix(out, self.calibration)
 
     def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer:
         """The image of every picture, then a second look at those about which it is unsure."""
         views = (make_network_views(model, part, patches=False).image for part in split_for_device(pictures))
         logits = torch.cat([model.forward_images(image) for image in views])
-        probs = self._calibrate(logits) if self.adaptive is None else self.adaptive.calibration.apply(logits)
+        probs = _calibrate(logits, self.calibration if self.adaptive is None else self.adaptive.calibration)
         if self.effort == 0:
             return Answer(probs, probs)
         assert self.adaptive is not None
         nothing = probs.new_full((len(probs), 1 + self.grid**2, probs.shape[1]), torch.nan)
         parts = probs, probs.clone(), nothing[:, 0], nothing[:, 1:]
         (rows,) = self.adaptive.choose(probs, self.effort).nonzero(as_tuple=True)
+        fitted = (self.adaptive.again if model.closer_size is not None else None) or self.calibration
         for some in split_for_device(pictures[rows]) if len(rows) else ():
             now, rows = rows.split([len(some), len(rows) - len(some)])
             again = look_again(model, some, logits[now], closer_size=model.closer_size)
-            for part, seen in zip(parts, self._mix(again), strict=True):
+            for part, seen in zip(parts, self._mix(again, fitted), strict=True):
                 assert seen is not None
                 part[now] = seen
         return Answer(*parts)
 
-    def _mix(self, out: CounterfactualLogits) -> Answer:
-        """The answer of pictures whose patches were seen."""
+    def _mix(self, out: CounterfactualLogits, calibration: Calibration | None) -> Answer:
+        """The answer of pictures whose patches were seen, in a calibration of one kind of their logits."""
         assert isinstance(self.model, PatchInference | PatchClassifier)
         rows = (out.image_logits, out.pooled_logits, out.tde_logits / (1 + self.model.lam))
-        kinds = dict(zip(KINDS, map(self._calibrate, rows), strict=True))
-        probs = out.probs if self.calibration is None else kinds[self.calibration.kind]
+        kinds = dict(zip(KINDS, (_calibrate(row, calibration) for row in rows), strict=True))
+        probs = out.probs if calibration is None else kinds[calibration.kind]
         return Answer(probs, kinds["image"], kinds["patch"], out.weights)
 
-    def _calibrate(self, logits: Tensor) -> Tensor:
-        """Probabilities (B,L) of logits."""
-        return torch.sigmoid(logits.float()) if self.calibration is None else self.calibration.apply(logits)
+
+def _calibrate(logits: Tensor, calibration: Calibration | None) -> Tensor:
+    """Probabilities (B,L) of logits."""
+    return torch.sigmoid(logits.float()) if calibration is None else calibration.apply(logits)
 
 
 def _join(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -92,8 +92,13 @@ class _ImageCalibration(_Calibration):
     kind: Literal["image"]
 
 
+class _TdeCalibration(_Calibration):
+    kind: Literal["tde"]
+
+
 class _Adaptive(_Part):
     calibration: _ImageCalibration
+    again: _TdeCalibration | None = None
     cutoffs: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2), AfterValidator(_check_rising)]
 
 
@@ -185,6 +190,8 @@ def load_checkpoint(folder: str | Path) -> Classifier:
         model.calibration = Calibration.from_dict(described.calibration.model_dump())
     if described.adaptive is not None:
         _check_calibration(described.adaptive.calibration, "adaptive.calibration", model, where)
+        if described.adaptive.again is not None:
+            _check_calibration(described.adaptive.again, "adaptive.again", model, where)
         model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
     load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
     return model.eval()
