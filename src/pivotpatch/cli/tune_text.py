@@ -29,7 +29,7 @@ def print_tuning(found: Tuning) -> None:
     console.print(table)
     console.print(f"thresholds: {found.thresholds}")
     if found.effort is not None:
-        console.print(f"effort: {_tell_effort(found.effort)}")
+        console.print(f"effort: {tell_effort(found.effort)}")
     if found.effort is not None and found.closer_size is not None:
         console.print(f"efforts below 1 take a closer look, at {found.closer_size} pixels, in the place of the patches")
 
@@ -65,10 +65,15 @@ def _make_calibration_table(found: Tuning) -> Table:
     return table
 
 
-def _tell_effort(curve: EffortCurve) -> str:
+def tell_effort(curve: EffortCurve) -> str:
+    """Which effort to choose, in a line."""
     found, gain = curve.find(0.9), f"{100 * curve.gain:+.2f} mAP"
     if found is None:
-        return f"the patches gain nothing ({gain}), so that 0 does as well as 1"
+        alone, best = curve.points[0], max(curve.points, key=lambda point: point.mean)
+        if not curve.closer or best == alone:
+            return f"the patches gain nothing ({gain}), so that 0 does as well as 1"
+        most = f"{100 * (best.mean - alone.mean):+.2f} mAP, at effort {best.effort:.2f} and {best.passes:.2f} passes"
+        return f"the patches gain nothing ({gain}), closer looks at most {most}"
     cost = f"{found.passes:.2f} passes over an image instead of {curve.points[-1].passes:.2f}"
     return f"{found.effort:.2f} keeps 90 % of the patches' gain ({gain}) at {cost}"
 
