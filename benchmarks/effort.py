@@ -23,7 +23,9 @@ def main() -> None:
     parser.add_argument("model", help="a tuned checkpoint, or tagger")
     parser.add_argument("scores", type=Path, help="of test pictures, with image and TDE logits")
     parser.add_argument("--plain", type=float, help="mAP in per cent of the same network trained without patches")
-    parser.add_argument("--closer", type=Path, help="scores of a closer look at them, the second of efforts below 1")
+    parser.add_argument(
+        "--closer", type=Path, help="scores of a closer look at them, the second of efforts between 0 and 1"
+    )
     parser.add_argument("--efforts", type=float, nargs="+", default=[step / 10 for step in range(11)])
     args = parser.parse_args()
     model, scores = load_checkpoint(args.model), read_scores(args.scores)

@@ -279,11 +279,12 @@ def test_without_a_calibration_there_is_no_effort_to_look_closer_for(here: Path,
     words = ("tune", "plain", VAL, "--calibration", "none", "--out", "tuned")
     message = "--closer: without a calibration no effort is fitted; leave one of both out"
     assert fail(capsys, *words, "--closer", str(CLOSER)) == message
-    assert run(capsys, *words, "--closer", "0")["effort"] is None
+    assert fail(capsys, *words, "--closer", "0") == message
+    assert run(capsys, *words)["effort"] is None
 
 
 def test_people_are_told_which_second_look_was_fitted(here: Path, capsys: Errors) -> None:
-    told = f"efforts below 1 take a closer look, at {CLOSER} pixels, in the place of the patches"
+    told = f"efforts between 0 and 1 take a closer look, at {CLOSER} pixels, in the place of the patches"
     for size, expected in ((str(CLOSER), True), ("0", False)):
         capsys.readouterr()
         assert main(["tune", "plain", VAL, *KEEP, "--closer", size, "--out", f"tuned-{size}"]) == 0

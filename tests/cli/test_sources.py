@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pivotpatch.cli.sources import find_pictures, list_not_read, open_pictures, open_source
+from pivotpatch.cli.sources import find_fitted, find_pictures, list_not_read, open_pictures, open_source
+from pivotpatch.core.adaptive import Adaptive
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
 
@@ -97,3 +100,22 @@ def test_only_the_first_of_many_broken_pictures_are_listed(capsys: pytest.Captur
     assert lines[0] == "not read: 0.jpg: broken"
     assert lines[-1] == "not read: 3 more, --json lists all"
     assert len(lines) == 21
+
+
+def test_a_closer_look_is_decided_on_in_its_own_calibration() -> None:
+    model = PatchClassifier("test_resnet", ["cat", "cup"], image_size=32, closer_size=48)
+    image, patches, again = (
+        Calibration(kind, "platt_per_label", (slope, 1.0), (0.0, 0.0))
+        for kind, slope in (("image", 1.0), ("tde", 2.0), ("tde", 3.0))
+    )
+    model.thresholds, model.calibration, model.adaptive = (0.25, 0.75), patches, Adaptive(image, (0.0, 1.0), again)
+
+    def find(closer_size: int | None) -> tuple[float, ...]:
+        fitted = find_fitted(model, ["cat"], closer_size=closer_size)
+        assert fitted is not None
+        assert fitted.calibration is not None
+        return fitted.calibration.slope
+
+    assert (find(None), find(48), find(64)) == ((2.0,), (3.0,), (2.0,))
+    model.adaptive = Adaptive(image, (0.0, 1.0))
+    assert find(48) == (2.0,)

@@ -39,7 +39,7 @@ def test_json_gives_it_back() -> None:
 
 @pytest.mark.parametrize("effort", [-0.1, 1.01, float("nan"), "1", None])
 def test_efforts_that_are_none_are_refused(effort: float) -> None:
-    with pytest.raises(InputError, match="here: effort is .*; give a number from 0, no patches, to 1, those of every"):
+    with pytest.raises(InputError, match="here: effort is .*; give a number from 0, no second look, to 1, one at"):
         check_effort(effort, "here")
 
 

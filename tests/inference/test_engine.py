@@ -296,7 +296,7 @@ def test_efforts_that_a_network_cannot_make_are_refused() -> None:
         TorchEngine(PatchInference(make_plain()), effort=0.5)
     with pytest.raises(InputError, match="effort: is 0.5, but the network has no patches; leave it out"):
         TorchEngine(make_plain(), effort=0.5)
-    with pytest.raises(InputError, match="effort: is 0.5, but nobody has fitted when patches may be left out; run"):
+    with pytest.raises(InputError, match="effort: is 0.5, but nobody has fitted when one look is enough; run"):
         TorchEngine(make_patch_classifier(), effort=0.5)
     with pytest.raises(InputError, match="TorchEngine: effort is nan; give a number from 0"):
         TorchEngine(make_patch_classifier(), effort=float("nan"))

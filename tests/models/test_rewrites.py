@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 import timm
 import torch
+from timm.layers import BatchNormAct2d
 from torch import nn
 
 from pivotpatch.models.folding import fold_norms
@@ -151,6 +152,8 @@ def test_a_network_that_may_look_into_its_channels_is_not_padded() -> None:
         nn.Conv2d(3, 8, 7, 2, 3, bias=False, padding_mode="reflect"),
         nn.Conv2d(3, 8, 7, 1, 3, bias=False),
         nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+        nn.MaxPool2d(3, 2, 1, return_indices=True),
+        BatchNormAct2d(8, drop_layer=nn.Dropout),
         nn.BatchNorm2d(8, affine=False),
         nn.BatchNorm2d(8, momentum=None),
         nn.BatchNorm2d(8, track_running_stats=False),

@@ -92,9 +92,9 @@ class Tuning:
         thresholds: from now on.
         before: decisions as they were, at 0.5.
         after: decisions by calibration and thresholds that were fitted without the picture's fold.
-        adaptive: when patches may be left out from now on; None where there are none, or no calibration was wanted:
+        adaptive: when one look is enough from now on; None where there are none, or no calibration was wanted:
             then pictures with and without them could not be compared.
-        closer_size: of the second look of efforts below 1; None where it is at the patches.
+        closer_size: of the second look of efforts between 0 and 1; None where it is at the patches.
         effort: what that costs and keeps, out of fold; None likewise.
     """
 
@@ -172,8 +172,8 @@ def tune_scores(
         calibration: how to calibrate.
         goal: of the thresholds.
         patch_cost: of a picture's patches in passes over an image, see `PatchClassifier.patch_cost`; only told.
-        closer: the second look of efforts below 1, in place of the patches. Its logits are mixed as those of the
-            patches, out of fold too; its own patches must have been kept.
+        closer: the second look of efforts between 0 and 1, in place of the patches. Its logits are mixed as those of
+            the patches, out of fold too; its own patches must have been kept.
         resamples: of the interval of lam's gain.
         generator: draws them.
     """

@@ -98,6 +98,7 @@ class _Subject(NamedTuple):
     config: "RunConfig | None" = None
     records: "RecordSet | None" = None
     scores: "Scores | None" = None
+    closer_size: int | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -168,7 +169,8 @@ def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Sub
             raise InputError(what, "a network needs pictures to look at", "name them after it, such as photos.csv")
         if args.closer is not None:
             check_closer(source.model, args.closer)
-        return _Subject(source.model, source.config, keep_known_labels(records, source.model))
+        known = keep_known_labels(records, source.model)
+        return _Subject(source.model, source.config, known, closer_size=args.closer)
     for name in NETWORK_OPTIONS:
         given = getattr(args, name)
         if given is not None and given is not False:  # 0 is a value too
@@ -193,7 +195,7 @@ def _make_rule(text: str, subject: _Subject) -> _Rule:
     from pivotpatch.models.patch_classifier import PatchClassifier
 
     model = subject.model
-    fitted = None if model is None else find_fitted(model, subject.labels)
+    fitted = None if model is None else find_fitted(model, subject.labels, closer_size=subject.closer_size)
     if fitted is None:
         raise InputError("--policy", "no thresholds were fitted", "fit them first, or choose fixed:0.5, top:3 or prior")
     kind = "image"

@@ -54,6 +54,8 @@ def run_export(args: argparse.Namespace) -> int:
 
         written = export_package(engine.model, out)
     print(f"wrote {out}, {written.size / 1e6:.2f} MB; differs from torch by {written.difference:.1e} at most")
+    if args.format != "checkpoint" and engine.adaptive is not None:
+        print("it looks at the patches of every picture: efforts between 0 and 1 stay with the checkpoint")
     return 0
 
 

@@ -244,26 +244,29 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
 
 
 def digest_engine(engine: "Engine", model: str) -> str:
-    """Tells networks of the same name apart, by what they are made of.
-
-    Backbones are left out: each kind of device has them made into what it is fastest with, and no training changes a
-    backbone and not what stands on it.
-    """
+    """Tells networks of the same name apart, by what they are made of, whatever device they run on."""
     import torch
 
     from pivotpatch.inference.engine import TorchEngine
+    from pivotpatch.inference.predictor import SCHEMES, find_checkpoint
+    from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS
 
-    if not isinstance(engine, TorchEngine):  # an exported file
-        with Path(model).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    mixed = [str(getattr(engine.model, name, None)) for name in ("lam", "temperature", "closer_size")]
-    fitted = engine.thresholds, engine.calibration, engine.adaptive
-    content = hashlib.sha256(repr((engine.labels, fitted, mixed)).encode())
-    for name, value in engine.model.state_dict().items():
-        if name.startswith(("backbone.", "model.backbone.")):
-            continue
-        content.update(name.encode())
-        content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    content = hashlib.sha256()
+    paths = [Path(model)]  # of an exported file
+    if isinstance(engine, TorchEngine):
+        named = model.partition(":")[0] in SCHEMES
+        paths = [] if named else [find_checkpoint(model) / name for name in (DESCRIPTION, WEIGHTS)]
+    for path in paths:
+        with path.open("rb") as file:
+            content.update(hashlib.file_digest(file, "sha256").digest())
+    if isinstance(engine, TorchEngine) and not paths:
+        # Somebody else's, or on the hub. A backbone of ours is made into what a device is fastest with: it is left out,
+        # for no training changes a backbone and not what stands on it.
+        content.update(repr((engine.labels, engine.thresholds, engine.calibration, engine.adaptive)).encode())
+        held = engine.model.state_dict().items()
+        for name, value in ((name, value) for name, value in held if not name.startswith("backbone.")):
+            content.update(name.encode())
+            content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return content.hexdigest()
 
 

@@ -160,7 +160,7 @@ def _make_subject(
     subject = Subject(name, scores, facts=facts, log=() if source.config is None else read_log(source.path))
     if pictures.held_out and (model.thresholds is not None or model.calibration is not None):
         subject = replace(subject, fitted_here=True)
-    fitted = find_fitted(model, scores.labels)
+    fitted = find_fitted(model, scores.labels, closer_size=scores.closer_size)
     if fitted is None or (fitted.calibration is not None and fitted.calibration.kind != scores.ranking):
         return subject
     return replace(subject, policy=fitted.policy, calibration=fitted.calibration)

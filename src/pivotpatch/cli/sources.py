@@ -106,15 +106,24 @@ def keep_known_labels(records: "RecordSet", model: "Classifier") -> "RecordSet":
     return keep_common_labels(records, model.labels, whose="the network", tell=tell)
 
 
-def find_fitted(model: "Classifier", labels: Sequence[str]) -> Fitted | None:
-    """How a network decides about some of its labels; None where no thresholds were fitted."""
+def find_fitted(model: "Classifier", labels: Sequence[str], *, closer_size: int | None) -> Fitted | None:
+    """How a network decides about some of its labels; None where no thresholds were fitted.
+
+    Args:
+        model: the network.
+        labels: some of its own.
+        closer_size: of the closer look that is decided on, which may have a calibration of its own; None for patches.
+    """
     from pivotpatch.core.policies import PerLabel
 
     if model.thresholds is None:
         return None
     places = [model.labels.index(name) for name in labels]
-    calibration = None if model.calibration is None else model.calibration.select(places)
-    return Fitted(PerLabel(tuple(model.thresholds[place] for place in places)), calibration)
+    calibration = model.calibration
+    if model.adaptive is not None and closer_size is not None and closer_size == getattr(model, "closer_size", None):
+        calibration = model.adaptive.again or calibration
+    chosen = None if calibration is None else calibration.select(places)
+    return Fitted(PerLabel(tuple(model.thresholds[place] for place in places)), chosen)
 
 
 def score_source(

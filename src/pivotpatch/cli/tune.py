@@ -74,8 +74,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--closer",
         type=int,
         metavar="PIXELS",
-        help="efforts below 1 look at the whole picture again, at so many pixels a side, not at its patches: about 1.5 "
-        "times those of the image cost less and keep most; by default as the checkpoint has it, 0 for patches",
+        help="efforts between 0 and 1 look at the whole picture again, at so many pixels a side, not at its patches: "
+        "about 1.5 times those of the image cost less and keep most; by default as the checkpoint has it, 0 for "
+        "patches",
     )
     tune.add_argument("--out", type=Path, metavar="FOLDER", help="write a new checkpoint and leave the old one alone")
     tune.add_argument("--plot", type=Path, metavar="FOLDER", help="draw reliability, mAP against lam and against cost")
@@ -124,7 +125,7 @@ def _check_network(model: "Classifier", source: Source, args: argparse.Namespace
 
     if args.mixing not in ("auto", "keep") and not isinstance(model, PatchClassifier):
         raise InputError("--mixing", "the network has no patches, so there is no lam", "leave it out")
-    if args.closer and args.calibration == "none":
+    if args.closer is not None and args.calibration == "none":
         raise InputError("--closer", "without a calibration no effort is fitted", "leave one of both out")
     if args.out is not None:
         if args.out.exists():

@@ -31,7 +31,9 @@ def print_tuning(found: Tuning) -> None:
     if found.effort is not None:
         console.print(f"effort: {tell_effort(found.effort)}")
     if found.effort is not None and found.closer_size is not None:
-        console.print(f"efforts below 1 take a closer look, at {found.closer_size} pixels, in the place of the patches")
+        console.print(
+            f"efforts between 0 and 1 take a closer look, at {found.closer_size} pixels, in the place of the patches"
+        )
 
 
 def _make_mixing_table(mixing: MixingChoice) -> Table:

@@ -17,7 +17,7 @@ def check_effort(effort: float, where: str) -> None:
     >>> check_effort(0.5, "here")
     """
     if not isinstance(effort, (int, float)) or not 0 <= effort <= 1:
-        todo = "give a number from 0, no patches, to 1, those of every picture"
+        todo = "give a number from 0, no second look, to 1, one at every picture"
         raise InputError(where, f"effort is {effort!r}", todo)
 
 

@@ -121,7 +121,7 @@ def effort_curve(
         scores: of validation pictures, with image and TDE logits.
         efforts: to try, besides 0 and 1.
         patch_cost: of all patches of a picture, in passes over an image, see `PatchClassifier.patch_cost`.
-        closer: the second look of efforts below 1, where it is not at the patches.
+        closer: the second look of efforts between 0 and 1, where it is not at the patches.
         method: how TDE logits of the second look are calibrated; None where they are not, being right as they are.
         folds: into which pictures are parted.
         generator: draws the folds; by default one of seed 0.

@@ -22,7 +22,7 @@ class Answer(NamedTuple):
 
     Attributes:
         probs: (B,L) to decide with: of the total direct effect where patches were looked at.
-        image_probs: (B,L) from the whole image alone.
+        image_probs: (B,L) from the whole image alone; after a closer look from both looks at it.
         patch_probs: (B,L) from the pooled patches; NaN where a picture's were not looked at, None where no picture's.
         weights: (B,P,L) share of each patch, likewise.
     """
@@ -128,7 +128,7 @@ class TorchEngine:
         if not isinstance(self.model, PatchClassifier):
             raise InputError("effort", f"is {self.effort:g}, but the network has no patches", "leave it out")
         if self.adaptive is None:
-            wrong = f"is {self.effort:g}, but nobody has fitted when patches may be left out"
+            wrong = f"is {self.effort:g}, but nobody has fitted when one look is enough"
             raise InputError("effort", wrong, "run pivotpatch tune, with a calibration, or give 0 or 1")
 
     def __call__(self, pictures: Tensor) -> Answer:

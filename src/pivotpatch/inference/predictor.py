@@ -104,7 +104,7 @@ class Predictor:
                 wrong = f"exported networks look at the patches of every picture, effort is {effort:g}"
                 raise InputError(str(path), wrong, "leave effort out, or give the run or checkpoint")
             return cls(open_exported(path))
-        folder = find_bundled(os.fspath(name_or_folder)) or _find_checkpoint(path)
+        folder = find_checkpoint(name_or_folder)
         return cls(prepare_engine(load_checkpoint(folder), device=chosen, effort=effort, fold=fold))
 
     @property
@@ -218,8 +218,11 @@ def _open_named(scheme: str, named: str, *, device: torch.device, effort: float,
     return opening(place, pat=effort == 1, device=device, revision=revision)
 
 
-def _find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a run or checkpoint folder holds."""
+def find_checkpoint(name_or_folder: str | os.PathLike[str]) -> Path:
+    """The checkpoint of a bundled model, or that a run or checkpoint folder holds."""
+    bundled, path = find_bundled(os.fspath(name_or_folder)), Path(name_or_folder)
+    if bundled is not None:
+        return bundled
     if not path.exists():
         todo = f"{choose_one_of(str(path), BUNDLED)}; or give the folder of a run or checkpoint, or an exported file"
         raise InputError(str(path), "is neither a bundled model nor a folder or file that is there", todo)

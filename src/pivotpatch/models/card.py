@@ -79,6 +79,10 @@ def _describe(model: Classifier) -> dict[str, str]:
     facts["thresholds"] = "not fitted, 0.5 for all" if model.thresholds is None else "fitted, one a label"
     fitted = model.calibration
     facts["calibration"] = "not fitted" if fitted is None else f"{fitted.method}, of the {fitted.kind} logits"
+    if isinstance(model, PatchClassifier):
+        closer = None if model.closer_size is None else f"closer, at {model.closer_size} pixels"
+        look = f"between 0 and 1 the second look is {closer or 'at the patches'}"
+        facts["effort"] = "not fitted, 0 or 1" if model.adaptive is None else look
     return facts
 
 

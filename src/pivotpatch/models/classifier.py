@@ -52,7 +52,7 @@ class Classifier(nn.Module):
         preprocessing: what must be done to pictures first.
         thresholds: probabilities above which each label is given, where they were fitted.
         calibration: of those probabilities, where one was fitted.
-        adaptive: when the patches may be left out, where that was fitted.
+        adaptive: when one look is enough, where that was fitted.
     """
 
     preprocessing: Preprocessing

@@ -41,8 +41,8 @@ class PatchClassifier(SharedClassifier):
             cut from the resized image. `forward` takes that picture as `source`.
         patch_size: rows and columns at which the network sees each patch; None for those of the image. Smaller
             ones cost less: four patches of half the side cost as much as one image.
-        closer_size: rows and columns of a closer look at the whole image, `look_closer`, which efforts below 1 take in
-            the place of the patches; None where they look at the patches.
+        closer_size: rows and columns of a closer look at the whole image, `look_closer`, which efforts between 0 and 1
+            take in the place of the patches; None where they look at the patches.
         lam: weight of the direct effect, a number or (L,); changed by `set_mixing`.
         temperature: of the patch weights, likewise.
         patch_only: whether it was trained without the whole image, for the study of scale: then its image logits,

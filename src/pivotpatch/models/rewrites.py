@@ -120,7 +120,8 @@ class QuickNorm(nn.Module):
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(norm, name))
         self.eps, self.act = norm.eps, getattr(norm, "act", nn.Identity())
-        self.momentum: float = 0.1 if norm.momentum is None else norm.momentum
+        assert norm.momentum is not None  # else it would be a mean of all batches
+        self.momentum = norm.momentum
 
     def forward(self, images: Tensor) -> Tensor:
         """Of images (B,C,H,W)."""
@@ -249,11 +250,14 @@ def _is_stem(child: nn.Module) -> bool:
 def _is_pool(child: nn.Module) -> bool:
     if type(child) is not nn.MaxPool2d:
         return False
-    return (child.kernel_size, child.stride, child.padding, child.dilation, child.ceil_mode) == (3, 2, 1, 1, False)
+    shape = (child.kernel_size, child.stride, child.padding, child.dilation, child.ceil_mode, child.return_indices)
+    return shape == (3, 2, 1, 1, False, False)
 
 
 def _is_norm(child: nn.Module) -> bool:
     if not (isinstance(child, nn.BatchNorm2d) and type(child) in (nn.BatchNorm2d, BatchNormAct2d)):
+        return False
+    if not isinstance(getattr(child, "drop", nn.Identity()), nn.Identity):
         return False
     return child.affine and child.track_running_stats and child.momentum is not None
 

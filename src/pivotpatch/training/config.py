@@ -75,7 +75,7 @@ class TaskSection(Section):
         None, description="pixels a side at which the network sees a patch; None is model.image_size, less is cheaper"
     )
     closer_size: Positive | None = Field(
-        None, description="patch: pixels a side of a closer look at the whole picture, trained for efforts below 1"
+        None, description="patch: pixels a side of a closer look at the whole picture, for efforts between 0 and 1"
     )
 
     @field_validator("closer_size")
