@@ -19,6 +19,7 @@ from pivotpatch.models.rewrites import (
     quicken_training,
     rewrite_channels,
     rewrite_norms,
+    rewrite_pool,
     rewrite_stem,
 )
 
@@ -93,6 +94,7 @@ def test_all_rewrites_keep_the_weights_themselves() -> None:
     network = timm.create_model("resnet18", num_classes=5)
     given, state = dict(network.named_parameters()), list(network.state_dict())
     quicken_training(network)
+    rewrite_pool(network)
     assert count(network, nn.MaxPool2d) == count(network, nn.BatchNorm2d) == 0
     assert all(weight is given[name] for name, weight in network.named_parameters())
     assert list(network.state_dict()) == state
@@ -163,4 +165,5 @@ def test_what_is_not_known_is_left_alone(layer: nn.Module) -> None:
     pytest.importorskip("triton")
     network = nn.Sequential(layer)
     quicken_training(network)
+    rewrite_pool(network)
     assert network[0] is layer
