@@ -262,7 +262,9 @@ def digest_engine(engine: "Engine", model: str) -> str:
     if isinstance(engine, TorchEngine) and not paths:
         # Somebody else's, or on the hub. A backbone of ours is made into what a device is fastest with: it is left out,
         # for no training changes a backbone and not what stands on it.
-        content.update(repr((engine.labels, engine.thresholds, engine.calibration, engine.adaptive)).encode())
+        mixed = [torch.as_tensor(getattr(engine.model, name, 0)).tolist() for name in ("lam", "temperature")]
+        fitted = engine.thresholds, engine.calibration, engine.adaptive, getattr(engine.model, "closer_size", None)
+        content.update(repr((engine.labels, fitted, mixed)).encode())
         held = engine.model.state_dict().items()
         for name, value in ((name, value) for name, value in held if not name.startswith("backbone.")):
             content.update(name.encode())
