@@ -193,7 +193,7 @@ def _pad_blurs(network: nn.Module) -> None:
             blur.channels = _round_up(blur.channels)
 
 
-REWRITES = (rewrite_stem, rewrite_channels, rewrite_norms)  # not the maximum, whose kernels no GPU has run yet
+REWRITES = (rewrite_stem, rewrite_pool, rewrite_channels, rewrite_norms)
 
 
 def quicken_training(network: nn.Module) -> None:
