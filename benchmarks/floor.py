@@ -67,7 +67,7 @@ VARIANTS = {
     "norms": Variant(rewrites=(rewrite_norms,)),
     "channels": Variant(rewrites=(rewrite_channels,)),
     "rewritten": Variant(rewrites=REWRITES),
-    "rewritten-pool": Variant(rewrites=(*REWRITES, rewrite_pool)),
+    "without-pool": Variant(rewrites=tuple(rewrite for rewrite in REWRITES if rewrite is not rewrite_pool)),
     "tuned": Variant({"options": {"max_autotune_pointwise": True}}, rewrites=REWRITES),
     "coordinate-descent": Variant({"options": {"coordinate_descent_tuning": True}}, rewrites=REWRITES),
     "cudagraphs": Variant({"mode": "reduce-overhead"}),
