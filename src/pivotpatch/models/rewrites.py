@@ -1,8 +1,8 @@
 """Parts of a network computed in another way that a GPU does faster, with the same result.
 
 Each was slow for a reason of its own in a profile of training (docs/performance.md): a first convolution over three
-channels has products with short rows, the compiler's own way back of a maximum reads everything four times, its
-statistics of a batch norm divide for every pixel, and cuDNN copies what has no multiple of 8 channels.
+channels has products with short rows, the compiler's statistics of a batch norm divide for every pixel, and cuDNN
+copies what has no multiple of 8 channels.
 
 For training (`quicken_training`) a network keeps its weights and their names; for inference (`quicken_inference`) new
 weights are computed from them once.
@@ -66,6 +66,11 @@ class FoldedStem(nn.Module):
         return functional.conv2d(self.fold(images), fold_weight(self.weight))
 
 
+def _convert(values: Tensor, dtype: torch.dtype) -> Tensor:
+    # Asked for the dtype that it has, torch 2.11's compiler loses the gradient of the result.
+    return values if values.dtype == dtype else values.to(dtype)
+
+
 class _NormBySums(torch.autograd.Function):
     """A batch norm whose mean and variance come from two sums, of x - s and of its square."""
 
@@ -73,7 +78,7 @@ class _NormBySums(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = _convert(x, torch.promote_types(x.dtype, torch.float32))
         moved = wide - shift[:, None, None]
         first = moved.mean((0, 2, 3))
         variance = (moved.square().mean((0, 2, 3)) - first.square()).clamp(min=0)
@@ -82,7 +87,7 @@ class _NormBySums(torch.autograd.Function):
         ctx.eps = eps
         ctx.mark_non_differentiable(mean, variance)
         out = (wide - mean[:, None, None]) * (scale * weight)[:, None, None] + bias[:, None, None]
-        return out.to(x.dtype), mean, variance
+        return _convert(out, x.dtype), mean, variance
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -165,13 +170,6 @@ def rewrite_stem(network: nn.Module) -> None:
     _replace(network, lambda child: FoldedStem(child) if _is_stem(child) and child.bias is None else None)
 
 
-def rewrite_pool(network: nn.Module) -> None:
-    """Take a ResNet's maximum by kernels of our own; needs Triton."""
-    from pivotpatch.models.pooling import QuickPool
-
-    _replace(network, lambda child: QuickPool() if _is_pool(child) else None)
-
-
 def rewrite_norms(network: nn.Module) -> None:
     """Take batch norms by sums."""
     _replace(network, lambda child: QuickNorm(child) if _is_norm(child) else None)
@@ -193,7 +191,7 @@ def _pad_blurs(network: nn.Module) -> None:
             blur.channels = _round_up(blur.channels)
 
 
-REWRITES = (rewrite_stem, rewrite_pool, rewrite_channels, rewrite_norms)
+REWRITES = (rewrite_stem, rewrite_channels, rewrite_norms)
 
 
 def quicken_training(network: nn.Module) -> None:
@@ -245,13 +243,6 @@ def _is_stem(child: nn.Module) -> bool:
         return False
     shape = (child.in_channels, child.groups, child.kernel_size, child.stride, child.padding, child.dilation)
     return shape == (3, 1, (7, 7), (2, 2), (3, 3), (1, 1))
-
-
-def _is_pool(child: nn.Module) -> bool:
-    if type(child) is not nn.MaxPool2d:
-        return False
-    shape = (child.kernel_size, child.stride, child.padding, child.dilation, child.ceil_mode, child.return_indices)
-    return shape == (3, 2, 1, 1, False, False)
 
 
 def _is_norm(child: nn.Module) -> bool:
