@@ -20,20 +20,22 @@ FLOOR = "#CCCCCC"
 
 
 def main() -> None:
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
     training, inference, cpu = figure.subplots(1, 3)
     gpu = _read("training_gpu.json")
-    backbones = gpu["backbones"] | _read("training_gpu_large.json")["backbones"]
+    backbones = gpu["backbones"]
     kinds = {"published": BASELINE, "ours": MODEL, "floor": FLOOR}
-    pairs = [(backbone, way) for backbone in backbones for way in kinds]
+    pairs = [(backbone, way) for backbone in backbones for way in kinds if way in backbones[backbone]]
     speeds = {f"{backbone}, {way}": backbones[backbone][way]["samples_per_second"] for backbone, way in pairs}
     colours = dict(zip(speeds, (kinds[way] for _, way in pairs), strict=True))
     _draw(training, speeds, colours, title=f"training, {gpu['device']}\n448 pixels, samples/s")
     found = _read("inference_gpu.json")
-    names = {"published": "published", "ours": "ours", "small": "half-size patches", "plain": "image alone"}
-    speeds = {name: found["backbones"]["resnet50"][way] for way, name in names.items()}
-    colours = dict(zip(speeds, (BASELINE, MODEL, MODEL, FLOOR), strict=True))
-    _draw(inference, speeds, colours, title=f"inference, {found['device']}\nResNet-50, 448 pixels, pictures/s")
+    names = {"published": "published", "ours": "ours", "adaptive": "effort 0.375", "plain": "image alone"}
+    pairs = [(backbone, way) for backbone in found["backbones"] for way in names]
+    speeds = {f"{backbone}, {names[way]}": found["backbones"][backbone][way] for backbone, way in pairs}
+    kinds = dict(zip(names, (BASELINE, MODEL, MODEL, FLOOR), strict=True))
+    colours = dict(zip(speeds, (kinds[way] for _, way in pairs), strict=True))
+    _draw(inference, speeds, colours, title=f"inference, {found['device']}\n448 pixels, pictures/s")
     found = _read("predict_cpu.json")
     speeds = {name: way["pictures a second"] for name, way in found["ways"].items() if way["passes"]}
     colours = {name: FLOOR if name == "plain" else MODEL for name in speeds}

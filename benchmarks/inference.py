@@ -65,11 +65,11 @@ def main() -> None:
         for way in args.ways:
             torch.compiler.reset()
             found[way] = measure(way, backbone, args, device=device)
+            write_json(args.out, results)  # now, for whoever stops it
             beside = f"  {found['plain'] / found[way]:.2f} times the time of plain" if "plain" in found else ""
             print(f"{backbone:12s} {way:10s} {found[way]:8.1f} pictures/s{beside}", flush=True)
         if {"ours", "published"} <= set(found):
             print(f"{'':12s} ours: {found['ours'] / found['published']:.2f} times the published way", flush=True)
-        write_json(args.out, results)
 
 
 @torch.inference_mode()

@@ -37,7 +37,6 @@ from pivotpatch.models.rewrites import quicken_training
 from pivotpatch.training.task import PatchTask
 
 LABELS = 80
-WARM = 8  # steps before the clock starts
 PROFILED = 3  # steps in a profile
 LOOKED_AT = 8  # steps whose sections are timed, after the others
 
@@ -66,21 +65,27 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="samples a step")
     parser.add_argument("--pictures", type=int, help="JPEG files to draw; so many that no epoch ends by default")
     parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=20, help=f"steps that are timed, after {WARM} that are not")
+    parser.add_argument("--steps", type=int, default=20, help="steps that are timed, after some that are not")
+    parser.add_argument(
+        "--warm",
+        type=int,
+        help="steps that are not; by default more than workers load ahead, so that the pace is settled",
+    )
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of our configuration")
     parser.add_argument("--sections", action="store_true", help="tell the time of each section of a step, too")
     parser.add_argument("--profile", type=Path, help="write tables of the kernels of our step and of the floor here")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
+    args.warm = 2 * args.workers + 4 if args.warm is None else args.warm
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ways: dict[str, Callable[..., Speed]] = {"published": run_published, "ours": run_ours, "floor": run_floor}
     results: dict[str, Any] = {
         **describe_machine(device),
-        **{name: getattr(args, name) for name in ("size", "batch", "workers", "steps", "set")},
+        **{name: getattr(args, name) for name in ("size", "batch", "workers", "warm", "steps", "set")},
         "backbones": {},
     }
     with tempfile.TemporaryDirectory() as name:
-        steps = WARM + args.steps + (LOOKED_AT if args.sections else 0) + (PROFILED if args.profile else 0)
+        steps = args.warm + args.steps + (LOOKED_AT if args.sections else 0) + (PROFILED if args.profile else 0)
         paths = write_photographs(Path(name), args.pictures or steps * args.batch)
         for backbone in args.backbones:
             found = results["backbones"][backbone] = {}
@@ -88,6 +93,7 @@ def main() -> None:
                 forget(device)
                 speed = ways[way](backbone, paths, args, device=device)
                 found[way] = speed._asdict()
+                write_json(args.out, results)  # now, for whoever stops it
                 print(
                     f"{backbone:12s} {way:10s} {speed.samples_per_second:8.1f} samples/s "
                     f"{speed.memory / 1e9:6.1f} GB  {speed.waiting:6.1%} waiting",
@@ -96,7 +102,6 @@ def main() -> None:
                 for section, milliseconds in (speed.sections or {}).items():
                     print(f"{'':12s} {section:10s} {milliseconds:8.2f} ms", flush=True)
             print(tell_ratios(found), flush=True)
-            write_json(args.out, results)
 
 
 def tell_ratios(found: dict[str, dict[str, float]]) -> str:
@@ -124,7 +129,7 @@ def forget(device: torch.device) -> None:
 class Clock:
     """Times steps after some that warm up, and how much of that was waiting for data."""
 
-    def __init__(self, device: torch.device, *, steps: int, warm: int = WARM) -> None:
+    def __init__(self, device: torch.device, *, steps: int, warm: int) -> None:
         self.device, self.steps, self.warm = device, steps, warm
         self.began = self.waited = 0.0
 
@@ -232,7 +237,7 @@ def run_published(backbone: str, paths: list[Path], args: argparse.Namespace, *,
                 mean.copy_(0.9997 * mean + (1 - 0.9997) * value if value.is_floating_point() else value)
         cost.item()
 
-    return Clock(device, steps=args.steps).run(
+    return Clock(device, steps=args.steps, warm=args.warm).run(
         itertools.chain.from_iterable(itertools.repeat(loader)), step, batch=args.batch
     )
 
@@ -288,7 +293,7 @@ def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, devi
             count += 1
 
         supply = batches()
-        speed = Clock(device, steps=args.steps).run(supply, step, batch=args.batch)
+        speed = Clock(device, steps=args.steps, warm=args.warm).run(supply, step, batch=args.batch)
         if args.sections:
             clock = SectionClock(device)
             for _ in range(LOOKED_AT):
@@ -327,7 +332,9 @@ def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, dev
     views = make_network_views(model, torch.from_numpy(pixels).permute(0, 3, 1, 2).to(device))
     with own_settings(device):
         step = make_floor_step(model, batch=args.batch, compiler={} if device.type == "cuda" else None, views=views)
-        speed = Clock(device, steps=args.steps).run(itertools.repeat(None), step, batch=args.batch)
+        speed = Clock(device, steps=args.steps, warm=min(8, args.warm)).run(
+            itertools.repeat(None), step, batch=args.batch
+        )
         if args.sections:
             clock = SectionClock(device)
             for _ in range(LOOKED_AT):
