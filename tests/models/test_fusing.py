@@ -80,6 +80,19 @@ def test_a_sum_is_taken_in_from_either_side() -> None:
     torch.testing.assert_close(fused(images), network.forward_features(images))
 
 
+@torch.no_grad()
+def test_a_convolution_that_is_added_leaves_its_bias_to_the_other() -> None:
+    folded = fold_norms(make_backbone("resnet18"), side=64)
+    before = {name: value.clone() for name, value in folded.state_dict().items()}
+    fused = fuse_activations(folded.network)
+    added = [name for name, part in fused.named_modules() if type(part) is nn.Conv2d and part.bias is None]
+    assert added == [f"layer{number}.0.downsample.0" for number in (2, 3, 4)]
+    first = fused.get_parameter("layer2.0.conv2.convolution.bias")
+    assert torch.equal(first, before["network.layer2.0.conv2.bias"] + before["network.layer2.0.downsample.0.bias"])
+    for name, value in folded.state_dict().items():
+        assert torch.equal(value, before[name]), name  # of the network that was given, nothing is changed
+
+
 @pytest.mark.parametrize(
     "network", [Straying(), Repeating(), Branching(), Summing("reflect"), make_backbone("test_vit").network]
 )

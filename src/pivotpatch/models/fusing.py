@@ -1,6 +1,7 @@
 """A convolution, a sum and a ReLU in one pass over memory, which cuDNN can and torch does not ask it for."""
 
 import operator
+from copy import copy
 from typing import Any, cast
 
 import torch
@@ -50,8 +51,9 @@ class _Tracer(fx.Tracer):
 def fuse_activations(network: nn.Module) -> nn.Module:
     """A network for inference whose convolutions take in the ReLU behind them, and a sum that stands between.
 
-    It has the weights of the one that is given. That one is returned where torch cannot trace it, or where there is
-    nothing to fuse.
+    Where the other term of the sum is a convolution too, its bias is taken in with it: torch would add it in a pass
+    over memory of its own. All other weights are those of the network that is given. That one is returned where torch
+    cannot trace it, or where there is nothing to fuse.
 
     Args:
         network: a timm model in evaluation mode, its batch norms folded (`fold_norms`), for they would stand between.
@@ -84,6 +86,21 @@ def _find(node: object, held: dict[str, Any]) -> Any:
     return held[str(node.target)] if isinstance(node, fx.Node) and node.op == "call_module" else None
 
 
+def _find_own(graph: fx.Graph, node: object, held: dict[str, Any]) -> nn.Conv2d | None:
+    """The convolution whose output a node is, if nobody else asks it or uses that output."""
+    found = _find(node, held)
+    if not (isinstance(node, fx.Node) and type(found) is nn.Conv2d and len(node.users) == 1):
+        return None
+    return found if sum(_find(each, held) is found for each in graph.nodes) == 1 else None
+
+
+def _give_bias(convolution: nn.Conv2d, bias: nn.Parameter | None) -> nn.Conv2d:
+    """A convolution with the same weight and another bias."""
+    given = copy(convolution)
+    given._parameters = {**convolution._parameters, "bias": bias}  # else the copy would change both
+    return given
+
+
 def _fuse(graph: fx.Graph, relu: fx.Node, held: dict[str, Any]) -> bool:
     """Put a fused convolution in the place of a ReLU and of what it takes in; whether there was one."""
     before = relu.all_input_nodes[0]
@@ -92,10 +109,14 @@ def _fuse(graph: fx.Graph, relu: fx.Node, held: dict[str, Any]) -> bool:
         one, other = before.args
         terms = [(one, other), (other, one)]
     for node, z in terms:
-        convolution = _find(node, held)
-        calls = [each for each in graph.nodes if _find(each, held) is convolution]  # another may have no ReLU
-        if not (isinstance(convolution, nn.Conv2d) and _can_fuse(convolution) and len(node.users) == len(calls) == 1):
+        convolution = _find_own(graph, node, held)
+        if convolution is None or not _can_fuse(convolution):
             continue
+        added = _find_own(graph, z, held)
+        if added is not None and added.bias is not None and added.out_channels == convolution.out_channels:
+            assert convolution.bias is not None
+            convolution = _give_bias(convolution, nn.Parameter(convolution.bias + added.bias, requires_grad=False))
+            held[str(z.target)] = _give_bias(added, None)
         name = str(node.target)
         held[name] = FusedConvolution(convolution)
         with graph.inserting_before(relu):
@@ -109,4 +130,4 @@ def _fuse(graph: fx.Graph, relu: fx.Node, held: dict[str, Any]) -> bool:
 
 def _can_fuse(convolution: nn.Conv2d) -> bool:
     zeros = isinstance(convolution.padding, tuple) and convolution.padding_mode == "zeros"
-    return type(convolution) is nn.Conv2d and zeros and convolution.bias is not None
+    return zeros and convolution.bias is not None
