@@ -48,7 +48,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "words",
         nargs="+",
         metavar="WHAT [DATA]",
-        help="a run, a checkpoint, or scores (.parquet, .npz, .csv); then the address of the pictures, a table or a "
+        help="a run, a checkpoint, a network by name (tagger, hub:owner/name, timm: or transformers:), or scores "
+        "(.parquet, .npz, .csv); then the address of the pictures, a table or a "
         "folder of them, which scores with a target do not need",
     )
     measures = evaluate.add_argument_group("what is measured")

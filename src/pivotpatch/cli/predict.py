@@ -248,14 +248,14 @@ def digest_engine(engine: "Engine", model: str) -> str:
     import torch
 
     from pivotpatch.inference.engine import TorchEngine
-    from pivotpatch.inference.predictor import SCHEMES, find_checkpoint
+    from pivotpatch.inference.predictor import find_checkpoint
     from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS
+    from pivotpatch.models.named import is_named
 
     content = hashlib.sha256()
     paths = [Path(model)]  # of an exported file
     if isinstance(engine, TorchEngine):
-        named = model.partition(":")[0] in SCHEMES
-        paths = [] if named else [find_checkpoint(model) / name for name in (DESCRIPTION, WEIGHTS)]
+        paths = [] if is_named(model) else [find_checkpoint(model) / name for name in (DESCRIPTION, WEIGHTS)]
     for path in paths:
         with path.open("rb") as file:
             content.update(hashlib.file_digest(file, "sha256").digest())

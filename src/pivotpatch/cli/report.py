@@ -54,7 +54,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "words",
         nargs="+",
         metavar="WHAT [DATA]",
-        help="a run, a checkpoint, or scores (.parquet, .npz, .csv); then the address of the pictures, a table or a "
+        help="a run, a checkpoint, a network by name (tagger, hub:owner/name, timm: or transformers:), or scores "
+        "(.parquet, .npz, .csv); then the address of the pictures, a table or a "
         "folder of them; without it a run is judged on its validation pictures, and scores have no pictures",
     )
     report.add_argument("--baseline", metavar="WHAT", help="compare with this run, checkpoint or file of scores")

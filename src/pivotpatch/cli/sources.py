@@ -29,7 +29,7 @@ class Source(NamedTuple):
         path: what the user named.
         model: the network; None for a file of scores.
         config: of the run, where it is one.
-        checkpoint: the network's folder.
+        checkpoint: the network's folder; None for one on the hub, or somebody else's.
     """
 
     path: Path
@@ -53,10 +53,10 @@ class Scored(NamedTuple):
 
 
 def open_source(what: str | Path, *, action: str) -> Source:
-    """A run's best network, a checkpoint, or a file of scores, which is not read yet.
+    """A run's best network, a checkpoint, a network by name, or a file of scores, which is not read yet.
 
     Args:
-        what: its path, or the name of a bundled network.
+        what: its path, or the name of a network: a bundled one, or as in `load_named`.
         action: what the verb does with a network, for the message about a run that has none yet.
     """
     from pivotpatch.inference.score_file import SUFFIXES
@@ -66,15 +66,18 @@ def open_source(what: str | Path, *, action: str) -> Source:
         return Source(path)
     from pivotpatch.models.bundled import find_bundled
     from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
+    from pivotpatch.models.named import is_named, load_named
     from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import CONFIG
 
+    if is_named(str(what)):
+        return Source(path, load_named(str(what)))
     path = find_bundled(str(what)) or path
     best, configured = path / "best", (path / CONFIG).is_file()
     if (path / DESCRIPTION).is_file():
         return Source(path, load_checkpoint(path), checkpoint=path)
     if not configured and not (best / DESCRIPTION).is_file():
-        todo = f"give a run, a checkpoint, or a file that ends in {', '.join(SUFFIXES)}"
+        todo = f"give a run, a checkpoint, hub:owner/name, or a file that ends in {', '.join(SUFFIXES)}"
         raise InputError(str(what), "is neither a run nor a checkpoint nor scores", todo)
     if not best.exists():
         raise InputError(str(what), "the run has no best network yet", f"train on, or {action} {path / 'last'}")

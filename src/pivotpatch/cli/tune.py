@@ -121,8 +121,12 @@ def run_tune(args: argparse.Namespace) -> int:
 def _check_network(model: "Classifier", source: Source, args: argparse.Namespace) -> None:
     """Refuse what cannot be stored, before the work is done."""
     from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS
+    from pivotpatch.models.foreign import ForeignClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
 
+    if isinstance(model, ForeignClassifier):
+        wrong = "is somebody else's network, which is not written as a checkpoint, so nothing could keep what is fitted"
+        raise InputError(str(source.path), wrong, "tune one of ours")
     if args.mixing not in ("auto", "keep") and not isinstance(model, PatchClassifier):
         raise InputError("--mixing", "the network has no patches, so there is no lam", "leave it out")
     if args.closer is not None and args.calibration == "none":
@@ -131,7 +135,8 @@ def _check_network(model: "Classifier", source: Source, args: argparse.Namespace
         if args.out.exists():
             raise InputError(str(args.out), "exists already", "choose another folder")
         return
-    assert source.checkpoint is not None
+    if source.checkpoint is None:
+        raise InputError(str(source.path), "is not written to", "give --out FOLDER")
     more = sorted({path.name for path in source.checkpoint.iterdir()} - {DESCRIPTION, WEIGHTS})
     if more:  # a run goes on from it
         wrong = f"holds more than a checkpoint ({', '.join(more)}), which would be lost"

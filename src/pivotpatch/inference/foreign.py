@@ -32,7 +32,7 @@ def open_transformers(
         revision: a branch, tag or commit of the hub's.
     """
     model = load_transformers(name_or_folder, labels=labels, multi_label=multi_label, revision=revision)
-    return _open(model, pat=pat, device=device)
+    return open_foreign(model, pat=pat, device=device)
 
 
 def open_timm(
@@ -52,10 +52,13 @@ def open_timm(
         device: where to run; the CPU by default.
         revision: a branch, tag or commit of the hub's.
     """
-    return _open(load_timm(name_or_folder, labels=labels, revision=revision), pat=pat, device=device)
+    return open_foreign(load_timm(name_or_folder, labels=labels, revision=revision), pat=pat, device=device)
 
 
-def _open(model: ForeignClassifier, *, pat: bool, device: str | torch.device | None) -> TorchEngine:
+def open_foreign(
+    model: ForeignClassifier, *, pat: bool = True, device: str | torch.device | None = None
+) -> TorchEngine:
+    """An engine around somebody else's network that is open already; the arguments are those of `open_transformers`."""
     if not pat:
         return TorchEngine(model, device=device)
     wrapped = PatchInference(model)

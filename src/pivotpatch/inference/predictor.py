@@ -16,18 +16,19 @@ from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.data.decoding import decode_image, decode_with_size
 from pivotpatch.data.picture_paths import locate_file
 from pivotpatch.inference.engine import Engine, TorchEngine
+from pivotpatch.inference.foreign import open_foreign
 from pivotpatch.inference.prediction import Prediction, fit
 from pivotpatch.models.bundled import BUNDLED, find_bundled
 from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.folding import fold_norms
+from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.fusing import fuse_activations
+from pivotpatch.models.named import is_named, load_named
 from pivotpatch.models.rewrites import quicken_inference
 
 EXPORTED = (".onnx", ".pt2")
 """How the names of exported networks end."""
-SCHEMES = ("hub", "timm", "transformers")
-"""What may stand before a colon, in front of a folder or of `owner/name` on the Hugging Face hub."""
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor
 """A file's path or `file://` URL, its bytes, a Pillow picture, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
@@ -92,9 +93,8 @@ class Predictor:
         """
         check_effort(effort, "Predictor")
         path, chosen = Path(name_or_folder), _choose_device(device)
-        scheme, _, named = os.fspath(name_or_folder).partition(":")
-        if scheme in SCHEMES and named:
-            return cls(_open_named(scheme, named, device=chosen, effort=effort, fold=fold))
+        if is_named(os.fspath(name_or_folder)):
+            return cls(_open_named(os.fspath(name_or_folder), device=chosen, effort=effort, fold=fold))
         if path.suffix.lower() in EXPORTED and not path.is_dir():
             from pivotpatch.inference.exported import open_exported
 
@@ -199,23 +199,15 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
     return TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=effort)
 
 
-def _open_named(scheme: str, named: str, *, device: torch.device, effort: float, fold: bool) -> TorchEngine:
-    """An engine for a folder or a name on the hub."""
-    from pivotpatch.inference.foreign import open_timm, open_transformers
-
-    place, revision = named, None
-    if not Path(named).exists():
-        place, _, tail = named.partition("@")
-        revision = tail or None
-    if scheme == "hub":
-        return prepare_engine(
-            Classifier.from_pretrained(place, revision=revision), device=device, effort=effort, fold=fold
-        )
-    if 0 < effort < 1:
+def _open_named(name: str, *, device: torch.device, effort: float, fold: bool) -> TorchEngine:
+    """An engine for a network by name; around somebody else's, PAT-I."""
+    if 0 < effort < 1 and not name.startswith("hub:"):
         wrong = f"is {effort:g}, but PAT-I looks at the patches of all pictures or of none"
         raise InputError("effort", wrong, "give 1 or 0")
-    opening = open_timm if scheme == "timm" else open_transformers
-    return opening(place, pat=effort == 1, device=device, revision=revision)
+    model = load_named(name)
+    if isinstance(model, ForeignClassifier):
+        return open_foreign(model, pat=effort == 1, device=device)
+    return prepare_engine(model, device=device, effort=effort, fold=fold)
 
 
 def find_checkpoint(name_or_folder: str | os.PathLike[str]) -> Path:

@@ -1,0 +1,73 @@
+"""Verbs take networks on the hub and other people's: what they score is what the network says when it is asked."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from evaluate_command import LABELS, SIZE, Errors, evaluate, fail, save, score, write_photos
+from timm.models import save_for_hf
+from torch import nn
+
+from pivotpatch.cli.main import main
+from pivotpatch.inference.patch_inference import PatchInference
+from pivotpatch.inference.score_file import read_scores
+from pivotpatch.models.foreign import load_timm
+
+WORDS = ("photos.csv", "--workers", "0", "--resamples", "5")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of pictures and their table, and somebody's network."""
+    monkeypatch.chdir(tmp_path)
+    write_photos()
+    torch.manual_seed(0)
+    network = timm.create_model("test_resnet", num_classes=3, pretrained_cfg_overlay={"input_size": (3, SIZE, SIZE)})
+    nn.init.normal_(network.fc.weight)
+    save_for_hf(network, "theirs", model_config={"label_names": LABELS}, safe_serialization=True)
+    return tmp_path
+
+
+def test_somebody_elses_network_is_evaluated(here: Path, capsys: Errors) -> None:
+    found = evaluate(capsys, "timm:theirs", *WORDS, "--save", "plain.npz")
+    assert found["labels"] == list(LABELS)
+    expected = score(load_timm("theirs")).logits["image"]
+    assert expected.std() > 0.1
+    torch.testing.assert_close(read_scores("plain.npz").logits["image"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_with_patches_if_asked(here: Path, capsys: Errors) -> None:
+    command = ("timm:theirs", *WORDS, "--patch-inference", "--native", str(2 * SIZE), "--save", "pat.npz")
+    assert set(evaluate(capsys, *command)["kinds"]) == {"image", "patch", "tde"}
+    expected = score(PatchInference(load_timm("theirs")), size=2 * SIZE).logits["tde"]
+    torch.testing.assert_close(read_scores("pat.npz").logits["tde"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_by_the_name_of_a_hub_is_that_checkpoint(here: Path, capsys: Errors) -> None:
+    save("ours")
+    one, other = (evaluate(capsys, name, *WORDS) for name in ("ours", "hub:ours"))
+    assert {**one, "evaluated": None} == {**other, "evaluated": None}
+
+
+def test_a_report_names_it(here: Path) -> None:
+    assert main(["report", "timm:theirs", "photos.csv", "--out", "report.html"]) == 0
+    assert "timm:theirs" in Path("report.html").read_text("utf-8")
+
+
+def test_what_is_fitted_needs_a_place(here: Path, capsys: Errors) -> None:
+    assert main(["tune", "timm:theirs", "photos.csv"]) == 1
+    line = (
+        "timm:theirs: is somebody else's network, which is not written as a checkpoint, so nothing could keep what is"
+    )
+    assert line in capsys.readouterr().err
+    save("ours")
+    assert main(["tune", "hub:ours", "photos.csv"]) == 1
+    assert "hub:ours: is not written to; give --out FOLDER" in capsys.readouterr().err
+    assert main(["tune", "hub:ours", "photos.csv", "--out", "tuned"]) == 0
+    assert "wrote tuned" in capsys.readouterr().out
+
+
+def test_a_name_that_is_wrong_is_told_in_a_line(here: Path, capsys: Errors) -> None:
+    Path("empty").mkdir()
+    assert fail(capsys, "timm:empty", *WORDS) == "empty: holds no config.json; check the path"
