@@ -49,6 +49,14 @@ def test_what_was_fitted_to_other_weights_does_not_go_on(kind: type[Classifier],
         assert again.patch_only == (task == "patch_only")
 
 
+def test_a_network_by_name_is_trained_further(tmp_path: Path) -> None:
+    model = PatchClassifier("test_vit", LABELS, image_size=32)
+    save_checkpoint(model, tmp_path / "first")
+    again = make_model(load_config(None, [f"model.start_from=hub:{tmp_path / 'first'}", "task.kind=patch"]), LABELS)
+    held = again.state_dict()
+    assert all(torch.equal(value, held[name]) for name, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize("task", ["patch", "patch_only"])
 def test_a_new_network_knows_whether_it_will_see_the_whole_image(task: str) -> None:
     settings = ["model.backbone=test_vit", "model.image_size=32", "model.pretrained=false", f"task.kind={task}"]

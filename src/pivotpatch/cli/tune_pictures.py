@@ -65,7 +65,7 @@ def _open_labelled(address: str, source: Source, *, what: str) -> "RecordSet":
     missing = [name for name in labels if name not in there]
     if missing:
         wrong = f"it lacks {len(missing)} of the {len(labels)} labels, each of which is fitted ({shorten(missing)})"
-        start = f"{what} {address}" if what in BUNDLED else f"{address} model.start_from={source.checkpoint}"
+        start = f"{what} {address}" if what in BUNDLED else f"{address} model.start_from={source.checkpoint or what}"
         raise InputError(address, wrong, f"label them too, or train it for yours first: pivotpatch train {start}")
     return records.keep_labels(labels)
 

@@ -26,6 +26,7 @@ from pivotpatch.models.classifier import (
     MultiLabelClassifier,
     SharedClassifier,
 )
+from pivotpatch.models.named import is_named, load_named
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.relabel import load_relabelled
 from pivotpatch.models.rewrites import quicken_training
@@ -242,7 +243,8 @@ def _say_patching(task: TaskSection) -> dict[str, Any]:
 def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...], *, tell: Tell | None) -> Classifier:
     """Train a checkpoint's network further, for other labels too; PAT-T may start from an ordinary one."""
     assert section.start_from is not None
-    model = load_checkpoint(section.start_from)
+    start = section.start_from
+    model = load_named(start) if is_named(start) else load_checkpoint(start)
     model.thresholds = model.calibration = model.adaptive = None  # they belong to the weights that they were fitted to
     said = section.model_dump(exclude={"start_from", "pretrained"}, exclude_defaults=True)
     for name, value in said.items():

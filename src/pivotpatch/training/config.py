@@ -51,7 +51,7 @@ class ModelSection(Section):
     image_size: Positive | None = Field(None, description="pixels a side of the network's input; None is its own")
     pretrained: bool = Field(True, description="fetch timm's weights for the backbone")
     weights: str | None = Field(None, description="local file of weights for the backbone instead")
-    start_from: str | None = Field(None, description="checkpoint folder, or tagger, whose network is trained further")
+    start_from: str | None = Field(None, description="checkpoint folder, tagger or hub:owner/name to train further")
     backbone_options: dict[str, bool | int | float | str] = Field({}, description="further arguments of timm's")
     head_options: dict[str, int | float] = Field({}, description="arguments of the head")
 
