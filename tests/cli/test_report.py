@@ -209,7 +209,7 @@ def test_a_network_trained_on_patches_alone_is_judged_by_them(runs: Path, here: 
     [
         (
             ["nowhere"],
-            "nowhere: is neither a run nor a checkpoint nor scores; give a run, a checkpoint, hub:owner/name, or a file that",
+            "nowhere: is neither a run nor a checkpoint nor scores; give a run, a checkpoint, hub:owner/name",
         ),
         (["nowhere.csv"], "nowhere.csv: there is no such file; check the path"),
         (["{runs}/pat/best"], "{runs}/pat/best: there are no validation pictures to judge it by; name pictures after"),

@@ -79,6 +79,7 @@ def assert_same_step(
         torch.testing.assert_close(after[name], value)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch 2.11 in itself
 def test_compiled_it_is_still_the_same() -> None:  # torch 2.11 once gave no gradient, without a word
     network = deepcopy(STEM).double()
     other = deepcopy(network)
