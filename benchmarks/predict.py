@@ -2,7 +2,8 @@
 
     python benchmarks/predict.py [--model RUN] [--efforts 0.25 0.5 0.75] [--json [FILE]]
 
-All ways run a `Predictor` of the same network and take turns, so that a busy moment hits all alike; times are medians.
+All ways but one run a `Predictor` of the same network and take turns, so that a busy moment hits all alike; times are
+medians. The published way reads pictures with PIL and asks the network as it was trained about five views in NCHW.
 The pictures are generated, 640 x 480 JPEG, and say nothing of a network's doubts: the cutoffs of the efforts are set by
 the pictures themselves, so that each effort looks at the share of them that it names.
 """
@@ -17,8 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from inference import make_published
 from loading import write_photographs
+from PIL import Image
 
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.allocator import keep_freed_memory
@@ -91,11 +95,34 @@ def make_ways(args: argparse.Namespace, folder: Path) -> dict[str, Way]:
         **{f"effort {e:g}": (TorchEngine(model, effort=e), 1 + e * again) for e in args.efforts},
         "PAT, ONNX Runtime": (Predictor.load(folder / "network.onnx").engine, 1 + model.patch_cost),
     }
-    ways = {"reading alone": Way(lambda: [decode_image(path, size=size) for path in paths], 0.0)}
+    ways = {
+        "reading alone": Way(lambda: [decode_image(path, size=size) for path in paths], 0.0),
+        "published": Way(make_published_way(args, paths), 1.0 + model.grid**2),
+    }
     for name, (asked, passes) in engines.items():
         predictor = Predictor(asked, batch_size=args.batch_size)
         ways[name] = Way(lambda predictor=predictor: predictor(paths), passes)  # type: ignore[misc]
     return ways
+
+
+def make_published_way(args: argparse.Namespace, paths: list[Path]) -> Callable[[], object]:
+    engine = Predictor.load(args.model, device="cpu", fold=False).engine
+    assert isinstance(engine, TorchEngine)
+    assert isinstance(engine.model, PatchClassifier)
+    model = engine.model.to(memory_format=torch.contiguous_format)
+    look, side = make_published(model), model.preprocessing.image_size
+
+    def read(path: Path) -> torch.Tensor:
+        with Image.open(path) as picture:
+            pixels = np.array(picture.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
+        return torch.from_numpy(pixels).permute(2, 0, 1)
+
+    @torch.inference_mode()
+    def run() -> None:
+        for start in range(0, len(paths), args.batch_size):
+            look(torch.stack([read(path) for path in paths[start : start + args.batch_size]]))
+
+    return run
 
 
 def aim_efforts(model: PatchClassifier, paths: list[Path]) -> None:
