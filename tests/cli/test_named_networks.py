@@ -68,6 +68,31 @@ def test_what_is_fitted_needs_a_place(here: Path, capsys: Errors) -> None:
     assert "wrote tuned" in capsys.readouterr().out
 
 
+def test_a_folder_may_be_called_like_a_file_of_scores(here: Path, capsys: Errors) -> None:
+    Path("theirs").rename("theirs.csv")
+    assert evaluate(capsys, "timm:theirs.csv", *WORDS)["labels"] == list(LABELS)
+
+
+def test_an_exported_file_has_the_name_without_the_scheme(here: Path) -> None:
+    assert main(["export", "timm:theirs"]) == 0
+    assert main(["predict", "0.png", "--model", "theirs.onnx"]) == 0
+
+
+def test_what_needs_scores_says_how_to_make_them(here: Path, capsys: Errors) -> None:
+    assert main(["audit", "timm:theirs", "photos.csv"]) == 1
+    line = (
+        "timm:theirs: is a network, not a file of scores; make some first: pivotpatch evaluate timm:theirs DATA --save"
+    )
+    assert line in capsys.readouterr().err
+
+
+def test_somebody_elses_network_is_not_trained(here: Path, capsys: Errors) -> None:
+    assert main(["train", "photos.csv", "model.start_from=timm:theirs", "model.image_size=64", "--out", "run"]) == 1
+    line = "timm:theirs: is somebody else's network, which is asked, not trained; give a checkpoint of ours"
+    assert line in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
 def test_a_name_that_is_wrong_is_told_in_a_line(here: Path, capsys: Errors) -> None:
     Path("empty").mkdir()
     assert fail(capsys, "timm:empty", *WORDS) == "empty: holds no config.json; check the path"

@@ -15,7 +15,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         description="Serve a web page that tags pictures and shows why, and the endpoint POST /api/predict. "
         "Nothing leaves this machine. Ctrl-C ends it.",
     )
-    app.add_argument("--model", default="tagger", help="a run, a checkpoint or an exported file (the bundled tagger)")
+    app.add_argument(
+        "--model",
+        default="tagger",
+        help="a run, a checkpoint, an exported file, or a name such as hub:owner/name (tagger)",
+    )
     app.add_argument("--device", help="such as cpu or cuda:1; a GPU where there is one by default")
     app.add_argument("--effort", type=float, default=1.0, help="from 0 to 1 (1)")
     app.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1, which others cannot reach)")

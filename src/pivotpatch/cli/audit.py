@@ -38,8 +38,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "words",
         nargs="+",
         metavar="WORD",
-        help="scores (.parquet, .npz, .csv), with --effect a run or checkpoint; then the address of their pictures, "
-        "where the truth is not in the file or pictures are to be drawn",
+        help="scores (.parquet, .npz, .csv), with --effect a run, a checkpoint or a network by name; then the "
+        "address of their pictures, where the truth is not in the file or pictures are to be drawn",
     )
     part = audit.add_mutually_exclusive_group()
     part.add_argument("--pairs", action="store_true", help="conditional FPR and TPR of labels that keep company")
@@ -258,6 +258,7 @@ def _audit_effect(args: argparse.Namespace) -> int:
     from pivotpatch.cli.audit_text import print_effects
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.data.address import open_records
+    from pivotpatch.models.named import shorten_name
     from pivotpatch.report.audit_plots import plot_effects
 
     named = open_pictures(args.words[1:])
@@ -280,7 +281,7 @@ def _audit_effect(args: argparse.Namespace) -> int:
     else:
         print_effects(found)
     if args.plot is not None:
-        short = {Path(name).resolve().name: rows for name, rows in found.items()}
+        short = {shorten_name(name): rows for name, rows in found.items()}
         write_figures({"direct_effect": plot_effects(short if len(short) == len(found) else found)}, args.plot)
     return 0
 
@@ -328,9 +329,10 @@ def _align(baseline: "Scores", scores: "Scores", *, where: str) -> "Scores":
 
 def _read_scores(what: str | Path, *, records: "RecordSet | None" = None, like: "Scores | None" = None) -> "Scores":
     from pivotpatch.models.bundled import BUNDLED
+    from pivotpatch.models.named import is_named
 
     path = Path(what)
-    if path.is_dir() or str(what) in BUNDLED:
+    if path.is_dir() or str(what) in BUNDLED or is_named(str(what)):
         todo = f"make some first: pivotpatch evaluate {path} DATA --save x.parquet --keep-patches"
         raise InputError(str(path), f"is a {'folder' if path.is_dir() else 'network'}, not a file of scores", todo)
     return read_score_file(path, records=records, like=like)

@@ -16,7 +16,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         description="Write a network as one file that takes pictures of any size and gives probabilities and patch "
         "weights; it is compared with torch before it is kept.",
     )
-    export.add_argument("what", metavar="WHAT", help="a run, a checkpoint, or the name of a bundled model")
+    export.add_argument(
+        "what", metavar="WHAT", help="a run, a checkpoint, or a network by name: tagger, hub:, timm:, transformers:"
+    )
     export.add_argument(
         "--format",
         choices=tuple(SUFFIXES),
@@ -61,12 +63,14 @@ def run_export(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace) -> Path:
     """The file to write; what cannot be meant is refused before anything is loaded."""
+    from pivotpatch.models.named import shorten_name
+
     suffix = SUFFIXES[args.format]
     if args.format == "checkpoint":
         if args.out is None:
             raise InputError("--out", "there is no name for the folder", "give one")
         return Path(args.out)
-    out: Path = args.out or Path(Path(args.what).resolve().name + suffix)
+    out: Path = args.out or Path(shorten_name(str(args.what)) + suffix)
     if args.half and args.format == "package":
         raise InputError("--half", "a package keeps float32", "leave it out, or choose --format onnx")
     if out.suffix.lower() != suffix or out.is_dir():

@@ -58,7 +58,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "(.parquet, .npz, .csv); then the address of the pictures, a table or a "
         "folder of them; without it a run is judged on its validation pictures, and scores have no pictures",
     )
-    report.add_argument("--baseline", metavar="WHAT", help="compare with this run, checkpoint or file of scores")
+    report.add_argument("--baseline", metavar="WHAT", help="compare with this, of any of these kinds")
     report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     report.add_argument(
         "--pictures", type=int, default=60, metavar="N", help=f"pictures to show at most, up to {MOST} (60)"
@@ -135,11 +135,12 @@ def _make_subject(
     source: Source, pictures: _Pictures, *, like: "Scores | None", on_error: str | None, progress: "Progress"
 ) -> "Subject":
     """Scores of a source on the pictures, or on those of other scores, and what is known of it."""
+    from pivotpatch.models.named import is_named
     from pivotpatch.report.subject import Subject
     from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import read_log
 
-    name = source.path.resolve().name
+    name = str(source.path) if is_named(str(source.path)) else source.path.resolve().name
     if source.model is None:
         scores = read_score_file(source.path, records=pictures.records if like is None else None, like=like)
         return Subject(name, _drop_shares(scores), facts=_tell_file(scores))
@@ -153,7 +154,7 @@ def _make_subject(
         _choose_records(source, pictures, like),
         config=config,
         keep_patches=True,
-        progress=lambda done, total: progress(f"score {source.path.name}", done, total),
+        progress=lambda done, total: progress(f"score {name}", done, total),
     )
     list_not_read(scored.not_read, rest="")
     scores = _drop_shares(scored.scores)

@@ -60,18 +60,18 @@ def open_source(what: str | Path, *, action: str) -> Source:
         action: what the verb does with a network, for the message about a run that has none yet.
     """
     from pivotpatch.inference.score_file import SUFFIXES
+    from pivotpatch.models.named import is_named, load_named
 
     path = Path(what)
+    if is_named(str(what)):
+        return Source(path, load_named(str(what)))
     if path.suffix.lower() in SUFFIXES and not path.is_dir():
         return Source(path)
     from pivotpatch.models.bundled import find_bundled
     from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
-    from pivotpatch.models.named import is_named, load_named
     from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import CONFIG
 
-    if is_named(str(what)):
-        return Source(path, load_named(str(what)))
     path = find_bundled(str(what)) or path
     best, configured = path / "best", (path / CONFIG).is_file()
     if (path / DESCRIPTION).is_file():

@@ -48,8 +48,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "words",
         nargs="+",
         metavar="WHAT [DATA]",
-        help="a run or a checkpoint; then the address of validation pictures, a table or a folder of them, by default "
-        "those that the run held out",
+        help="a run, a checkpoint, or with --out hub:owner/name; then the address of validation pictures, a table or a "
+        "folder of them, by default those that the run held out",
     )
     tune.add_argument(
         "--scores", type=Path, metavar="FILE", help="what the network says of them: evaluate --save FILE --keep-patches"

@@ -26,6 +26,7 @@ from pivotpatch.models.classifier import (
     MultiLabelClassifier,
     SharedClassifier,
 )
+from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.named import is_named, load_named
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.relabel import load_relabelled
@@ -245,6 +246,8 @@ def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...],
     assert section.start_from is not None
     start = section.start_from
     model = load_named(start) if is_named(start) else load_checkpoint(start)
+    if isinstance(model, ForeignClassifier):
+        raise InputError(start, "is somebody else's network, which is asked, not trained", "give a checkpoint of ours")
     model.thresholds = model.calibration = model.adaptive = None  # they belong to the weights that they were fitted to
     said = section.model_dump(exclude={"start_from", "pretrained"}, exclude_defaults=True)
     for name, value in said.items():
