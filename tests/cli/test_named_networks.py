@@ -51,8 +51,11 @@ def test_a_checkpoint_by_the_name_of_a_hub_is_that_checkpoint(here: Path, capsys
 
 
 def test_a_report_names_it(here: Path) -> None:
-    assert main(["report", "timm:theirs", "photos.csv", "--out", "report.html"]) == 0
-    assert "timm:theirs" in Path("report.html").read_text("utf-8")
+    save("ours")
+    assert main(["report", "hub:ours", "photos.csv", "--baseline", "timm:theirs", "--out", "report.html"]) == 0
+    page = Path("report.html").read_text("utf-8")
+    assert "<title>Report on hub:ours" in page
+    assert "baseline timm:theirs" in page
 
 
 def test_what_is_fitted_needs_a_place(here: Path, capsys: Errors) -> None:

@@ -1,14 +1,13 @@
 """A convolution, a sum and a ReLU in one pass over memory, which cuDNN can and torch does not ask it for."""
 
 import operator
-from copy import copy
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from pivotpatch.models.rewrites import FoldedPixels
+from pivotpatch.models.rewrites import FoldedPixels, copy_layer
 
 
 class FusedConvolution(nn.Module):
@@ -96,8 +95,8 @@ def _find_own(graph: fx.Graph, node: object, held: dict[str, Any]) -> nn.Conv2d 
 
 def _give_bias(convolution: nn.Conv2d, bias: nn.Parameter | None) -> nn.Conv2d:
     """A convolution with the same weight and another bias."""
-    given = copy(convolution)
-    given._parameters = {**convolution._parameters, "bias": bias}  # else the copy would change both
+    given = copy_layer(convolution)
+    given.bias = bias
     return given
 
 

@@ -10,7 +10,7 @@ weights are computed from them once.
 
 from collections.abc import Callable
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from timm.layers import BatchNormAct2d, BlurPool2d
@@ -18,6 +18,7 @@ from timm.models.tresnet import TResNet
 from torch import Tensor, nn
 from torch.nn import functional
 
+Layer = TypeVar("Layer", bound=nn.Module)
 _STEM_CHANNELS = 16  # of what the first convolution is given: tensor cores like multiples of 8
 
 
@@ -216,14 +217,20 @@ def _fold_stem(convolution: nn.Conv2d) -> nn.Sequential:
 
 
 def _pad_convolution(convolution: nn.Conv2d) -> nn.Conv2d:
-    padded = copy(convolution)
-    padded._parameters = dict(convolution._parameters)  # else the copy would change the weights of both
+    padded = copy_layer(convolution)
     padded.in_channels, padded.out_channels = _round_up(padded.in_channels), _round_up(padded.out_channels)
     missing = padded.in_channels - convolution.in_channels
     padded.weight = _freeze(functional.pad(_pad(convolution.weight, padded.out_channels), (0, 0, 0, 0, 0, missing)))
     if convolution.bias is not None:
         padded.bias = _freeze(_pad(convolution.bias, padded.out_channels))
     return padded
+
+
+def copy_layer(layer: Layer) -> Layer:
+    """A layer whose weights can be replaced without those of the one that it was copied from."""
+    copied = copy(layer)
+    copied._parameters = dict(layer._parameters)
+    return copied
 
 
 def _freeze(weight: Tensor) -> nn.Parameter:
