@@ -30,7 +30,7 @@ def main() -> None:
     colours = dict(zip(speeds, (kinds[way] for _, way in pairs), strict=True))
     _draw(training, speeds, colours, title=f"training, {gpu['device']}\n448 pixels, samples/s")
     found = _read("inference_gpu.json")
-    names = {"published": "published", "ours": "ours", "adaptive": "effort 0.375", "plain": "image alone"}
+    names = {"published": "published", "ours": "ours", "adaptive": f"effort {found['effort']}", "plain": "image alone"}
     pairs = [(backbone, way) for backbone in found["backbones"] for way in names]
     speeds = {f"{backbone}, {names[way]}": found["backbones"][backbone][way] for backbone, way in pairs}
     kinds = dict(zip(names, (BASELINE, MODEL, MODEL, FLOOR), strict=True))
