@@ -7,8 +7,8 @@ Three ways, one after the other, on the same generated JPEG files (640 x 480):
 - published: five views of a sample through PIL in workers, NCHW, fp16 autocast with a scaled loss, an average of the
   weights tensor by tensor, and a look at the loss after each step;
 - ours: the project's loader, step and average, as `pivotpatch train` takes them;
-- floor: forward and backward of the same network, compiled and rewritten as ours, on views of some of those pictures
-  that lie on the device, nothing else.
+- floor: forward and backward of the same network, compiled and rewritten as ours, on augmented views of some of those
+  pictures that lie on the device, nothing else.
 
 On a machine without a GPU it runs too (bfloat16 and fp16 are then left out), for a trial: give --size 64.
 """
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from pivotpatch import AsymmetricLoss, PatchClassifier
 from pivotpatch.core.counterfactual import combine_logits
-from pivotpatch.data.augment import Views
+from pivotpatch.data.augment import AugmentPolicy, Views, draw_augmentation
 from pivotpatch.models.rewrites import quicken_training
 from pivotpatch.training.task import PatchTask
 
@@ -329,7 +329,9 @@ def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, dev
         quicken_training(model)
     chosen = itertools.islice(itertools.cycle(paths), args.batch)
     pixels = np.stack([decode_image(path, size=(args.size, args.size)) for path in chosen])
-    views = make_network_views(model, torch.from_numpy(pixels).permute(0, 3, 1, 2).to(device))
+    # Augmented as ours are: the same kernels take longer on some pictures than on others, where power is short.
+    drawn = draw_augmentation(5 * args.batch, policy=AugmentPolicy(), generator=torch.Generator().manual_seed(0))
+    views = make_network_views(model, torch.from_numpy(pixels).permute(0, 3, 1, 2).to(device), augmentation=drawn)
     with own_settings(device):
         step = make_floor_step(model, batch=args.batch, compiler={} if device.type == "cuda" else None, views=views)
         speed = Clock(device, steps=args.steps, warm=min(8, args.warm)).run(

@@ -9,7 +9,6 @@ from pivotpatch.models.passes import (
     FusedConvolution,
     Kernel,
     QuickPool,
-    can_run_kernels,
     describe_activation,
 )
 
@@ -63,12 +62,3 @@ def test_a_finish_takes_what_is_given_and_stretches_it(device: str) -> None:
         expected = nn.LeakyReLU(0.1)((x + bias[:, None, None]) * gate + each)
         found = finish(x.to(device), gate.to(device), each.to(device))
         torch.testing.assert_close(found.detach().cpu(), expected)
-
-
-def test_where_triton_cannot_run_torch_does_it() -> None:
-    assert not can_run_kernels(torch.device("cpu"))
-
-
-@needs_gpu
-def test_triton_runs_on_a_gpu() -> None:
-    assert can_run_kernels(torch.device("cuda"))

@@ -142,7 +142,7 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: b
         if augmentation.flip.any():
             views = _flip(views, augmentation.flip)
         if (augmentation.cutout[:, :2] < augmentation.cutout[:, 2:]).any():
-            views = _cover(views, augmentation)
+            views = _cover(views, augmentation, compiled=compiled)
         rows = torch.arange(len(views))
         for operation, strength in zip(augmentation.operation.T, augmentation.strength.T, strict=True):
             views, rows = _operate(views, rows, operation=operation, strength=strength, compiled=compiled)
@@ -175,7 +175,7 @@ def _flip(views: Tensor, flip: Tensor) -> Tensor:
     return result
 
 
-def _cover(views: Tensor, augmentation: Augmentation) -> Tensor:
+def _cover(views: Tensor, augmentation: Augmentation, *, compiled: bool) -> Tensor:
     """Fill each view's box: the pixels whose centre it holds."""
     top, left, bottom, right = send_tensor(augmentation.cutout, views.device)[:, :, None, None, None].unbind(1)
     height, width = views.shape[-2:]
@@ -186,8 +186,13 @@ def _cover(views: Tensor, augmentation: Augmentation) -> Tensor:
     # All bits of what a box holds, none of the rest: such masks work on words of any size.
     rows = -((top <= y) & (y < bottom)).to(words.dtype)
     columns = _as_words(-((left <= x) & (x < right)).to(torch.uint8))
-    changed = (words ^ colour.contiguous().view(words.dtype)).bitwise_and_(rows & columns)
-    return changed.bitwise_xor_(words).view(torch.uint8)
+    paint = _choose(_paint, compiled=compiled)
+    return paint(words, colour.contiguous().view(words.dtype), rows & columns).view(torch.uint8)
+
+
+def _paint(words: Tensor, colour: Tensor, mask: Tensor) -> Tensor:
+    """The bits of the colour where the mask has them, else those that are there."""
+    return (words ^ colour).bitwise_and_(mask).bitwise_xor_(words)
 
 
 class _Moved(NamedTuple):
@@ -270,8 +275,8 @@ def make_views(
     if grid == 0:
         image = finish(views, augmentation)
         return Views(image, image.new_empty(count, 0, *image.shape[1:]))
-    cut, seen = _choose(cut_patches, compiled=compiled), size if patch_size is None else patch_size
-    patches = cut(images if native else views, grid=grid, overlap=overlap, size=seen)
+    seen = size if patch_size is None else patch_size
+    patches = cut_patches(images if native else views, grid=grid, overlap=overlap, size=seen)
     views = views.contiguous()  # as the patches are: putting both into one batch is then much faster
     if augmentation is not None:
         _check_drawn(augmentation, views=count * (1 + patches.shape[1]))

@@ -5,13 +5,13 @@ A ReLU, and a sum before it, cuDNN takes in, though torch does not ask it to. Fo
 """
 
 import math
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from pivotpatch.core.kernels import can_run_kernels
 
 Kernel = Literal["take_largest", "blur", "take_mean"]
 _LARGE = 1 << 20  # elements of a feature map from which on launching a kernel of ours costs less than it saves
@@ -124,17 +124,3 @@ def _is_large(x: Tensor) -> bool:
     large = x.numel() >= max(_LARGE, 1024 * len(x))  # 1,024 elements an image are the least that they take
     known = x.dtype in (torch.bfloat16, torch.float16, torch.float32)
     return x.is_cuda and large and known and can_run_kernels(x.device)
-
-
-@cache
-def can_run_kernels(device: torch.device) -> bool:
-    """Whether Triton works: it may be missing, have no C compiler, or not know a GPU, and torch can do the same."""
-    if find_spec("triton") is None:
-        return False
-    from pivotpatch.models.kernels import finish
-
-    try:
-        finish(torch.zeros(1, 8, 16, 16, device=device))
-    except Exception:
-        return False
-    return True

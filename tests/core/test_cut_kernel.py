@@ -1,0 +1,57 @@
+"""Our kernel against torch, by Triton's interpreter where there is no GPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+COMPARE = """
+import torch
+from pivotpatch.core.cut_kernel import cut_bytes
+from pivotpatch.core.patches import cut_patches, patch_boxes
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+generator = torch.Generator().manual_seed(0)
+for shape, grid, overlap, size in (
+    ((2, 3, 8, 8), 2, 0.0, (8, 8)),
+    ((1, 3, 7, 9), 2, 0.25, (7, 9)),
+    ((2, 3, 10, 6), 3, 0.0, (12, 6)),
+    ((1, 1, 4, 4), 1, 0.0, (4, 4)),
+    ((1, 3, 4, 1200), 1, 0.0, (4, 1300)),
+):
+    nested = torch.randint(256, (shape[0], *shape[2:], shape[1]), generator=generator, dtype=torch.uint8)
+    source = nested.permute(0, 3, 1, 2)
+    boxes = patch_boxes(*shape[2:], grid=grid, overlap=overlap)
+    # Half a level more, so that cutting off rounds.
+    expected = cut_patches(source.double() + 0.5, grid=grid, overlap=overlap, size=size)
+    starts, span = [(box.top, box.left) for box in boxes], (boxes[0].bottom, boxes[0].right)
+    for order in (source, source.contiguous()):
+        found = cut_bytes(order.to(device), starts=starts, span=span, size=size).cpu()
+        assert found.shape == expected.shape and found.dtype == torch.uint8
+        beside = (found.double() - expected.floor()).abs()
+        near = (expected - expected.round()).abs() < 1e-3  # single precision may cut off either way there
+        assert bool((beside <= near).all()), (shape, grid, overlap, size)
+        assert span != size or torch.equal(found[:, 0], source)
+print("the same")
+"""
+
+
+def test_our_kernel_cuts_what_torch_cuts() -> None:
+    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPARE], env={**os.environ, **interpreted}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "the same\n", done.stderr[-2000:]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_cuts_what_a_cpu_cuts() -> None:
+    from pivotpatch.core.patches import cut_patches
+
+    source = torch.randint(256, (3, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    found, expected = cut_patches(source.cuda()).cpu(), cut_patches(source)
+    assert (found.int() - expected.int()).abs().max() <= 1  # the CPU interpolates bytes with fewer bits
