@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.kernels import can_run_kernels
 
 
 class PatchBox(NamedTuple):
@@ -187,14 +186,8 @@ def cut_patches(source: Tensor, *, grid: int = 2, overlap: float = 0.0, size: tu
     check_images(source, "cut_patches")
     height, width = source.shape[-2:]
     boxes = patch_boxes(height, width, grid=grid, overlap=overlap)
-    span, size = (boxes[0].bottom, boxes[0].right), (height, width) if size is None else size
-    grows = span[0] <= size[0] and span[1] <= size[1]
-    if source.dtype == torch.uint8 and grows and can_run_kernels(source.device):
-        from pivotpatch.core.cut_kernel import cut_bytes
-
-        return cut_bytes(source, starts=[(b.top, b.left) for b in boxes], span=span, size=size)
     patches = torch.stack([source[..., b.top : b.bottom, b.left : b.right] for b in boxes], dim=1)
-    resized = resize_images(patches.flatten(0, 1), size)
+    resized: Tensor = resize_images(patches.flatten(0, 1), (height, width) if size is None else size)
     return resized.reshape(-1, len(boxes), *resized.shape[1:])
 
 

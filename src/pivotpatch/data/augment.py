@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.patches import check_images, cut_patches, resize_images, split_views
+from pivotpatch.core.patches import check_images, resize_images, split_views
 from pivotpatch.core.transfer import send_tensor
 from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS, warp_views
+from pivotpatch.data.cutting import cut_byte_patches
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ def make_views(
         image = finish(views, augmentation)
         return Views(image, image.new_empty(count, 0, *image.shape[1:]))
     seen = size if patch_size is None else patch_size
-    patches = cut_patches(images if native else views, grid=grid, overlap=overlap, size=seen)
+    patches = cut_byte_patches(images if native else views, grid=grid, overlap=overlap, size=seen)
     views = views.contiguous()  # as the patches are: putting both into one batch is then much faster
     if augmentation is not None:
         _check_drawn(augmentation, views=count * (1 + patches.shape[1]))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pivotpatch.core.kernels import can_run_kernels
+from pivotpatch.core.kernels import can_run
 
 Kernel = Literal["take_largest", "blur", "take_mean"]
 _LARGE = 1 << 20  # elements of a feature map from which on launching a kernel of ours costs less than it saves
@@ -123,4 +123,10 @@ def _is_large(x: Tensor) -> bool:
     """Whether kernels of our own can take a feature map, and are worth it."""
     large = x.numel() >= max(_LARGE, 1024 * len(x))  # 1,024 elements an image are the least that they take
     known = x.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return x.is_cuda and large and known and can_run_kernels(x.device)
+    return x.is_cuda and large and known and can_run(_try_kernel, x.device)
+
+
+def _try_kernel(device: torch.device) -> None:
+    from pivotpatch.models.kernels import finish
+
+    finish(torch.zeros(1, 8, 16, 16, device=device))
