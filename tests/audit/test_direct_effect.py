@@ -1,6 +1,7 @@
 """Direct effects of networks whose effects are known, and rank correlation against scipy."""
 
 import json
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pivotpatch.data.scenes import SCENE_LABELS, SceneStore, draw_scene, read_sc
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.relabel import load_relabelled
 
 whole_numbers = st.lists(st.integers(0, 5), min_size=8, max_size=8)
 
@@ -76,6 +78,21 @@ def test_a_part_of_the_records_is_scored_in_its_own_order(network: MultiLabelCla
     records = read_scenes("", "test-same", count=8, size=64)
     whole, part = (measure_direct_effects(network, chosen) for chosen in (records, records.select(np.array([6, 2]))))
     assert torch.allclose(part.effect, whole.effect[[6, 2]], atol=1e-4)
+
+
+def test_labels_may_stand_in_another_order_and_beside_others(network: MultiLabelClassifier) -> None:
+    records = read_scenes("", "test-same", count=8, size=64)
+    strong = deepcopy(network)
+    with torch.no_grad():
+        for weight in strong.head.parameters():
+            weight.mul_(100)  # else all effects are near 0
+    other = MultiLabelClassifier("test_resnet", [*reversed(SCENE_LABELS.names), "cat"], image_size=64).eval()
+    load_relabelled(other, strong)
+    expected, found = (measure_direct_effects(PatchInference(asked), records) for asked in (strong, other))
+    assert found.labels == expected.labels == SCENE_LABELS.names
+    assert expected.effect.std() > 0.02
+    torch.testing.assert_close(found.effect, expected.effect, atol=1e-3, rtol=0)
+    torch.testing.assert_close(dict(found.logits), dict(expected.logits), atol=1e-3, rtol=0)
 
 
 def make_effects(noise: float) -> DirectEffects:
@@ -157,7 +174,7 @@ def test_pictures_that_are_no_scenes_are_refused(network: MultiLabelClassifier) 
     with pytest.raises(InputError, match="folder:photos: direct effects are known on scenes only; give scenes:"):
         measure_direct_effects(network, records)
     other = MultiLabelClassifier("test_resnet", ["cat"], image_size=64)
-    with pytest.raises(InputError, match="does not know the labels of scenes"):
+    with pytest.raises(InputError, match=r"does not know 10 of the 10 labels of scenes \(.* and 7 more\); give a netw"):
         measure_direct_effects(other, read_scenes("", "val", count=2))
     with pytest.raises(InputError, match="unknown choice 'object'; did you mean 'objects'"):
         track_effects(make_effects(0.1), among="object", generator=torch.Generator())  # type: ignore[arg-type]

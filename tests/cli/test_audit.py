@@ -282,6 +282,19 @@ def test_an_effect_that_cannot_be_ranked_is_null(audit: Callable[..., str], tmp_
     assert "nan" not in audit(*words)
 
 
+def test_a_network_that_does_not_know_scenes_is_refused_before_another_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(MultiLabelClassifier("test_resnet", SCENE_LABELS.names, image_size=64), "one")
+    save_checkpoint(MultiLabelClassifier("test_resnet", [*SCENE_LABELS.names[2:], "cat"], image_size=64), "two")
+    assert main(["audit", "one", "scenes:@test-same?count=2&size=64", "--effect", "--baseline", "two"]) == 1
+    assert capsys.readouterr().err == (
+        f"pivotpatch: two: it does not know 2 of the 10 labels of scenes ({', '.join(SCENE_LABELS.names[:2])}); "
+        "give a network that was trained on scenes:\n"
+    )
+
+
 def test_tables_need_no_scheme_for_effects(
     audit: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

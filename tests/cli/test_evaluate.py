@@ -222,6 +222,41 @@ def test_a_network_trained_on_patches_alone_is_judged_by_its_patches(here: Path,
     assert found["kinds"]["patch"]["decided"] is not None
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("nowhere.npz", "nowhere.npz: there is no such file; check the path"),
+        ("base", "base: is of no known kind of file; give one that ends in .parquet, .npz, .csv"),
+        ("model", "model: is a folder, not a file of scores; make some first: pivotpatch evaluate model DATA --save x"),
+        ("tagger", "tagger: is a network, not a file of scores; make some first: pivotpatch evaluate tagger DATA --sa"),
+        ("timm:me/x", "timm:me/x: is a network, not a file of scores; make some first: pivotpatch evaluate timm:me/x"),
+        ("few.csv", "few.csv: 20 pictures of the other scores have no scores (1.png, 2.png, 3.png and 17 more); score"),
+        ("other.csv", "other.csv: 1 labels of the other scores have no scores (fish); score them too, or leave them"),
+        ("nowhere.npz --on-error skip", "nowhere.npz: there is no such file; check the path"),
+        ("few.csv --on-error skip", "few.csv: 20 pictures of table:photos.csv have no scores (1.png, 2.png, 3.png and"),
+    ],
+)
+def test_a_baseline_that_will_not_do_is_refused_before_the_work(
+    here: Path, capsys: Errors, words: str, message: str
+) -> None:
+    save("model")
+    Path("few.csv").write_text("picture,cat,dog,fish\n0.png,1,2,3\n")
+    rows = "".join(f"{place}.png,{place},2\n" for place in range(21))
+    Path("other.csv").write_text(f"picture,cat,dog\n{rows}")
+    assert main(["evaluate", "model", "photos.csv", "--workers", "0", "--baseline", *words.split()]) == 1
+    *told, last = capsys.readouterr().err.splitlines()
+    assert last.startswith(f"pivotpatch: {message}")
+    assert not any(line.startswith("score:") for line in told)
+
+
+def test_a_baseline_may_lack_what_cannot_be_read(here: Path, capsys: Errors) -> None:
+    save("model")
+    Path("3.png").write_bytes(b"broken")
+    words = ("model", "photos.csv", "--workers", "0", "--resamples", "5", "--on-error", "skip")
+    evaluate(capsys, *words, "--save", "base.npz")
+    assert evaluate(capsys, *words, "--baseline", "base.npz")["difference"]["value"] == 0
+
+
 def test_another_truth_in_the_baseline_is_told(here: Path, capsys: Errors) -> None:
     target = np.eye(4)
     np.savez("a.npz", image=np.eye(4), target=target)

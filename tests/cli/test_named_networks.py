@@ -1,5 +1,7 @@
 """Verbs take networks on the hub and other people's: what they score is what the network says when it is asked."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,49 @@ def test_somebody_elses_network_is_not_trained(here: Path, capsys: Errors) -> No
     assert not Path("run").exists()
 
 
-def test_a_name_that_is_wrong_is_told_in_a_line(here: Path, capsys: Errors) -> None:
-    Path("empty").mkdir()
-    assert fail(capsys, "timm:empty", *WORDS) == "empty: holds no config.json; check the path"
+def test_a_mistyped_scheme_is_corrected(here: Path, capsys: Errors) -> None:
+    told = "Timm:theirs: is neither a run nor a checkpoint nor scores; did you mean 'timm:theirs'? give a run, a check"
+    assert fail(capsys, "Timm:theirs", *WORDS).startswith(told)
+    assert main(["predict", "0.png", "--model", "HUB:me/tags"]) == 1
+    told = "HUB:me/tags: is neither a bundled model nor a folder or file that is there; did you mean 'hub:me/tags'? kn"
+    assert told in capsys.readouterr().err
+    assert main(["train", "photos.csv", "model.start_from=Hub:me/tags", "--out", "run"]) == 1
+    told = "Hub:me/tags: is no checkpoint, model.json is missing; did you mean 'hub:me/tags'? check the path"
+    assert told in capsys.readouterr().err
+
+
+def drop_names() -> None:
+    path = Path("theirs", "config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "label_names": None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("timm:empty", lambda: Path("empty").mkdir(), "holds no config.json; check the path"),
+        ("timm:./empty/", lambda: Path("empty").mkdir(), "holds no config.json; check the path"),
+        (
+            "hub:no where",
+            lambda: None,
+            "is no folder that is there, and is no owner/name on the hub; check what you gave",
+        ),
+        ("timm:nowhere@v1", lambda: None, "is no folder that is there, and is no owner/name on the hub; check what"),
+        ("timm:theirs", drop_names, "its config.json states no label_names; name each logit in its config.json, or"),
+        ("timm:local-dir:theirs", drop_names, "its config.json states no label_names; name each logit in its config"),
+        ("timm:ours", lambda: save("ours"), "does not hold what timm: opens; give hub:ours"),
+        ("hub:theirs", lambda: None, "does not hold what hub: opens; give timm:theirs"),
+        ("transformers:theirs", lambda: None, "does not hold what transformers: opens; give timm:theirs"),
+    ],
+)
+def test_a_name_that_is_wrong_is_told_in_a_line_as_it_was_typed(
+    here: Path, capsys: Errors, name: str, damage: Callable[[], object], message: str
+) -> None:
+    damage()
+    assert fail(capsys, name, *WORDS).startswith(f"{name}: {message}")
+    assert main(["predict", "0.png", "--model", name]) == 1
+    assert capsys.readouterr().err.startswith(f"pivotpatch: {name}: {message}")
+
+
+def test_a_damaged_file_of_a_network_is_named(here: Path, capsys: Errors) -> None:
+    Path("theirs", "model.safetensors").write_bytes(b"cut")
+    assert fail(capsys, "timm:theirs", *WORDS).startswith("theirs/model.safetensors: cannot be read")

@@ -219,6 +219,8 @@ def test_a_network_trained_on_patches_alone_is_judged_by_them(runs: Path, here: 
         (["{runs}/pat", "--out", "report.pdf"], "report.pdf: is no name for a page; end it in .html"),
         (["{runs}/pat", "--out", "no/report.html"], "no/report.html: there is no folder no; make it first"),
         (["{runs}/pat", "--baseline", "nowhere"], "nowhere: is neither a run nor a checkpoint nor scores"),
+        (["{runs}/pat", "--baseline", "no.npz"], "no.npz: there is no such file; check the path"),
+        (["Timm:x.csv"], "Timm:x.csv: there is no such file; did you mean 'timm:x.csv'? check the path"),
     ],
 )
 def test_mistakes_are_told_in_one_line(words: list[str], message: str, runs: Path, here: Path, capsys: Errors) -> None:

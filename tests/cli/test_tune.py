@@ -168,6 +168,21 @@ def test_scores_are_mixed_as_the_network_is_now(here: Path, capsys: Errors) -> N
     assert fail(capsys, "model", "--scores", "few.npz") == message
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "npz"])
+@pytest.mark.parametrize(("grid", "overlap"), [(3, 0.0), (2, 0.3)])
+def test_scores_of_a_network_that_cuts_other_patches_are_refused(
+    here: Path, capsys: Errors, grid: int, overlap: float, suffix: str
+) -> None:
+    model = PatchClassifier("test_vit", LABELS, image_size=SIZE, grid=grid, overlap=overlap).eval()
+    write_scores(score(model, open_records("table:val.csv").keep_labels(LABELS)), f"theirs.{suffix}")
+    assert fail(capsys, "run", "--scores", f"theirs.{suffix}", "--out", "tuned") == (
+        f"theirs.{suffix}: it is of {grid**2} patches that overlap by {overlap:g}, the network cuts 4 by 0; "
+        "write it by pivotpatch evaluate run DATA --save FILE --keep-patches"
+    )
+    save_checkpoint(model, "own")
+    assert tune(capsys, "own", "--scores", f"theirs.{suffix}", "--out", "tuned")["pictures"] == 30
+
+
 def test_a_baseline_gets_calibration_and_thresholds_alone(here: Path, capsys: Errors) -> None:
     make_run("plain", MultiLabelClassifier)
     found = tune(capsys, "plain")

@@ -146,6 +146,16 @@ def test_a_predictor_opens_them_by_their_folders(vit: Path, resnet: Path) -> Non
             Predictor.load(address, device="cpu", effort=0.5)
 
 
+def test_the_folder_of_another_library_is_told(vit: Path, resnet: Path) -> None:
+    for wrong, right in ((f"timm:{vit}", f"transformers:{vit}"), (f"transformers:{resnet}", f"timm:{resnet}")):
+        scheme = wrong.partition(":")[0]
+        with pytest.raises(InputError, match=f"{wrong}: does not hold what {scheme}: opens; give {right}$"):
+            Predictor.load(wrong)
+    edit_json(vit, "config.json", lambda content: content.update(architecture="vit", problem_type=None))
+    with pytest.raises(InputError, match=f"transformers:{vit}: its problem_type is None"):  # it may be of either
+        Predictor.load(f"transformers:{vit}")
+
+
 def test_they_are_scored_like_our_own(vit: Path) -> None:
     model = load_transformers(vit)
     pictures = make_pictures(3, SIDE, SIDE)
@@ -228,7 +238,8 @@ def pickle_weights(folder: Path) -> None:
     [
         (
             lambda f: edit_json(f, "config.json", lambda c: c.update(problem_type="single_label_classification")),
-            "problem_type is 'single_label_classification', so .* choose a single label; .*multi_label=True",
+            "problem_type is 'single_label_classification', so .* a single label; if it is multi-label all the same, "
+            "write problem_type 'multi_label_classification' into its config.json, or in Python open_transformers",
         ),
         (lambda f: edit_json(f, "config.json", lambda c: c.pop("problem_type")), "its problem_type is None, so"),
         (drop_weights, "1 of its weights are missing or of another shape, such as classifier.bias; give a model that"),
@@ -248,7 +259,7 @@ def pickle_weights(folder: Path) -> None:
             lambda f: transformers.MobileViTImageProcessor(
                 size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
             ).save_pretrained(f),  # turns RGB into BGR
-            "its processor does more than to resize, crop and normalise RGB pictures; wrap the model with PatchInfer",
+            "its processor does more than to resize, crop and normalise RGB pictures; in Python, wrap the model",
         ),
         (
             lambda f: make_processor(do_resize=False).save_pretrained(f),
@@ -283,7 +294,9 @@ def test_labels_are_put_into_the_order_of_the_logits(vit: Path, resnet: Path) ->
     edit_json(resnet, "config.json", lambda c: c.update(label_names={"2": "c", "0": "a", "1": "b"}))
     assert load_transformers(vit).labels == load_timm(resnet).labels == ("a", "b", "c")
     edit_json(resnet, "config.json", lambda c: c.update(label_names={"3": "c", "0": "a", "1": "b"}))
-    with pytest.raises(InputError, match="its labels are not numbered from 0 without a gap; give labels"):
+    with pytest.raises(
+        InputError, match="its labels are not numbered from 0 without a gap; name each logit in its config"
+    ):
         load_timm(resnet)
 
 
@@ -296,7 +309,14 @@ def test_without_transformers_it_is_said_how_to_get_it(vit: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: edit_json(f, "config.json", lambda c: c.pop("label_names")), "states no label_names; give labels"),
+        (
+            lambda f: edit_json(f, "config.json", lambda c: c.pop("label_names")),
+            r"states no label_names; name each logit in its config.json, or in Python .* labels=\[...\]",
+        ),
+        (
+            lambda f: edit_json(f, "config.json", lambda c: c.update(label_names=["cat", "cup"])),
+            r"logits \(1, 3\) of one image, and there are 2 labels; name each logit in its config.json, or in Python",
+        ),
         (lambda f: edit_json(f, "config.json", lambda c: c.update(num_classes=4)), "fc.bias is .3,. instead of .4,."),
         (lambda f: edit_json(f, "config.json", lambda c: c.pop("architecture")), "timm cannot open it .*architecture"),
         (lambda f: edit_json(f, "config.json", lambda c: c.update(architecture="tset")), "timm cannot open it .*tset"),
@@ -358,7 +378,7 @@ def test_they_are_opened_by_their_names_on_the_hub(user: tuple[HubUser, list[str
     asking, fetched = user
     *said, fault = asking.run(code)
     assert said == [" ".join(LABELS)] * 3
-    assert fault == "me/vit: holds no config.json, so it is another kind of model; check the name"
+    assert fault == "timm:me/vit: holds no config.json, so it is another kind of model; check the name"
     assert set(fetched) == {
         *(f"me/vit/{name}" for name in ("config.json", "model.safetensors", "preprocessor_config.json")),
         *(f"me/resnet/{name}" for name in ("config.json", "model.safetensors")),

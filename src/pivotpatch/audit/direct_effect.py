@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch.audit.bootstrap import Interval
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.data.loading import make_loader
 from pivotpatch.data.records import LabelLists, RecordSet
 from pivotpatch.data.scenes import SceneStore, draw_scene
@@ -76,6 +76,27 @@ class EffectTracking:
         return asdict(self)
 
 
+def find_judged_network(
+    model: Classifier | PatchInference, records: RecordSet, *, where: str = "direct effect"
+) -> Classifier:
+    """The network whose effects are measured; refuse, before the work, what they are not known of.
+
+    Args:
+        model: a network, or PAT-I around one. It may know more labels than scenes have, in any order.
+        records: of `scenes:`.
+        where: the network's name, for messages.
+    """
+    if not isinstance(records.images, SceneStore):
+        raise InputError(records.name, "direct effects are known on scenes only", "give scenes:@test-same or the like")
+    network = model.model if isinstance(model, PatchInference) else model
+    known = network.labels if isinstance(network, Classifier) else ()
+    missing = [name for name in records.labels.names if name not in known]
+    if missing or not isinstance(network, Classifier):
+        wrong = f"it does not know {len(missing)} of the {len(records.labels)} labels of scenes ({shorten(missing)})"
+        raise InputError(where, wrong, "give a network that was trained on scenes:")
+    return network
+
+
 def measure_direct_effects(
     model: Classifier | PatchInference, records: RecordSet, *, batch_size: int = 128, progress: Progress | None = None
 ) -> DirectEffects:
@@ -87,12 +108,8 @@ def measure_direct_effects(
         batch_size: pictures at once.
         progress: told what is done after each batch.
     """
-    store = records.images
-    if not isinstance(store, SceneStore):
-        raise InputError(records.name, "direct effects are known on scenes only", "give scenes:@test-same or the like")
-    network = model.model if isinstance(model, PatchInference) else model
-    if not isinstance(network, Classifier) or network.labels != records.labels.names:
-        raise InputError("direct effect", "the network does not know the labels of scenes", "train it on scenes:")
+    network, store = find_judged_network(model, records), records.images
+    assert isinstance(store, SceneStore)
     side = network.picture_size
     accelerator = Accelerator(cpu=next(network.parameters()).device.type == "cpu")
 

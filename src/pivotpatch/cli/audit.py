@@ -185,7 +185,7 @@ def _audit_scale(args: argparse.Namespace) -> int:
     from pivotpatch.report.audit_plots import plot_scales
 
     scores = _read(args).scores
-    other = _read_scores(args.scale_study, like=scores)
+    other = read_score_file(args.scale_study, like=scores)
     found = study_scale(scores, other, generator=torch.Generator().manual_seed(SEED))
     if args.json:
         print(json.dumps(found.to_dict()))
@@ -254,7 +254,7 @@ def _audit_cases(args: argparse.Namespace) -> int:
 def _audit_effect(args: argparse.Namespace) -> int:
     import torch
 
-    from pivotpatch.audit.direct_effect import measure_direct_effects, track_effects
+    from pivotpatch.audit.direct_effect import find_judged_network, measure_direct_effects, track_effects
     from pivotpatch.cli.audit_text import print_effects
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.data.address import open_records
@@ -265,6 +265,8 @@ def _audit_effect(args: argparse.Namespace) -> int:
     records = open_records(SCENES) if named is None else named
     places = [args.words[0], *([] if args.baseline is None else [args.baseline])]
     networks = {str(place): _open_network(place) for place in places}
+    for name, network in networks.items():  # all of them, before the first is asked
+        find_judged_network(network, records, where=name)
     found = {}
     with show_training() as shown:
         for name, network in networks.items():
@@ -296,18 +298,18 @@ class _Subject(NamedTuple):
 
 def _read(args: argparse.Namespace) -> _Subject:
     records = open_pictures(args.words[1:])
-    scores = _read_scores(args.words[0], records=records)
+    scores = read_score_file(Path(args.words[0]), records=records)
     if records is not None and scores.indices is not None:
         records = records.select(scores.indices.numpy())  # those that have scores
     if args.baseline is None:
         return _Subject(records, scores, None)
     try:
-        return _Subject(records, scores, _read_scores(args.baseline, like=scores))
+        return _Subject(records, scores, read_score_file(args.baseline, like=scores))
     except InputError:
         if args.pair is None:
             raise
     # Pairs that are named need their labels alone: the baseline may know others, such as an InT of a few.
-    baseline = _read_scores(args.baseline, records=records)
+    baseline = read_score_file(args.baseline, records=records)
     return _Subject(records, scores, _align(baseline, scores, where=str(args.baseline)))
 
 
@@ -325,17 +327,6 @@ def _align(baseline: "Scores", scores: "Scores", *, where: str) -> "Scores":
             todo = "take the same truth for both, for example by naming the data set"
             raise InputError(where, f"what is true of {name!r} is not what the scores say", todo)
     return baseline
-
-
-def _read_scores(what: str | Path, *, records: "RecordSet | None" = None, like: "Scores | None" = None) -> "Scores":
-    from pivotpatch.models.bundled import BUNDLED
-    from pivotpatch.models.named import is_named
-
-    path = Path(what)
-    if path.is_dir() or str(what) in BUNDLED or is_named(str(what)):
-        todo = f"make some first: pivotpatch evaluate {path} DATA --save x.parquet --keep-patches"
-        raise InputError(str(path), f"is a {'folder' if path.is_dir() else 'network'}, not a file of scores", todo)
-    return read_score_file(path, records=records, like=like)
 
 
 def _open_network(what: str | Path) -> "Classifier | PatchInference":

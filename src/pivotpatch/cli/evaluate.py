@@ -125,16 +125,17 @@ def run_evaluate(args: argparse.Namespace) -> int:
     data = find_pictures(more)
     subject = _open_subject(what, data, args)
     rule = _make_rule(args.policy, subject)
+    baseline = None if args.baseline is None else _read_baseline(subject, args)
     if subject.scores is not None:
         if os.environ.get("RANK", "0") == "0":
-            _finish(Scored(subject.scores, {}), rule, args)
+            _finish(Scored(subject.scores, {}), rule, baseline, args)
         return 0
     from pivotpatch.training.processes import join_processes
 
     state = join_processes()
     scored = _score(subject, args)
     if state.is_main_process:
-        _finish(scored, rule, args)
+        _finish(scored, rule, baseline, args)
     state.destroy_process_group()
     return 0
 
@@ -206,6 +207,25 @@ def _make_rule(text: str, subject: _Subject) -> _Rule:
     return _Rule(policy, calibration.kind if calibration else kind, calibration)
 
 
+def _read_baseline(subject: _Subject, args: argparse.Namespace) -> "Scores | None":
+    """Scores to compare with, read before the work; None where skipped pictures, known afterwards, may lack there."""
+    from pivotpatch.inference.scores import Scores
+
+    expected, records = subject.scores, subject.records
+    if expected is None:
+        assert records is not None
+        if args.on_error == "skip":
+            read_score_file(args.baseline, records=records, scale=args.scale)
+            return None
+        target = records.target()
+        expected = Scores(records.labels.names, _name_pictures(records), target, {"image": target})
+    return read_score_file(args.baseline, like=expected, scale=args.scale)
+
+
+def _name_pictures(records: "RecordSet") -> tuple[str, ...]:
+    return tuple(records.images.name(records.place(index)) for index in range(len(records)))
+
+
 def _score(subject: _Subject, args: argparse.Namespace) -> Scored:
     """Score the pictures, in all processes together."""
     from pivotpatch.cli.train_text import show_training
@@ -217,8 +237,7 @@ def _score(subject: _Subject, args: argparse.Namespace) -> Scored:
     if len(records.positive.indices) == 0:
         raise InputError(records.name, "no picture has any of the labels, so nothing can be ranked", "give others")
     if args.save is not None:
-        names = [records.images.name(records.place(index)) for index in range(len(records))]
-        check_pictures(names, records.name)  # now, for such scores could not be read again
+        check_pictures(_name_pictures(records), records.name)  # now, for such scores could not be read again
     changes = {"data.workers": args.workers, "data.on_error": args.on_error, "evaluation.batch_size": args.batch_size}
     if subject.config is not None:
         changes["precision.dtype"] = subject.config.precision.dtype
@@ -250,7 +269,7 @@ def _wrap(network: "Classifier", args: argparse.Namespace) -> "PatchInference":
     return PatchInference(network, **given)
 
 
-def _finish(scored: Scored, rule: _Rule, args: argparse.Namespace) -> None:
+def _finish(scored: Scored, rule: _Rule, baseline: "Scores | None", args: argparse.Namespace) -> None:
     """Measure, write and print."""
     import torch
 
@@ -263,6 +282,8 @@ def _finish(scored: Scored, rule: _Rule, args: argparse.Namespace) -> None:
     if args.save is not None:
         write_scores(scores, args.save)
         print(f"wrote {args.save}", file=sys.stderr)
+    if args.baseline is not None and baseline is None:
+        baseline = read_score_file(args.baseline, like=scores, scale=args.scale)
     kinds = [kind for kind in scores.logits if rule.kind in (None, kind)]
     found = evaluate_scores(
         scores,
@@ -270,7 +291,7 @@ def _finish(scored: Scored, rule: _Rule, args: argparse.Namespace) -> None:
         calibration=rule.calibration,
         definition=args.definition,
         resamples=args.resamples,
-        baseline=None if args.baseline is None else read_score_file(args.baseline, like=scores, scale=args.scale),
+        baseline=baseline,
         generator=torch.Generator().manual_seed(SEED),
     )
     if args.csv is not None:

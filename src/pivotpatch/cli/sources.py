@@ -60,12 +60,14 @@ def open_source(what: str | Path, *, action: str) -> Source:
         action: what the verb does with a network, for the message about a run that has none yet.
     """
     from pivotpatch.inference.score_file import SUFFIXES
-    from pivotpatch.models.named import is_named, load_named
+    from pivotpatch.models.named import correct_scheme, is_named, load_named
 
     path = Path(what)
     if is_named(str(what)):
         return Source(path, load_named(str(what)))
     if path.suffix.lower() in SUFFIXES and not path.is_dir():
+        if not path.exists():  # it is read later, perhaps after work that would be lost
+            raise InputError(str(what), "there is no such file", f"{correct_scheme(str(what))}check the path")
         return Source(path)
     from pivotpatch.models.bundled import find_bundled
     from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
@@ -77,7 +79,8 @@ def open_source(what: str | Path, *, action: str) -> Source:
     if (path / DESCRIPTION).is_file():
         return Source(path, load_checkpoint(path), checkpoint=path)
     if not configured and not (best / DESCRIPTION).is_file():
-        todo = f"give a run, a checkpoint, hub:owner/name, or a file that ends in {', '.join(SUFFIXES)}"
+        hint = correct_scheme(str(what))
+        todo = f"{hint}give a run, a checkpoint, hub:owner/name, or a file that ends in {', '.join(SUFFIXES)}"
         raise InputError(str(what), "is neither a run nor a checkpoint nor scores", todo)
     if not best.exists():
         raise InputError(str(what), "the run has no best network yet", f"train on, or {action} {path / 'last'}")
@@ -200,7 +203,12 @@ def read_score_file(
 ) -> "Scores":
     """Read scores as `read_scores` does, and tell on stderr what of them may surprise."""
     from pivotpatch.inference.score_file import read_scores
+    from pivotpatch.models.bundled import BUNDLED
+    from pivotpatch.models.named import is_named
 
+    if path.is_dir() or str(path) in BUNDLED or is_named(str(path)):
+        todo = f"make some first: pivotpatch evaluate {path} DATA --save x.parquet --keep-patches"
+        raise InputError(str(path), f"is a {'folder' if path.is_dir() else 'network'}, not a file of scores", todo)
     return read_scores(path, records=records, like=like, scale=scale, tell=tell)
 
 

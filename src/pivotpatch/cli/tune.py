@@ -157,16 +157,7 @@ def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
     model = source.model
     assert model is not None
     scores = read_score_file(path, records=records)
-    if scores.labels != model.labels:
-        wrong = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the network, in its order"
-        raise InputError(
-            str(path),
-            wrong,
-            f"write it by pivotpatch evaluate {source.path} DATA --save FILE, of pictures that have them all",
-        )
-    if scores.closer_size is not None:
-        wrong = f"it is of a closer look at {scores.closer_size} pixels, not of the patches"
-        raise InputError(str(path), wrong, "write it by pivotpatch evaluate without --closer")
+    _check_origin(scores, source, path)
     check_scores(source, scores, records=records, where=path)
     if not isinstance(model, PatchClassifier):
         image = {"image": scores.get("image")}
@@ -178,6 +169,27 @@ def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
     if not _are_same(scores.temperature, model.temperature):
         raise InputError(str(path), "its temperature is not the network's", "write it again with --keep-patches")
     return scores.remix(lam=model.lam)
+
+
+def _check_origin(scores: "Scores", source: Source, path: Path) -> None:
+    """Refuse scores that tell of another network: other labels, another look or other patches."""
+    from pivotpatch.models.patch_classifier import PatchClassifier
+
+    model = source.model
+    assert model is not None
+    again = f"write it by pivotpatch evaluate {source.path} DATA --save FILE"
+    if scores.labels != model.labels:
+        wrong = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the network, in its order"
+        raise InputError(str(path), wrong, f"{again}, of pictures that have them all")
+    if scores.closer_size is not None:
+        wrong = f"it is of a closer look at {scores.closer_size} pixels, not of the patches"
+        raise InputError(str(path), wrong, "write it by pivotpatch evaluate without --closer")
+    if scores.weights is None or not isinstance(model, PatchClassifier):
+        return
+    count, own = scores.weights.shape[1], model.grid**2
+    if (count, scores.overlap) != (own, model.overlap):
+        wrong = f"it is of {count} patches that overlap by {scores.overlap:g}, the network cuts {own} by"
+        raise InputError(str(path), f"{wrong} {model.overlap:g}", f"{again} --keep-patches")
 
 
 def _are_same(one: "float | Tensor", other: "float | Tensor") -> bool:

@@ -24,7 +24,7 @@ from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.folding import fold_norms
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.fusing import fuse_activations
-from pivotpatch.models.named import is_named, load_named
+from pivotpatch.models.named import correct_scheme, is_named, load_named
 from pivotpatch.models.rewrites import quicken_inference
 
 EXPORTED = (".onnx", ".pt2")
@@ -216,7 +216,8 @@ def find_checkpoint(name_or_folder: str | os.PathLike[str]) -> Path:
     if bundled is not None:
         return bundled
     if not path.exists():
-        todo = f"{choose_one_of(str(path), BUNDLED)}; or give the folder of a run or checkpoint, or an exported file"
+        known = f"{correct_scheme(str(path))}{choose_one_of(str(path), BUNDLED)}"
+        todo = f"{known}; or give the folder of a run or checkpoint, or an exported file"
         raise InputError(str(path), "is neither a bundled model nor a folder or file that is there", todo)
     if path.is_file():
         todo = f"give the folder of a run or checkpoint, or a file that ends in {' or '.join(EXPORTED)}"

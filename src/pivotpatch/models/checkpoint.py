@@ -19,6 +19,7 @@ from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.writing import explain_disk_faults, replacing_folder
 from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.named import correct_scheme
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.preprocessing import Preprocessing
 from pivotpatch.models.weights import load_exactly, read_weights
@@ -237,6 +238,7 @@ def _read_description(folder: Path) -> _Description:
         old = folder.with_name(folder.name + ".old") if folder.name else folder
         left = not folder.exists() and old.is_dir()
         todo = f"an interrupted save left the last one in {old}, rename it" if left else "check the path"
+        todo = correct_scheme(str(folder)) + todo
         raise InputError(str(folder), f"is no checkpoint, {DESCRIPTION} is missing", todo) from None
     except OSError as error:
         raise InputError(str(path), f"cannot be read ({error.strerror})", "check the path and its rights") from None

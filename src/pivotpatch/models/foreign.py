@@ -23,6 +23,8 @@ from pivotpatch.models.weights import load_exactly, read_weights
 
 CONFIG = "config.json"
 _PROCESSOR = "preprocessor_config.json"
+_MULTI_LABEL = "multi_label_classification"
+_NAME_LABELS = f"name each logit in its {CONFIG}, or in Python open it with labels=[...]"
 _CUBIC = 3  # Pillow's number
 
 
@@ -57,7 +59,7 @@ class ForeignClassifier(Classifier):
             shape = tuple(self(torch.zeros(1, len(preprocessing.mean), side, side)).shape)
         if shape != (1, len(self.labels)):
             wrong = f"the network gives logits {shape} of one image, and there are {len(self.labels)} labels"
-            raise InputError(name, wrong, "give a name for each logit")
+            raise InputError(name, wrong, _NAME_LABELS)
 
     @property
     def picture_size(self) -> int:
@@ -142,7 +144,7 @@ def load_timm(
         stated = network.pretrained_cfg
         names = stated.get("label_names") if labels is None else labels
         if not names:
-            raise InputError(where, f"its {CONFIG} states no label_names", "give labels")
+            raise InputError(where, f"its {CONFIG} states no label_names", _NAME_LABELS)
         return ForeignClassifier(
             network.eval(),
             _order_labels(names, where),
@@ -208,9 +210,10 @@ def _quiet(library: Any) -> Iterator[None]:
 
 def _check_problem(config: Any, where: str, *, multi_label: bool) -> None:
     stated = getattr(config, "problem_type", None)
-    if stated != "multi_label_classification" and not multi_label:
+    if stated != _MULTI_LABEL and not multi_label:
         wrong = f"its problem_type is {stated!r}, so it may have been trained to choose a single label"
-        raise InputError(where, wrong, "if it is multi-label all the same, open it with multi_label=True")
+        todo = f"if it is multi-label all the same, write problem_type {_MULTI_LABEL!r} into its {CONFIG}"
+        raise InputError(where, wrong, f"{todo}, or in Python open_transformers(..., multi_label=True)")
 
 
 def _order_labels(stated: Mapping[Any, str] | Sequence[str], where: str) -> list[str]:
@@ -219,7 +222,7 @@ def _order_labels(stated: Mapping[Any, str] | Sequence[str], where: str) -> list
         return list(stated)
     numbered = {int(place): name for place, name in stated.items()}
     if sorted(numbered) != list(range(len(numbered))):
-        raise InputError(where, "its labels are not numbered from 0 without a gap", "give labels")
+        raise InputError(where, "its labels are not numbered from 0 without a gap", _NAME_LABELS)
     return [numbered[place] for place in range(len(numbered))]
 
 
@@ -235,7 +238,8 @@ def _try_processor(processor: Any, where: str) -> Preprocessing:
     flat = all((pixels - pixels.mean(dim=(1, 2), keepdim=True)).abs().max() < 1e-3 for pixels in seen)
     if not (flat and bool((span > 0).all()) and torch.allclose(mixed, expected, atol=1e-3)):
         wrong = "its processor does more than to resize, crop and normalise RGB pictures"
-        raise InputError(where, wrong, "wrap the model with PatchInference and prepare pictures with the processor")
+        todo = "in Python, wrap the model with PatchInference and prepare pictures with the processor"
+        raise InputError(where, wrong, todo)
     std = 1 / span.double()
     mean = -black.double() * std
     return Preprocessing(

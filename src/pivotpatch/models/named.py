@@ -1,7 +1,12 @@
 """Networks by name: checkpoints on the Hugging Face hub, and other people's networks, there or in a folder."""
 
+import json
+from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.models.classifier import Classifier
@@ -18,6 +23,17 @@ def is_named(name: str) -> bool:
     """
     scheme, _, place = name.partition(":")
     return scheme in SCHEMES and place.partition("@")[0] != ""
+
+
+def correct_scheme(name: str) -> str:
+    """Advice for a name whose scheme is mistyped, to stand before other advice; nothing for any other name.
+
+    >>> correct_scheme("HUB:owner/name"), correct_scheme("runs/pat")
+    ("did you mean 'hub:owner/name'? ", '')
+    """
+    scheme, _, place = name.partition(":")
+    close = get_close_matches(scheme.lower(), SCHEMES, n=1) if place and scheme not in SCHEMES else []
+    return f"did you mean '{close[0]}:{place}'? " if close else ""
 
 
 def shorten_name(name: str) -> str:
@@ -42,11 +58,32 @@ def load_named(name: str) -> "Classifier":
     from pivotpatch.models.classifier import Classifier  # not before, for verbs ask of names that need no network
     from pivotpatch.models.foreign import load_timm, load_transformers
 
-    scheme, _, place = name.partition(":")
-    revision = None
-    if not Path(place).exists():
-        place, _, tail = place.partition("@")
-        revision = tail or None
-    if scheme == "hub":
-        return Classifier.from_pretrained(place, revision=revision)
-    return (load_timm if scheme == "timm" else load_transformers)(place, revision=revision)
+    scheme, _, whole = name.partition(":")
+    place, _, tail = (whole, "", "") if Path(whole).exists() else whole.partition("@")
+    loaders: dict[str, Callable[..., Classifier]]
+    loaders = {"hub": Classifier.from_pretrained, "timm": load_timm, "transformers": load_transformers}
+    try:
+        return loaders[scheme](place, revision=tail or None)
+    except InputError as error:
+        fitting = _find_scheme(Path(place))
+        if fitting not in (None, scheme):
+            raise InputError(name, f"does not hold what {scheme}: opens", f"give {fitting}:{whole}") from error
+        where, wrong, todo = error.parts
+        itself = any(said.rstrip("/").endswith(where) for said in (place, whole))  # a file of it keeps its own name
+        raise InputError(name if itself else where, wrong, todo) from error
+
+
+def _find_scheme(folder: Path) -> str | None:
+    """The scheme that opens what is in a folder; None where its files do not make it plain."""
+    from pivotpatch.models.checkpoint import DESCRIPTION
+    from pivotpatch.models.foreign import CONFIG
+
+    if (folder / DESCRIPTION).is_file():
+        return "hub"
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return None
+    keys = {"architecture": "timm", "model_type": "transformers"}
+    told = [scheme for key, scheme in keys.items() if isinstance(config, dict) and key in config]
+    return told[0] if len(told) == 1 else None
