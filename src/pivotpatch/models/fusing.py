@@ -1,14 +1,13 @@
 """A network's convolutions and what stands behind them, traced and put together into fewer passes over memory."""
 
 import operator
-from collections.abc import Sequence
 from typing import Any, cast
 
 from timm.layers import BlurPool2d
 from torch import fx, nn
 
 from pivotpatch.models.passes import Finish, FusedConvolution, Kernel, QuickPool, describe_activation
-from pivotpatch.models.rewrites import FoldedPixels, copy_layer
+from pivotpatch.models.rewrites import FoldedPixels, copy_layer, is_maximum
 
 
 class _Tracer(fx.Tracer):
@@ -177,20 +176,14 @@ def _replace_pool(_graph: fx.Graph, node: fx.Node, held: dict[str, Any]) -> bool
 
 
 def _name_kernel(pool: Any) -> Kernel | None:
-    if type(pool) is nn.MaxPool2d and not pool.ceil_mode and not pool.return_indices:
-        shape = [pool.kernel_size, pool.stride, pool.padding, pool.dilation]
-        return "take_largest" if _are_square(shape, (3, 2, 1, 1)) else None
+    if is_maximum(pool):
+        return "take_largest"
     if type(pool) is nn.AvgPool2d and pool.divisor_override is None:
-        return "take_mean" if _are_square([pool.kernel_size, pool.stride, pool.padding], (2, 2, 0)) else None
+        sizes = zip((pool.kernel_size, pool.stride, pool.padding), (2, 2, 0), strict=True)
+        return "take_mean" if all(size in (side, (side, side)) for size, side in sizes) else None
     if type(pool) is BlurPool2d and (pool.filt_size, pool.stride, pool.pad_mode) == (3, 2, "reflect"):
         return "blur"
     return None
-
-
-def _are_square(found: Sequence[int | tuple[int, ...]], expected: Sequence[int]) -> bool:
-    """Whether sizes, each one number or one a direction, are these in both."""
-    pairs = zip(found, expected, strict=True)
-    return all(size in (side, (side, side)) for size, side in pairs)
 
 
 def _put(graph: fx.Graph, taken: list[fx.Node], finish: Finish, given: tuple[Any, ...], held: dict[str, Any]) -> None:

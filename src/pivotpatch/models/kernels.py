@@ -56,6 +56,7 @@ def _finish(  # type: ignore[no-untyped-def]
 def _halve(  # type: ignore[no-untyped-def]
     maps,
     result,
+    places,
     height,
     width,
     rows,
@@ -63,6 +64,7 @@ def _halve(  # type: ignore[no-untyped-def]
     CHANNELS: tl.constexpr,  # noqa: N803
     SIDE: tl.constexpr,  # noqa: N803
     LARGEST: tl.constexpr,  # noqa: N803
+    PLACES: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     row = tl.program_id(0)
@@ -71,6 +73,7 @@ def _halve(  # type: ignore[no-untyped-def]
     x, channel = at // CHANNELS, at % CHANNELS
     known = at < columns * CHANNELS
     found = tl.full((BLOCK,), float("-inf") if LARGEST else 0.0, tl.float32)
+    chosen = tl.full((BLOCK,), 4, tl.int32)  # the middle, which is always inside
     for step in tl.static_range(SIDE * SIDE):
         top, left = 2 * y - SIDE + 2 + step // SIDE, 2 * x - SIDE + 2 + step % SIDE
         if LARGEST:
@@ -83,12 +86,48 @@ def _halve(  # type: ignore[no-untyped-def]
         place = maps + (image * height + top) * width * CHANNELS + left * CHANNELS + channel
         value = tl.load(place, mask=inside, other=float("-inf") if LARGEST else 0.0).to(tl.float32)
         if LARGEST:
-            found = tl.where((value > found) | (value != value), value, found)  # what is no number stays
+            better = (value > found) | (value != value)  # the first of equals, and what is no number, as torch does
+            found, chosen = tl.where(better, value, found), tl.where(better, step, chosen)
         elif SIDE == 3:
             found += value * ((1 + step // SIDE % 2) * (1 + step % SIDE % 2) / 16)
         else:
             found += value / (SIDE * SIDE)
-    tl.store(result + row.to(tl.int64) * columns * CHANNELS + at, found, mask=known)
+    start = row.to(tl.int64) * columns * CHANNELS
+    tl.store(result + start + at, found, mask=known)
+    if PLACES:
+        tl.store(places + start + at, chosen.to(tl.int8), mask=known)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _send_back(gradient, places, result, height, width, rows, columns, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    # A program sees part of one row of windows and writes two rows of pixels: those that no window above holds.
+    row = tl.program_id(0)
+    image, y = (row // rows).to(tl.int64), row % rows
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x, channel, known = at // CHANNELS, at % CHANNELS, at < columns * CHANNELS
+    here = row.to(tl.int64) * columns * CHANNELS + at
+    right, below = known & (x + 1 < columns), at < tl.where(y + 1 < rows, columns * CHANNELS, 0)
+    across, down = here + CHANNELS, here + columns * CHANNELS
+    place = tl.load(places + here, mask=known, other=9)
+    place_right = tl.load(places + across, mask=right, other=9)
+    place_below = tl.load(places + down, mask=below, other=9)
+    place_last = tl.load(places + down + CHANNELS, mask=right & below, other=9)
+    given = tl.load(gradient + here, mask=known, other=0.0).to(tl.float32)
+    given_right = tl.load(gradient + across, mask=right, other=0.0).to(tl.float32)
+    given_below = tl.load(gradient + down, mask=below, other=0.0).to(tl.float32)
+    given_last = tl.load(gradient + down + CHANNELS, mask=right & below, other=0.0).to(tl.float32)
+    one = tl.where(place == 4, given, 0.0)
+    two = tl.where(place == 5, given, 0.0) + tl.where(place_right == 3, given_right, 0.0)
+    three = tl.where(place == 7, given, 0.0) + tl.where(place_below == 1, given_below, 0.0)
+    four = tl.where(place == 8, given, 0.0) + tl.where(place_right == 6, given_right, 0.0)
+    four += tl.where(place_below == 2, given_below, 0.0) + tl.where(place_last == 0, given_last, 0.0)
+    first = result + (image * height + 2 * y) * width * CHANNELS + 2 * x * CHANNELS + channel
+    second = first + width * CHANNELS
+    odd, lower = known & (2 * x + 1 < width), at < tl.where(2 * y + 1 < height, columns * CHANNELS, 0)
+    tl.store(first, one, mask=known)
+    tl.store(first + CHANNELS, two, mask=odd)
+    tl.store(second, three, mask=lower)
+    tl.store(second + CHANNELS, four, mask=odd & lower)
 
 
 def finish(
@@ -151,14 +190,33 @@ def take_mean(maps: Tensor) -> Tensor:
     return _shrink(maps, side=2, largest=False)
 
 
+def take_largest_into(maps: Tensor, largest: Tensor, places: Tensor) -> None:
+    """Write what `take_largest` gives (B,C,h,w), and the place of each in its window as int8, 0 to 8 row by row."""
+    _launch_halve(maps, largest, places, side=3, is_largest=True)
+
+
+def send_back_into(gradient: Tensor, places: Tensor, result: Tensor) -> None:
+    """Write what the gradient (B,C,h,w) of the largest is to the maps (B,C,H,W) that they were taken from."""
+    batch, channels, rows, columns = gradient.shape
+    grid = (batch * rows, triton.cdiv(columns * channels, BLOCK))
+    sizes = (*result.shape[2:], rows, columns)
+    with torch.cuda.device_of(gradient):
+        _send_back[grid](gradient, places, result, *sizes, CHANNELS=channels, BLOCK=BLOCK)
+
+
 def _shrink(maps: Tensor, *, side: int, largest: bool) -> Tensor:
     maps = maps.contiguous(memory_format=torch.channels_last)
     batch, channels, height, width = maps.shape
-    rows, columns = (height + 1) // 2, (width + 1) // 2
-    shape = (batch, channels, rows, columns)
+    shape = (batch, channels, (height + 1) // 2, (width + 1) // 2)
     result = torch.empty(shape, dtype=maps.dtype, device=maps.device, memory_format=torch.channels_last)
-    grid = (batch * rows, triton.cdiv(columns * channels, BLOCK))
-    sizes = (height, width, rows, columns)
-    with torch.cuda.device_of(maps):
-        _halve[grid](maps, result, *sizes, CHANNELS=channels, SIDE=side, LARGEST=largest, BLOCK=BLOCK)
+    _launch_halve(maps, result, None, side=side, is_largest=largest)
     return result
+
+
+def _launch_halve(maps: Tensor, result: Tensor, places: Tensor | None, *, side: int, is_largest: bool) -> None:
+    batch, channels, rows, columns = result.shape
+    grid = (batch * rows, triton.cdiv(columns * channels, BLOCK))
+    given = (maps, result, result if places is None else places, *maps.shape[2:], rows, columns)
+    flags = {"SIDE": side, "LARGEST": is_largest, "PLACES": places is not None}
+    with torch.cuda.device_of(maps):
+        _halve[grid](*given, CHANNELS=channels, BLOCK=BLOCK, **flags)

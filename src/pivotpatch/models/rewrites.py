@@ -1,8 +1,8 @@
 """Parts of a network computed in another way that a GPU does faster, with the same result.
 
 Each was slow for a reason of its own in a profile of training (docs/performance.md): a first convolution over three
-channels has products with short rows, the compiler's statistics of a batch norm divide for every pixel, and cuDNN
-copies what has no multiple of 8 channels.
+channels has products with short rows, the compiler's statistics of a batch norm divide for every pixel, its way back
+of a maximum does sums for every pixel, and cuDNN copies what has no multiple of 8 channels.
 
 For training (`quicken_training`) a network keeps its weights and their names; for inference (`quicken_inference`) new
 weights are computed from them once.
@@ -17,6 +17,8 @@ from timm.layers import BatchNormAct2d, BlurPool2d
 from timm.models.tresnet import TResNet
 from torch import Tensor, nn
 from torch.nn import functional
+
+from pivotpatch.core.kernels import can_run
 
 Layer = TypeVar("Layer", bound=nn.Module)
 _STEM_CHANNELS = 16  # of what the first convolution is given: tensor cores like multiples of 8
@@ -171,6 +173,15 @@ def rewrite_stem(network: nn.Module) -> None:
     _replace(network, lambda child: FoldedStem(child) if _is_stem(child) and child.bias is None else None)
 
 
+def rewrite_pool(network: nn.Module) -> None:
+    """Take a ResNet's maximum by kernels of our own, where its device runs them."""
+    from pivotpatch.models.pooling import QuickMaximum, try_pool  # for training alone
+
+    weight = next(network.parameters(), None)
+    if weight is not None and can_run(try_pool, weight.device):
+        _replace(network, lambda child: QuickMaximum() if is_maximum(child) else None)
+
+
 def rewrite_norms(network: nn.Module) -> None:
     """Take batch norms by sums."""
     _replace(network, lambda child: QuickNorm(child) if _is_norm(child) else None)
@@ -192,7 +203,7 @@ def _pad_blurs(network: nn.Module) -> None:
             blur.channels = _round_up(blur.channels)
 
 
-REWRITES = (rewrite_stem, rewrite_channels, rewrite_norms)
+REWRITES = (rewrite_stem, rewrite_pool, rewrite_channels, rewrite_norms)
 
 
 def quicken_training(network: nn.Module) -> None:
@@ -250,6 +261,14 @@ def _is_stem(child: nn.Module) -> bool:
         return False
     shape = (child.in_channels, child.groups, child.kernel_size, child.stride, child.padding, child.dilation)
     return shape == (3, 1, (7, 7), (2, 2), (3, 3), (1, 1))
+
+
+def is_maximum(child: nn.Module) -> bool:
+    """Whether a layer takes the largest of 3 x 3 pixels with stride 2, as a ResNet's does."""
+    if type(child) is not nn.MaxPool2d or child.ceil_mode or child.return_indices:
+        return False
+    sizes = (child.kernel_size, child.stride, child.padding, child.dilation)
+    return all(size in (side, (side, side)) for size, side in zip(sizes, (3, 2, 1, 1), strict=True))
 
 
 def _is_norm(child: nn.Module) -> bool:

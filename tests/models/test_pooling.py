@@ -1,0 +1,72 @@
+"""Our kernels against torch's, by Triton's interpreter where there is no GPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from pivotpatch.models.pooling import QuickMaximum
+
+pytest.importorskip("triton")
+
+COMPARE = """
+import torch
+from torch.nn import functional
+from pivotpatch.models.pooling import pool, pool_back
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+for shape in ((2, 5, 7, 9), (1, 64, 12, 40), (2, 3, 8, 7), (1, 1, 1, 1)):
+    for change in (lambda x: x, torch.relu, torch.round):
+        images = change(torch.randn(shape, device=device)).contiguous(memory_format=torch.channels_last)
+        ours, torchs = images.clone().requires_grad_(), images.clone().requires_grad_()
+        largest, expected = pool(ours)[0], functional.max_pool2d(torchs, 3, 2, 1)
+        assert torch.equal(largest, expected), shape
+        assert largest.is_contiguous(memory_format=torch.channels_last)
+        gradient = torch.randn_like(expected)
+        largest.backward(gradient)
+        expected.backward(gradient)
+        torch.testing.assert_close(ours.grad, torchs.grad)
+nothing = torch.full((1, 1, 4, 4), -torch.inf, device=device, requires_grad=True)
+largest = pool(nothing)[0]
+largest.sum().backward()  # torch's own kernel for a GPU forgets such windows
+assert bool((largest == -torch.inf).all())
+assert nothing.grad.tolist() == [[[[1, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]]]
+images = torch.randn(2, 4, 6, 7, device=device).contiguous(memory_format=torch.channels_last).requires_grad_()
+places = pool(images.detach())[1]
+torch.library.opcheck(pool, (images,))
+torch.library.opcheck(pool_back, (torch.randn(2, 4, 3, 4, device=device), places, 6, 7))
+print("the same")
+"""
+
+
+def test_values_and_gradients_are_those_of_torch() -> None:
+    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPARE], env={**os.environ, **interpreted}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "the same\n", done.stderr[-2000:]
+
+
+def test_without_a_gpu_torch_does_it() -> None:
+    images = torch.randn(2, 3, 9, 8)
+    assert torch.equal(QuickMaximum()(images), nn.functional.max_pool2d(images, 3, 2, 1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_compiled_on_a_gpu_it_is_the_same() -> None:
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), QuickMaximum()).cuda()
+    theirs = nn.Sequential(*ours[:2], nn.MaxPool2d(3, 2, 1))  # of the same weights
+    images = torch.randn(4, 3, 33, 40, device="cuda").contiguous(memory_format=torch.channels_last)
+    found = []
+    for network in (torch.compile(ours, dynamic=False), theirs):
+        ours.zero_grad()
+        network(images).square().sum().backward()
+        found.append([weight.grad.clone() for weight in ours.parameters() if weight.grad is not None])
+    assert len(found[0]) == 2
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
