@@ -60,8 +60,11 @@ def test_a_run_whose_configuration_was_left_behind_is_its_best_network(run: Path
 
 
 def test_scores_are_told_by_their_names_and_not_opened(tmp_path: Path) -> None:
-    source = open_source(tmp_path / "not there.PARQUET", action="look at")
-    assert source == (tmp_path / "not there.PARQUET", None, None, None)
+    path = tmp_path / "no scores at all.PARQUET"
+    with pytest.raises(InputError, match="no scores at all.PARQUET: there is no such file; check the path"):
+        open_source(path, action="look at")
+    path.touch()
+    assert open_source(path, action="look at") == (path, None, None, None)
 
 
 def test_a_folder_may_end_like_scores(run: Path, model: Classifier) -> None:
