@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pivotpatch.core.adaptive import check_effort
 from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.precision import has_bfloat16
 from pivotpatch.data.decoding import decode_image, decode_with_size
 from pivotpatch.data.picture_paths import locate_file
 from pivotpatch.inference.engine import Engine, TorchEngine
@@ -176,6 +177,12 @@ def _choose_device(device: str | torch.device | None) -> torch.device:
         raise InputError("device", f"{device!r} cannot be used ({reason})", "choose cpu or another") from None
 
 
+def _choose_dtype(device: torch.device) -> torch.dtype:
+    if has_bfloat16(device):
+        return torch.bfloat16
+    return torch.float16 if device.type == "cuda" else torch.float32
+
+
 def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1.0, fold: bool = True) -> TorchEngine:
     """An engine for a network that nobody else holds, which is changed into what the device is fastest with.
 
@@ -186,7 +193,7 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
         fold: likewise.
     """
     model.eval()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = _choose_dtype(device)
     if fold and isinstance(model, SharedClassifier):
         backbone = fold_norms(model.backbone, side=model.preprocessing.image_size)
         if device.type == "cuda":

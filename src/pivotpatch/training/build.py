@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from pivotpatch.core.errors import InputError, shorten
+from pivotpatch.core.precision import has_bfloat16
 from pivotpatch.data.address import open_records
 from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.common_labels import Tell
@@ -300,5 +301,5 @@ def choose_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
     """The dtype of autocast, float32 for none."""
     choice = config.precision.dtype
     if choice == "auto":
-        choice = "bfloat16" if device.type == "cuda" else "float32"
+        choice = "bfloat16" if has_bfloat16(device) else "float32"
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[choice]

@@ -136,7 +136,7 @@ class PrecisionSection(Section):
     """How numbers are held."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="autocast dtype of the network; auto is bfloat16 on a GPU, float32 elsewhere"
+        "auto", description="autocast dtype of the network; auto is bfloat16 on a GPU that has it, else float32"
     )
     channels_last: bool = Field(True, description="memory order of images and weights")
     compile: bool = Field(False, description="compile the network with torch.compile")
