@@ -1,11 +1,7 @@
 """Our kernel against torch, by Triton's interpreter where there is no GPU."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-import torch
+from kernel_comparison import run_comparison
 
 pytest.importorskip("triton")
 
@@ -14,7 +10,6 @@ import torch
 from pivotpatch.data.cut_kernel import cut_bytes
 from pivotpatch.core.patches import cut_patches, patch_boxes
 
-device = "cuda" if torch.cuda.is_available() else "cpu"
 generator = torch.Generator().manual_seed(0)
 for shape, grid, overlap, size in (
     ((2, 3, 8, 8), 2, 0.0, (8, 8)),
@@ -36,13 +31,8 @@ for shape, grid, overlap, size in (
         near = (expected - expected.round()).abs() < 1e-3  # single precision may cut off either way there
         assert bool((beside <= near).all()), (shape, grid, overlap, size)
         assert span != size or torch.equal(found[:, 0], source)
-print("the same")
 """
 
 
 def test_our_kernel_cuts_what_torch_cuts() -> None:
-    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPARE], env={**os.environ, **interpreted}, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "the same\n", done.stderr[-2000:]
+    run_comparison(COMPARE)

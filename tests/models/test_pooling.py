@@ -1,11 +1,8 @@
 """Our kernels against torch's, by Triton's interpreter where there is no GPU."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from kernel_comparison import run_comparison
 from torch import nn
 
 from pivotpatch.models.pooling import QuickMaximum
@@ -17,7 +14,6 @@ import torch
 from torch.nn import functional
 from pivotpatch.models.pooling import pool, pool_back
 
-device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 for shape in ((2, 5, 7, 9), (1, 64, 12, 40), (2, 3, 8, 7), (1, 1, 1, 1)):
     for change in (lambda x: x, torch.relu, torch.round):
@@ -39,16 +35,11 @@ images = torch.randn(2, 4, 6, 7, device=device).contiguous(memory_format=torch.c
 places = pool(images.detach())[1]
 torch.library.opcheck(pool, (images,))
 torch.library.opcheck(pool_back, (torch.randn(2, 4, 3, 4, device=device), places, 6, 7))
-print("the same")
 """
 
 
 def test_values_and_gradients_are_those_of_torch() -> None:
-    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPARE], env={**os.environ, **interpreted}, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "the same\n", done.stderr[-2000:]
+    run_comparison(COMPARE)
 
 
 def test_without_a_gpu_torch_does_it() -> None:
