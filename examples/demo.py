@@ -1,6 +1,6 @@
 """Scenes in which digits keep company: a baseline, PAT-I around it, and PAT-T, in one table.
 
-Run `python examples/demo.py`: about four minutes on two CPU cores, nothing to download. The table goes
+Run `python examples/demo.py`: under five minutes on two CPU cores, nothing to download. The table goes
 to stdout, progress to stderr, pictures to the folder demo/.
 """
 
