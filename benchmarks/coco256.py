@@ -93,12 +93,31 @@ def main() -> None:
     )
     parser.add_argument("--commit", default="", help="of the code, for the record")
     parser.add_argument("--table", action="store_true", help="print the table of all results")
+    parser.add_argument("--curves", type=Path, help="draw the logs of --runs, of the first of --seeds, to this picture")
     args = parser.parse_args()
+    if args.curves is not None:
+        draw_curves(args)
+        return
     for run in args.runs:
         for seed in args.seeds:
             train(run, seed, args)
     if args.table:
         print_table(args.results)
+
+
+def find_result(name: str, seed: int, args: argparse.Namespace) -> Path:
+    """The file of a run's result."""
+    found: Path = args.results / f"{'select' if args.select else 'test'}-{name}-seed{seed}.json"
+    return found
+
+
+def draw_curves(args: argparse.Namespace) -> None:
+    """Draw what was logged of runs that are done."""
+    from pivotpatch.report.training_plots import plot_curves
+
+    paths = {name: find_result(name, args.seeds[0], args) for name in args.runs}
+    logs = {name: json.loads(path.read_text("utf-8"))["log"] for name, path in paths.items()}
+    plot_curves(logs).savefig(args.curves)
 
 
 def train(name: str, seed: int, args: argparse.Namespace) -> None:
@@ -108,7 +127,7 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
     from pivotpatch.training.config import load_config
     from pivotpatch.training.loop import fit
 
-    path = args.results / f"{'select' if args.select else 'test'}-{name}-seed{seed}.json"
+    path = find_result(name, seed, args)
     if path.exists():
         return
     size, _, rest = name.partition("-")

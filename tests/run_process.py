@@ -120,7 +120,7 @@ def read_step(folder: Path, name: str = "last") -> int:
 
 
 def read_run(folder: Path) -> dict[str, object]:
-    """All that two runs have in common that are one and the same: everything but times and the command."""
+    """All that two runs have in common that are one and the same: everything but times, configuration and command."""
     content: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -128,7 +128,9 @@ def read_run(folder: Path) -> dict[str, object]:
             content[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         elif path.suffix in (".json", ".jsonl") and path.name != "environment.json":
             lines = path.read_text("utf-8").splitlines() if path.suffix == ".jsonl" else [path.read_text("utf-8")]
-            content[name] = [{k: v for k, v in json.loads(line).items() if k not in _TIMES} for line in lines]
+            content[name] = [
+                {k: v for k, v in json.loads(line).items() if k not in _TIMES and k != "config"} for line in lines
+            ]
         else:
             content[name] = None
     return content

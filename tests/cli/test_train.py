@@ -200,6 +200,13 @@ def test_early_stopping_ends_after_evaluations_without_a_gain(here: Path) -> Non
     assert [entry["step"] for entry in read_log(here / "run") if "val_mAP_tde" in entry] == [6, 12, 18]
 
 
+def test_patience_needs_something_to_judge_by(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *SCENES, "evaluation.patience=2", "data.val_fraction=0", "--out", "run"]) == 1
+    message = "evaluation.patience: there are no validation pictures to judge by; give data.val or data.val_fraction"
+    assert message in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
 def test_patience_counts_evaluations_not_epochs(here: Path) -> None:
     assert train(*SCENES, *UNMOVED, "evaluation.patience=1", "evaluation.every=2", "--out", "run")["steps"] == 24
 

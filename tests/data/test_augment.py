@@ -153,6 +153,14 @@ def test_views_without_augmentation_are_resized_cut_and_normalised() -> None:
     assert views.image.dtype == torch.float32
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_a_grid_of_one_sees_the_whole_image_twice(native: bool) -> None:
+    images = photographs(2).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # in the loader's memory order
+    none = AugmentPolicy(cutout=0, operations=0)
+    views = make_views(images, size=SIZE, native=native, grid=1, mean=ZERO, std=ONE, augmentation=draw(4, none))
+    assert torch.equal(views.patches[:, 0], views.image)
+
+
 def test_native_patches_are_cut_from_the_source() -> None:
     images = photographs(2, (64, 80))
     native = make_views(images, size=SIZE, native=True, grid=2, mean=ZERO, std=ONE)

@@ -115,6 +115,8 @@ def test_an_override_of_nothing_takes_an_optional_value_back(tmp_path: Path) -> 
         ("train.epochs=0", "train.epochs is 0; input should be greater than or equal to 1"),
         ("train.epochs=3.5", "train.epochs is 3.5; input should be a valid integer"),
         ("train.epochs=many", "train.epochs is 'many'; input should be a valid integer"),
+        ("train.epochs=true", "train.epochs is True; input should be a valid integer"),
+        ("train.seed=9223372036854775808", "train.seed is 9223372036854775808; input should be less than 92233720368"),
         ("optimiser.lr=nan", "optimiser.lr is nan; input should be a finite number"),
         ("ema.decay=1", "ema.decay is 1; input should be less than 1"),
         ("task.lam=-1", "task.lam is -1; input should be greater than or equal to 0"),

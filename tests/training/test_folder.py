@@ -224,10 +224,56 @@ def test_a_damaged_file_is_named(name: str, damage: Callable[[Path], object], me
     ],
 )
 def test_other_pictures_are_refused(old: str, new: str, message: str, crashed: Path) -> None:
-    text = (crashed / "config.toml").read_text()
-    assert text.count(old) == 1
-    (crashed / "config.toml").write_text(text.replace(old, new))
+    state = json.loads((crashed / "last/state.json").read_text())
+    del state["config"]  # a run of an earlier version, or the pictures behind an address are others now
+    (crashed / "last/state.json").write_text(json.dumps(state))
+    change(crashed / "config.toml", old, new)
     with pytest.raises(InputError, match=f"{message}; give back what it was, or start anew"):
+        resume(crashed)
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("epochs = 2", "epochs = 3", "train.epochs is 3, the run began with 2"),
+        ('kind = "image"', 'kind = "patch"', "task.kind is 'patch', the run began with 'image'"),
+    ],
+)
+def test_another_configuration_is_refused(old: str, new: str, message: str, crashed: Path) -> None:
+    change(crashed / "config.toml", old, new)
+    with pytest.raises(InputError, match=f"config.toml: {message}; give back what it was, or start another with"):
+        resume(crashed)
+
+
+def test_what_makes_no_other_run_may_be_changed(crashed: Path) -> None:
+    change(crashed / "config.toml", "save_every = 4", "save_every = 3")
+    assert resume(crashed).metrics["finished"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        ("best", r"best: is not there, though step \d+ was kept in it; put it back, or start another with model.start"),
+        ("last", "last: is not there, so the run cannot go on; put it back, or start anew"),
+    ],
+)
+def test_a_folder_that_is_gone_is_missed(gone: str, message: str, crashed: Path) -> None:
+    assert (crashed / "best").is_dir()
+    shutil.rmtree(crashed / gone)
+    with pytest.raises(InputError, match=message):
+        resume(crashed)
+
+
+def test_a_damaged_log_is_told_before_the_work(crashed: Path) -> None:
+    lines = (crashed / "log.jsonl").read_text().splitlines(keepends=True)
+    (crashed / "log.jsonl").write_text("".join(["garbage\n", *lines[1:]]))
+    with pytest.raises(InputError, match=r"log.jsonl: line 1 is not what a run writes; mend it, or remove it"):
         resume(crashed)
 
 

@@ -160,7 +160,7 @@ def _gather(views: Tensor, rows: Tensor) -> Tensor:
 
 
 def _join(parts: Iterable[Tensor]) -> Tensor:
-    return torch.cat([_as_words(part) for part in parts]).view(torch.uint8)
+    return torch.cat([_as_words(part.contiguous()) for part in parts]).view(torch.uint8)
 
 
 def _check_drawn(augmentation: Augmentation, *, views: int) -> None:

@@ -112,6 +112,9 @@ def build_run(
     for scored in (*tests.values(), *([] if val is None else [val])):
         if len(scored.positive.indices) == 0:
             raise InputError(scored.name, "no picture has any of the labels, so nothing can be ranked", "give others")
+    if val is None and config.evaluation.patience is not None:
+        todo = "give data.val or data.val_fraction, or leave it out"
+        raise InputError("evaluation.patience", "there are no validation pictures to judge by", todo)
     # Every process draws the same weights, whatever was drawn before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)

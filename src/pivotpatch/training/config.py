@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from pivotpatch.core.errors import InputError, choose_one_of
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, strict=True)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 # One name needs no list around it, so that an override is as easy to write as an address.
@@ -34,7 +34,7 @@ class DataSection(Section):
     )
     test: Names = Field((), description="addresses that the chosen network is evaluated on at the end")
     labels: Names | None = Field(None, description="train for these labels only")
-    workers: Annotated[int, Field(ge=0)] | None = Field(
+    workers: Annotated[int, Field(ge=0, strict=True)] | None = Field(
         None, description="processes that decode, for each training process; else its share of the cores, at most 12"
     )
     hold: Literal["nothing", "memory", "device"] = Field(
@@ -148,7 +148,9 @@ class TrainSection(Section):
     epochs: Positive = Field(80, description="passes over the training pictures")
     batch_size: Positive = Field(128, description="pictures a step, over all processes")
     accumulate: Positive = Field(1, description="parts that each process computes its share of a batch in")
-    seed: Annotated[int, Field(ge=0)] = Field(1, description="of weights, order and augmentation")
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = Field(
+        1, description="of weights, order and augmentation"
+    )
 
 
 class EvaluationSection(Section):

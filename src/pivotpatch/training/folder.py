@@ -30,6 +30,8 @@ CONFIG, ENVIRONMENT, LOG, METRICS = "config.toml", "environment.json", "log.json
 TENSORS, STATE = "training.safetensors", "state.json"
 LOCK = ".lock"
 DAMAGED = "it is damaged, start anew"
+# What may be another on the way without making the run another: where it computes, when it looks, what it writes.
+CHANGEABLE = {"output", "evaluation", "precision.compile", "data.workers", "data.hold", "data.on_error", "data.test"}
 
 
 class RunState(BaseModel):
@@ -48,6 +50,7 @@ class RunState(BaseModel):
         logged: entries of the log.
         not_read: pictures that could not be read, each with what was wrong with it.
         records: pictures that there are to train on.
+        config: the configuration that it began with.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -64,6 +67,7 @@ class RunState(BaseModel):
     logged: int = 0
     not_read: dict[str, str] = {}
     records: int = 0
+    config: dict[str, dict[str, Any]] | None = None
 
 
 class RunFolder:
@@ -139,6 +143,7 @@ class RunFolder:
         with explain_disk_faults(self.last, also=(SafetensorError,)), replacing_folder(self.last) as scratch:
             write_checkpoint(model, scratch)
             save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, scratch / TENSORS)
+            state.config = self.config.model_dump(mode="json")
             (scratch / STATE).write_text(state.model_dump_json(indent=2) + "\n", "utf-8")
             (scratch / TENSORS).chmod((scratch / STATE).stat().st_mode)  # safetensors keeps it to the owner
 
@@ -156,6 +161,22 @@ class RunFolder:
             return RunState.model_validate_json(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise InputError(str(path), f"cannot be read ({_say_briefly(error)})", DAMAGED) from None
+
+    def check_whole(self, state: RunState) -> None:
+        """Refuse to go on where something of the run is gone, or its configuration was changed meanwhile."""
+        if state.best is not None and not self.best.exists():
+            todo = f"put it back, or start another with model.start_from={self.last}"
+            raise InputError(str(self.best), f"is not there, though step {state.best_step} was kept in it", todo)
+        if state.step == 0 and self.best.exists():
+            raise InputError(str(self.last), "is not there, so the run cannot go on", "put it back, or start anew")
+        held = self.config.model_dump(mode="json")
+        for section, began in (state.config or {}).items():
+            for key, value in began.items():
+                now = held.get(section, {}).get(key)
+                if now != value and not {section, f"{section}.{key}"} & CHANGEABLE:
+                    wrong = f"{section}.{key} is {now!r}, the run began with {value!r}"
+                    todo = f"give back what it was, or start another with model.start_from={self.last}"
+                    raise InputError(str(self.root / CONFIG), wrong, todo)
 
     def is_finished(self) -> bool:
         """Whether the run came to its end."""
@@ -189,6 +210,7 @@ class RunFolder:
             lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True)
             with explain_disk_faults(self.root):
                 self._write(LOG, "".join([line for line in lines if line.endswith("\n")][:entries]))
+            read_log(self.root)
 
     def write_metrics(self, metrics: dict[str, object]) -> None:
         """Replace metrics.json."""
@@ -240,7 +262,15 @@ def _say_briefly(error: Exception) -> str:
 def read_log(root: Path) -> list[dict[str, Any]]:
     """The entries of a run's log, in order."""
     path = root / LOG
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    entries = []
+    for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
+        try:
+            entries.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            raise InputError(str(path), f"line {number} is not what a run writes", "mend it, or remove it") from None
+    return entries
 
 
 def describe_environment() -> dict[str, object]:

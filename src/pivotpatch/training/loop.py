@@ -31,7 +31,8 @@ from pivotpatch.training.processes import join_processes, make_accelerator, open
 from pivotpatch.training.signals import StopSignals
 from pivotpatch.training.step import collect_training, restore_training, take_step
 
-AGREE_EVERY = 10  # steps between questions to the other processes whether one was asked to stop
+AGREE_EVERY = 10  # steps at most between questions to the other processes whether one was asked to stop
+AGREE_SECONDS = 2.0  # or so much time, for a launcher that was asked to stop kills its processes after a while
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -101,6 +102,7 @@ def resume(out: Path, *, progress: Progress | None = None, report: Report | None
         if folder.is_finished():
             todo = f"start another; model.start_from={folder.best} begins with its weights"
             raise InputError(str(folder.root), "the run has come to its end", todo)
+        folder.check_whole(state)
         accelerator = make_accelerator(folder.config, out)
         saved = folder.last if state.step > 0 else None
         run = build_run(folder.config, accelerator, saved=saved, progress=listeners.progress)
@@ -167,6 +169,7 @@ class _Trainer:
         self._began = time.perf_counter() - state.seconds
         self._logged = (time.perf_counter(), state.step)
         self._saved = state.step
+        self._agreed, self._agree_at = (time.perf_counter(), state.step), state.step + 1
 
     def train(self) -> FitResult:
         """Take the steps that are left, then look at the test sets."""
@@ -303,12 +306,16 @@ class _Trainer:
 
     def find_signal(self) -> Signals | None:
         """The signal that this process, or any of the others, was sent."""
-        accelerator, number = self.run.accelerator, int(self.stop.received or 0)
-        if accelerator.num_processes > 1:
-            if self.state.step % AGREE_EVERY:
-                return None
-            number = int(accelerator.gather(torch.tensor([number], device=accelerator.device)).max())
-        return Signals(number) if number else None
+        if self.run.accelerator.num_processes == 1:
+            return self.stop.received
+        step, now, (before, since) = self.state.step, time.perf_counter(), self._agreed
+        if step < self._agree_at:
+            return None
+        own = torch.tensor([[int(self.stop.received or 0), (now - before) / (step - since)]])
+        number, pace = self.run.accelerator.gather(own.to(self.run.accelerator.device)).amax(0).tolist()
+        self._agreed = (now, step)
+        self._agree_at = step + min(max(int(AGREE_SECONDS / max(pace, 1e-9)), 1), AGREE_EVERY)  # the same in all
+        return Signals(int(number)) if number else None
 
     def note_failures(self, failures: Iterable[Failure]) -> None:
         """Remember pictures that could not be read."""

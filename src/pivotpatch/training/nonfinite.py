@@ -19,7 +19,8 @@ from pivotpatch.training.folder import RunFolder
 NONFINITE = "nonfinite"
 HISTORY = 20  # steps that are looked back at
 RISE = 3.0  # times the least loss of those steps, from which on the learning rate is suspected
-GROWN = "weights that have grown too large; lower optimiser.lr, set optimiser.clip_norm or precision.dtype=float32"
+_WIDER = "or precision.dtype=float32 where it is not"
+GROWN = f"weights that have grown too large; lower optimiser.lr, set optimiser.clip_norm, {_WIDER}"
 
 
 def explain_nonfinite(
@@ -79,5 +80,5 @@ def _find_cause(step: int, losses: Sequence[float], before: Sequence[Sequence[fl
     if len(totals) > 1 and totals[-1] > RISE * min(totals):
         return "the loss was rising, so the learning rate is too high; lower optimiser.lr or set optimiser.clip_norm"
     if all(map(math.isfinite, losses)):
-        return "gradients that overflow; set optimiser.clip_norm or precision.dtype=float32"
+        return f"gradients that overflow; set optimiser.clip_norm, {_WIDER}"
     return GROWN
