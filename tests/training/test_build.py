@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
@@ -12,8 +13,9 @@ from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.training.build import make_model
+from pivotpatch.training.build import build_run, make_model
 from pivotpatch.training.config import load_config
+from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.recipes import find_recipe
 
 LABELS = ("cat", "dog")
@@ -112,3 +114,15 @@ def test_the_tagger_goes_on_with_labels_of_your_own() -> None:
         shared = [model.state_dict()[name][model.labels.index("cup")] for model in (again, tagger)]
         torch.testing.assert_close(*shared)
     assert torch.equal(next(again.backbone.parameters()), next(tagger.backbone.parameters()))
+
+
+def test_labels_that_no_picture_has_are_told(tmp_path: Path) -> None:
+    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
+    table = tmp_path / "photos.csv"
+    changes = [f"data.train=table:{table}", "data.val_fraction=0", "data.workers=0"]
+    changes += ["model.backbone=test_vit", "model.pretrained=false", "model.image_size=32"]
+    config, told = load_config(None, changes), list[str]()
+    for row in ("1,0,1,0", "1,1,1,1"):
+        table.write_text(f"image,cat,dog,owl,yak\na.png,{row}\n")
+        build_run(config, make_accelerator(config, tmp_path / "run"), tell=told.append)
+    assert told == ["no picture to train on has 2 of 4 labels, so nothing finds them: dog, yak"]

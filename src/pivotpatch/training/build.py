@@ -39,7 +39,7 @@ from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageT
 SPLIT_SEED = 0  # the same pictures are held out whatever the seed of the run, so that runs can be compared
 Progress = Callable[[str, int, int | None], None]
 Kind = TypeVar("Kind", bound=SharedClassifier)
-_NAMED = 10  # labels that a network knows, and as many that it does not
+_NAMED = 10  # labels in a line that tells of a network or of pictures
 
 
 @dataclass
@@ -105,13 +105,17 @@ def build_run(
         accelerator: device and processes.
         saved: a checkpoint of this very run, to build the network from instead.
         progress: told what is done while pictures are decoded to be held.
-        tell: as in `make_model`.
+        tell: as in `make_model`; told which labels no picture has, too.
     """
     records, val = open_training_records(config)
     tests = {address: open_aligned(address, records.labels.names) for address in config.data.test}
     for scored in (*tests.values(), *([] if val is None else [val])):
         if len(scored.positive.indices) == 0:
             raise InputError(scored.name, "no picture has any of the labels, so nothing can be ranked", "give others")
+    never = np.flatnonzero(np.bincount(records.positive.indices, minlength=len(records.labels)) == 0)
+    if tell is not None and len(never):
+        named = shorten([records.labels.names[place] for place in never], limit=_NAMED)
+        tell(f"no picture to train on has {len(never)} of {len(records.labels)} labels, so nothing finds them: {named}")
     if val is None and config.evaluation.patience is not None:
         todo = "give data.val or data.val_fraction, or leave it out"
         raise InputError("evaluation.patience", "there are no validation pictures to judge by", todo)
