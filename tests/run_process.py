@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,6 +39,10 @@ _TOUCHES = {"os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir", "shuti
 def make_config(*changes: str) -> RunConfig:
     """A run of a second or two."""
     return load_config(None, [*SMALL, *changes])
+
+
+IMAGE = ("task.kind=image", "model.image_size=64")
+SHORT = make_config("train.epochs=2", *IMAGE)  # 14 steps, saved after 4, 7, 8, 12 and 14
 
 
 class TrainingProcess:
@@ -112,6 +117,20 @@ def die_at_touch(out: Path, number: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
+
+
+def when(what: str, done: int, do: Callable[[], object]) -> Callable[[str, int, int | None], None]:
+    """Do something when a run is so far."""
+
+    def progress(stage: str, number: int, _total: int | None) -> None:
+        if (stage, number) == (what, done):
+            do()
+
+    return progress
+
+
+def crash() -> None:
+    raise ZeroDivisionError
 
 
 def read_step(folder: Path, name: str = "last") -> int:

@@ -1,8 +1,6 @@
 import json
-import os
 import resource
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from run_process import TrainingProcess, make_config, read_run, read_step
+from run_process import IMAGE, SHORT, crash, make_config, read_run, read_step, when
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.models.checkpoint import load_checkpoint
@@ -24,23 +22,6 @@ from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.step import restore_training
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-IMAGE = ("task.kind=image", "model.image_size=64")
-Progress = Callable[[str, int, int | None], None]
-SHORT = make_config("train.epochs=2", *IMAGE)  # 14 steps, saved after 4, 7, 8, 12 and 14
-
-
-def at(what: str, done: int, do: Callable[[], object]) -> Progress:
-    """Do something when a run is so far."""
-
-    def progress(stage: str, number: int, _total: int | None) -> None:
-        if (stage, number) == (what, done):
-            do()
-
-    return progress
-
-
-def crash() -> None:
-    raise ZeroDivisionError
 
 
 def limit_files(size: int) -> None:
@@ -54,21 +35,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("reference") / "run"
     fit(SHORT, folder)
     return read_run(folder)
-
-
-@pytest.fixture(scope="module")
-def crashed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("crashed") / "run"
-    with pytest.raises(ZeroDivisionError):
-        fit(SHORT, folder, progress=at("train", 10, crash))
-    return folder
-
-
-@pytest.fixture
-def crashed(crashed_run: Path, tmp_path: Path) -> Path:
-    """A run that ended after step 10, saved at step 8."""
-    shutil.copytree(crashed_run, tmp_path / "run")
-    return tmp_path / "run"
 
 
 def test_a_folder_tells_all_of_its_run(reference: dict[str, object], crashed: Path) -> None:
@@ -117,7 +83,7 @@ def test_moments_return_in_the_memory_order_of_their_weights(crashed: Path) -> N
 
 def test_a_run_that_crashed_before_its_first_save_begins_again(tmp_path: Path, reference: dict[str, object]) -> None:
     with pytest.raises(ZeroDivisionError):
-        fit(SHORT, tmp_path / "run", progress=at("train", 3, crash))
+        fit(SHORT, tmp_path / "run", progress=when("train", 3, crash))
     assert not (tmp_path / "run" / "last").exists()
     resume(tmp_path / "run")
     assert read_run(tmp_path / "run") == reference
@@ -126,7 +92,7 @@ def test_a_run_that_crashed_before_its_first_save_begins_again(tmp_path: Path, r
 def test_each_epoch_is_saved_though_it_is_not_evaluated(tmp_path: Path) -> None:
     config = make_config(*IMAGE, "output.save_every=500", "evaluation.every=3")
     with pytest.raises(ZeroDivisionError):
-        fit(config, tmp_path / "run", progress=at("train", 15, crash))
+        fit(config, tmp_path / "run", progress=when("train", 15, crash))
     assert read_step(tmp_path / "run") == 14
 
 
@@ -160,132 +126,18 @@ def test_what_cannot_be_built_leaves_nothing_behind(change: str, tmp_path: Path)
 def test_a_folder_that_cannot_be_made_is_found_out_before_pictures_are_decoded(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=f"{name}: .*/file is no folder that can be written to; choose another one"):
-        fit(SHORT, tmp_path / name, progress=at("decode pictures", 1, crash))
+        fit(SHORT, tmp_path / name, progress=when("decode pictures", 1, crash))
 
 
 def test_a_run_that_could_not_write_its_configuration_leaves_the_place_free(tmp_path: Path) -> None:
     out, before = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     try:
         with pytest.raises(InputError, match=f"{out}: File too large; free some space or choose another folder"):
-            fit(SHORT, out, progress=at("decode pictures", 1, lambda: limit_files(10)))
+            fit(SHORT, out, progress=when("decode pictures", 1, lambda: limit_files(10)))
     finally:
         limit_files(before)
     assert not (out / "config.toml").exists()
     RunFolder(out, SHORT).create()
-
-
-def test_what_is_no_run_is_not_resumed(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"{tmp_path}: is no run, config.toml is missing; check the path"):
-        resume(tmp_path)
-
-
-def test_a_finished_run_is_not_resumed(crashed: Path) -> None:
-    resume(crashed)
-    with pytest.raises(InputError, match="run: the run has come to its end; start another; model.start_from=.*best"):
-        resume(crashed)
-
-
-def cut_in_half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "message"),
-    [
-        ("last/state.json", cut_in_half, r"cannot be read \(.*EOF.*\); it is damaged, start anew"),
-        ("last/state.json", Path.unlink, r"cannot be read \(No such file or directory\); it is damaged"),
-        (
-            "last/state.json",
-            lambda path: path.write_text('{"step": "8"}'),
-            r"\(step: Input should be a valid integer\)",
-        ),
-        ("last/state.json", lambda path: path.write_text('{"stop": 8}'), r"\(stop: Extra inputs are not permitted\)"),
-        ("last/state.json", lambda path: path.write_bytes(b"\xff"), r"cannot be read \('utf-8' codec"),
-        ("last/training.safetensors", cut_in_half, r"cannot be read \(.*\); it is damaged, start anew"),
-        ("last/training.safetensors", Path.unlink, r"cannot be read \(No such file.*\); it is damaged, start anew"),
-        ("last/model.safetensors", cut_in_half, r"cannot be read \(.*\); it is damaged or cut short"),
-        ("metrics.json", lambda path: path.write_text("[]"), "is not what a run writes; remove it"),
-        ("config.toml", cut_in_half, "config.toml"),
-    ],
-)
-def test_a_damaged_file_is_named(name: str, damage: Callable[[Path], object], message: str, crashed: Path) -> None:
-    damage(crashed / name)
-    with pytest.raises(InputError, match=message) as caught:
-        resume(crashed)
-    assert str(crashed / name) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("count=61", "count=71", "there are 57 pictures to train on, the run began with 49"),
-        ("hold", 'labels = ["one", "two"]\nhold', "its labels are not those that the run began with"),
-    ],
-)
-def test_other_pictures_are_refused(old: str, new: str, message: str, crashed: Path) -> None:
-    state = json.loads((crashed / "last/state.json").read_text())
-    del state["config"]  # a run of an earlier version, or the pictures behind an address are others now
-    (crashed / "last/state.json").write_text(json.dumps(state))
-    change(crashed / "config.toml", old, new)
-    with pytest.raises(InputError, match=f"{message}; give back what it was, or start anew"):
-        resume(crashed)
-
-
-def change(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("epochs = 2", "epochs = 3", "train.epochs is 3, the run began with 2"),
-        ('kind = "image"', 'kind = "patch"', "task.kind is 'patch', the run began with 'image'"),
-    ],
-)
-def test_another_configuration_is_refused(old: str, new: str, message: str, crashed: Path) -> None:
-    change(crashed / "config.toml", old, new)
-    with pytest.raises(InputError, match=f"config.toml: {message}; give back what it was, or start another with"):
-        resume(crashed)
-
-
-def test_what_makes_no_other_run_may_be_changed(crashed: Path) -> None:
-    change(crashed / "config.toml", "save_every = 4", "save_every = 3")
-    assert resume(crashed).metrics["finished"]
-
-
-@pytest.mark.parametrize(
-    ("gone", "message"),
-    [
-        ("best", r"best: is not there, though step \d+ was kept in it; put it back, or start another with model.start"),
-        ("last", "last: is not there, so the run cannot go on; put it back, or start anew"),
-    ],
-)
-def test_a_folder_that_is_gone_is_missed(gone: str, message: str, crashed: Path) -> None:
-    assert (crashed / "best").is_dir()
-    shutil.rmtree(crashed / gone)
-    with pytest.raises(InputError, match=message):
-        resume(crashed)
-
-
-def test_a_damaged_log_is_told_before_the_work(crashed: Path) -> None:
-    lines = (crashed / "log.jsonl").read_text().splitlines(keepends=True)
-    (crashed / "log.jsonl").write_text("".join(["garbage\n", *lines[1:]]))
-    with pytest.raises(InputError, match=r"log.jsonl: line 1 is not what a run writes; mend it, or remove it"):
-        resume(crashed)
-
-
-def test_two_processes_do_not_train_in_one_folder(crashed: Path) -> None:
-    process = TrainingProcess(crashed)
-    while (heard := process.hear()) and heard[0] != "train":
-        pass
-    os.kill(process.pid, signal.SIGSTOP)
-    with pytest.raises(InputError, match="run: another process is training in it; wait for it, or end it first"):
-        resume(crashed)
-    process.kill()
-    RunFolder.open(crashed)
 
 
 @pytest.mark.parametrize("tail", ["", '{"step": 8, "epo', "\0" * 100, '{"step": 9, "loss": 1.0}\n{"step'])
@@ -327,7 +179,7 @@ def test_a_state_comes_back_exactly(tmp_path: Path) -> None:
     state = RunState(step=3, best=0.1 + 0.2, pending=[[1 / 3, 2.0, 1e-45]], not_read={"ä\n.jpg": "no"})
     tensors = {"a": torch.rand(3, 4).T, "b": torch.tensor(7)}
     folder.save_last(MultiLabelClassifier("test_resnet", ["cat"]), tensors, state)
-    assert folder.load_state() == state
+    assert folder.load_state() == state.model_copy(update={"config": SHORT.model_dump(mode="json")})
     loaded = folder.load_tensors(torch.device("cpu"))
     assert all(torch.equal(loaded[name], value) for name, value in tensors.items())
     rights = {path.name: path.stat().st_mode for path in folder.last.iterdir()}
@@ -353,7 +205,7 @@ def test_a_full_disk_ends_a_run_and_leaves_its_last_good_state(
     safe = f"last/ holds step {saved}, --resume goes on there" if saved else "nothing was saved yet"
     try:
         with pytest.raises(InputError) as caught:
-            fit(SHORT, out, progress=at(*moment, lambda: limit_files(room(out))))
+            fit(SHORT, out, progress=when(*moment, lambda: limit_files(room(out))))
     finally:
         limit_files(before)
     assert str(caught.value) == f"{out / file}: File too large; free some space or choose another folder; {safe}"
@@ -391,7 +243,7 @@ def test_pictures_that_cannot_be_read_are_listed_at_the_end(hold: str, tmp_path:
     assert list(metrics["not_read"]) == sorted(f"{number}.png" for number in broken)
     assert all("is in none of the known formats" in wrong for wrong in metrics["not_read"].values())
     with pytest.raises(ZeroDivisionError):
-        fit(config, tmp_path / "run", progress=at("train", 4, crash))
+        fit(config, tmp_path / "run", progress=when("train", 4, crash))
     assert read_step(tmp_path / "run") == 3
     resume(tmp_path / "run")
     assert read_run(tmp_path / "run") == read_run(tmp_path / "whole")
@@ -402,7 +254,7 @@ def test_a_picture_that_cannot_be_read_ends_a_run_that_can_go_on(tmp_path: Path)
     config = make_config(write_pictures(folder), "data.hold=nothing", "data.workers=0", *IMAGE)
     fit(config, tmp_path / "whole")
     with pytest.raises(InputError, match=r"png: is in none of .*; last/ holds step 8, --resume goes on there$"):
-        fit(config, tmp_path / "run", progress=at("train", 9, lambda: write_pictures(folder, broken=range(40))))
+        fit(config, tmp_path / "run", progress=when("train", 9, lambda: write_pictures(folder, broken=range(40))))
     write_pictures(folder)
     resume(tmp_path / "run")
     assert read_run(tmp_path / "run") == read_run(tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""Kernels of our own for inference on a GPU, each one pass over memory where torch makes several, or a slow one.
+"""Kernels of our own for a GPU, each one pass over memory where torch makes several, or a slow one.
 
 Needs Triton, which comes with torch for CUDA on Linux. Feature maps are (B,C,H,W) in memory order B, H, W, C.
 """

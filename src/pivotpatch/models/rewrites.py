@@ -8,7 +8,7 @@ For training (`quicken_training`) a network keeps its weights and their names; f
 weights are computed from them once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
@@ -267,8 +267,12 @@ def is_maximum(child: nn.Module) -> bool:
     """Whether a layer takes the largest of 3 x 3 pixels with stride 2, as a ResNet's does."""
     if type(child) is not nn.MaxPool2d or child.ceil_mode or child.return_indices:
         return False
-    sizes = (child.kernel_size, child.stride, child.padding, child.dilation)
-    return all(size in (side, (side, side)) for size, side in zip(sizes, (3, 2, 1, 1), strict=True))
+    return are_square((child.kernel_size, child.stride, child.padding, child.dilation), (3, 2, 1, 1))
+
+
+def are_square(sizes: Sequence[int | tuple[int, ...]], sides: Sequence[int]) -> bool:
+    """Whether sizes of a layer, each one number or one a direction, are these in both."""
+    return all(size in (side, (side, side)) for size, side in zip(sizes, sides, strict=True))
 
 
 def _is_norm(child: nn.Module) -> bool:

@@ -50,7 +50,7 @@ class RunState(BaseModel):
         logged: entries of the log.
         not_read: pictures that could not be read, each with what was wrong with it.
         records: pictures that there are to train on.
-        config: the configuration that it began with.
+        config: the configuration that it was saved under.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -143,7 +143,7 @@ class RunFolder:
         with explain_disk_faults(self.last, also=(SafetensorError,)), replacing_folder(self.last) as scratch:
             write_checkpoint(model, scratch)
             save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, scratch / TENSORS)
-            state.config = self.config.model_dump(mode="json")
+            state = state.model_copy(update={"config": self.config.model_dump(mode="json")})
             (scratch / STATE).write_text(state.model_dump_json(indent=2) + "\n", "utf-8")
             (scratch / TENSORS).chmod((scratch / STATE).stat().st_mode)  # safetensors keeps it to the owner
 
@@ -269,7 +269,9 @@ def read_log(root: Path) -> list[dict[str, Any]]:
         try:
             entries.append(dict(json.loads(line)))
         except (ValueError, TypeError):
-            raise InputError(str(path), f"line {number} is not what a run writes", "mend it, or remove it") from None
+            raise InputError(
+                str(path), f"line {number} is not what a run writes", "mend that line, or remove the file"
+            ) from None
     return entries
 
 

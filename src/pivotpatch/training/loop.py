@@ -115,6 +115,15 @@ def resume(out: Path, *, progress: Progress | None = None, report: Report | None
         return _train(run, folder, state, listeners=listeners)
 
 
+def choose_interval(pace: float) -> int:
+    """Steps until processes ask each other again, for steps that take so many seconds.
+
+    >>> choose_interval(0.01), choose_interval(0.6), choose_interval(60.0)
+    (10, 3, 1)
+    """
+    return max(min(AGREE_EVERY, int(AGREE_SECONDS / max(pace, 1e-9))), 1)
+
+
 def _check_pictures(run: Run, state: RunState) -> None:
     """Refuse to go on with other pictures than a run began with."""
     where, todo = run.config.data.train or "data.train", "give back what it was, or start anew"
@@ -314,7 +323,7 @@ class _Trainer:
         own = torch.tensor([[int(self.stop.received or 0), (now - before) / (step - since)]])
         number, pace = self.run.accelerator.gather(own.to(self.run.accelerator.device)).amax(0).tolist()
         self._agreed = (now, step)
-        self._agree_at = step + min(max(int(AGREE_SECONDS / max(pace, 1e-9)), 1), AGREE_EVERY)  # the same in all
+        self._agree_at = step + choose_interval(pace)  # the same in all, for they know the same pace
         return Signals(int(number)) if number else None
 
     def note_failures(self, failures: Iterable[Failure]) -> None:
