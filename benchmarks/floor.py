@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from training import LABELS, Clock, forget, make_floor_step
 
 from pivotpatch import PatchClassifier
-from pivotpatch.models.rewrites import REWRITES, rewrite_channels, rewrite_norms, rewrite_pool, rewrite_stem
+from pivotpatch.models.rewrites import REWRITES, rewrite_channels, rewrite_norms, rewrite_pools, rewrite_stem
 from pivotpatch.training.processes import own_settings
 
 
@@ -66,7 +66,7 @@ VARIANTS = {
     "norms": Variant(rewrites=(rewrite_norms,)),
     "channels": Variant(rewrites=(rewrite_channels,)),
     "rewritten": Variant(rewrites=REWRITES),
-    "without-pool": Variant(rewrites=tuple(rewrite for rewrite in REWRITES if rewrite is not rewrite_pool)),
+    "without-pools": Variant(rewrites=tuple(rewrite for rewrite in REWRITES if rewrite is not rewrite_pools)),
     "tuned": Variant({"options": {"max_autotune_pointwise": True}}, rewrites=REWRITES),
     "coordinate-descent": Variant({"options": {"coordinate_descent_tuning": True}}, rewrites=REWRITES),
     "cudagraphs": Variant({"mode": "reduce-overhead"}),

@@ -3,18 +3,30 @@
 import pytest
 import torch
 from kernel_comparison import run_comparison
+from timm.layers import BlurPool2d
 from torch import nn
 
-from pivotpatch.models.pooling import QuickMaximum
+from pivotpatch.models.pooling import QuickBlur, QuickMaximum
 
 pytest.importorskip("triton")
 
 COMPARE = """
 import torch
+from timm.layers import BlurPool2d
 from torch.nn import functional
-from pivotpatch.models.pooling import pool, pool_back
+from pivotpatch.models.pooling import blur, blur_back, pool, pool_back
 
 torch.manual_seed(0)
+for shape in ((2, 5, 7, 9), (1, 64, 12, 40), (2, 3, 8, 7), (1, 1, 2, 2), (1, 2, 3, 3), (2, 3, 2, 5)):
+    images = torch.randn(shape, device=device).contiguous(memory_format=torch.channels_last)
+    ours, torchs = images.clone().requires_grad_(), images.clone().requires_grad_()
+    blurred, expected = blur(ours), BlurPool2d().to(device)(torchs)
+    torch.testing.assert_close(blurred, expected)
+    assert blurred.is_contiguous(memory_format=torch.channels_last)
+    gradient = torch.randn_like(expected)
+    blurred.backward(gradient)
+    expected.backward(gradient)
+    torch.testing.assert_close(ours.grad, torchs.grad)
 for shape in ((2, 5, 7, 9), (1, 64, 12, 40), (2, 3, 8, 7), (1, 1, 1, 1)):
     for change in (lambda x: x, torch.relu, torch.round):
         images = change(torch.randn(shape, device=device)).contiguous(memory_format=torch.channels_last)
@@ -35,6 +47,8 @@ images = torch.randn(2, 4, 6, 7, device=device).contiguous(memory_format=torch.c
 places = pool(images.detach())[1]
 torch.library.opcheck(pool, (images,))
 torch.library.opcheck(pool_back, (torch.randn(2, 4, 3, 4, device=device), places, 6, 7))
+torch.library.opcheck(blur, (images,))
+torch.library.opcheck(blur_back, (torch.randn(2, 4, 3, 4, device=device), 6, 7))
 """
 
 
@@ -45,13 +59,19 @@ def test_values_and_gradients_are_those_of_torch() -> None:
 def test_without_a_gpu_torch_does_it() -> None:
     images = torch.randn(2, 3, 9, 8)
     assert torch.equal(QuickMaximum()(images), nn.functional.max_pool2d(images, 3, 2, 1))
+    assert torch.equal(QuickBlur(BlurPool2d(3))(images), BlurPool2d(3)(images))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_compiled_on_a_gpu_it_is_the_same() -> None:
+@pytest.mark.parametrize(
+    ("quick", "torchs"),
+    [(QuickMaximum(), nn.MaxPool2d(3, 2, 1)), (QuickBlur(BlurPool2d(16)), BlurPool2d(16))],
+    ids=["maximum", "blur"],
+)
+def test_compiled_on_a_gpu_it_is_the_same(quick: nn.Module, torchs: nn.Module) -> None:
     torch.manual_seed(0)
-    ours = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), QuickMaximum()).cuda()
-    theirs = nn.Sequential(*ours[:2], nn.MaxPool2d(3, 2, 1))  # of the same weights
+    ours = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), quick).cuda()
+    theirs = nn.Sequential(*ours[:2], torchs.cuda())  # of the same weights
     images = torch.randn(4, 3, 33, 40, device="cuda").contiguous(memory_format=torch.channels_last)
     found = []
     for network in (torch.compile(ours, dynamic=False), theirs):

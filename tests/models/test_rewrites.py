@@ -10,6 +10,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from pivotpatch.models.folding import fold_norms
+from pivotpatch.models.pooling import QuickBlur, QuickMaximum
 from pivotpatch.models.rewrites import (
     FoldedPixels,
     FoldedStem,
@@ -19,6 +20,7 @@ from pivotpatch.models.rewrites import (
     quicken_training,
     rewrite_channels,
     rewrite_norms,
+    rewrite_pools,
     rewrite_stem,
 )
 
@@ -77,6 +79,19 @@ def assert_same_step(
     assert list(before) == list(after)
     for name, value in before.items():
         torch.testing.assert_close(after[name], value)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("name", "kind", "expected"), [("resnet18", QuickMaximum, 1), ("tresnet_m", QuickBlur, 3)])
+def test_on_a_gpu_what_halves_is_our_own(name: str, kind: type[nn.Module], expected: int) -> None:
+    network = make(name).float().cuda().train()
+    other = deepcopy(network)
+    rewrite_pools(other)
+    assert count(other, kind) == expected
+    assert list(other.state_dict()) == list(network.state_dict())
+    images = torch.randn(4, 3, 64, 64, device="cuda").contiguous(memory_format=torch.channels_last)
+    one, two = network(images), other(images)
+    torch.testing.assert_close(two, one, rtol=1e-2, atol=1e-2 * float(one.detach().abs().max()))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch 2.11 in itself

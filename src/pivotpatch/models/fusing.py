@@ -7,7 +7,7 @@ from timm.layers import BlurPool2d
 from torch import fx, nn
 
 from pivotpatch.models.passes import Finish, FusedConvolution, Kernel, QuickPool, describe_activation
-from pivotpatch.models.rewrites import FoldedPixels, are_square, copy_layer, is_maximum
+from pivotpatch.models.rewrites import FoldedPixels, are_square, copy_layer, is_blur, is_maximum
 
 
 class _Tracer(fx.Tracer):
@@ -180,9 +180,7 @@ def _name_kernel(pool: Any) -> Kernel | None:
         return "take_largest"
     if type(pool) is nn.AvgPool2d and pool.divisor_override is None:
         return "take_mean" if are_square((pool.kernel_size, pool.stride, pool.padding), (2, 2, 0)) else None
-    if type(pool) is BlurPool2d and (pool.filt_size, pool.stride, pool.pad_mode) == (3, 2, "reflect"):
-        return "blur"
-    return None
+    return "blur" if is_blur(pool) else None
 
 
 def _put(graph: fx.Graph, taken: list[fx.Node], finish: Finish, given: tuple[Any, ...], held: dict[str, Any]) -> None:

@@ -99,7 +99,18 @@ def _halve(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _send_back(gradient, places, result, height, width, rows, columns, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _send_back(  # type: ignore[no-untyped-def]
+    gradient,
+    places,
+    result,
+    height,
+    width,
+    rows,
+    columns,
+    CHANNELS: tl.constexpr,  # noqa: N803
+    LARGEST: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
     # A program sees part of one row of windows and writes two rows of pixels: those that no window above holds.
     row = tl.program_id(0)
     image, y = (row // rows).to(tl.int64), row % rows
@@ -108,19 +119,29 @@ def _send_back(gradient, places, result, height, width, rows, columns, CHANNELS:
     here = row.to(tl.int64) * columns * CHANNELS + at
     right, below = known & (x + 1 < columns), at < tl.where(y + 1 < rows, columns * CHANNELS, 0)
     across, down = here + CHANNELS, here + columns * CHANNELS
-    place = tl.load(places + here, mask=known, other=9)
-    place_right = tl.load(places + across, mask=right, other=9)
-    place_below = tl.load(places + down, mask=below, other=9)
-    place_last = tl.load(places + down + CHANNELS, mask=right & below, other=9)
     given = tl.load(gradient + here, mask=known, other=0.0).to(tl.float32)
     given_right = tl.load(gradient + across, mask=right, other=0.0).to(tl.float32)
     given_below = tl.load(gradient + down, mask=below, other=0.0).to(tl.float32)
     given_last = tl.load(gradient + down + CHANNELS, mask=right & below, other=0.0).to(tl.float32)
-    one = tl.where(place == 4, given, 0.0)
-    two = tl.where(place == 5, given, 0.0) + tl.where(place_right == 3, given_right, 0.0)
-    three = tl.where(place == 7, given, 0.0) + tl.where(place_below == 1, given_below, 0.0)
-    four = tl.where(place == 8, given, 0.0) + tl.where(place_right == 6, given_right, 0.0)
-    four += tl.where(place_below == 2, given_below, 0.0) + tl.where(place_last == 0, given_last, 0.0)
+    if LARGEST:
+        place = tl.load(places + here, mask=known, other=9)
+        place_right = tl.load(places + across, mask=right, other=9)
+        place_below = tl.load(places + down, mask=below, other=9)
+        place_last = tl.load(places + down + CHANNELS, mask=right & below, other=9)
+        one = tl.where(place == 4, given, 0.0)
+        two = tl.where(place == 5, given, 0.0) + tl.where(place_right == 3, given_right, 0.0)
+        three = tl.where(place == 7, given, 0.0) + tl.where(place_below == 1, given_below, 0.0)
+        four = tl.where(place == 8, given, 0.0) + tl.where(place_right == 6, given_right, 0.0)
+        four += tl.where(place_below == 2, given_below, 0.0) + tl.where(place_last == 0, given_last, 0.0)
+    else:
+        # Of a blur a pixel between two windows has a share in both: twice that where the border reflects it.
+        share, share_right = tl.where(x == 0, 2.0, 1.0), tl.where(2 * x + 3 == width, 2.0, 1.0)
+        share_above, share_below = tl.where(y == 0, 2.0, 1.0), tl.where(2 * y + 3 == height, 2.0, 1.0)
+        between = share * given + share_right * given_right
+        between_below = share * given_below + share_right * given_last
+        one, two = given / 4, between / 8
+        three = (share_above * given + share_below * given_below) / 8
+        four = (share_above * between + share_below * between_below) / 16
     first = result + (image * height + 2 * y) * width * CHANNELS + 2 * x * CHANNELS + channel
     second = first + width * CHANNELS
     odd, lower = known & (2 * x + 1 < width), at < tl.where(2 * y + 1 < height, columns * CHANNELS, 0)
@@ -195,13 +216,27 @@ def take_largest_into(maps: Tensor, largest: Tensor, places: Tensor) -> None:
     _launch_halve(maps, largest, places, side=3, is_largest=True)
 
 
-def send_back_into(gradient: Tensor, places: Tensor, result: Tensor) -> None:
-    """Write what the gradient (B,C,h,w) of the largest is to the maps (B,C,H,W) that they were taken from."""
+def send_back_into(gradient: Tensor, places: Tensor | None, result: Tensor) -> None:
+    """Write what the gradient (B,C,h,w) of the largest, or of a blur, is to the maps (B,C,H,W) that it was taken from.
+
+    Args:
+        gradient: in memory order B, H, W, C, as the other two.
+        places: of the largest in their windows, int8; None of a blur.
+        result: is written to.
+    """
     batch, channels, rows, columns = gradient.shape
     grid = (batch * rows, triton.cdiv(columns * channels, BLOCK))
     sizes = (*result.shape[2:], rows, columns)
     with torch.cuda.device_of(gradient):
-        _send_back[grid](gradient, places, result, *sizes, CHANNELS=channels, BLOCK=BLOCK)
+        _send_back[grid](
+            gradient,
+            gradient if places is None else places,
+            result,
+            *sizes,
+            CHANNELS=channels,
+            LARGEST=places is not None,
+            BLOCK=BLOCK,
+        )
 
 
 def _shrink(maps: Tensor, *, side: int, largest: bool) -> Tensor:

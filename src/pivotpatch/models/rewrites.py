@@ -2,7 +2,8 @@
 
 Each was slow for a reason of its own in a profile of training (docs/performance.md): a first convolution over three
 channels has products with short rows, the compiler's statistics of a batch norm divide for every pixel, its way back
-of a maximum does sums for every pixel, and cuDNN copies what has no multiple of 8 channels.
+of a maximum does sums for every pixel, torch takes a blur in another order of memory, and cuDNN copies what has no
+multiple of 8 channels.
 
 For training (`quicken_training`) a network keeps its weights and their names; for inference (`quicken_inference`) new
 weights are computed from them once.
@@ -173,13 +174,14 @@ def rewrite_stem(network: nn.Module) -> None:
     _replace(network, lambda child: FoldedStem(child) if _is_stem(child) and child.bias is None else None)
 
 
-def rewrite_pool(network: nn.Module) -> None:
-    """Take a ResNet's maximum by kernels of our own, where its device runs them."""
-    from pivotpatch.models.pooling import QuickMaximum, try_pool  # for training alone
+def rewrite_pools(network: nn.Module) -> None:
+    """Take a ResNet's maximum and a TResNet's blurs by kernels of our own, where its device runs them."""
+    from pivotpatch.models.pooling import QuickBlur, QuickMaximum, try_pools  # for training alone
 
     weight = next(network.parameters(), None)
-    if weight is not None and can_run(try_pool, weight.device):
+    if weight is not None and can_run(try_pools, weight.device):
         _replace(network, lambda child: QuickMaximum() if is_maximum(child) else None)
+        _replace(network, lambda child: QuickBlur(child) if is_blur(child) else None)
 
 
 def rewrite_norms(network: nn.Module) -> None:
@@ -203,7 +205,7 @@ def _pad_blurs(network: nn.Module) -> None:
             blur.channels = _round_up(blur.channels)
 
 
-REWRITES = (rewrite_stem, rewrite_pool, rewrite_channels, rewrite_norms)
+REWRITES = (rewrite_stem, rewrite_pools, rewrite_channels, rewrite_norms)
 
 
 def quicken_training(network: nn.Module) -> None:
@@ -268,6 +270,11 @@ def is_maximum(child: nn.Module) -> bool:
     if type(child) is not nn.MaxPool2d or child.ceil_mode or child.return_indices:
         return False
     return are_square((child.kernel_size, child.stride, child.padding, child.dilation), (3, 2, 1, 1))
+
+
+def is_blur(child: Any) -> bool:
+    """Whether a layer blurs 3 x 3 pixels with stride 2, as a TResNet's do."""
+    return type(child) is BlurPool2d and (child.filt_size, child.stride, child.pad_mode) == (3, 2, "reflect")
 
 
 def are_square(sizes: Sequence[int | tuple[int, ...]], sides: Sequence[int]) -> bool:
