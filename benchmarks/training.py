@@ -374,6 +374,9 @@ def make_floor_step(
         image = torch.randn(batch, 3, size, size, device=device)
         views = Views(image, torch.randn(batch, model.grid**2, 3, small, small, device=device))
     target = (torch.rand(batch, len(model.labels), device=device) < 0.04).float()
+    with torch.no_grad():  # as after some steps: a new network multiplies by zeros, for which a GPU needs less power
+        for weight in model.parameters():
+            weight.add_(1e-3 * torch.randn_like(weight))
     if compiler is not None:
         task.compile(dynamic=False, **compiler)
 

@@ -44,6 +44,7 @@ def count(network: nn.Module, kind: type[nn.Module]) -> int:
         ("resnet18", rewrite_stem, FoldedStem, 1, 32),
         ("resnet18", rewrite_stem, FoldedStem, 1, 35),
         ("resnet18", rewrite_norms, QuickNorm, 20, 32),
+        ("resnet26", rewrite_norms, QuickNorm, 28, 32),  # bottlenecks
         ("tresnet_l", rewrite_channels, PaddedConvolution, 19, 32),
         ("tresnet_m", rewrite_norms, QuickNorm, 60, 32),
     ],

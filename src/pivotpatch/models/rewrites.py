@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from timm.layers import BatchNormAct2d, BlurPool2d
+from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from timm.models.tresnet import TResNet
 from torch import Tensor, nn
 from torch.nn import functional
@@ -75,31 +76,68 @@ def _convert(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values if values.dtype == dtype else values.to(dtype)
 
 
+def _widen(values: Tensor) -> Tensor:
+    return _convert(values, torch.promote_types(values.dtype, torch.float32))
+
+
+@torch.library.custom_op("pivotpatch::hold", mutates_args=())
+def hold(values: Tensor) -> Tensor:
+    """Values that a compiler must compute once: else it does so again for every pixel that they are used for."""
+    return values.clone()
+
+
+@hold.register_fake
+def _make_held(values: Tensor) -> Tensor:
+    return torch.empty_like(values)
+
+
+def _make_factors(*factors: Tensor) -> list[Tensor]:
+    """Numbers a channel, (C,), as they are multiplied with and added to images: (C,1,1)."""
+    joined = torch.stack(factors)[..., None, None]
+    held: Tensor = hold(joined) if torch.compiler.is_compiling() and joined.is_cuda else joined
+    return list(held)
+
+
 class _NormBySums(torch.autograd.Function):
-    """A batch norm whose mean and variance come from two sums, of x - s and of its square."""
+    """A batch norm whose mean and variance come from two sums, of x - s and of its square, and an activation.
+
+    The way back looks at x alone to know where the activation bends, and not at the result, which would be read too.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor, eps: float, slope: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = _convert(x, torch.promote_types(x.dtype, torch.float32))
+        wide = _widen(x)
         moved = wide - shift[:, None, None]
         first = moved.mean((0, 2, 3))
         variance = (moved.square().mean((0, 2, 3)) - first.square()).clamp(min=0)
         mean, scale = shift + first, (variance + eps).rsqrt()
-        ctx.save_for_backward(x, weight, mean, scale)
-        ctx.eps = eps
+        factor = scale * weight
+        factor, offset = _make_factors(factor, bias - mean * factor)
+        ctx.save_for_backward(x, mean, scale, factor, offset)
+        ctx.slope = slope
         ctx.mark_non_differentiable(mean, variance)
-        out = (wide - mean[:, None, None]) * (scale * weight)[:, None, None] + bias[:, None, None]
-        return _convert(out, x.dtype), mean, variance
+        out = wide * factor + offset
+        return _convert(_bend(out, out, slope), x.dtype), mean, variance
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, scale = ctx.saved_tensors
-        back = torch.ops.aten.native_batch_norm_backward(
-            gradients[0], x, weight, None, None, mean, scale, True, ctx.eps, [True, True, True]
-        )
-        return *back, None, None
+        x, mean, scale, factor, offset = ctx.saved_tensors
+        wide, gradient = _widen(x), _widen(gradients[0])
+        gradient = _bend(gradient, wide * factor + offset, ctx.slope)
+        total = gradient.sum((0, 2, 3))
+        product = (gradient * (wide - mean[:, None, None])).sum((0, 2, 3))
+        count = x.numel() // x.shape[1]
+        tilt = -factor[:, 0, 0] * scale.square() * product / count
+        tilt, rest = _make_factors(tilt, -factor[:, 0, 0] * total / count - tilt * mean)
+        back = gradient * factor + wide * tilt + rest
+        return _convert(back, x.dtype), product * scale, total, None, None, None
+
+
+def _bend(values: Tensor, by: Tensor, slope: float) -> Tensor:
+    """Values, where by is positive, else slope times them."""
+    return values if slope == 1 else torch.where(by > 0, values, slope * values)
 
 
 def _round_up(channels: int) -> int:
@@ -113,7 +151,7 @@ def _pad(values: Tensor, size: int, *, by: float = 0.0) -> Tensor:
 
 
 class QuickNorm(nn.Module):
-    """A batch norm by sums, and the activation behind it where it holds one; it takes channels in multiples of 8 too.
+    """A batch norm by sums and the activation behind it, if there is one; it takes channels in multiples of 8 too.
 
     The sums are those of what lies beyond the running mean, so that no digits are lost where a mean is large.
     """
@@ -122,13 +160,15 @@ class QuickNorm(nn.Module):
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
-        """Take a norm's weights and statistics."""
+    def __init__(self, norm: nn.BatchNorm2d, activation: nn.Module | None = None) -> None:
+        """Take a norm's weights and statistics, and its activation where none is given."""
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(norm, name))
-        self.eps, self.act = norm.eps, getattr(norm, "act", nn.Identity())
+        self.eps = norm.eps
+        own: nn.Module = getattr(norm, "act", nn.Identity())
+        self.act = own if activation is None else activation
         assert norm.momentum is not None  # else it would be a mean of all batches
         self.momentum = norm.momentum
 
@@ -139,17 +179,30 @@ class QuickNorm(nn.Module):
         if not self.training:
             spread = _pad(self.running_var, size, by=1.0)
             out = functional.batch_norm(images, center, spread, weight, bias, False, 0.0, self.eps)
-        else:
-            # The running mean is changed below, hence a copy of it.
-            out, mean, variance = _NormBySums.apply(images, weight, bias, center.clone(), self.eps)
-            count = images.numel() // size
-            with torch.no_grad():
-                self.running_mean.lerp_(mean[:own].to(self.running_mean), self.momentum)
-                unbiased = variance[:own] * (count / max(count - 1, 1))
-                self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
-                self.num_batches_tracked.add_(1)
+            return self._activate(out)
+        slope = _find_slope(self.act)
+        # The running mean is changed below, hence a copy of it.
+        given = (images, weight, bias, center.clone(), self.eps, 1.0 if slope is None else slope)
+        out, mean, variance = _NormBySums.apply(*given)
+        count = images.numel() // size
+        with torch.no_grad():
+            self.running_mean.lerp_(mean[:own].to(self.running_mean), self.momentum)
+            unbiased = variance[:own] * (count / max(count - 1, 1))
+            self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+            self.num_batches_tracked.add_(1)
+        return self._activate(out) if slope is None else out
+
+    def _activate(self, out: Tensor) -> Tensor:
         found: Tensor = self.act(out)
         return found
+
+
+def _find_slope(activation: nn.Module) -> float | None:
+    """The slope below 0 of an activation that has slope 1 above it; None of any other."""
+    if isinstance(activation, nn.LeakyReLU):
+        return activation.negative_slope
+    known: dict[type, float] = {nn.ReLU: 0.0, nn.Identity: 1.0}
+    return known.get(type(activation))
 
 
 class PaddedConvolution(nn.Module):
@@ -185,8 +238,27 @@ def rewrite_pools(network: nn.Module) -> None:
 
 
 def rewrite_norms(network: nn.Module) -> None:
-    """Take batch norms by sums."""
+    """Take batch norms by sums, a ResNet's with their activations."""
+    for part in network.modules():
+        for norm, activation in _find_pairs(part):
+            if type(getattr(part, norm)) is nn.BatchNorm2d and _is_norm(getattr(part, norm)):
+                quick = QuickNorm(getattr(part, norm), getattr(part, activation))
+                setattr(part, norm, quick.train(part.training))
+                setattr(part, activation, nn.Identity())
     _replace(network, lambda child: QuickNorm(child) if _is_norm(child) else None)
+
+
+def _find_pairs(part: Any) -> list[tuple[str, str]]:
+    """The names of norms in a part of a ResNet that nothing but an activation follows, and of that."""
+    first, second = ("bn1", "act1"), ("bn2", "act2")
+    if type(part) is ResNet:
+        return [first]
+    dropped = not isinstance(getattr(part, "drop_block", nn.Identity()), nn.Identity)
+    if type(part) is BasicBlock:
+        return [] if dropped else [first]
+    if type(part) is Bottleneck:
+        return [first] if dropped else [first, second]
+    return []
 
 
 def rewrite_channels(network: nn.Module) -> None:
