@@ -78,7 +78,7 @@ def main() -> None:
     args = parser.parse_args()
     args.warm = 2 * args.workers + 4 if args.warm is None else args.warm
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    ways: dict[str, Callable[..., Speed]] = {"published": run_published, "ours": run_ours, "floor": run_floor}
+    ways: dict[str, Callable[..., Iterator[Speed]]] = {"published": run_published, "ours": run_ours, "floor": run_floor}
     results: dict[str, Any] = {
         **describe_machine(device),
         **{name: getattr(args, name) for name in ("size", "batch", "workers", "warm", "steps", "set")},
@@ -91,17 +91,18 @@ def main() -> None:
             found = results["backbones"][backbone] = {}
             for way in args.ways:
                 forget(device)
-                speed = ways[way](backbone, paths, args, device=device)
-                found[way] = speed._asdict()
-                write_json(args.out, results)  # now, for whoever stops it
-                print(
-                    f"{backbone:12s} {way:10s} {speed.samples_per_second:8.1f} samples/s "
-                    f"{speed.memory / 1e9:6.1f} GB  {speed.waiting:6.1%} waiting",
-                    flush=True,
-                )
-                for section, milliseconds in (speed.sections or {}).items():
-                    print(f"{'':12s} {section:10s} {milliseconds:8.2f} ms", flush=True)
+                for speed in ways[way](backbone, paths, args, device=device):
+                    found[way] = speed._asdict()
+                    write_json(args.out, results)  # now, for whoever stops it
+                    print(tell(backbone, way, speed), flush=True)
             print(tell_ratios(found), flush=True)
+
+
+def tell(backbone: str, way: str, speed: Speed) -> str:
+    if speed.sections is not None:
+        return "\n".join(f"{'':12s} {name:10s} {time:8.2f} ms" for name, time in speed.sections.items())
+    costs = f"{speed.memory / 1e9:6.1f} GB  {speed.waiting:6.1%} waiting"
+    return f"{backbone:12s} {way:10s} {speed.samples_per_second:8.1f} samples/s {costs}"
 
 
 def tell_ratios(found: dict[str, dict[str, float]]) -> str:
@@ -198,7 +199,9 @@ class _PublishedSet(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return self.load(self.paths[index]), target
 
 
-def run_published(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Speed:
+def run_published(
+    backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device
+) -> Iterator[Speed]:
     """The published way to take a step."""
     model = make_network(backbone, args.size).to(device).train()
     average = deepcopy(model)
@@ -237,7 +240,7 @@ def run_published(backbone: str, paths: list[Path], args: argparse.Namespace, *,
                 mean.copy_(0.9997 * mean + (1 - 0.9997) * value if value.is_floating_point() else value)
         cost.item()
 
-    return Clock(device, steps=args.steps, warm=args.warm).run(
+    yield Clock(device, steps=args.steps, warm=args.warm).run(
         itertools.chain.from_iterable(itertools.repeat(loader)), step, batch=args.batch
     )
 
@@ -247,8 +250,8 @@ def make_network(backbone: str, size: int) -> PatchClassifier:
     return PatchClassifier(backbone, [f"label {index}" for index in range(LABELS)], image_size=size)
 
 
-def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Speed:
-    """The project's loader and step, as `pivotpatch train` runs them."""
+def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Iterator[Speed]:
+    """The project's loader and step, as `pivotpatch train` runs them; its speed, then that and its sections."""
     from pivotpatch.training.build import build_run
     from pivotpatch.training.config import load_config
     from pivotpatch.training.processes import make_accelerator, own_settings
@@ -294,14 +297,14 @@ def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, devi
 
         supply = batches()
         speed = Clock(device, steps=args.steps, warm=args.warm).run(supply, step, batch=args.batch)
+        yield speed
         if args.sections:
             clock = SectionClock(device)
             for _ in range(LOOKED_AT):
                 step(next(supply), watch=clock)
-            speed = speed._replace(sections=clock.read(steps=LOOKED_AT))
+            yield speed._replace(sections=clock.read(steps=LOOKED_AT))
         if args.profile is not None:
             profile(lambda: step(next(supply)), args.profile.with_stem(f"{args.profile.stem}-{backbone}"))
-    return speed
 
 
 def profile(step: Callable[[], object], path: Path) -> None:
@@ -318,8 +321,8 @@ def profile(step: Callable[[], object], path: Path) -> None:
     path.write_text(seen.key_averages().table(sort_by=by, row_limit=60, max_name_column_width=90) + "\n", "utf-8")
 
 
-def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Speed:
-    """Forward and backward on views that are there already, with the settings of our own way."""
+def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Iterator[Speed]:
+    """Forward and backward on views that are there already, with the settings of our own way; as `run_ours`."""
     from pivotpatch.data.decoding import decode_image
     from pivotpatch.inference.scoring import make_network_views
     from pivotpatch.training.processes import own_settings
@@ -337,14 +340,14 @@ def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, dev
         speed = Clock(device, steps=args.steps, warm=min(8, args.warm)).run(
             itertools.repeat(None), step, batch=args.batch
         )
+        yield speed
         if args.sections:
             clock = SectionClock(device)
             for _ in range(LOOKED_AT):
                 step(None, watch=clock)
-            speed = speed._replace(sections=clock.read(steps=LOOKED_AT))
+            yield speed._replace(sections=clock.read(steps=LOOKED_AT))
         if args.profile is not None:
             profile(lambda: step(None), args.profile.with_stem(f"{args.profile.stem}-{backbone}-floor"))
-    return speed
 
 
 def make_floor_step(

@@ -25,7 +25,8 @@ def test_what_fails_is_not_run_and_not_tried_again() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_runs_ours() -> None:
     from pivotpatch.data import cutting
-    from pivotpatch.models import passes
+    from pivotpatch.models import passes, pooling
 
     assert can_run(cutting._try_kernel, torch.device("cuda"))
     assert can_run(passes._try_kernel, torch.device("cuda"))
+    assert can_run(pooling.try_pools, torch.device("cuda"))

@@ -16,6 +16,7 @@ from pivotpatch.models.rewrites import (
     FoldedStem,
     PaddedConvolution,
     QuickNorm,
+    hold,
     quicken_inference,
     quicken_training,
     rewrite_channels,
@@ -25,7 +26,7 @@ from pivotpatch.models.rewrites import (
 )
 
 Rewrite = Callable[[nn.Module], None]
-STEM = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def make(name: str) -> nn.Module:
@@ -44,7 +45,7 @@ def count(network: nn.Module, kind: type[nn.Module]) -> int:
         ("resnet18", rewrite_stem, FoldedStem, 1, 32),
         ("resnet18", rewrite_stem, FoldedStem, 1, 35),
         ("resnet18", rewrite_norms, QuickNorm, 20, 32),
-        ("resnet26", rewrite_norms, QuickNorm, 28, 32),  # bottlenecks
+        ("resnet26", rewrite_norms, QuickNorm, 29, 32),  # bottlenecks
         ("tresnet_l", rewrite_channels, PaddedConvolution, 19, 32),
         ("tresnet_m", rewrite_norms, QuickNorm, 60, 32),
     ],
@@ -82,7 +83,7 @@ def assert_same_step(
         torch.testing.assert_close(after[name], value)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize(("name", "kind", "expected"), [("resnet18", QuickMaximum, 1), ("tresnet_m", QuickBlur, 3)])
 def test_on_a_gpu_what_halves_is_our_own(name: str, kind: type[nn.Module], expected: int) -> None:
     network = make(name).float().cuda().train()
@@ -96,13 +97,33 @@ def test_on_a_gpu_what_halves_is_our_own(name: str, kind: type[nn.Module], expec
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch 2.11 in itself
-def test_compiled_it_is_still_the_same() -> None:  # torch 2.11 once gave no gradient, without a word
-    network = deepcopy(STEM).double()
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.SiLU()])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_compiled_it_is_still_the_same(device: str, activation: nn.Module) -> None:
+    # torch 2.11 once gave no gradient, without a word.
+    convolution, norm = nn.Conv2d(3, 8, 7, 2, 3, bias=False), BatchNormAct2d(8, act_layer=None)
+    norm.act = activation
+    network = nn.Sequential(convolution, norm).double().to(device)
     other = deepcopy(network)
     rewrite_stem(other)
     rewrite_norms(other)
     call = torch.compile(other, dynamic=False)
-    assert_same_step(network, other, call, torch.randn(2, 3, 16, 16, dtype=torch.double))
+    assert_same_step(network, other, call, torch.randn(2, 3, 16, 16, dtype=torch.double, device=device))
+
+
+def test_what_is_held_is_the_same() -> None:
+    values = torch.rand(2, 3)
+    assert torch.equal(hold(values), values)
+    torch.library.opcheck(hold, (values,))
+
+
+def test_a_resnet_leaves_an_activation_to_the_norm_before_it() -> None:
+    network, dropping = make("resnet26"), make("resnet26")
+    dropping.get_submodule("layer1.0").drop_block = nn.Dropout()  # which stands between the two
+    for each, left in ((network, 8), (dropping, 9)):  # one for each block's sum
+        rewrite_norms(each)
+        kept = [name for name, part in each.named_modules() if type(part) is nn.ReLU and not name.endswith("bn1.act")]
+        assert sum(not name.endswith("bn2.act") for name in kept) == left
 
 
 def test_all_rewrites_keep_the_weights_themselves() -> None:
