@@ -7,7 +7,9 @@ import pytest
 import timm
 import torch
 from timm.layers import BatchNormAct2d
-from torch import nn
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
 
 from pivotpatch.models.folding import fold_norms
 from pivotpatch.models.pooling import QuickBlur, QuickMaximum
@@ -115,6 +117,23 @@ def test_what_is_held_is_the_same() -> None:
     values = torch.rand(2, 3)
     assert torch.equal(hold(values), values)
     torch.library.opcheck(hold, (values,))
+
+
+@needs_gpu
+def test_a_compiler_for_a_gpu_is_told_to_hold_factors() -> (
+    None
+):  # torch 2.11 forgets that it compiles in what is not traced
+    found = []
+
+    def look(graph: fx.GraphModule, _inputs: object) -> Callable[..., object]:
+        found.append(sum("hold" in str(node.target) for node in graph.graph.nodes))
+        boxed: Callable[..., object] = make_boxed_func(graph.forward)
+        return boxed
+
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+    rewrite_norms(network)
+    torch.compile(network, backend=aot_autograd(fw_compiler=look))(torch.rand(2, 3, 8, 8).cuda()).sum().backward()
+    assert found == [1, 1]
 
 
 def test_a_resnet_leaves_an_activation_to_the_norm_before_it() -> None:

@@ -91,11 +91,10 @@ def _make_held(values: Tensor) -> Tensor:
     return torch.empty_like(values)
 
 
-def _make_factors(*factors: Tensor) -> list[Tensor]:
-    """Numbers a channel, (C,), as they are multiplied with and added to images: (C,1,1)."""
+def _make_factors(*factors: Tensor, held: bool) -> list[Tensor]:
+    """Numbers a channel, (C,), as they are multiplied with and added to images: (C,1,1); held or not."""
     joined = torch.stack(factors)[..., None, None]
-    held: Tensor = hold(joined) if torch.compiler.is_compiling() and joined.is_cuda else joined
-    return list(held)
+    return list(hold(joined) if held else joined)
 
 
 class _NormBySums(torch.autograd.Function):
@@ -106,7 +105,7 @@ class _NormBySums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor, eps: float, slope: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor, eps: float, slope: float, held: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = _widen(x)
         moved = wide - shift[:, None, None]
@@ -114,9 +113,9 @@ class _NormBySums(torch.autograd.Function):
         variance = (moved.square().mean((0, 2, 3)) - first.square()).clamp(min=0)
         mean, scale = shift + first, (variance + eps).rsqrt()
         factor = scale * weight
-        factor, offset = _make_factors(factor, bias - mean * factor)
+        factor, offset = _make_factors(factor, bias - mean * factor, held=held)
         ctx.save_for_backward(x, mean, scale, factor, offset)
-        ctx.slope = slope
+        ctx.slope, ctx.held = slope, held
         ctx.mark_non_differentiable(mean, variance)
         out = wide * factor + offset
         return _convert(_bend(out, out, slope), x.dtype), mean, variance
@@ -130,9 +129,9 @@ class _NormBySums(torch.autograd.Function):
         product = (gradient * (wide - mean[:, None, None])).sum((0, 2, 3))
         count = x.numel() // x.shape[1]
         tilt = -factor[:, 0, 0] * scale.square() * product / count
-        tilt, rest = _make_factors(tilt, -factor[:, 0, 0] * total / count - tilt * mean)
+        tilt, rest = _make_factors(tilt, -factor[:, 0, 0] * total / count - tilt * mean, held=ctx.held)
         back = gradient * factor + wide * tilt + rest
-        return _convert(back, x.dtype), product * scale, total, None, None, None
+        return _convert(back, x.dtype), product * scale, total, None, None, None, None
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
@@ -192,7 +191,7 @@ class QuickNorm(nn.Module):
         slope = _find_slope(self.act)
         # The running mean is changed below, hence a copy of it.
         given = (images, weight, bias, center.clone(), self.eps, 1.0 if slope is None else slope)
-        out, mean, variance = _normalise(*given)
+        out, mean, variance = _normalise(*given, torch.compiler.is_compiling() and images.is_cuda)
         count = images.numel() // size
         with torch.no_grad():
             self.running_mean.lerp_(mean[:own].to(self.running_mean), self.momentum)
