@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pivotpatch.core.kernels import can_run
+from pivotpatch.models.passes import Activation, describe_activation
 
 Layer = TypeVar("Layer", bound=nn.Module)
 _STEM_CHANNELS = 16  # of what the first convolution is given: tensor cores like multiples of 8
@@ -136,7 +137,7 @@ class _NormBySums(torch.autograd.Function):
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def _normalise(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """By `_NormBySums`, which the compiler does not look into itself: that would take it half a minute for a ResNet."""
+    """By `_NormBySums`, which the compiler does not look into itself: that would double its time to trace a ResNet."""
     found: tuple[Tensor, Tensor, Tensor] = _NormBySums.apply(*given)
     return found
 
@@ -207,10 +208,8 @@ class QuickNorm(nn.Module):
 
 def _find_slope(activation: nn.Module) -> float | None:
     """The slope below 0 of an activation that has slope 1 above it; None of any other."""
-    if isinstance(activation, nn.LeakyReLU):
-        return activation.negative_slope
-    known: dict[type, float] = {nn.ReLU: 0.0, nn.Identity: 1.0}
-    return known.get(type(activation))
+    known = Activation() if type(activation) is nn.Identity else describe_activation(activation)
+    return known.slope if known is not None and known == Activation(known.slope) else None
 
 
 class PaddedConvolution(nn.Module):
