@@ -73,8 +73,7 @@ def _make_blurred(images: Tensor) -> Tensor:
 
 @blur_back.register_fake
 def _make_unblurred(gradient: Tensor, height: int, width: int) -> Tensor:
-    pixels: Tensor = _make_pixels(gradient, gradient, height, width)
-    return pixels
+    return _make_empty((*gradient.shape[:2], height, width), gradient.dtype, gradient.device)
 
 
 def _make_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -247,10 +247,10 @@ def rewrite_pools(network: nn.Module) -> None:
 def rewrite_norms(network: nn.Module) -> None:
     """Take batch norms by sums, a ResNet's with their activations."""
     for part in network.modules():
-        for norm, activation in _find_pairs(part):
-            if type(getattr(part, norm)) is nn.BatchNorm2d and _is_norm(getattr(part, norm)):
-                quick = QuickNorm(getattr(part, norm), getattr(part, activation))
-                setattr(part, norm, quick.train(part.training))
+        for name, activation in _find_pairs(part):
+            norm = getattr(part, name)
+            if type(norm) is nn.BatchNorm2d and _is_norm(norm):
+                setattr(part, name, QuickNorm(norm, getattr(part, activation)).train(norm.training))
                 setattr(part, activation, nn.Identity())
     _replace(network, lambda child: QuickNorm(child) if _is_norm(child) else None)
 
