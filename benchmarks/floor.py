@@ -30,8 +30,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from training import LABELS, Clock, forget, make_floor_step
 
 from pivotpatch import PatchClassifier
-from pivotpatch.models.rewrites import REWRITES, rewrite_channels, rewrite_norms, rewrite_pools, rewrite_stem
+from pivotpatch.models.rewrites import (
+    REWRITES,
+    rewrite_channels,
+    rewrite_norms,
+    rewrite_pools,
+    rewrite_stem,
+    rewrite_sums,
+)
 from pivotpatch.training.processes import own_settings
+
+Rewrite = Callable[[nn.Module], None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,11 @@ class Variant:
     cudnn_benchmark: bool = True
     half_patches: bool = False
     checkpointing: bool = False
-    rewrites: tuple[Callable[[nn.Module], None], ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+
+
+def _all_but(left_out: Rewrite) -> tuple[Rewrite, ...]:
+    return tuple(rewrite for rewrite in REWRITES if rewrite is not left_out)
 
 
 VARIANTS = {
@@ -66,7 +79,8 @@ VARIANTS = {
     "norms": Variant(rewrites=(rewrite_norms,)),
     "channels": Variant(rewrites=(rewrite_channels,)),
     "rewritten": Variant(rewrites=REWRITES),
-    "without-pools": Variant(rewrites=tuple(rewrite for rewrite in REWRITES if rewrite is not rewrite_pools)),
+    "without-pools": Variant(rewrites=_all_but(rewrite_pools)),
+    "without-sums": Variant(rewrites=_all_but(rewrite_sums)),
     "tuned": Variant({"options": {"max_autotune_pointwise": True}}, rewrites=REWRITES),
     "coordinate-descent": Variant({"options": {"coordinate_descent_tuning": True}}, rewrites=REWRITES),
     "cudagraphs": Variant({"mode": "reduce-overhead"}),

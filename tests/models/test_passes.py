@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import pytest
 import torch
 from timm.layers import BlurPool2d
@@ -48,7 +50,7 @@ def test_the_shape_of_the_result_is_known_before(convolution: nn.Conv2d) -> None
 def test_what_halves_does_so_on_every_device(kind: Kernel, pool: nn.Module, side: int, device: str) -> None:
     maps = torch.rand(2, 256, side, side, generator=torch.Generator().manual_seed(0))
     expected = pool(maps)
-    quick = QuickPool(pool, kind=kind).to(device)
+    quick = QuickPool(deepcopy(pool), kind=kind).to(device)  # else the pool itself would be moved
     torch.testing.assert_close(quick(maps.to(device)).cpu(), expected)
 
 

@@ -2,8 +2,8 @@
 
 Each was slow for a reason of its own in a profile of training (docs/performance.md): a first convolution over three
 channels has products with short rows, the compiler's statistics of a batch norm divide for every pixel, its way back
-of a maximum does sums for every pixel, torch takes a blur in another order of memory, and cuDNN copies what has no
-multiple of 8 channels.
+of a maximum does sums for every pixel, torch takes a blur in another order of memory, cuDNN copies what has no
+multiple of 8 channels, and the gradient behind a block's last ReLU was computed anew for all that it is given to.
 
 For training (`quicken_training`) a network keeps its weights and their names; for inference (`quicken_inference`) new
 weights are computed from them once.
@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from timm.layers import BatchNormAct2d, BlurPool2d
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
+from timm.models.tresnet import BasicBlock as TResNetBasicBlock
+from timm.models.tresnet import Bottleneck as TResNetBottleneck
 from timm.models.tresnet import TResNet
 from torch import Tensor, nn
 from torch.nn import functional
@@ -25,6 +27,7 @@ from pivotpatch.models.passes import Activation, describe_activation
 
 Layer = TypeVar("Layer", bound=nn.Module)
 _STEM_CHANNELS = 16  # of what the first convolution is given: tensor cores like multiples of 8
+_LAST_ACTIVATIONS = {BasicBlock: "act2", Bottleneck: "act3", TResNetBasicBlock: "act", TResNetBottleneck: "act"}
 
 
 class FoldedPixels(nn.Module):
@@ -92,10 +95,14 @@ def _make_held(values: Tensor) -> Tensor:
     return torch.empty_like(values)
 
 
-def _make_factors(*factors: Tensor, held: bool) -> list[Tensor]:
-    """Numbers a channel, (C,), as they are multiplied with and added to images: (C,1,1); held or not."""
+def _make_factors(*factors: Tensor, held: bool) -> Tensor:
+    """Numbers a channel, each (C,), as they are multiplied with and added to images, (N,C,1,1); held or not."""
     joined = torch.stack(factors)[..., None, None]
-    return list(hold(joined) if held else joined)
+    return hold(joined) if held else joined
+
+
+def _is_compiled_for_gpu(images: Tensor) -> bool:
+    return torch.compiler.is_compiling() and images.is_cuda
 
 
 class _NormBySums(torch.autograd.Function):
@@ -114,16 +121,17 @@ class _NormBySums(torch.autograd.Function):
         variance = (moved.square().mean((0, 2, 3)) - first.square()).clamp(min=0)
         mean, scale = shift + first, (variance + eps).rsqrt()
         factor = scale * weight
-        factor, offset = _make_factors(factor, bias - mean * factor, held=held)
-        ctx.save_for_backward(x, mean, scale, factor, offset)
+        factors = _make_factors(factor, bias - mean * factor, held=held)
+        ctx.save_for_backward(x, mean, scale, factors)
         ctx.slope, ctx.held = slope, held
         ctx.mark_non_differentiable(mean, variance)
-        out = wide * factor + offset
+        # By a view: a product of what was summed up is kept by the compiler, and a mask of it, not computed again.
+        out = (wide.unsqueeze(0) * factors[0]).squeeze(0) + factors[1]
         return _convert(_bend(out, out, slope), x.dtype), mean, variance
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, scale, factor, offset = ctx.saved_tensors
+        x, mean, scale, (factor, offset) = ctx.saved_tensors
         wide, gradient = _widen(x), _widen(gradients[0])
         gradient = _bend(gradient, wide * factor + offset, ctx.slope)
         total = gradient.sum((0, 2, 3))
@@ -192,7 +200,7 @@ class QuickNorm(nn.Module):
         slope = _find_slope(self.act)
         # The running mean is changed below, hence a copy of it.
         given = (images, weight, bias, center.clone(), self.eps, 1.0 if slope is None else slope)
-        out, mean, variance = _normalise(*given, torch.compiler.is_compiling() and images.is_cuda)
+        out, mean, variance = _normalise(*given, _is_compiled_for_gpu(images))
         count = images.numel() // size
         with torch.no_grad():
             self.running_mean.lerp_(mean[:own].to(self.running_mean), self.momentum)
@@ -210,6 +218,40 @@ def _find_slope(activation: nn.Module) -> float | None:
     """The slope below 0 of an activation that has slope 1 above it; None of any other."""
     known = Activation() if type(activation) is nn.Identity else describe_activation(activation)
     return known.slope if known is not None and known == Activation(known.slope) else None
+
+
+class _ReLUForSeveral(torch.autograd.Function):
+    """A ReLU whose gradient is written, where written is set: else a compiler has all that want it compute it anew."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, written: bool) -> Tensor:
+        out = images.relu()
+        ctx.save_for_backward(out)
+        ctx.written = written
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (out,) = ctx.saved_tensors
+        back: Tensor = torch.ops.aten.threshold_backward(gradients[0], out, 0)
+        # What a view by strides is taken of has to lie in memory.
+        return back.as_strided(back.size(), back.stride()) if ctx.written else back, None
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def _rectify(images: Tensor, written: bool) -> Tensor:
+    """By `_ReLUForSeveral`, which the compiler does not look into either."""
+    out: Tensor = _ReLUForSeveral.apply(images, written)
+    return out
+
+
+class SharedReLU(nn.Module):
+    """The ReLU behind a block's sum: its gradient goes to all that were added, and to sums over it."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Of images (B,C,H,W)."""
+        out: Tensor = _rectify(images, _is_compiled_for_gpu(images))
+        return out
 
 
 class PaddedConvolution(nn.Module):
@@ -255,6 +297,14 @@ def rewrite_norms(network: nn.Module) -> None:
     _replace(network, lambda child: QuickNorm(child) if _is_norm(child) else None)
 
 
+def rewrite_sums(network: nn.Module) -> None:
+    """Write the gradient of a block's sum once."""
+    for part in network.modules():
+        name = _LAST_ACTIVATIONS.get(type(part))
+        if name is not None and type(getattr(part, name)) is nn.ReLU:
+            setattr(part, name, SharedReLU())
+
+
 def _find_pairs(part: Any) -> list[tuple[str, str]]:
     """The names of norms in a part of a ResNet that nothing but an activation follows, and of that."""
     first, second = ("bn1", "act1"), ("bn2", "act2")
@@ -284,7 +334,7 @@ def _pad_blurs(network: nn.Module) -> None:
             blur.channels = _round_up(blur.channels)
 
 
-REWRITES = (rewrite_stem, rewrite_pools, rewrite_channels, rewrite_norms)
+REWRITES = (rewrite_stem, rewrite_pools, rewrite_channels, rewrite_norms, rewrite_sums)
 
 
 def quicken_training(network: nn.Module) -> None:
