@@ -112,7 +112,7 @@ def _explain_lone_picture() -> Iterator[None]:
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        wrong = "one picture is left for the last step of an epoch, too small for the network's batch norms"
+        wrong = "a step of one picture, as the last of an epoch may be, is too little for the network's batch norms"
         todo = "choose another train.batch_size or train.accumulate, or a larger model.image_size"
         raise InputError("train.batch_size", wrong, todo) from None
 
