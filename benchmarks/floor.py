@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 from recording import describe_machine, write_json
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from training import LABELS, Clock, forget, make_floor_step
 
 from pivotpatch import PatchClassifier
 from pivotpatch.models.rewrites import (
     REWRITES,
+    Rewrite,
     rewrite_channels,
     rewrite_norms,
     rewrite_pools,
@@ -39,8 +39,6 @@ from pivotpatch.models.rewrites import (
     rewrite_sums,
 )
 from pivotpatch.training.processes import own_settings
-
-Rewrite = Callable[[nn.Module], None]
 
 
 @dataclass(frozen=True)

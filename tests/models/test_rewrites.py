@@ -7,22 +7,19 @@ import pytest
 import timm
 import torch
 from timm.layers import BatchNormAct2d
-from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch import nn
 
 from pivotpatch.models.folding import fold_norms
 from pivotpatch.models.pooling import QuickBlur, QuickMaximum
-from pivotpatch.models.rewrites import (
+from pivotpatch.models.quick_layers import (
     FoldedPixels,
     FoldedStem,
     PaddedConvolution,
     QuickNorm,
     SharedReLU,
-    _normalise,
-    _rectify,
-    hold,
+)
+from pivotpatch.models.rewrites import (
+    Rewrite,
     quicken_inference,
     quicken_training,
     rewrite_channels,
@@ -32,7 +29,6 @@ from pivotpatch.models.rewrites import (
     rewrite_sums,
 )
 
-Rewrite = Callable[[nn.Module], None]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -119,69 +115,6 @@ def test_compiled_it_is_still_the_same(device: str, activation: nn.Module) -> No
     rewrite_norms(other)
     call = torch.compile(other, dynamic=False)
     assert_same_step(network, other, call, torch.randn(2, 3, 16, 16, dtype=torch.double, device=device))
-
-
-def test_what_is_held_is_the_same() -> None:
-    values = torch.rand(2, 3)
-    assert torch.equal(hold(values), values)
-    torch.library.opcheck(hold, (values,))
-
-
-def compile_and_look(network: Callable[..., torch.Tensor], images: torch.Tensor) -> list[fx.Graph]:
-    """The graphs of the way there and the way back that a compiler is given."""
-    found: list[fx.Graph] = []
-
-    def look(graph: fx.GraphModule, _inputs: object) -> Callable[..., object]:
-        found.append(graph.graph)
-        boxed: Callable[..., object] = make_boxed_func(graph.forward)
-        return boxed
-
-    backend = aot_autograd(fw_compiler=look, partition_fn=min_cut_rematerialization_partition)
-    torch.compile(network, backend=backend)(images).sum().backward()
-    return found
-
-
-def count_calls(graphs: list[fx.Graph], name: str) -> list[int]:
-    return [sum(name in str(node.target) for node in graph.nodes) for graph in graphs]
-
-
-@needs_gpu
-def test_a_compiler_for_a_gpu_is_told_what_to_hold_and_what_to_write() -> None:
-    # torch 2.11 forgets that it compiles in what is not traced
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), SharedReLU()).cuda()
-    rewrite_norms(network)
-    graphs = compile_and_look(network, torch.rand(2, 3, 8, 8).cuda())
-    assert count_calls(graphs, "hold") == [1, 1]
-    assert count_calls(graphs, "as_strided") == [0, 1]
-
-
-@pytest.mark.parametrize("held", [False, True])
-def test_a_compiler_keeps_no_more_of_a_norm_than_what_it_was_given(held: bool) -> None:
-    # Neither a mask of where its activation bends nor, where no convolution needs it, its result.
-    weight, bias, center = torch.rand(8, requires_grad=True), torch.rand(8, requires_grad=True), torch.rand(8)
-
-    def gate(images: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor
-        out, _, _ = _normalise(images * images, weight, bias, center, 1e-5, 0.1, held)
-        return out * out.mean((2, 3), keepdim=True).sigmoid()
-
-    images = torch.randn(2, 8, 16, 16, requires_grad=True)
-    there, _ = compile_and_look(gate, images)
-    (result,) = (node.args[0] for node in there.nodes if node.op == "output")
-    kept = [node.meta["val"] for node in result[1:] if node.meta["val"].numel() >= images.numel()]
-    assert [value.dtype for value in kept] == [torch.float32]
-
-
-@pytest.mark.parametrize("written", [False, True])
-def test_a_gradient_that_is_written_is_the_same(written: bool) -> None:
-    images = torch.randn(2, 8, 4, 6, dtype=torch.double, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda given: _rectify(given, written), (images,))
-    assert torch.equal(_rectify(images, written), images.relu())
-    graphs = compile_and_look(lambda given: _rectify(given * given, written).square(), images)
-    assert count_calls(graphs, "as_strided") == [0, int(written)]
-    found, images.grad = images.grad, None
-    (images * images).relu().square().sum().backward()
-    torch.testing.assert_close(found, images.grad)
 
 
 def test_a_resnet_leaves_an_activation_to_the_norm_before_it() -> None:

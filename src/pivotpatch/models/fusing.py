@@ -7,7 +7,8 @@ from timm.layers import BlurPool2d
 from torch import fx, nn
 
 from pivotpatch.models.passes import Finish, FusedConvolution, Kernel, QuickPool, describe_activation
-from pivotpatch.models.rewrites import FoldedPixels, are_square, copy_layer, is_blur, is_maximum
+from pivotpatch.models.quick_layers import FoldedPixels
+from pivotpatch.models.rewrites import are_square, copy_layer, is_blur, is_maximum
 
 
 class _Tracer(fx.Tracer):
