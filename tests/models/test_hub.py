@@ -194,12 +194,12 @@ def test_what_the_hub_refuses_is_said_in_one_line(
     hub.offer("me/cut", tmp_path / "m").files["model.safetensors"] = b"cut short"
     hub.offer("me/light", tmp_path / "m").files.pop("model.safetensors")
     asked = [
-        ("nobody/m", {}, "nobody/m: is no folder that is there, and the hub shows no such model; check the name; what"),
+        ("nobody/m", {}, "nobody/m: is no folder that is there, and the hub shows no such model; check the name; if"),
         ("me/private", {}, "me/private: is no folder that is there, and the hub shows no such model"),
         ("me/private", {"token": "wrong"}, "the hub shows no such model"),
         ("me/private", {"token": "may-read"}, "PatchClassifier"),
         ("me/private", {"token": "may-read", "revision": "v9"}, "me/private@v9: the hub has no such revision of it"),
-        ("me/gated", {}, "me/gated: its owner gives it to those who ask; ask on its page, then give a token"),
+        ("me/gated", {}, "who ask; ask on its page, then set HF_TOKEN or run `hf auth login`"),
         ("me/other", {}, "me/other: holds no model.json, so it is another kind of model; check the name"),
         ("me/cut", {}, "model.safetensors: cannot be read"),
         ("me/light", {}, "model.safetensors: there is no such file"),
@@ -286,7 +286,8 @@ def test_a_network_is_sent_with_its_card(hub: HubServer, users: tuple[HubUser, H
     said = users[0].run(code)
     address = f"http://127.0.0.1:{hub.server_port}"
     assert said[:3] == [f"{address}/me/new", f"{address}/me/edited", f"{address}/me/replaced"]
-    assert said[3] == "me/new: the hub cannot be used (status 403); give a token that allows it"
+    log_in = "set HF_TOKEN or run `hf auth login`, with a token that allows it"
+    assert said[3] == f"me/new: the hub cannot be used (status 403); {log_in}"
     assert said[4].startswith('me/new: the hub refuses it (ValueError: Invalid metadata in README.md. - "license" must')
     new, edited, replaced = (hub.repositories[name].files for name in ("me/new", "me/edited", "me/replaced"))
     for sent in (new, edited, replaced):

@@ -29,6 +29,7 @@ Kind = TypeVar("Kind", bound=Classifier)
 # The client reports a broken connection in the words of its HTTP library, which differs from version to version; what
 # it says of answers inherits from the same base.
 _FAULTS: tuple[type[Exception], ...] = (OSError, HfHubHTTPError.__mro__[1])
+_LOG_IN = "set HF_TOKEN or run `hf auth login`"
 
 
 def load_pretrained(
@@ -139,17 +140,18 @@ def _explaining(name: str, sought: str = "") -> Iterator[None]:
     except HFValidationError:
         raise InputError(name, f"{sought}is no owner/name on the hub", "check what you gave") from None
     except GatedRepoError as error:
-        raise InputError(name, "its owner gives it to those who ask", "ask on its page, then give a token") from error
+        raise InputError(name, "its owner gives it to those who ask", f"ask on its page, then {_LOG_IN}") from error
     except RepositoryNotFoundError as error:
         wrong = f"{sought}the hub shows no such model"
-        raise InputError(name, wrong, "check the name; what is private needs a token") from error
+        raise InputError(name, wrong, f"check the name; if it is private, {_LOG_IN}") from error
     except RevisionNotFoundError as error:
         raise InputError(name, "the hub has no such revision of it", "check the branch, tag or commit") from error
     except LocalEntryNotFoundError as error:
         raise InputError(name, f"{sought}the hub cannot be reached", "check the name and the connection") from error
     except _FAULTS as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        todo = "give a token that allows it" if status in (401, 403) else "check the connection, or try again later"
+        may = f"{_LOG_IN}, with a token that allows it"
+        todo = may if status in (401, 403) else "check the connection, or try again later"
         said = f"status {status}" if status else _say_briefly(error)
         raise InputError(name, f"the hub cannot be used ({said})", todo) from error
     except ValueError as error:  # its opinion of a card
