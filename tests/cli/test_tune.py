@@ -169,6 +169,24 @@ def test_scores_are_mixed_as_the_network_is_now(here: Path, capsys: Errors) -> N
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npz"])
+def test_scores_of_other_weights_are_refused(here: Path, capsys: Errors, suffix: str) -> None:
+    file = f"val.{suffix}"
+    words = ["evaluate", "run", "val.csv", "--save", file, "--keep-patches", "--workers", "0", "--resamples", "0"]
+    assert main(words) == 0
+    capsys.readouterr()
+    for _ in range(2):  # what is fitted and stored leaves the weights alone
+        tune(capsys, "run", "--scores", file, "--mixing", "per-label")
+    save_checkpoint(PatchClassifier("test_vit", LABELS, image_size=SIZE).eval(), "other")
+    assert fail(capsys, "other", "--scores", file) == (
+        f"{file}: another network than other wrote it, or it was trained on since; "
+        "write it by pivotpatch evaluate other DATA --save FILE"
+    )
+    assert main(["evaluate", file, "--save", "copy.npz", "--resamples", "0"]) == 0
+    capsys.readouterr()
+    assert fail(capsys, "other", "--scores", "copy.npz").startswith("copy.npz: another network")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npz"])
 @pytest.mark.parametrize(("grid", "overlap"), [(3, 0.0), (2, 0.3)])
 def test_scores_of_a_network_that_cuts_other_patches_are_refused(
     here: Path, capsys: Errors, grid: int, overlap: float, suffix: str

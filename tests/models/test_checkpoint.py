@@ -13,6 +13,7 @@ from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, s
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
+from pivotpatch.models.checkpoint import fingerprint
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier
 
 LABELS = ["cat", "dog", "cow"]
@@ -203,6 +204,23 @@ def test_a_compiled_network_is_saved_as_what_it_is(model: Classifier, tmp_path: 
     assert isinstance(load_checkpoint(tmp_path / "m"), PatchClassifier)
     with pytest.raises(InputError, match="cannot save a Linear; give a MultiLabelClassifier or PatchClassifier"):
         save_checkpoint(torch.nn.Linear(1, 1), tmp_path / "n")  # type: ignore[arg-type]
+
+
+def test_a_fingerprint_is_that_of_the_weights_alone(model: Classifier, folder: Path) -> None:
+    own = fingerprint(model)
+    assert len(own) == 16
+    assert int(own, 16)
+    assert fingerprint(load_checkpoint(folder).to(memory_format=torch.channels_last)) == own
+    model.thresholds = (0.1, 0.2, 0.3)
+    model.calibration = Calibration("tde", "platt_per_label", (0.5, 1.0, -2.0), (0.1, 0.0, -3.0))
+    assert isinstance(model, PatchClassifier)
+    model.set_mixing(lam=torch.tensor([0.0, 2.0, 4.0]), temperature=torch.tensor([0.5, 1.0, 2.0]))
+    assert fingerprint(torch.compile(model)) == own  # type: ignore[arg-type]
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] += 1e-3
+    changed = fingerprint(model)
+    assert changed != own
+    assert fingerprint(model.half()) not in (own, changed)
 
 
 def test_a_crash_between_the_two_renames_is_explained(folder: Path) -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -230,6 +231,7 @@ def _score(subject: _Subject, args: argparse.Namespace) -> Scored:
     """Score the pictures, in all processes together."""
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.inference.score_content import check_pictures
+    from pivotpatch.models.checkpoint import fingerprint
     from pivotpatch.training.config import load_config
 
     records = subject.records
@@ -244,7 +246,7 @@ def _score(subject: _Subject, args: argparse.Namespace) -> Scored:
     config = load_config(None, [f"{name}={value}" for name, value in changes.items() if value is not None])
     assert subject.model is not None
     with show_training() as shown:
-        return score_source(
+        scored = score_source(
             _wrap(subject.model, args) if args.patch_inference else subject.model,
             records,
             config=config,
@@ -253,6 +255,9 @@ def _score(subject: _Subject, args: argparse.Namespace) -> Scored:
             closer_size=args.closer,
             progress=lambda done, total: shown.progress("score", done, total),
         )
+    if args.save is None:
+        return scored
+    return scored._replace(scores=replace(scored.scores, network=fingerprint(subject.model)))
 
 
 def _wrap(network: "Classifier", args: argparse.Namespace) -> "PatchInference":

@@ -172,7 +172,8 @@ def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
 
 
 def _check_origin(scores: "Scores", source: Source, path: Path) -> None:
-    """Refuse scores that tell of another network: other labels, another look or other patches."""
+    """Refuse scores that tell of another network: other weights, labels or patches, or another look."""
+    from pivotpatch.models.checkpoint import fingerprint
     from pivotpatch.models.patch_classifier import PatchClassifier
 
     model = source.model
@@ -181,6 +182,8 @@ def _check_origin(scores: "Scores", source: Source, path: Path) -> None:
     if scores.labels != model.labels:
         wrong = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the network, in its order"
         raise InputError(str(path), wrong, f"{again}, of pictures that have them all")
+    if scores.network is not None and scores.network != fingerprint(model):
+        raise InputError(str(path), f"another network than {source.path} wrote it, or it was trained on since", again)
     if scores.closer_size is not None:
         wrong = f"it is of a closer look at {scores.closer_size} pixels, not of the patches"
         raise InputError(str(path), wrong, "write it by pivotpatch evaluate without --closer")

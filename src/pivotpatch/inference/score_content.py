@@ -44,6 +44,7 @@ class ScoreContent:
         overlap: of the patches.
         closer_size: of a closer look in their place.
         data: address of the data set that was scored.
+        network: `fingerprint` of the network that scored it.
     """
 
     where: str
@@ -58,6 +59,7 @@ class ScoreContent:
     overlap: float = 0.0
     closer_size: int | None = None
     data: str | None = None
+    network: str | None = None
 
 
 class Truth(NamedTuple):
@@ -142,6 +144,7 @@ def complete(content: ScoreContent, truth: Truth | None, *, scale: Scale, tell: 
         overlap=content.overlap,
         closer_size=content.closer_size,
         data=content.data,
+        network=content.network,
     )
     _check_values(held, where)
     return held

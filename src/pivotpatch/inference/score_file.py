@@ -38,6 +38,7 @@ from pivotpatch.inference.scores import KINDS, Scores
 SUFFIXES = (".parquet", ".npz", ".csv")
 _SCHEMA = 1
 _OPTIONS = ("lam", "temperature", "overlap")
+_ORIGINS = ("data", "network")  # what was scored, and by what
 _NOTE = b"pivotpatch"  # the metadata of a Parquet file that is ours
 _GROUP = 1 << 22  # numbers of a Parquet row group
 _DAMAGED = "it is damaged, copy or write it again"
@@ -81,7 +82,7 @@ def read_scores(
     An npz file has arrays `scores` (N,L), or logits `image`, `patch` and `tde`; `target` (N,L); names `labels` (L,)
     and `pictures` (N,), without which columns and rows are those of the data set, or numbered; `patch_logits` and
     `weights` (N,P,L); `lam`, `temperature`, and the `overlap` of the patches; `data`, the address of the data set;
-    `closer_size`, where a closer look took the place of the patches.
+    `network`, the fingerprint of what scored it; `closer_size`, where a closer look took the place of the patches.
 
     Args:
         path: the file.
@@ -130,6 +131,10 @@ def _to_plain(value: float | Tensor) -> Any:
     return value.tolist() if isinstance(value, Tensor) else value
 
 
+def _list_origins(scores: Scores) -> dict[str, str | None]:
+    return {name: getattr(scores, name) for name in _ORIGINS}
+
+
 def _write_npz(scores: Scores, path: Path) -> None:
     with path.open("wb") as file:  # a name without .npz would get it
         np.savez(
@@ -141,7 +146,7 @@ def _write_npz(scores: Scores, path: Path) -> None:
             temperature=_to_plain(scores.temperature),
             overlap=scores.overlap,
             **({} if scores.closer_size is None else {"closer_size": scores.closer_size}),
-            **({} if scores.data is None else {"data": np.array(scores.data, dtype=np.str_)}),
+            **{name: np.array(text, dtype=np.str_) for name, text in _list_origins(scores).items() if text is not None},
             **_to_arrays(scores),
         )
 
@@ -151,7 +156,7 @@ def _read_npz(path: Path) -> ScoreContent:
     known = (
         "labels",
         "pictures",
-        "data",
+        *_ORIGINS,
         "target",
         UNSTATED,
         *KINDS,
@@ -178,7 +183,7 @@ def _read_npz(path: Path) -> ScoreContent:
         wrong = f"there are no scores among its arrays ({', '.join(names) or 'none'})"
         raise InputError(where, wrong, f"name them {UNSTATED!r}, or {', '.join(KINDS)} where they are such logits")
     options: dict[str, Any] = {name: _read_number(held[name]) for name in _OPTIONS if name in held}
-    (data,) = _read_names(held.get("data")) or (None,)
+    options |= {name: (_read_names(held.get(name)) or (None,))[0] for name in _ORIGINS}
     return ScoreContent(
         where,
         kinds,
@@ -188,7 +193,6 @@ def _read_npz(path: Path) -> ScoreContent:
         patch_logits=held.get("patch_logits"),
         weights=held.get("weights"),
         closer_size=read_closer_size(held.get("closer_size"), where),
-        data=data,
         **options,
     )
 
@@ -202,7 +206,7 @@ def _read_array(file: Any, name: str, where: str) -> NDArray[Any]:
             raise
         todo = "write lists of text with np.array(list, dtype=str), and numbers as floats"
         raise InputError(where, f"{name!r} holds Python objects, which are never loaded", todo) from None
-    text = name in ("labels", "pictures", "data")
+    text = name in ("labels", "pictures", *_ORIGINS)
     if array.dtype.kind not in ("USiu" if text else "fiub"):
         raise InputError(where, f"{name!r} holds {array.dtype}", f"give {'text' if text else 'numbers'}")
     return array
@@ -232,7 +236,7 @@ def _write_parquet(scores: Scores, path: Path) -> None:
         "temperature": _to_plain(scores.temperature),
         "overlap": scores.overlap,
         "closer_size": scores.closer_size,
-        "data": scores.data,
+        **_list_origins(scores),
     }
     table = pa.table(columns).replace_schema_metadata({_NOTE: json.dumps(note)})
     width = max(column.type.list_size for name, column in columns.items() if name != "picture")
@@ -264,7 +268,7 @@ def _read_parquet(path: Path) -> ScoreContent:
         patch_logits=arrays.get("patch_logits"),
         weights=arrays.get("weights"),
         closer_size=read_closer_size(told.get("closer_size"), where),
-        data=told.get("data"),
+        **{name: told.get(name) for name in _ORIGINS},
         **options,
     )
 

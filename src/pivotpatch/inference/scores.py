@@ -32,6 +32,7 @@ class Scores:
         overlap: share of a patch's side that it has in common with its neighbour, see `patch_boxes`.
         closer_size: rows and columns of a closer look, where one took the place of the patches.
         data: address of the record set that was scored, where that is known.
+        network: `fingerprint` of the network that scored them, likewise.
     """
 
     labels: tuple[str, ...]
@@ -46,6 +47,7 @@ class Scores:
     overlap: float = 0.0
     closer_size: int | None = None
     data: str | None = None
+    network: str | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.pictures), len(self.labels))

@@ -1,5 +1,6 @@
 """A checkpoint is a folder: model.safetensors holds the tensors, model.json explains them."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import asdict
@@ -156,6 +157,15 @@ def write_checkpoint(model: Classifier, folder: Path, *, half: bool = False) -> 
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     # safetensors keeps its file to the owner; give it the rights that any new file gets.
     (folder / WEIGHTS).chmod((folder / DESCRIPTION).stat().st_mode)
+
+
+def fingerprint(model: Classifier) -> str:
+    """Sixteen digits that tell a network's weights from any others, wherever they lie; what `tune` fits is no part."""
+    found = hashlib.sha256()
+    for key, value in sorted(getattr(model, "_orig_mod", model).state_dict().items()):
+        found.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()[:16]
 
 
 def _halve(key: str, value: Tensor) -> Tensor:
