@@ -331,6 +331,14 @@ def test_pictures_of_fewer_labels_are_audited_by_these(
     assert compared["worst"]
 
 
+def test_a_pair_may_be_of_labels_with_semicolons(audit: Callable[..., str], folder: Path) -> None:
+    scores = make_scores(1.0, seed=1)
+    write_scores(replace(scores, labels=("a;b?", ";", *scores.labels[2:])), folder / "signs.parquet")
+    for text, pair in (("a;b?;two", ("a;b?", "two")), ("three; a;b?", ("three", "a;b?")), ("two;;", ("two", ";"))):
+        (found,) = read(audit("signs.parquet", "--pair", text, "--json"))["worst"]
+        assert (found["label"], found["company"]) == pair
+
+
 @pytest.mark.parametrize("option", [("--kind", "patch"), ("--policy", "top:2"), ("--pair", "one;zero")])
 def test_options_that_a_part_does_not_look_at_are_refused(
     audit: Callable[..., str], capsys: pytest.CaptureFixture[str], option: tuple[str, str]

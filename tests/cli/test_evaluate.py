@@ -308,6 +308,7 @@ def test_several_processes_read_a_file_once(here: Path) -> None:
         (["model", "photos"], "'photos': is neither an address nor a table or folder that is there; check the path"),
         (["model", "photos.csv", "more.csv"], "'more.csv': a third word; give what to evaluate and the pictures"),
         (["model", "cooc:x"], "address 'cooc:x': unknown scheme 'cooc'; did you mean 'coco'?"),
+        (["model", "photos.csv", "--scale", "logits"], "--scale: no scores are read from a file; leave it out"),
         (["model", "photos.csv", "--lam", "2"], "--lam: it is an option of --patch-inference; give that too"),
         (["model", "photos.csv", "--patch-inference"], "--patch-inference: the network has patches of its own (PAT-T)"),
         (["plain", "photos.csv", "--patch-inference", "--native", "32"], "--native: 32 pixels are no more than the"),

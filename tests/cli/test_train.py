@@ -103,7 +103,7 @@ def test_a_recipe_of_ones_own(here: Path) -> None:
         ([*SCENES, "model.backbone=resnet11"], "backbone: timm has no model 'resnet11'; did you mean 'resnet101'?"),
         ([*SCENES, "output.trackers=wnadb"], "output.trackers: unknown tracker 'wnadb'; did you mean 'wandb'?"),
         ([*SCENES, "data.test=scenes:@tset-same"], "scenes: unknown split 'tset-same'; did you mean 'test-same'?"),
-        ([*SCENES, "data.val=photos.csv"], "address 'photos.csv': no scheme before a colon; write for example table:"),
+        ([*SCENES, "data.val=photos"], "address 'photos': no scheme before a colon; write for example table:"),
         ([*SCENES, "data.val=scenes:@val?count=1", "data.labels=zero"], "scenes:@val?count=1: no picture has any of"),
         ([*SCENES, "data.val_fraction=1"], "data.val_fraction=1: data.val_fraction is 1; input should be less than 1"),
     ],

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import READERS, Address, open_records, parse_address
@@ -40,13 +41,23 @@ def test_signs_in_names(text: str, location: str, split: str | None, options: di
     assert parse_address(text) == Address("table", location, split, options)
 
 
+def test_a_table_or_folder_needs_no_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a?b.csv").write_text("image,labels\na.png,cat\nb.png,dog\n")
+    assert open_records("a?b.csv").name == "table:a%3Fb.csv"
+    assert open_records("a?b.csv").labels.names == ("cat", "dog")
+    Path("shown/cat").mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save("shown/cat/a.png")
+    assert open_records("shown").name == "folder:shown"
+
+
 def test_an_address_stays_readable() -> None:
     text = "table:/café me@home/my photos.csv@train?delimiter=|&root=/a b"
     assert str(parse_address(text)) == text
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("photos.csv", r"no scheme before a colon; write for example table:photos\.csv"),
+    ("photos", r"no scheme before a colon; write for example table:photos\.csv"),
     ("tabel:photos.csv", r"unknown scheme 'tabel'; did you mean 'table'"),
     ("scenes:?sead=1", r"unknown option 'sead'; did you mean 'seed'"),
     ("scenes:?seed=one", r"option seed: value 'one'; write a number \(int\)"),

@@ -297,6 +297,8 @@ def test_bad_input_is_named(model: nn.Module, images: Tensor) -> None:
         PatchInference(model, grid=25)(images)
     with pytest.raises(InputError, match="PatchInference: grid is 0; give a whole number"):
         PatchInference(model, grid=0)
+    with pytest.raises(InputError, match="the model is 'resnet18', which cannot be called; give a module"):
+        PatchInference("resnet18")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="PatchInference: chunk_size is 0; give a whole number"):
         PatchInference(model, chunk_size=0)
     with pytest.raises(InputError, match="PatchInference: chunk_size is 2.5; give a whole number"):

@@ -96,7 +96,7 @@ def test_the_most_probable_are_told_whatever_the_threshold() -> None:
     assert len(make().top(99)) == 4
     equal = make(probs=torch.full((4,), 0.6))
     assert [tag.label for tag in equal.top(4)] == list(LABELS)
-    with pytest.raises(InputError, match="top: count is 0; give 1 or more"):
+    with pytest.raises(InputError, match="top: count is 0; give a whole number, 1 or more"):
         make().top(0)
 
 

@@ -228,6 +228,15 @@ def test_a_picture_may_have_fewer_pixels_than_patches(size: tuple[int, int]) -> 
         assert prediction.size == size
 
 
+def test_a_network_needs_an_engine(checkpoint: Path) -> None:
+    network = load_checkpoint(checkpoint)
+    todo = r"write Predictor\(TorchEngine\(network\)\)$"
+    with pytest.raises(InputError, match=f"^Predictor: it is given a network; {todo}"):
+        Predictor(network)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=f"^Predictor.load: a PatchClassifier is no name nor folder; .* {todo}"):
+        Predictor.load(network)  # type: ignore[arg-type]
+
+
 def test_a_batch_of_none_is_refused() -> None:
     with pytest.raises(InputError, match="batch_size is 0"):
         Predictor(Means(), batch_size=0)

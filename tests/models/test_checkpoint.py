@@ -154,6 +154,47 @@ def test_a_failed_save_leaves_the_last_good_one(model: Classifier, folder: Path)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
+def spoil_names(model: Classifier) -> None:
+    model.labels = ("cat", "dog", 3)  # type: ignore[assignment]
+
+
+def spoil_size(model: Classifier) -> None:
+    model.preprocessing = replace(model.preprocessing, image_size=64.5)  # type: ignore[arg-type]
+
+
+def spoil_mean(model: Classifier) -> None:
+    model.preprocessing = replace(model.preprocessing, mean=(float("nan"),) * 3)
+
+
+def spoil_calibration(model: Classifier) -> None:
+    model.calibration = Calibration("tde", "platt", (1.0, 1.0), (0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_names, r"labels.2 is 3 \(Input should be a valid string\); correct it in the network, then save it"),
+        (spoil_size, r"architecture.image_size|preprocessing.image_size is 64.5 \(.*\); correct it in the network"),
+        (spoil_mean, r"the network cannot be described \(Out of range float values .*\); correct it in the network"),
+        (spoil_calibration, "2 values of calibration.slope for 3 labels; fit them again"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(
+    spoil: Callable[[Classifier], None], message: str, model: Classifier, folder: Path
+) -> None:
+    spoil(model)
+    with pytest.raises(InputError, match=f"^save_checkpoint: ({message})"):
+        save_checkpoint(model, folder, overwrite=True)
+    assert load_checkpoint(folder).labels == tuple(LABELS)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_the_checkpoint_within_a_folder_is_named(folder: Path) -> None:
+    folder.rename(folder.parent / "best")
+    with pytest.raises(InputError, match="is no checkpoint, model.json is missing; give .*/best, which is one"):
+        load_checkpoint(folder.parent)
+
+
 def test_only_checkpoints_are_ever_replaced(model: Classifier, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").touch()

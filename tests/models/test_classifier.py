@@ -1,6 +1,8 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -263,6 +265,11 @@ def test_bad_patching_is_named() -> None:
         ),
         (lambda: MultiLabelClassifier("test_resnet", ["a", "a"]), "are not different names; give a list"),
         (lambda: MultiLabelClassifier("test_resnet", "cat"), "'cat' are not different names; give a list"),
+        (lambda: MultiLabelClassifier("test_resnet", [1, 2]), r"\[1, 2\] are not different names; give a list"),  # type: ignore[list-item]
+        (lambda: MultiLabelClassifier("test_resnet", 3), "3 are not different names; give a list"),  # type: ignore[arg-type]
+        (lambda: MultiLabelClassifier(None, ["a"]), "the backbone is None; give the name of a timm model"),  # type: ignore[arg-type]
+        (lambda: PatchClassifier("test_resnet", ["a"], image_size=0), "image_size is 0; give a whole number of pixels"),
+        (lambda: PatchClassifier("test_resnet", ["a"], image_size=64.5), "image_size is 64.5; give"),  # type: ignore[arg-type]
         (
             lambda: MultiLabelClassifier("tresnet_l.miil_in1k_488", LABELS),
             r"timm has no weights 'tresnet_l.miil_in1k_488'; did you mean 'tresnet_l.miil_in1k_448'\?",
@@ -338,3 +345,32 @@ def test_mixtures_that_cannot_be_are_refused(
     with pytest.raises(InputError, match="PatchClassifier: " + message):
         model.set_mixing(lam=lam, temperature=temperature)
     assert model.lam == 0.5
+
+
+@pytest.mark.parametrize("values", [[0.25, 1.0], (0.25, 1.0), torch.tensor([0.25, 1.0]), np.array([0.25, 1.0])])
+def test_thresholds_are_taken_from_any_numbers(values: Any) -> None:
+    model = MultiLabelClassifier("test_resnet", ["a", "b"], image_size=64)
+    assert model.thresholds is None
+    model.thresholds = values
+    assert model.thresholds == (0.25, 1.0)
+    model.thresholds = None
+    assert model.thresholds is None
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (0.3, "0.3"),
+        ((0.3,), r"\(0.3,\)"),
+        (torch.ones(2, 2), "tensor"),
+        ((0.3, float("nan")), r"\(0.3, nan\)"),
+        ((0.3, 2.0), r"\(0.3, 2.0\)"),
+        ("ab", "'ab'"),
+        ([0.5] * 99, r"\[0.5, .*\.\.\."),
+    ],
+)
+def test_thresholds_that_cannot_be_are_refused(values: Any, said: str) -> None:
+    model = MultiLabelClassifier("test_resnet", ["a", "b"], image_size=64)
+    with pytest.raises(InputError, match=f"^thresholds: they are {said}.*; give 2 numbers from 0 to 1, one a label$"):
+        model.thresholds = values
+    assert model.thresholds is None

@@ -103,7 +103,7 @@ def _audit_pairs(args: argparse.Namespace) -> int:
     from pivotpatch.cli.audit_text import print_pairs
 
     records, scores, baseline = _read(args)
-    chosen = {"min_probability": args.min_probability, "pairs": split_pairs(args.pair)}
+    chosen = {"min_probability": args.min_probability, "pairs": split_pairs(args.pair, scores.labels)}
     policy = read_policy(args.policy, scores.labels)
     rates = rate_pairs(scores, policy=policy, kind=args.kind, **chosen)
     comparison = None

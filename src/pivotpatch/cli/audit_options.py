@@ -1,7 +1,7 @@
 """Options of `pivotpatch audit`: what they mean, and where they mean nothing."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pivotpatch.core.errors import InputError
 
@@ -35,14 +35,15 @@ def refuse_unused(args: argparse.Namespace) -> None:
                 raise InputError(f"--{option.replace('_', '-')}", wrong, "leave one of the two out")
 
 
-def split_pairs(texts: Sequence[str] | None) -> list[tuple[str, str]] | None:
-    """Label and company of each pair that is named; None where none is."""
+def split_pairs(texts: Sequence[str] | None, labels: Collection[str]) -> list[tuple[str, str]] | None:
+    """Label and company of each pair that is named; None where none is. Labels may hold semicolons themselves."""
     if texts is None:
         return None
     pairs = []
     for text in texts:
-        label, sign, company = (part.strip() for part in text.strip("{}").partition(";"))
-        if not sign:
+        parts = text.strip("{}").split(";")
+        if len(parts) == 1:
             raise InputError("--pair", f"{text!r} has no semicolon", "write for example 'car;parking meter'")
-        pairs.append((label, company))
+        ways = [(";".join(parts[:at]).strip(), ";".join(parts[at:]).strip()) for at in range(1, len(parts))]
+        pairs.append(next((way for way in ways if way[0] in labels and way[1] in labels), ways[0]))
     return pairs

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.cli.addresses import read_address
 from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def run_split(args: argparse.Namespace) -> int:
     fractions = dict(args.parts)
     if len(fractions) < len(args.parts):
         raise InputError("split", "two parts have the same name", "give each part its own")
-    records = open_records(read_address(args.address) or args.address)
+    records = open_records(args.address)
     parts = split_records(records, fractions, generator=np.random.default_rng(args.seed))
     table = write_split(records, parts, folder=args.out, kind=args.format)
     for name, indices in parts.items():
@@ -126,7 +125,7 @@ def run_check(args: argparse.Namespace) -> int:
 
     if args.plot and args.plot.suffix.lower() not in PLOT_SUFFIXES:
         raise InputError(str(args.plot), "is of no known kind of picture", f"end it in {' or '.join(PLOT_SUFFIXES)}")
-    sets = [open_records(read_address(address) or address) for address in args.addresses]
+    sets = [open_records(address) for address in args.addresses]
     depth: Depth = "labels" if args.fast else "pixels" if args.decode else "headers"
     # A process takes as long to start as it needs for about a thousand pictures.
     workers = min(cpu_count() or 1, 1 + sum(len(records) for records in sets) // 1000)

@@ -168,6 +168,8 @@ def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Sub
     source = open_source(what, action="evaluate")
     records = None if data is None else open_records(data)
     if source.model is not None:
+        if args.scale != "auto" and args.baseline is None:
+            raise InputError("--scale", "no scores are read from a file", "leave it out")
         if records is None:
             raise InputError(what, "a network needs pictures to look at", "name them after it, such as photos.csv")
         if args.closer is not None:

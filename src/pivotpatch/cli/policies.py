@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pivotpatch.cli.addresses import read_address
 from pivotpatch.core.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ def read_policy(text: str, labels: Sequence[str], *, others: tuple[str, ...] = (
         raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
     if name in others or not value:
         return None
+    from pivotpatch.data.address import read_address
     from pivotpatch.training.build import open_aligned
 
     address = read_address(value)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.cli.addresses import read_address
 from pivotpatch.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -91,6 +90,8 @@ def find_pictures(words: list[str]) -> str | None:
     """The address that the word behind a source names; None where there is none."""
     if not words:
         return None
+    from pivotpatch.data.address import read_address
+
     address = read_address(words[0])
     if address is None:
         raise InputError(f"{words[0]!r}", "is neither an address nor a table or folder that is there", "check the path")

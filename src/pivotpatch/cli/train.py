@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.cli.addresses import read_address
 from pivotpatch.cli.sources import tell
 from pivotpatch.core.errors import InputError, choose_one_of
 
@@ -76,6 +75,7 @@ def run_train(args: argparse.Namespace) -> int:
 
 def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
     """A name for the run and its configuration, from a recipe, an address and changes in any order."""
+    from pivotpatch.data.address import read_address
     from pivotpatch.training.config import load_config
     from pivotpatch.training.recipes import find_recipe, list_recipes
 

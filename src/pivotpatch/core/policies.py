@@ -94,7 +94,7 @@ class PriorMatched:
     @classmethod
     def from_target(cls, target: Tensor) -> "PriorMatched":
         """The priors of a training target (N,L); unknown labels are left out of their mean."""
-        return cls(tuple(torch.nanmean(target.double(), dim=0).nan_to_num(0.0).tolist()))
+        return cls(tuple(torch.nanmean(torch.as_tensor(target).double(), dim=0).nan_to_num(0.0).tolist()))
 
     @property
     def definition(self) -> str:

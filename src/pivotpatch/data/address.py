@@ -5,12 +5,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Literal, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import unquote
 
 from pivotpatch.core.errors import InputError, choose_one_of
-from pivotpatch.data.records import RecordSet
 
+if TYPE_CHECKING:
+    from pivotpatch.data.records import RecordSet
+
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 # scheme -> module and function; imported when first asked for, so that `--help` stays quick.
 READERS: Mapping[str, str] = {
     "coco": "pivotpatch.data.coco:read_coco",
@@ -67,8 +71,24 @@ def parse_address(text: str) -> Address:
     return Address(scheme, unquote(head), unquote(split) or None, options)
 
 
-def open_records(address: str) -> RecordSet:
-    """Read the data set at an address, which becomes its name."""
+def read_address(word: str) -> str | None:
+    """The address that a word is, or that it means: a table, or a folder of pictures; None where it is neither.
+
+    >>> read_address("coco:/data@val2017"), read_address("photos.csv"), read_address("photos")
+    ('coco:/data@val2017', 'table:photos.csv', None)
+    """
+    scheme, colon, _ = word.partition(":")
+    if colon and scheme.isalpha() and len(scheme) > 1:
+        return word
+    path = Path(word)
+    if path.is_dir():
+        return str(Address("folder", word))
+    return str(Address("table", word)) if path.suffix.lower() in _TABLES else None
+
+
+def open_records(address: str) -> "RecordSet":
+    """Read the data set at an address, or of the table or folder that it names; the address becomes its name."""
+    address = read_address(address) or address
     parsed = parse_address(address)
     module, _, function = READERS[parsed.scheme].partition(":")
     reader: Callable[..., RecordSet] = getattr(import_module(module), function)
@@ -82,7 +102,7 @@ def open_records(address: str) -> RecordSet:
     return records
 
 
-def _typed_options(reader: Callable[..., RecordSet], address: Address) -> dict[str, object]:
+def _typed_options(reader: "Callable[..., RecordSet]", address: Address) -> dict[str, object]:
     """The options of an address in the types that the reader's signature states."""
     hints = get_type_hints(reader)
     known = [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]

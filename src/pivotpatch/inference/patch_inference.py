@@ -64,6 +64,10 @@ class PatchInference(nn.Module):
             channels: C of the images the model takes.
         """
         super().__init__()
+        given: object = model
+        if not callable(given) and not is_onnx_session(given):
+            wrong = f"the model is {given!r}, which cannot be called"
+            raise InputError("PatchInference", wrong, "give a module, a function or an ONNX Runtime session")
         check_grid(grid, "PatchInference")
         check_overlap(overlap, "PatchInference")
         check_lam(lam, "PatchInference")

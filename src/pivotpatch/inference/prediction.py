@@ -110,8 +110,8 @@ class Prediction:
 
     def top(self, count: int) -> tuple[Tag, ...]:
         """The most probable labels, above their thresholds or not."""
-        if count < 1:
-            raise InputError("top", f"count is {count}", "give 1 or more")
+        if not isinstance(count, int) or count < 1:
+            raise InputError("top", f"count is {count!r}", "give a whole number, 1 or more")
         return tuple(map(self._tag, self._ranked[:count].tolist()))
 
     def get(self, label: str) -> Tag:

@@ -29,6 +29,7 @@ from pivotpatch.models.named import correct_scheme, is_named, load_named
 from pivotpatch.models.rewrites import quicken_inference
 
 EXPORTED = (".onnx", ".pt2")
+_ENGINE = "write Predictor(TorchEngine(network))"
 """How the names of exported networks end."""
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor
@@ -62,6 +63,8 @@ class Predictor:
             engine: a `TorchEngine`, or what opens an exported network.
             batch_size: most pictures that it is asked about at once.
         """
+        if isinstance(engine, torch.nn.Module):
+            raise InputError("Predictor", "it is given a network", _ENGINE)
         if batch_size < 1:
             raise InputError("Predictor", f"batch_size is {batch_size}", "give 1 or more")
         self.engine = engine
@@ -93,9 +96,14 @@ class Predictor:
                 False leaves the network as it is.
         """
         check_effort(effort, "Predictor")
-        path, chosen = Path(name_or_folder), _choose_device(device)
-        if is_named(os.fspath(name_or_folder)):
-            return cls(_open_named(os.fspath(name_or_folder), device=chosen, effort=effort, fold=fold))
+        try:
+            name = os.fspath(name_or_folder)
+        except TypeError:
+            wrong = f"a {type(name_or_folder).__name__} is no name nor folder"
+            raise InputError("Predictor.load", wrong, f"give one; for a network {_ENGINE}") from None
+        path, chosen = Path(name), _choose_device(device)
+        if is_named(name):
+            return cls(_open_named(name, device=chosen, effort=effort, fold=fold))
         if path.suffix.lower() in EXPORTED and not path.is_dir():
             from pivotpatch.inference.exported import open_exported
 

@@ -29,6 +29,7 @@ SCHEMA = 1
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 CARD = "README.md"
+_CORRECT = "correct it in the network, then save it"
 _KINDS: dict[str, type[Classifier]] = {
     "MultiLabelClassifier": MultiLabelClassifier,
     "PatchClassifier": PatchClassifier,
@@ -149,7 +150,11 @@ def write_checkpoint(model: Classifier, folder: Path, *, half: bool = False) -> 
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if type(model) not in _KINDS.values():
         raise InputError("save_checkpoint", f"cannot save a {type(model).__name__}", f"give a {' or '.join(_KINDS)}")
-    description = json.dumps(_describe(model), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        description = json.dumps(_describe(model), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise InputError("save_checkpoint", f"the network cannot be described ({error})", _CORRECT) from None
+    _validate(json.loads(description), "save_checkpoint", todo=_CORRECT)  # as when it is loaded, which may be too late
     (folder / DESCRIPTION).write_text(description, "utf-8")
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     if half:
@@ -193,29 +198,30 @@ def load_checkpoint(folder: str | Path) -> Classifier:
         )
     stated = described.preprocessing
     model.preprocessing = Preprocessing(stated.image_size, tuple(stated.mean), tuple(stated.std), stated.interpolation)
-    if described.thresholds is not None:
-        _check_count(described.thresholds, "thresholds", model, where)
-        model.thresholds = tuple(described.thresholds)
+    model.thresholds = described.thresholds
     if described.calibration is not None:
-        _check_calibration(described.calibration, "calibration", model, where)
         model.calibration = Calibration.from_dict(described.calibration.model_dump())
     if described.adaptive is not None:
-        _check_calibration(described.adaptive.calibration, "adaptive.calibration", model, where)
-        if described.adaptive.again is not None:
-            _check_calibration(described.adaptive.again, "adaptive.again", model, where)
         model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
     load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
     return model.eval()
 
 
-def _check_calibration(stated: _Calibration, name: str, model: Classifier, where: str) -> None:
-    for part in ("slope", "offset"):
-        _check_count(getattr(stated, part), f"values of {name}.{part}", model, where)
-
-
-def _check_count(values: list[float], name: str, model: Classifier, where: str) -> None:
-    if len(values) != len(model.labels):
-        raise InputError(where, f"{len(values)} {name} for {len(model.labels)} labels", "fit them again")
+def _check_counts(described: _Description, where: str) -> None:
+    """Refuse what was fitted to another number of labels."""
+    adaptive = described.adaptive
+    calibrations = {
+        "calibration": described.calibration,
+        "adaptive.calibration": None if adaptive is None else adaptive.calibration,
+        "adaptive.again": None if adaptive is None else adaptive.again,
+    }
+    fitted = {"thresholds": described.thresholds}
+    for name, stated in calibrations.items():
+        for part in () if stated is None else ("slope", "offset"):
+            fitted[f"values of {name}.{part}"] = getattr(stated, part)
+    for name, values in fitted.items():
+        if values is not None and len(values) != len(described.labels):
+            raise InputError(where, f"{len(values)} {name} for {len(described.labels)} labels", "fit them again")
 
 
 def _describe(model: Classifier) -> dict[str, object]:
@@ -246,8 +252,10 @@ def _read_description(folder: Path) -> _Description:
         content = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         old = folder.with_name(folder.name + ".old") if folder.name else folder
-        left = not folder.exists() and old.is_dir()
-        todo = f"an interrupted save left the last one in {old}, rename it" if left else "check the path"
+        within = sorted(found.parent for found in folder.glob(f"*/{DESCRIPTION}"))
+        todo = f"give {within[0]}, which is one" if within else "check the path"
+        if not folder.exists() and old.is_dir():
+            todo = f"an interrupted save left the last one in {old}, rename it"
         todo = correct_scheme(str(folder)) + todo
         raise InputError(str(folder), f"is no checkpoint, {DESCRIPTION} is missing", todo) from None
     except OSError as error:
@@ -264,17 +272,25 @@ def _read_description(folder: Path) -> _Description:
             f"schema {schema} is newer than {SCHEMA}, the newest that pivotpatch {__version__} reads",
             "upgrade pivotpatch",
         )
+    return _validate(content, str(path), todo="save the checkpoint again")
+
+
+def _validate(content: object, where: str, *, todo: str) -> _Description:
+    """A description that a network can be built from."""
     try:
-        return _Description.model_validate(content)
+        described = _Description.model_validate(content)
     except ValidationError as error:
         fault = error.errors()[0]
+    else:
+        _check_counts(described, where)
+        return described
     name = ".".join(str(part) for part in fault["loc"] if part not in (_ONE, _EACH))
     value, reason = fault["input"], fault["msg"]
     if fault["type"] == "missing":
-        raise InputError(str(path), f"lacks {name}", "save the checkpoint again")
+        raise InputError(where, f"lacks {name}", todo)
     if name == "kind":
-        raise InputError(str(path), f"unknown kind {value!r}", choose_one_of(str(value), _KINDS))
-    raise InputError(str(path), f"{name} is {value!r} ({reason})", "save the checkpoint again")
+        raise InputError(where, f"unknown kind {value!r}", choose_one_of(str(value), _KINDS))
+    raise InputError(where, f"{name} is {value!r} ({reason})", todo)
 
 
 def _keep_rest(folder: Path, scratch: Path) -> None:

@@ -1,6 +1,6 @@
 """Multi-label classifiers: a backbone and a head, or a network for each label; PAT-T's is in `patch_classifier`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -43,6 +43,12 @@ class Architecture:
         return asdict(self)
 
 
+def _say_values(values: object) -> str:
+    """In a few words."""
+    said = " ".join(repr(values).split())
+    return said if len(said) <= 60 else f"{said[:57]}..."
+
+
 class Classifier(nn.Module):
     """What every kind of network knows: what it is made of, its labels, and what it wants to see.
 
@@ -66,16 +72,41 @@ class Classifier(nn.Module):
         image_size: int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(labels, str) or not labels or len(set(labels)) != len(labels) or "" in labels:
+        names = tuple(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else ()
+        if not names or len(set(names)) != len(names) or not all(isinstance(name, str) and name for name in names):
             raise InputError("labels", f"{labels!r} are not different names", "give a list of one name a label")
+        if not isinstance(backbone, str | Architecture):
+            raise InputError(type(self).__name__, f"the backbone is {backbone!r}", "give the name of a timm model")
         if isinstance(backbone, Architecture) and (head != "linear" or image_size is not None):
             wrong = f"an Architecture is given, and head {head!r} and image_size {image_size} besides"
             raise InputError(type(self).__name__, wrong, "say them in the Architecture")
         self.architecture = backbone if isinstance(backbone, Architecture) else Architecture(backbone, head, image_size)
-        self.labels = tuple(labels)
-        self.thresholds: tuple[float, ...] | None = None
+        size = self.architecture.image_size
+        if size is not None and not (isinstance(size, int) and size >= 1):
+            raise InputError(type(self).__name__, f"image_size is {size!r}", "give a whole number of pixels a side")
+        self.labels = names
+        self._thresholds: tuple[float, ...] | None = None
         self.calibration: Calibration | None = None
         self.adaptive: Adaptive | None = None
+
+    @property
+    def thresholds(self) -> tuple[float, ...] | None:
+        """Probabilities above which each label is given, where they were fitted; any L numbers can be assigned."""
+        return self._thresholds
+
+    @thresholds.setter
+    def thresholds(self, values: Sequence[float] | Tensor | None) -> None:
+        if values is None:
+            self._thresholds = None
+            return
+        try:
+            numbers = torch.as_tensor(values, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            numbers = torch.empty(0)
+        if numbers.shape != (len(self.labels),) or not ((numbers >= 0) & (numbers <= 1)).all():
+            todo = f"give {len(self.labels)} numbers from 0 to 1, one a label"
+            raise InputError("thresholds", f"they are {_say_values(values)}", todo)
+        self._thresholds = tuple(numbers.tolist())
 
     @property
     def picture_size(self) -> int:
