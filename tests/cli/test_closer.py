@@ -200,7 +200,8 @@ def test_a_file_of_scores_shows_no_pictures_to_look_at_again(here: Path, capsys:
     )
     before = Path("closer/best/model.json").read_bytes()
     assert fail(capsys, *words) == message
-    assert fail(capsys, "tune", "plain", "--scores", "val.npz", "--closer", "48") == message
+    run(capsys, "evaluate", "plain", VAL, *QUICK, "--save", "plain.npz", "--keep-patches")
+    assert fail(capsys, "tune", "plain", "--scores", "plain.npz", "--closer", "48") == message
     assert Path("closer/best/model.json").read_bytes() == before
     assert run(capsys, *words, "--closer", "0", "--out", "patches")["closer_size"] is None
     live = run(capsys, "tune", "closer", VAL, *KEEP, "--out", "live")
