@@ -220,6 +220,7 @@ def test_bad_choices_are_named() -> None:
         precision_recall(scores, target, policy=PriorMatched((0.5,)))
     with pytest.raises(InputError, match="TopK: k is 1.5 for 7 labels"):
         precision_recall(scores, target, policy=TopK(1.5))  # type: ignore[arg-type]
+    assert PriorMatched.from_target(target.numpy()) == PriorMatched.from_target(target)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"policy is 'prior'; give Fixed, PerLabel, PriorMatched or TopK"):
         precision_recall(torch.rand(2, 2), torch.ones(2, 2), policy="prior")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"policy is 0.5; write Fixed\(0.5\)"):

@@ -98,6 +98,8 @@ def test_the_most_probable_are_told_whatever_the_threshold() -> None:
     assert [tag.label for tag in equal.top(4)] == list(LABELS)
     with pytest.raises(InputError, match="top: count is 0; give a whole number, 1 or more"):
         make().top(0)
+    with pytest.raises(InputError, match="top: count is '3'; give a whole number"):
+        make().top("3")  # type: ignore[arg-type]
 
 
 def test_an_unknown_label_is_answered_with_the_nearest() -> None:

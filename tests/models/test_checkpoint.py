@@ -174,7 +174,7 @@ def spoil_calibration(model: Classifier) -> None:
     ("spoil", "message"),
     [
         (spoil_names, r"labels.2 is 3 \(Input should be a valid string\); correct it in the network, then save it"),
-        (spoil_size, r"architecture.image_size|preprocessing.image_size is 64.5 \(.*\); correct it in the network"),
+        (spoil_size, r"preprocessing.image_size is 64.5 \(.*\); correct it in the network"),
         (spoil_mean, r"the network cannot be described \(Out of range float values .*\); correct it in the network"),
         (spoil_calibration, "2 values of calibration.slope for 3 labels; fit them again"),
     ],
