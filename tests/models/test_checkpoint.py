@@ -3,11 +3,10 @@ import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from made_checkpoints import LABELS, edit_json, make_classifier
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
 from pivotpatch.core.adaptive import Adaptive
@@ -16,25 +15,10 @@ from pivotpatch.core.errors import InputError
 from pivotpatch.models.checkpoint import fingerprint
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier
 
-LABELS = ["cat", "dog", "cow"]
-CALIBRATION = {"kind": "tde", "method": "platt", "slope": [1.0, 1.0, 1.0], "offset": [0.0]}
-IMAGE = {**CALIBRATION, "kind": "image", "offset": [0.0, 1.0, 2.0]}
-
 
 @pytest.fixture
 def model() -> Classifier:
-    torch.manual_seed(0)
-    return PatchClassifier(
-        "test_resnet",
-        LABELS,
-        grid=3,
-        overlap=0.25,
-        source_size=320,
-        patch_size=96,
-        closer_size=240,
-        lam=0.5,
-        temperature=2.0,
-    ).eval()
+    return make_classifier()
 
 
 @pytest.fixture
@@ -268,157 +252,6 @@ def test_a_crash_between_the_two_renames_is_explained(folder: Path) -> None:
     folder.rename(folder.with_name("model.old"))
     with pytest.raises(InputError, match="an interrupted save left the last one in .*model.old, rename it"):
         load_checkpoint(folder)
-
-
-def edit_json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        described = json.loads((folder / "model.json").read_text("utf-8"))
-        change(described)
-        (folder / "model.json").write_text(json.dumps(described), "utf-8")
-
-    return apply
-
-
-def edit_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        state = load_file(folder / "model.safetensors")
-        change(state)
-        save_file(state, folder / "model.safetensors")
-
-    return apply
-
-
-def cut(name: str, keep: float) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: int(len(content) * keep)])
-
-    return apply
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (
-            edit_weights(lambda s: s.pop("head.project.bias")),
-            r"1 missing \(head.project.bias\); give the weights of this",
-        ),
-        (edit_weights(lambda s: s.update(more=torch.zeros(1))), r"1 extra \(more\)"),
-        (
-            edit_weights(lambda s: s.update({"head.project.bias": torch.zeros(7)})),
-            r"1 misshapen \(head.project.bias is \(7,\) instead of \(3,\)\)",
-        ),
-        (edit_json(lambda d: d["labels"].append("owl")), r"misshapen .*instead of \(4,"),
-        (
-            cut("model.safetensors", 0.5),
-            "model.safetensors: cannot be read .*; it is damaged or cut short, copy it again",
-        ),
-        (cut("model.safetensors", 0), "model.safetensors: cannot be read"),
-        (cut("model.json", 0.5), "model.json: is no JSON .*line .*; it is damaged, copy the checkpoint again"),
-        (lambda f: (f / "model.json").write_bytes(b"\xff\xfe"), "model.json: is no JSON .*utf-8"),
-        (lambda f: (f / "model.json").write_text("[]"), "states no schema; it is not a checkpoint of pivotpatch"),
-        (lambda f: (f / "model.json").unlink(), "is no checkpoint, model.json is missing; check the path"),
-        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors: there is no such file"),
-        (edit_json(lambda d: d.update(schema=99)), "schema 99 is newer than 1, .*; upgrade pivotpatch"),
-        (edit_json(lambda d: d.pop("labels")), "model.json: lacks labels; save the checkpoint again"),
-        (
-            edit_json(lambda d: d.update(kind="PatchClasifier")),
-            "unknown kind 'PatchClasifier'; did you mean 'PatchClassifier'",
-        ),
-        (
-            edit_json(lambda d: d["architecture"].update(neck="x")),
-            "architecture.neck is 'x' .*; save the checkpoint again",
-        ),
-        (edit_json(lambda d: d["preprocessing"].pop("mean")), "lacks preprocessing.mean; save"),
-        (
-            edit_json(lambda d: d["architecture"].update(backbone="tset_resnet")),
-            "timm has no model 'tset_resnet'; did you",
-        ),
-        (edit_json(lambda d: d.update(thresholds=[0.5])), "1 thresholds for 3 labels; fit them again"),
-        (edit_json(lambda d: d["patching"].update(grid="2")), "patching.grid is '2'"),
-        (edit_json(lambda d: d["patching"].update(weights="/etc/passwd")), "patching.weights is '/etc/passwd'"),
-        (edit_json(lambda d: d["patching"].update(overlap=1)), "patching.overlap is 1 .*less than 1"),
-        (edit_json(lambda d: d["patching"].update(source_size=8)), "source_size is 8; give a side of 160 pixels"),
-        (edit_json(lambda d: d["patching"].update(closer_size=160)), "a closer look at 160 pixels is no closer than"),
-        (edit_json(lambda d: d["patching"].update(closer_size=0)), "patching.closer_size is 0 .*greater than or equal"),
-        (edit_json(lambda d: d["patching"].update(temperature=0)), "patching.temperature is 0 .*greater than 0"),
-        (
-            edit_json(lambda d: d["patching"].update(temperature=[1, 0, 1])),
-            r"patching.temperature.1 is 0 \(Input should",
-        ),
-        (edit_json(lambda d: d["patching"].update(lam="1")), r"patching.lam is '1' \(Input should be a valid number\)"),
-        (
-            edit_json(lambda d: d["patching"].update(lam=[1.0, -1.0, 1.0])),
-            "patching.lam.1 is -1.0 .*greater than or eq",
-        ),
-        (
-            edit_json(lambda d: d["patching"].update(lam=[1.0])),
-            r"lam has shape \(1,\); give a number or a tensor \(3,\)",
-        ),
-        (
-            edit_json(lambda d: d.update(calibration=CALIBRATION)),
-            "1 values of calibration.offset for 3 labels; fit them",
-        ),
-        (edit_json(lambda d: d.update(calibration={**CALIBRATION, "kind": "im"})), "calibration.kind is 'im'"),
-        (
-            edit_json(lambda d: d.update(calibration={**CALIBRATION, "slope": [1, "2", 3]})),
-            "calibration.slope.1 is '2'",
-        ),
-        (edit_json(lambda d: d.update(calibration={"kind": "tde"})), "lacks calibration.method; save the checkpoint"),
-        (
-            edit_json(lambda d: d.update(adaptive={"calibration": {**IMAGE, "slope": [1.0]}, "cutoffs": [0.0, 1.0]})),
-            "1 values of adaptive.calibration.slope for 3 labels; fit them",
-        ),
-        (
-            edit_json(lambda d: d.update(adaptive={"calibration": CALIBRATION, "cutoffs": [0.0, 1.0]})),
-            "adaptive.calibration.kind is 'tde'",
-        ),
-        (
-            edit_json(lambda d: d.update(adaptive={"calibration": IMAGE, "cutoffs": [0.0, 1.0], "again": IMAGE})),
-            "adaptive.again.kind is 'image'",
-        ),
-        (
-            edit_json(
-                lambda d: d.update(
-                    adaptive={"calibration": IMAGE, "cutoffs": [0.0, 1.0], "again": {**CALIBRATION, "slope": [1.0]}}
-                )
-            ),
-            "1 values of adaptive.again.slope for 3 labels; fit them",
-        ),
-        (edit_json(lambda d: d.update(adaptive={"calibration": IMAGE})), "lacks adaptive.cutoffs; save the checkpoint"),
-        (
-            edit_json(lambda d: d.update(adaptive={"calibration": IMAGE, "cutoffs": [1.0, 0.0]})),
-            r"adaptive.cutoffs is \[1.0, 0.0\] .*they do not rise",
-        ),
-        (edit_json(lambda d: d.update(adaptive={"calibration": IMAGE, "cutoffs": [1.0]})), "adaptive.cutoffs is"),
-        (
-            edit_json(lambda d: d.update(adaptive={"calibration": IMAGE, "cutoffs": [-1.0, 0.0]})),
-            "adaptive.cutoffs.0 is -1.0",
-        ),
-        (edit_json(lambda d: d.update(patching=None)), "patching is None for a PatchClassifier; save"),
-        (edit_json(lambda d: d.update(thresholds=["a", "b", "c"])), "thresholds.0 is 'a'"),
-        (edit_json(lambda d: d.update(thresholds=[0.1, 0.2, 5])), "thresholds.2 is 5"),
-        (edit_json(lambda d: d.update(labels="abc")), "labels is 'abc'"),
-        (edit_json(lambda d: d.update(labels=[1, 2, 3])), "labels.0 is 1"),
-        (edit_json(lambda d: d.update(schema=True)), "states no schema"),
-        (edit_json(lambda d: d.update(schema=0)), "schema is 0"),
-        (edit_json(lambda d: d["architecture"].update(image_size="64")), "architecture.image_size.* is '64'"),
-        (
-            edit_json(lambda d: d["architecture"].update(backbone_options={"checkpoint_path": "evil.pth"})),
-            "option 'checkpoint_path' is not yours to set; leave it out",
-        ),
-        (lambda f: (f / "model.json").write_text("[" * 100_000), "model.json: is no JSON"),
-        (
-            edit_weights(lambda s: s.update({"head.project.bias": torch.zeros(3, dtype=torch.int64)})),
-            "is torch.int64 inst",
-        ),
-    ],
-)
-def test_damage_is_named_in_one_line(damage: Callable[[Path], None], message: str, folder: Path) -> None:
-    damage(folder)
-    with pytest.raises(InputError, match=message) as caught:
-        load_checkpoint(folder)
-    assert "\n" not in str(caught.value)
 
 
 def test_values_too_large_for_half_precision_are_named(model: Classifier, tmp_path: Path) -> None:
