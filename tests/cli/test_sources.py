@@ -9,6 +9,7 @@ from pivotpatch.cli.sources import find_fitted, find_pictures, list_not_read, op
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
+from pivotpatch.core.policies import PerLabel
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -111,14 +112,8 @@ def test_a_closer_look_is_decided_on_in_its_own_calibration() -> None:
         Calibration(kind, "platt_per_label", (slope, 1.0), (0.0, 0.0))
         for kind, slope in (("image", 1.0), ("tde", 2.0), ("tde", 3.0))
     )
-    model.thresholds, model.calibration, model.adaptive = (0.25, 0.75), patches, Adaptive(image, (0.0, 1.0), again)
-
-    def find(closer_size: int | None) -> tuple[float, ...]:
-        fitted = find_fitted(model, ["cat"], closer_size=closer_size)
-        assert fitted is not None
-        assert fitted.calibration is not None
-        return fitted.calibration.slope
-
-    assert (find(None), find(48), find(64)) == ((2.0,), (3.0,), (2.0,))
-    model.adaptive = Adaptive(image, (0.0, 1.0))
-    assert find(48) == (2.0,)
+    model.calibration, model.adaptive = patches, Adaptive(image, (0.0, 1.0), again)
+    assert find_fitted(model, ["cat"], closer_size=48) is None
+    model.thresholds = (0.25, 0.75)
+    for closer_size, calibration in ((None, patches), (48, again)):
+        assert find_fitted(model, ["cup"], closer_size=closer_size) == (PerLabel((0.75,)), calibration.select([1]))

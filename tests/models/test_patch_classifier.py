@@ -6,6 +6,8 @@ from made_networks import HEADS, LABELS, make_network
 from torch import Tensor, nn
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier
+from pivotpatch.core.adaptive import Adaptive
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.errors import InputError
 from pivotpatch.models.classifier import Architecture
 
@@ -132,3 +134,19 @@ def test_a_network_from_an_ordinary_one_looks_closer_with_its_projection() -> No
         for place, (row, column) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
             part = trained.backbone(closer)[..., row : row + 1, column : column + 1]
             torch.testing.assert_close(found.patch_logits[:, place], trained.head(part))
+
+
+def test_a_closer_look_has_its_own_calibration_at_the_size_that_it_was_fitted_to() -> None:
+    model = PatchClassifier("test_resnet", LABELS, image_size=32, closer_size=48)
+    image, patches, again = (Calibration(kind, "platt", (1.0,) * 3, (0.0,) * 3) for kind in ("image", "tde", "tde"))
+    assert model.find_calibration(closer_size=48) is None
+    model.calibration = patches
+    assert model.find_calibration(closer_size=48) is patches
+    model.adaptive = Adaptive(image, (0.0, 1.0), again)
+    found = [model.find_calibration(closer_size=size) for size in (None, 48, 64)]
+    assert [each is again for each in found] == [False, True, False]
+    assert found[0] is found[2] is patches
+    model.closer_size = None  # then a second look is at the patches, whatever else is still held
+    assert model.find_calibration(closer_size=None) is patches
+    model.closer_size, model.adaptive = 48, Adaptive(image, (0.0, 1.0))
+    assert model.find_calibration(closer_size=48) is patches

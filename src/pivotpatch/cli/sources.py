@@ -119,16 +119,14 @@ def find_fitted(model: "Classifier", labels: Sequence[str], *, closer_size: int 
     Args:
         model: the network.
         labels: some of its own.
-        closer_size: of the closer look that is decided on, which may have a calibration of its own; None for patches.
+        closer_size: as in `Classifier.find_calibration`.
     """
     from pivotpatch.core.policies import PerLabel
 
     if model.thresholds is None:
         return None
     places = [model.labels.index(name) for name in labels]
-    calibration = model.calibration
-    if model.adaptive is not None and closer_size is not None and closer_size == getattr(model, "closer_size", None):
-        calibration = model.adaptive.again or calibration
+    calibration = model.find_calibration(closer_size=closer_size)
     chosen = None if calibration is None else calibration.select(places)
     return Fitted(PerLabel(tuple(model.thresholds[place] for place in places)), chosen)
 

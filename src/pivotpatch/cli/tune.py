@@ -96,7 +96,7 @@ def run_tune(args: argparse.Namespace) -> int:
     if model is None:
         raise InputError(args.words[0], "holds scores, no network", f"write RUN --scores {args.words[0]}")
     _check_network(model, source, args)
-    closer_size = getattr(model, "closer_size", None) if args.closer is None else args.closer or None
+    closer_size = model.closer_size if args.closer is None else args.closer or None
     if args.calibration == "none":  # then no effort is fitted
         closer_size = None
     if closer_size is not None:

@@ -162,7 +162,7 @@ class TorchEngine:
         nothing = probs.new_full((len(probs), 1 + self.grid**2, probs.shape[1]), torch.nan)
         parts = probs, probs.clone(), nothing[:, 0], nothing[:, 1:]
         (rows,) = self.adaptive.choose(probs, self.effort).nonzero(as_tuple=True)
-        fitted = (self.adaptive.again if model.closer_size is not None else None) or self.calibration
+        fitted = model.find_calibration(closer_size=model.closer_size)
         for some in split_for_device(pictures[rows]) if len(rows) else ():
             now, rows = rows.split([len(some), len(rows) - len(some)])
             again = look_again(model, some, logits[now], closer_size=model.closer_size)

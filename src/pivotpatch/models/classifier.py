@@ -59,9 +59,11 @@ class Classifier(nn.Module):
         thresholds: probabilities above which each label is given, where they were fitted.
         calibration: of those probabilities, where one was fitted.
         adaptive: when one look is enough, where that was fitted.
+        closer_size: see `PatchClassifier`; None for all others.
     """
 
     preprocessing: Preprocessing
+    closer_size: int | None = None
 
     def __init__(
         self,
@@ -107,6 +109,16 @@ class Classifier(nn.Module):
             todo = f"give {len(self.labels)} numbers from 0 to 1, one a label"
             raise InputError("thresholds", f"they are {_say_values(values)}", todo)
         self._thresholds = tuple(numbers.tolist())
+
+    def find_calibration(self, *, closer_size: int | None) -> Calibration | None:
+        """The calibration of what is decided on; a closer look at the size that it was fitted to may have its own.
+
+        Args:
+            closer_size: of a closer look in the place of the patches; None where there was none.
+        """
+        if self.adaptive is None or closer_size is None or closer_size != self.closer_size:
+            return self.calibration
+        return self.adaptive.again or self.calibration
 
     @property
     def picture_size(self) -> int:
