@@ -7,11 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from run_process import PICTURES, SMALL, TrainingProcess, make_config, read_run, read_step
 
+from pivotpatch.cli.main import main
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.loop import fit, resume
 from pivotpatch.training.signals import StopSignals
@@ -87,6 +90,59 @@ def test_ctrl_c_before_the_first_step_ends_it_and_leaves_nothing(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         fit(SHORT, tmp_path / "run", progress=press)
     assert not (tmp_path / "run").exists()
+
+
+class Pressing(StringIO):
+    """A screen on which a signal follows a line with some words."""
+
+    def __init__(self, words: str, number: signal.Signals) -> None:
+        super().__init__()
+        self.words, self.number = words, number
+
+    def write(self, text: str) -> int:
+        done = super().write(text)
+        if text.endswith("\n") and self.words in self.getvalue().splitlines()[-1]:
+            signal.raise_signal(self.number)
+        return done
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("options", "words", "told"),
+    [
+        (["--out", "new"], "decode pictures: ", "began"),
+        (["--dry-run"], "no picture to train on has", "began"),
+        (["--resume", "run"], "decode pictures: ", "went on"),
+    ],
+)
+def test_a_command_that_is_stopped_before_the_first_step_says_that_nothing_is_lost(
+    options: list[str], words: str, told: str, number: signal.Signals, crashed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(crashed.parent)
+    before = {asking: signal.getsignal(asking) for asking in (signal.SIGINT, signal.SIGTERM)}
+    files = {path: path.stat().st_mtime_ns for path in crashed.parent.rglob("*")}
+    screen = Pressing(words, number)
+    changes = [] if "--resume" in options else [*SMALL, "data.train=scenes:@train?count=5&size=32"]
+    with redirect_stderr(screen):
+        assert main(["train", *changes, *options]) == 128 + number
+    last = f"stopped by {number.name} before training {told}; nothing is lost"
+    assert screen.getvalue().splitlines()[-1] == last
+    assert {path: path.stat().st_mtime_ns for path in crashed.parent.rglob("*")} == files
+    assert {asking: signal.getsignal(asking) for asking in before} == before
+
+
+def test_a_real_process_that_is_stopped_before_the_first_step_says_so(tmp_path: Path) -> None:
+    words = [*SMALL, "data.train=scenes:@train?count=20000&size=64"]  # drawing them takes long enough
+    command = [sys.executable, "-m", "pivotpatch", "train", *words, "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while not (line := process.stderr.readline()).startswith("decode pictures: "):
+        assert line, "it ended before"
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=120)
+    assert (process.returncode, stdout) == (128 + signal.SIGTERM, "")
+    assert stderr == "stopped by SIGTERM before training began; nothing is lost\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_handlers_of_the_caller_return() -> None:

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pivotpatch.cli.sources import tell
 from pivotpatch.core.errors import InputError, choose_one_of
@@ -51,26 +51,45 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_train(args: argparse.Namespace) -> int:
     """Train, resume, or only look."""
-    if args.resume is not None:
-        return _resume(args)
+    from pivotpatch.training.signals import StoppedEarly, raise_signals
+
+    try:
+        with raise_signals():
+            ended = _begin(args) if args.resume is None else _resume(args)
+    except StoppedEarly as stopped:
+        what = "began" if args.resume is None else "went on"
+        tell(f"stopped by {stopped.asked.name} before training {what}; nothing is lost")
+        return 128 + stopped.asked
+    return 0 if ended is None else _end(*ended, as_json=args.json)
+
+
+class _Ended(NamedTuple):
+    """How a run ended, and its folder."""
+
+    result: "FitResult"
+    out: Path
+
+
+def _begin(args: argparse.Namespace) -> _Ended | None:
+    """Train a new run; None where there is only something to look at."""
     name, config = read_words(args.words)
     if args.show_config:
         from pivotpatch.training.config import dump_config
 
         print(dump_config(config, explained=True), end="")
-        return 0
+        return None
     if config.data.train is None:
         wrong, todo = "no pictures are named", "give an address such as table:photos.csv, or data.train=..."
         raise InputError("pivotpatch train", wrong, todo)
     if args.dry_run:
-        return _try(config, as_json=args.json)
+        _try(config, as_json=args.json)
+        return None
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.training.loop import fit
 
     out = args.out or RUNS / name
     with show_training() as shown:
-        result = fit(config, out, progress=shown.progress, report=shown.report, tell=tell)
-    return _end(result, out, as_json=args.json)
+        return _Ended(fit(config, out, progress=shown.progress, report=shown.report, tell=tell), out)
 
 
 def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
@@ -105,18 +124,17 @@ def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
     return name, config
 
 
-def _resume(args: argparse.Namespace) -> int:
+def _resume(args: argparse.Namespace) -> _Ended:
     if args.words or args.show_config or args.dry_run:
         raise InputError("--resume", "a run goes on with the configuration it has", "give the folder alone")
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.training.loop import resume
 
     with show_training() as shown:
-        result = resume(args.resume, progress=shown.progress, report=shown.report)
-    return _end(result, args.resume, as_json=args.json)
+        return _Ended(resume(args.resume, progress=shown.progress, report=shown.report), args.resume)
 
 
-def _try(config: "RunConfig", *, as_json: bool) -> int:
+def _try(config: "RunConfig", *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from pivotpatch.cli.train_text import print_dry_run
@@ -131,7 +149,6 @@ def _try(config: "RunConfig", *, as_json: bool) -> int:
         else:
             print_dry_run(tried)
     accelerator.end_training()
-    return 0
 
 
 def _end(result: "FitResult", out: Path, *, as_json: bool) -> int:

@@ -1,10 +1,14 @@
-"""Ctrl-C and SIGTERM ask a run to stop after its step; a second one ends it at once."""
+"""Ctrl-C and SIGTERM ask a run to stop after its step; a second one ends it at once, as does one before any step."""
 
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
+_Handler = Callable[[int, FrameType | None], None]
 _ASKING = (signal.SIGINT, signal.SIGTERM)
 # Seconds in which signals are one request: Ctrl-C reaches a process from the terminal and again from its launcher.
 _TOGETHER = 1.0
@@ -22,17 +26,11 @@ class StopSignals:
         self._since = 0.0
 
     def __enter__(self) -> "StopSignals":
-        # Python lets only the main thread set handlers; elsewhere the caller decides when to stop.
-        self._old = (
-            {number: signal.signal(number, self._note) for number in _ASKING}
-            if threading.current_thread() is threading.main_thread()
-            else {}
-        )
+        self._old = _set_handlers(self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
+        _restore_handlers(self._old)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -40,3 +38,42 @@ class StopSignals:
             self.received, self._since = signal.Signals(number), now
         elif now - self._since > _TOGETHER:
             raise KeyboardInterrupt
+
+
+class StoppedEarly(KeyboardInterrupt):
+    """A signal came when there was nothing yet to finish or to save.
+
+    Attributes:
+        asked: the signal.
+    """
+
+    def __init__(self, asked: signal.Signals) -> None:
+        super().__init__(asked.name)
+        self.asked = asked
+
+
+@contextmanager
+def raise_signals() -> Iterator[None]:
+    """While it is entered, signals raise `StoppedEarly`, but for where `StopSignals` notes them."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise StoppedEarly(signal.Signals(number))
+
+    old = _set_handlers(stop)
+    try:
+        yield
+    finally:
+        _restore_handlers(old)
+
+
+def _set_handlers(handler: _Handler) -> dict[signal.Signals, Any]:
+    """Give signals to a handler; return those that had them before."""
+    # Python lets only the main thread set handlers; elsewhere the caller decides when to stop.
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.signal(number, handler) for number in _ASKING}
+
+
+def _restore_handlers(old: dict[signal.Signals, Any]) -> None:
+    for number, handler in old.items():
+        signal.signal(number, handler)
