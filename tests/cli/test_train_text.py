@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from together import run_together, run_verb
 from train_command import SCENES, SMALL, Errors, train, write_pictures
 
 from pivotpatch.cli.main import main
+from pivotpatch.data.sampling import EpochSampler
 
 
 def test_the_result_as_json(here: Path, capsys: Errors) -> None:
@@ -44,6 +46,25 @@ def test_pictures_that_cannot_be_read_are_told(here: Path, capsys: Errors) -> No
     metrics = train(str(photos), *SMALL, "data.on_error=skip", "data.val_fraction=0.3", "--out", "skips")
     assert [Path(name).name for name in metrics["not_read"]] == ["3.png"]
     assert "not read: " in capsys.readouterr().err
+    words = [str(photos), *SMALL, "data.on_error=skip", "data.val_fraction=0", "train.batch_size=12", "--dry-run"]
+    assert main(["train", *words, "--json"]) == 0
+    captured = capsys.readouterr()
+    ((name, wrong),) = json.loads(captured.out)["not_read"].items()
+    assert Path(name).name == "3.png"
+    assert captured.err.splitlines() == [f"not read: {wrong}"]
+
+
+def test_a_process_that_can_read_nothing_takes_part_in_a_dry_run(here: Path) -> None:
+    photos = write_pictures(here / "pictures")
+    theirs = [
+        place for share in EpochSampler(12, batch_size=4, shuffle=True, seed=3, rank=1, world=2) for place in share
+    ]
+    for place in theirs:
+        (here / "pictures" / f"{place}.png").write_bytes(b"no picture")
+    words = [str(photos), *SMALL, "data.on_error=skip", "data.val_fraction=0", "model.image_size=64", "train.seed=3"]
+    first, second = run_together(run_verb, ["train", *words, "--dry-run", "--json"])
+    assert (first.status, second.status, second.err) == (0, 0, "")
+    assert {Path(name).stem for name in json.loads(first.out)["not_read"]} == set(map(str, theirs))
 
 
 def test_lines_without_a_terminal_tell_time_losses_and_speed(here: Path, capsys: Errors) -> None:

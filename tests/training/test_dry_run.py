@@ -1,10 +1,13 @@
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from published import PICTURES, write_all
 
 from pivotpatch.core.errors import InputError
+from pivotpatch.data.sampling import EpochSampler
 from pivotpatch.training.config import load_config
 from pivotpatch.training.dry_run import DryRun, try_run
 from pivotpatch.training.processes import make_accelerator
@@ -122,7 +125,48 @@ def test_an_unreadable_picture_ends_a_trial_or_is_left_out(tmp_path: Path) -> No
         path.write_bytes(b"no picture")
     with pytest.raises(InputError, match=r"COCO_train2014_\d+.jpg: .*"):
         try_changes(*changes)
-    assert try_changes(*changes, "data.on_error=skip").pictures == PICTURES - 1
+    with pytest.raises(InputError, match="@train2014.*: none of the pictures could be read; see pivotpatch data check"):
+        try_changes(*changes, "data.on_error=skip")
+
+
+def write_table(name: str, *, broken: Iterable[int] = ()) -> str:
+    """Twelve pictures as a table, some of which cannot be read."""
+    rows = ["image,labels"]
+    for place in range(12):
+        Image.new("RGB", (32, 32), (20 * place, 99, 0)).save(f"{name}{place}.png")
+        rows.append(f"{name}{place}.png,{'cat' if place % 3 else 'dog'}")
+    for place in broken:
+        Path(f"{name}{place}.png").write_bytes(b"no picture")
+    Path(f"{name}.csv").write_text("\n".join(rows))
+    return f"table:{name}.csv"
+
+
+def try_tables(train: str, val: str) -> DryRun:
+    return try_changes(f"data.train={train}", f"data.val={val}", "data.on_error=skip", "train.seed=3", *SCENES[1:])
+
+
+def test_skipped_pictures_are_named_and_the_next_batch_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but a batch of those to train on, and the first batches to validate."""
+    monkeypatch.chdir(tmp_path)
+    order = list(EpochSampler(12, batch_size=2, shuffle=True, seed=3))
+    broken = [place for batch in order[:4] + order[5:] for place in batch]
+    tried = try_tables(write_table("a", broken=broken), write_table("b", broken=range(5)))
+    met = [f"a{place}.png" for batch in order[:4] for place in batch] + [f"b{place}.png" for place in range(5)]
+    assert sorted(tried.not_read) == sorted(met)
+    assert all("is in none of the known formats" in wrong for wrong in tried.not_read.values())
+    assert (tried.pictures, tried.val_pictures) == (12, 12)
+    assert min(tried.seconds_per_step, tried.seconds_per_validation) > 0
+    assert try_tables(write_table("a"), write_table("b")).not_read == {}
+
+
+def test_validation_pictures_of_which_none_can_be_read_stop_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"table:b.csv: none of the pictures could be read; see pivotpatch data check"):
+        try_tables(write_table("a"), write_table("b", broken=range(12)))
 
 
 def test_the_caller_keeps_its_random_state_and_settings() -> None:

@@ -153,13 +153,12 @@ def score_source(
         progress: told batches that are done, of how many.
     """
     import torch
-    from accelerate.utils import gather_object
 
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.scoring import score_pictures
     from pivotpatch.models.classifier import Classifier
     from pivotpatch.training.build import choose_dtype, open_loader
-    from pivotpatch.training.processes import make_accelerator, own_settings
+    from pivotpatch.training.processes import gather_named, make_accelerator, own_settings
 
     accelerator = make_accelerator(config)
     model = model.to(accelerator.device)
@@ -179,10 +178,7 @@ def score_source(
             progress=lambda _what, done, total: progress(done, total),
         )
     not_read = {failure.name: str(failure.error) for failure in loader.failures}
-    if accelerator.num_processes > 1:
-        for part in gather_object([not_read]):
-            not_read |= part
-    return Scored(scores, dict(sorted(not_read.items())))
+    return Scored(scores, dict(sorted(gather_named(not_read, accelerator).items())))
 
 
 def check_closer(model: "Classifier", size: int) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.cli.sources import tell
+from pivotpatch.cli.sources import list_not_read, tell
 from pivotpatch.core.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def _try(config: "RunConfig", *, as_json: bool) -> None:
     accelerator = make_accelerator(config)
     tried = try_run(config, accelerator, tell=tell)
     if accelerator.is_main_process:
+        list_not_read(tried.not_read)
         if as_json:
             print(json.dumps(asdict(tried)))
         else:
@@ -159,11 +160,7 @@ def _end(result: "FitResult", out: Path, *, as_json: bool) -> int:
 
     state = PartialState()
     if state.is_main_process:
-        not_read = list(result.metrics["not_read"].values())
-        for wrong in not_read[:20]:
-            print(f"not read: {wrong}", file=sys.stderr)
-        if len(not_read) > 20:
-            print(f"not read: {len(not_read) - 20} more, see {out / 'metrics.json'}", file=sys.stderr)
+        list_not_read(result.metrics["not_read"], rest=f", see {out / 'metrics.json'}")
         if as_json:
             print(json.dumps(result.metrics))
         else:

@@ -3,16 +3,20 @@
 import sys
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.common_labels import Tell
+from pivotpatch.data.loading import Batch, Loader
 from pivotpatch.inference.scoring import score_images
 from pivotpatch.training.build import Run, build_run
 from pivotpatch.training.config import RunConfig
-from pivotpatch.training.processes import own_settings
+from pivotpatch.training.processes import gather_named, own_settings
 from pivotpatch.training.step import take_step
 
 
@@ -33,6 +37,7 @@ class DryRun:
         seconds: of the whole run.
         memory_bytes: the most that was in use, of the GPU's memory or else of the process's; 0 where it is unknown.
         held_bytes: what pictures that are held would take besides.
+        not_read: what was wrong with pictures that were skipped on the way to the batches, by name.
     """
 
     device: str
@@ -47,6 +52,7 @@ class DryRun:
     seconds: float
     memory_bytes: int
     held_bytes: int
+    not_read: dict[str, str]
 
 
 def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell | None = None) -> DryRun:
@@ -60,15 +66,16 @@ def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell | None = 
     lazy = config.model_copy(update={"data": config.data.model_copy(update={"hold": "nothing"})})
     with own_settings(accelerator.device):
         run = build_run(lazy, accelerator, tell=tell)
-        first = next(iter(run.loader), None)
-        if first is None:
+        if len(run.records) == 0:
             raise InputError(config.data.train or "data.train", "there are no pictures to train on", "give some")
+        first = _find_first(run, run.loader)
         for _ in range(2):  # the first one also compiles, and chooses kernels
             started = time.perf_counter()
-            take_step(run, first, step=0, rows=run.loader.epoch_sampler.rows(0)[: len(first.indices)])
+            take_step(run, first.batch, step=0, rows=first.rows)
             _wait(run)
             per_step = time.perf_counter() - started
         per_validation = _time_validation(run)
+    failures = [failure for each in (run.loader, run.val_loader) if each is not None for failure in each.failures]
     val = 0 if run.val_loader is None else len(run.val_loader.records)
     evaluations = -(-config.train.epochs // config.evaluation.every) if val else 0
     held = 0 if config.data.hold == "nothing" else (len(run.records) + val) * 3 * run.task.model.picture_size**2
@@ -85,14 +92,34 @@ def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell | None = 
         seconds=per_step * run.total_steps + per_validation * evaluations,
         memory_bytes=_find_memory(accelerator.device),
         held_bytes=held,
+        not_read=gather_named({failure.name: str(failure.error) for failure in failures}, accelerator),
     )
+
+
+class _First(NamedTuple):
+    """A process's share of a batch, and the positions of its pictures in the whole one."""
+
+    batch: Batch
+    rows: NDArray[np.int64]
+
+
+def _find_first(run: Run, loader: Loader) -> _First:
+    """The first share of which anything can be read; an empty one where the other processes alone have some."""
+    sampler = loader.epoch_sampler
+    for number, (share, batch) in enumerate(zip(list(sampler), loader, strict=True)):
+        first = _First(batch, sampler.rows(number)[np.isin(share, batch.indices)])
+        if len(first.rows):
+            break
+    if not run.accelerator.gather(torch.tensor([len(first.rows)], device=run.accelerator.device)).any():
+        raise InputError(loader.records.name, "none of the pictures could be read", "see pivotpatch data check")
+    return first
 
 
 def _time_validation(run: Run) -> float:
     if run.val_loader is None:
         return 0.0
-    batch = next(iter(run.val_loader), None)
-    if batch is None or len(batch.indices) == 0:
+    batch = _find_first(run, run.val_loader).batch
+    if len(batch.indices) == 0:
         return 0.0
     device, model = run.accelerator.device, run.model.eval()
     started = time.perf_counter()

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from pivotpatch.core.errors import InputError
@@ -27,7 +26,7 @@ from pivotpatch.training.config import RunConfig
 from pivotpatch.training.folder import RunFolder, RunState
 from pivotpatch.training.metrics import describe_run, measure_scores, sum_up_steps
 from pivotpatch.training.nonfinite import HISTORY, check_weights, explain_nonfinite
-from pivotpatch.training.processes import join_processes, make_accelerator, open_trackers, own_settings
+from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
 from pivotpatch.training.signals import StopSignals
 from pivotpatch.training.step import collect_training, restore_training, take_step
 
@@ -332,9 +331,8 @@ class _Trainer:
 
     def gather_failures(self) -> None:
         """Let each process know what the others could not read."""
-        if self.run.accelerator.num_processes > 1 and self.run.config.data.on_error == "skip":
-            for part in gather_object([self.state.not_read]):
-                self.state.not_read |= part
+        if self.run.config.data.on_error == "skip":
+            self.state.not_read = gather_named(self.state.not_read, self.run.accelerator)
 
     def describe(self, *, finished: bool) -> dict[str, Any]:
         """What metrics.json says, but for the test sets."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import LoggerType, ProjectConfiguration, parse_flag_from_env
+from accelerate.utils import LoggerType, ProjectConfiguration, gather_object, parse_flag_from_env
 
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.writing import explain_disk_faults
@@ -48,6 +48,14 @@ def make_accelerator(config: RunConfig, out: Path | None = None) -> Accelerator:
         log_with=list(names) if writes else None,
         project_config=ProjectConfiguration(project_dir=str(out), logging_dir=str(out / TRACKS)) if out else None,
     )
+
+
+def gather_named(found: dict[str, str], accelerator: Accelerator) -> dict[str, str]:
+    """What was found in any of the processes, by name."""
+    if accelerator.num_processes > 1:
+        for part in gather_object([found]):
+            found = found | part
+    return found
 
 
 @contextmanager
