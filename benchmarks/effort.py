@@ -40,7 +40,9 @@ def main() -> None:
         closer = read_scores(args.closer, like=scores)
         if closer.closer_size is None:
             raise SystemExit(f"{args.closer}: not of a closer look; write it by pivotpatch evaluate --closer PIXELS")
-        again = (model.adaptive.again or model.calibration).apply(closer.scaled("tde"))
+        fitted = model.find_calibration(closer_size=closer.closer_size)
+        assert fitted is not None  # there is one of patches at least
+        again = fitted.apply(closer.scaled("tde"))
         cost = model.closer_cost(closer.closer_size)
     bottom, top = (100 * average_precision(probs, scores.target).mean for probs in (alone, both))
     beside = "" if args.plain is None else "  of the gain over plain"

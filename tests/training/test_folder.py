@@ -264,3 +264,14 @@ def test_pictures_of_which_none_can_be_read_are_an_error(tmp_path: Path) -> None
     pictures = write_pictures(tmp_path / "pictures", broken=range(40))
     with pytest.raises(InputError, match="all.csv: none of the pictures could be read; see pivotpatch data check"):
         fit(make_config(pictures, "data.on_error=skip", *IMAGE), tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["val", "test"])
+def test_pictures_to_judge_by_of_which_none_can_be_read_are_an_error(kind: str, tmp_path: Path) -> None:
+    """What was trained until then is kept."""
+    judged = write_pictures(tmp_path / "broken", broken=range(40)).removeprefix("data.train=")
+    given = f"data.val={judged}" if kind == "val" else f'data.test=["{judged}"]'
+    changes = ("data.val_fraction=0", given, "data.on_error=skip", "train.epochs=1", *IMAGE)
+    with pytest.raises(InputError, match=r"broken/all.csv: none of the pictures could be read; .*; last/ holds step"):
+        fit(make_config(write_pictures(tmp_path / "pictures"), *changes), tmp_path / "run")
+    assert read_step(tmp_path / "run") > 0

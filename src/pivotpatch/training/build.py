@@ -215,6 +215,11 @@ def open_loader(
     )
 
 
+def none_read(records: RecordSet) -> InputError:
+    """The error of a record set all of whose pictures were skipped."""
+    return InputError(records.name, "none of the pictures could be read", "see pivotpatch data check")
+
+
 def count_workers() -> int:
     """This process's share of the cores that it may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

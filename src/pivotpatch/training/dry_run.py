@@ -14,7 +14,7 @@ from pivotpatch.core.errors import InputError
 from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.loading import Batch, Loader
 from pivotpatch.inference.scoring import score_images
-from pivotpatch.training.build import Run, build_run
+from pivotpatch.training.build import Run, build_run, none_read
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.processes import gather_named, own_settings
 from pivotpatch.training.step import take_step
@@ -111,7 +111,7 @@ def _find_first(run: Run, loader: Loader) -> _First:
         if len(first.rows):
             break
     if not run.accelerator.gather(torch.tensor([len(first.rows)], device=run.accelerator.device)).any():
-        raise InputError(loader.records.name, "none of the pictures could be read", "see pivotpatch data check")
+        raise none_read(loader.records)
     return first
 
 

@@ -21,7 +21,7 @@ from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import Classifier
-from pivotpatch.training.build import Progress, Run, build_run, open_loader
+from pivotpatch.training.build import Progress, Run, build_run, none_read, open_loader
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.folder import RunFolder, RunState
 from pivotpatch.training.metrics import describe_run, measure_scores, sum_up_steps
@@ -216,7 +216,7 @@ class _Trainer:
         """Save, evaluate where that is due, and keep the network where it is the best so far."""
         run, state, ends = self.run, self.state, self.state.step >= self.run.total_steps
         if not state.pictures:
-            raise InputError(run.records.name, "none of the pictures could be read", "see pivotpatch data check")
+            raise none_read(run.records)
         self.save()
         if run.val_loader is None and ends:
             self.folder.save_best(run.model)
@@ -305,6 +305,8 @@ class _Trainer:
             model or run.model, loader, accelerator=run.accelerator, dtype=run.dtype, progress=watch
         )
         self.note_failures(loader.failures)
+        if len(scores) == 0:
+            raise none_read(loader.records)
         return scores
 
     def lost_patience(self) -> bool:
