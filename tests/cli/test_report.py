@@ -34,12 +34,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def report(*words: str | Path) -> str:
     assert main(["report", *map(str, words)]) == 0
     return Path("report.html").read_text("utf-8")
