@@ -26,9 +26,9 @@ from loading import write_photographs
 from pivotpatch import PatchClassifier, save_checkpoint
 
 PREDICT = "pivotpatch predict photo.jpg"
-# The command itself, with a clock at the doors of its stages; what they took is written when it leaves.
+# The command itself, with a clock at the doors of its stages; what they took is written before it leaves.
 STAGES = """
-import atexit, json, sys, time
+import json, sys, time
 began, file, *sys.argv = sys.argv[1:]
 spent = {"interpreter": time.time() - float(began)}
 def timed(stage, work):
@@ -52,8 +52,15 @@ from pivotpatch.inference import predictor
 open_network = predictor.Predictor.load
 predictor.Predictor.load = timed("loading the checkpoint", load)
 predictor.decode_with_size = timed("reading the picture", predictor.decode_with_size)
-atexit.register(lambda: json.dump(spent, open(file, "w")))
-sys.exit(sys.modules["pivotpatch.cli.main"].main())
+command = sys.modules["pivotpatch.cli.main"]
+main = command.main
+def tell():
+    status = main()
+    with open(file, "w") as opened:
+        json.dump(spent, opened)
+    return status
+command.main = tell
+sys.exit(command.run())
 """
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pyarrow", "accelerate", "rich", "pydantic", "pivotpatch")
 COMPILER = "torch._dynamo"  # torch does not import its compiler, but torchvision and timm do

@@ -2,6 +2,6 @@
 
 import sys
 
-from pivotpatch.cli.main import main
+from pivotpatch.cli.main import run
 
-sys.exit(main())
+sys.exit(run())
