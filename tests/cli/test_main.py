@@ -41,10 +41,12 @@ kept = Kept()
 def work():
     time.sleep(0.5)
     print("a thread ended")
-def begin(*args):
-    atexit.register(print, "registered")
-    threading.Thread(target=work).start()
-    return main(*args)
+def begin():
+    try:
+        return main()
+    finally:  # wrong usage raises
+        atexit.register(print, "registered")
+        threading.Thread(target=work).start()
 main, command.main = command.main, begin
 sys.exit(command.run())
 """
