@@ -40,7 +40,7 @@ RECIPES = [recipe for recipe in list_recipes() if recipe.name != "tagger"]  # wh
 def test_every_recipe_passes_a_dry_run(recipe: Recipe, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own network, as wide as it is, on the smallest pictures that it takes; of InT's eight networks two.
 
-    A baseline's Query2Label has its own width, too, that of a PAT recipe on the same backbone a narrow one.
+    A baseline's Query2Label has its own width, too; a PAT recipe asks for the same one, and is tried with a narrow one.
     """
     monkeypatch.chdir(root)
     before = list_files(root)
@@ -52,6 +52,8 @@ def test_every_recipe_passes_a_dry_run(recipe: Recipe, root: Path, monkeypatch: 
     if recipe.name.endswith("-int"):
         changes += ["data.labels=['car', 'fork']"]
     if "-q2l-pat" in recipe.name:
+        baseline = load_config(find_recipe(f"{recipe.name.rpartition('-')[0]}-asl"))
+        assert load_config(recipe.path).model.head_options == baseline.model.head_options
         changes += ["model.head_options={width=256}"]
     tried = try_changes(*changes, recipe=recipe.path)
     train = 2 * PICTURES * 7 // 10 if recipe.name.startswith("vg256") else PICTURES
