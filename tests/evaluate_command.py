@@ -1,6 +1,5 @@
 """Evaluation on the command line: pictures, networks that were never trained, and the verb."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from PIL import Image
+from verb import read_json, read_refusal
 
-from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import make_loader
 from pivotpatch.inference.patch_inference import PatchInference
@@ -53,17 +52,11 @@ def score(model: Classifier | PatchInference, *, size: int = SIZE) -> Scores:
 
 
 def evaluate(capsys: Errors, *words: str) -> dict[str, Any]:
-    assert main(["evaluate", *words, "--json"]) == 0
-    content: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return content
+    return read_json(capsys, "evaluate", *words)
 
 
 def fail(capsys: Errors, *words: str) -> str:
-    """The one line that a mistake is told in."""
-    assert main(["evaluate", *words]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err.splitlines()[-1].removeprefix("pivotpatch: ")
+    return read_refusal(capsys, "evaluate", *words)
 
 
 def make_run(*, best: bool = True) -> Classifier:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from PIL import Image
+from verb import read_json, read_refusal
 
-from pivotpatch.cli.main import main
 from pivotpatch.data.loading import make_loader
 from pivotpatch.data.records import RecordSet
 from pivotpatch.inference.scores import Scores
@@ -60,17 +60,11 @@ def score(model: Classifier, records: RecordSet) -> Scores:
 
 
 def tune(capsys: Errors, *words: str) -> dict[str, Any]:
-    assert main(["tune", *words, "--json"]) == 0, capsys.readouterr().err
-    content: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return content
+    return read_json(capsys, "tune", *words)
 
 
 def fail(capsys: Errors, *words: str) -> str:
-    """The one line that a mistake is told in."""
-    assert main(["tune", *words]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err.splitlines()[-1].removeprefix("pivotpatch: ")
+    return read_refusal(capsys, "tune", *words)
 
 
 def assert_stored(found: dict[str, Any], folder: str) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 from together import run_together, run_verb
 from torch import Tensor
 from train_command import SCENES, Errors, train
+from verb import read_json, read_refusal
 
 from pivotpatch.audit.tuning import tune_scores
 from pivotpatch.cli.main import main
@@ -64,24 +65,10 @@ def score(model: PatchClassifier, *, closer_size: int | None = None) -> Scores:
     return score_pictures(model, loader, accelerator=accelerator, keep_patches=True, closer_size=closer_size)
 
 
-def run(capsys: Errors, *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*words, "--json"]) == 0, capsys.readouterr().err
-    content: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return content
-
-
-def fail(capsys: Errors, *words: str) -> str:
-    """The one line that a mistake is told in."""
-    capsys.readouterr()
-    assert main([*words]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err.splitlines()[-1].removeprefix("pivotpatch: ")
-
-
 def test_evaluate_judges_a_closer_look(here: Path, capsys: Errors) -> None:
-    found = run(capsys, "evaluate", "closer", VAL, *QUICK, "--closer", str(CLOSER), "--save", "c.npz", "--keep-patches")
+    found = read_json(
+        capsys, "evaluate", "closer", VAL, *QUICK, "--closer", str(CLOSER), "--save", "c.npz", "--keep-patches"
+    )
     model, scores = open_network("closer/best"), read_scores("c.npz")
     (batch,) = make_loader(open_records(VAL), size=(SIZE, SIZE), batch_size=50)
     with torch.inference_mode():
@@ -95,7 +82,7 @@ def test_evaluate_judges_a_closer_look(here: Path, capsys: Errors) -> None:
         torch.testing.assert_close(logits, expected.logits[kind], rtol=0, atol=1e-4)
         assert found["mAP"][kind] == pytest.approx(average_precision(logits, scores.target).mean)
     # Unasked, the patches are judged, whatever the network was trained for.
-    plain = run(capsys, "evaluate", "closer", VAL, *QUICK, "--save", "p.npz")
+    plain = read_json(capsys, "evaluate", "closer", VAL, *QUICK, "--save", "p.npz")
     torch.testing.assert_close(read_scores("p.npz").logits["tde"], score(model).logits["tde"], rtol=0, atol=1e-4)
     assert plain["mAP"] != found["mAP"]
 
@@ -111,7 +98,7 @@ def test_tune_measures_and_stores_it_and_predict_takes_it(here: Path, capsys: Er
     model = open_network("plain/best")
     near, scores = score(model, closer_size=CLOSER), score(model)
     words = ("tune", "plain", VAL, "--mixing", "global", "--calibration", "platt")
-    found = run(capsys, *words, "--closer", str(CLOSER), "--out", "tuned")
+    found = read_json(capsys, *words, "--closer", str(CLOSER), "--out", "tuned")
     expected = tune_scores(
         scores,
         mixing="global",
@@ -122,7 +109,7 @@ def test_tune_measures_and_stores_it_and_predict_takes_it(here: Path, capsys: Er
     assert expected.effort is not None
     means = [point.mean for point in expected.effort.points]
     assert [point["mean"] for point in found["effort"]["points"]] == pytest.approx(means, abs=0.01)
-    patches = run(capsys, *words, "--out", "patches")["effort"]["points"]
+    patches = read_json(capsys, *words, "--out", "patches")["effort"]["points"]
     assert max(abs(point["mean"] - mean) for point, mean in zip(patches, means, strict=True)) > 0.02
     assert_curve(found, cost=2.25)
     tuned = open_network("tuned")
@@ -158,26 +145,26 @@ def assert_predicted(capsys: Errors, probs: Tensor, looked: Tensor) -> None:
 
 def test_tags_that_were_begun_without_a_closer_look_do_not_go_on_with_one(here: Path, capsys: Errors) -> None:
     Image.new("RGB", (SIZE, SIZE)).save("one.png")
-    run(capsys, "tune", "plain", VAL, *KEEP, "--out", "tuned")
+    read_json(capsys, "tune", "plain", VAL, *KEEP, "--out", "tuned")
     words = ("predict", "--model", "tuned", "one.png", "--out", "tags.csv", "--effort", "0.5")
-    settings = run(capsys, *words)["settings"]
+    settings = read_json(capsys, *words)["settings"]
     Path("tags.csv").unlink()
     Path("tags.csv.parts").mkdir()
     Path("tags.csv.parts/settings.json").write_text(json.dumps(settings))
     model = open_network("tuned")
     model.closer_size = CLOSER
     save_checkpoint(model, "tuned", overwrite=True)
-    assert fail(capsys, *words).startswith("tags.csv.parts: it was begun with other weights (")
+    assert read_refusal(capsys, *words).startswith("tags.csv.parts: it was begun with other weights (")
 
 
 def test_a_network_that_learnt_it_is_tuned_for_it_unless_told_otherwise(here: Path, capsys: Errors) -> None:
-    found = run(capsys, "tune", "closer", VAL, *KEEP, "--out", "as-trained")
+    found = read_json(capsys, "tune", "closer", VAL, *KEEP, "--out", "as-trained")
     assert (found["closer_size"], open_network("as-trained").closer_size) == (CLOSER, CLOSER)
     assert_curve(found, cost=2.25)
-    nearer = run(capsys, "tune", "closer", VAL, *KEEP, "--closer", "64", "--out", "nearer")
+    nearer = read_json(capsys, "tune", "closer", VAL, *KEEP, "--closer", "64", "--out", "nearer")
     assert (nearer["closer_size"], open_network("nearer").closer_size) == (64, 64)
     assert_curve(nearer, cost=4)
-    patches = run(capsys, "tune", "closer", VAL, *KEEP, "--closer", "0", "--out", "patches")
+    patches = read_json(capsys, "tune", "closer", VAL, *KEEP, "--closer", "0", "--out", "patches")
     assert (patches["closer_size"], open_network("patches").closer_size) == (None, None)
     expected = tune_scores(
         score(open_network("closer/best")), mixing="keep", calibration="platt", generator=torch.Generator()
@@ -192,20 +179,20 @@ def test_a_network_that_learnt_it_is_tuned_for_it_unless_told_otherwise(here: Pa
 
 
 def test_a_file_of_scores_shows_no_pictures_to_look_at_again(here: Path, capsys: Errors) -> None:
-    run(capsys, "evaluate", "closer", VAL, *QUICK, "--save", "val.npz", "--keep-patches")
+    read_json(capsys, "evaluate", "closer", VAL, *QUICK, "--save", "val.npz", "--keep-patches")
     words = ("tune", "closer", "--scores", "val.npz", *KEEP)
     message = (
         "--closer: a file of scores alone shows no pictures to look at again; "
         "name them after the network too, or give --closer 0 to look at patches"
     )
     before = Path("closer/best/model.json").read_bytes()
-    assert fail(capsys, *words) == message
-    run(capsys, "evaluate", "plain", VAL, *QUICK, "--save", "plain.npz", "--keep-patches")
-    assert fail(capsys, "tune", "plain", "--scores", "plain.npz", "--closer", "48") == message
+    assert read_refusal(capsys, *words) == message
+    read_json(capsys, "evaluate", "plain", VAL, *QUICK, "--save", "plain.npz", "--keep-patches")
+    assert read_refusal(capsys, "tune", "plain", "--scores", "plain.npz", "--closer", "48") == message
     assert Path("closer/best/model.json").read_bytes() == before
-    assert run(capsys, *words, "--closer", "0", "--out", "patches")["closer_size"] is None
-    live = run(capsys, "tune", "closer", VAL, *KEEP, "--out", "live")
-    found = run(capsys, "tune", "closer", VAL, "--scores", "val.npz", *KEEP, "--out", "found")
+    assert read_json(capsys, *words, "--closer", "0", "--out", "patches")["closer_size"] is None
+    live = read_json(capsys, "tune", "closer", VAL, *KEEP, "--out", "live")
+    found = read_json(capsys, "tune", "closer", VAL, "--scores", "val.npz", *KEEP, "--out", "found")
     assert found["closer_size"] == CLOSER
     means = [point["mean"] for point in live["effort"]["points"]]
     assert [point["mean"] for point in found["effort"]["points"]] == pytest.approx(means, abs=1e-3)
@@ -221,16 +208,16 @@ def test_a_picture_that_cannot_be_looked_at_again_is_named(here: Path, capsys: E
     folder.create()
     folder.save_best(PatchClassifier("test_resnet", ["cat", "dog"], image_size=SIZE))
     folder.close()
-    run(capsys, "evaluate", "run", "val.csv", *QUICK, "--save", "val.npz", "--keep-patches")
+    read_json(capsys, "evaluate", "run", "val.csv", *QUICK, "--save", "val.npz", "--keep-patches")
     Path("3.png").write_bytes(b"no picture")
     words = ("tune", "run", "val.csv", "--scores", "val.npz", "--closer", "48", "--out", "tuned")
     expected = "--closer: 1 pictures cannot be looked at again (3.png); make them readable, or leave --scores out"
-    assert fail(capsys, *words) == expected
+    assert read_refusal(capsys, *words) == expected
 
 
 def test_two_processes_look_closer_as_one(here: Path, capsys: Errors) -> None:
     words = ["tune", "closer", VAL, *KEEP]
-    alone = run(capsys, *words, "--out", "alone")
+    alone = read_json(capsys, *words, "--out", "alone")
     first, second = run_together(run_verb, [*words, "--out", "together", "--json"])
     assert (first.status, second.status, second.out) == (0, 0, "")
     means = [point["mean"] for point in alone["effort"]["points"]]
@@ -256,32 +243,32 @@ def test_a_network_that_cannot_look_closer_is_told(
     save_checkpoint(MultiLabelClassifier("test_resnet", labels, image_size=SIZE), "base")
     save_checkpoint(PatchClassifier("test_resnet", labels, image_size=SIZE, patch_only=True), "parts")
     save_checkpoint(PatchClassifier("test_vit", labels, image_size=SIZE), "fixed")
-    assert fail(capsys, verb, network, VAL, "--closer", size).startswith(f"--closer: {message}")
+    assert read_refusal(capsys, verb, network, VAL, "--closer", size).startswith(f"--closer: {message}")
 
 
 def test_scores_cannot_look_closer(here: Path, capsys: Errors) -> None:
     Path("s.csv").write_text("picture,cat,target:cat\na,1,1\nb,2,0\n")
     message = "--closer: s.csv holds scores, no network; leave it out"
     for size in ("48", "0"):
-        assert fail(capsys, "evaluate", "s.csv", "--closer", size) == message
+        assert read_refusal(capsys, "evaluate", "s.csv", "--closer", size) == message
 
 
 @pytest.mark.parametrize("name", ["c.npz", "c.parquet", "c.csv"])
 def test_nothing_is_tuned_by_scores_of_a_closer_look(name: str, here: Path, capsys: Errors) -> None:
-    run(capsys, "evaluate", "plain", VAL, *QUICK, "--closer", str(CLOSER), "--save", name)
+    read_json(capsys, "evaluate", "plain", VAL, *QUICK, "--closer", str(CLOSER), "--save", name)
     message = (
         f"{name}: it is of a closer look at {CLOSER} pixels, not of the patches; "
         "write it by pivotpatch evaluate without --closer"
     )
-    assert fail(capsys, "tune", "plain", "--scores", name, *KEEP) == message
+    assert read_refusal(capsys, "tune", "plain", "--scores", name, *KEEP) == message
 
 
 def test_without_a_calibration_there_is_no_effort_to_look_closer_for(here: Path, capsys: Errors) -> None:
     words = ("tune", "plain", VAL, "--calibration", "none", "--out", "tuned")
     message = "--closer: without a calibration no effort is fitted; leave one of both out"
-    assert fail(capsys, *words, "--closer", str(CLOSER)) == message
-    assert fail(capsys, *words, "--closer", "0") == message
-    assert run(capsys, *words)["effort"] is None
+    assert read_refusal(capsys, *words, "--closer", str(CLOSER)) == message
+    assert read_refusal(capsys, *words, "--closer", "0") == message
+    assert read_json(capsys, *words)["effort"] is None
 
 
 def test_people_are_told_which_second_look_was_fitted(here: Path, capsys: Errors) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from together import run_together, run_verb
+from verb import read_refusal
 
 from pivotpatch.cli.main import main
 from pivotpatch.cli.predict import digest_engine
@@ -49,11 +50,7 @@ def predict(capsys: Errors, *words: str, status: int = 0) -> str:
 
 
 def fail(capsys: Errors, *words: str) -> str:
-    """The one line that a mistake is told in."""
-    assert main(["predict", "--model", "model", *words]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err.splitlines()[-1].removeprefix("pivotpatch: ")
+    return read_refusal(capsys, "predict", "--model", "model", *words)
 
 
 def test_one_json_object_a_line_says_what_a_prediction_says(here: Path, capsys: Errors) -> None:
