@@ -1,20 +1,33 @@
-"""`pivotpatch app` in a process of its own, watched for every address that it asks for."""
+"""`pivotpatch app` in a process of its own, watched for what it asks for and writes; or in a thread, with any engine."""
 
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
+import torch
 from made_scores import HOSTILE
+
+from pivotpatch.app.batching import Batcher
+from pivotpatch.app.connection import Connection
+from pivotpatch.app.server import build_app, make_server, open_socket
+from pivotpatch.inference.engine import Answer, Engine
+from pivotpatch.inference.predictor import Predictor
 
 LABELS = ("cat", "cup", HOSTILE[0], HOSTILE[4], "${alert(1)}", "dog", "car")
 _WATCHED = """
-import sys
+import os, sys
 def watch(event, args, log=open(sys.argv.pop(1), "a", buffering=1)):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
         print(event, args, file=log)
+    elif event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and args[0] != "/dev/null":
+        print("written", args[0], file=log)
 sys.addaudithook(watch)
 from pivotpatch.cli.main import main
 sys.exit(main())
@@ -26,6 +39,93 @@ class Reply(NamedTuple):
 
     status: int
     body: bytes
+    headers: dict[str, str]
+
+
+def ask(
+    port: int,
+    content: bytes,
+    *,
+    query: str = "",
+    method: str = "POST",
+    headers: Any = None,
+    path: str = "/api/predict",
+) -> Reply:
+    """Send bytes to the endpoint of a server on this machine, or to another path."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request(method, path + query, content, headers or {})
+        reply = connection.getresponse()
+        return Reply(reply.status, reply.read(), dict(reply.getheaders()))
+
+
+class FixedEngine:
+    """An engine whose answer is set; it can be held up, and made to fail.
+
+    Attributes:
+        gate: answers wait until it is set.
+        fault: raised in the place of an answer.
+    """
+
+    picture_size = 8
+    overlap = 0.0
+
+    def __init__(
+        self,
+        labels: tuple[str, ...] = ("cat",),
+        probs: tuple[float, ...] = (0.9,),
+        *,
+        image_probs: tuple[float, ...] | None = None,
+        patched: bool = False,
+    ) -> None:
+        self.labels = labels
+        self.thresholds = (0.5,) * len(labels)
+        self.grid = 2 if patched else 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.fault: Exception | None = None
+        self._probs, self._image_probs = torch.tensor(probs), torch.tensor(image_probs or probs)
+
+    def __call__(self, pictures: torch.Tensor) -> Answer:
+        self.entered.set()
+        self.gate.wait(30)
+        if self.fault:
+            raise self.fault
+        count = len(pictures)
+        probs, image_probs = self._probs.expand(count, -1), self._image_probs.expand(count, -1)
+        if not self.grid:
+            return Answer(probs, image_probs)
+        weights = torch.tensor([0.1, 0.2, 0.6, 0.1])[None, :, None].expand(count, 4, len(self.labels))
+        return Answer(probs, image_probs, torch.full_like(probs, 0.25), weights)
+
+
+class AppThread:
+    """Serves an engine from a thread of this process, on a real socket."""
+
+    def __init__(
+        self, engine: Engine, *, connection: type[Connection] = Connection, capacity: int = 256, **options: Any
+    ) -> None:
+        self._batcher = Batcher(Predictor(engine), capacity=capacity)
+        listening = open_socket(port=0)
+        self.port: int = listening.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._server = make_server(build_app(self._batcher, **options), connection=connection)
+        self._thread = threading.Thread(target=self._server.run, args=([listening],))
+
+    def __enter__(self) -> "AppThread":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._batcher.close()
+
+    def ask(self, content: bytes, **options: Any) -> Reply:
+        """Send bytes to the endpoint, or to another path."""
+        return ask(self.port, content, **options)
 
 
 class AppProcess:
@@ -43,19 +143,21 @@ class AppProcess:
         assert self._process.stdout is not None
         self.told = self._process.stdout.readline()
         self.url = self.told.partition(" ")[0]
-        self.port = int(self.url.rpartition(":")[2] or 0)
+        self.port = urlsplit(self.url).port or 0
         self.log = log
 
-    def ask(
-        self, content: bytes, *, query: str = "", method: str = "POST", headers: Any = None, path: str = "/api/predict"
-    ) -> Reply:
+    def ask(self, content: bytes, **options: Any) -> Reply:
         """Send bytes to the endpoint, or to another path."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, path + query, content, headers or {})
-        reply = connection.getresponse()
-        body = reply.read()
-        connection.close()
-        return Reply(reply.status, body)
+        return ask(self.port, content, **options)
+
+    def read_written(self) -> list[str]:
+        """The files that it has written so far."""
+        return [line for line in self.log.read_text().splitlines() if line.startswith("written")]
+
+    def read_peak(self) -> int:
+        """Bytes of memory that it has held at most."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
     def stop(self) -> tuple[int, str]:
         """Press Ctrl-C; its exit status and what it said on stderr."""

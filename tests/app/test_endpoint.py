@@ -4,22 +4,23 @@ import socket
 import struct
 import threading
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from app_process import AppProcess
+from app_process import LABELS, AppProcess, AppThread, FixedEngine
 from PIL import Image
-from starlette.testclient import TestClient
 
-from pivotpatch.app.batching import MAX_BYTES, Batcher
-from pivotpatch.app.endpoint import build_endpoint
+from pivotpatch import __version__
+from pivotpatch.app.batching import MAX_BYTES
+from pivotpatch.app.endpoint import Bodies
+from pivotpatch.app.server import Access
 from pivotpatch.cli.main import main
 from pivotpatch.core.errors import InputError
-from pivotpatch.inference.engine import Answer
-from pivotpatch.inference.predictor import Predictor
 
 
 def write_form(*files: tuple[str, bytes]) -> tuple[bytes, dict[str, str]]:
@@ -38,7 +39,7 @@ def test_the_answer_is_that_of_predict_json(
     expected = json.loads(capsys.readouterr().out)
     query = "?" + "=".join(options)[2:].replace("-", "_") if options else ""
     body, headers = write_form((str(photo), photo.read_bytes()))
-    status, sent = app.ask(body, query=query, headers=headers)
+    status, sent, _ = app.ask(body, query=query, headers=headers)
     raw = json.loads(app.ask(photo.read_bytes(), query=query).body)
     assert status == 200
     assert raw == {**json.loads(sent), "picture": None}
@@ -109,13 +110,14 @@ def test_requests_that_make_no_sense(app: AppProcess, photo: Path) -> None:
         (app.ask(content, query="?threshold=nan"), 422, "threshold: nan is no probability"),
         (app.ask(content, query="?top_k=0"), 422, "top_k: it is 0; give 1 or more"),
         (app.ask(b"", method="GET"), 405, "use POST"),
-        (app.ask(b"", method="OPTIONS"), 405, "request: a picture is sent; use POST"),
-        (app.ask(content, query="/"), 404, "request: nothing is at this address; use /api/predict"),
-        (app.ask(b"", path="/api/tags", method="GET"), 404, "use /api/predict"),
-        (app.ask(b"", path="/api/", method="GET"), 404, "use /api/predict"),
-        (app.ask(two, headers=form), 422, "request: its form has 2 files; send one picture"),
-        (app.ask(content, headers={"Content-Type": "multipart/form-data"}), 400, "boundary"),
-        (app.ask(b"nothing", headers=form), 400, ""),
+        (app.ask(b"", method="OPTIONS"), 405, "request: OPTIONS cannot be used here; use POST"),
+        (app.ask(content, query="/"), 404, "request: nothing is at this address; send images to /api/predict"),
+        (app.ask(b"", path="/api/tags", method="GET"), 404, "send images to /api/predict"),
+        (app.ask(b"", path="/api/", method="GET"), 404, "send images to /api/predict"),
+        (app.ask(two, headers=form), 422, "request: its form has 2 files; send one image"),
+        (app.ask(content, headers={"Content-Type": "multipart/form-data"}), 400, "Missing boundary"),
+        (app.ask(b"nothing", headers=form), 400, "request: its form cannot be read (Invalid multipart data)"),
+        (app.ask(two, headers={"Content-Type": f"{form['Content-Type']}; charset=undefined"}), 400, "Unknown charset"),
     ]
     for reply, status, message in cases:
         assert reply.status == status, reply
@@ -125,7 +127,7 @@ def test_requests_that_make_no_sense(app: AppProcess, photo: Path) -> None:
 def test_a_picture_of_one_pixel_is_tagged(app: AppProcess) -> None:
     written = BytesIO()
     Image.new("RGB", (1, 1)).save(written, "PNG")
-    status, body = app.ask(written.getvalue(), query="?top_k=2")
+    status, body, _ = app.ask(written.getvalue(), query="?top_k=2")
     assert status == 200
     assert json.loads(body)["size"] == [1, 1]
     assert [tag["box"] for tag in json.loads(body)["tags"]] == [[0, 0, 1, 1]] * 2
@@ -146,7 +148,7 @@ def test_two_hundred_at_once_all_get_their_own_answer(app: AppProcess) -> None:
         written = BytesIO()
         Image.new("RGB", size, (size[0], size[1] % 256, 0)).save(written, "PNG")
         start.wait()
-        status, body = app.ask(written.getvalue())
+        status, body, _ = app.ask(written.getvalue())
         return status, json.loads(body)["size"]
 
     with ThreadPoolExecutor(200) as askers:
@@ -159,46 +161,124 @@ def test_a_body_may_be_just_as_large_as_the_limit(app: AppProcess) -> None:
     assert app.ask(bytes(MAX_BYTES + 1)).status == 413
 
 
-class Gated:
-    """An engine that waits until it may answer, then fails where it is told to."""
-
-    labels = ("only \ud800",)  # a label that UTF-8 cannot write
-    thresholds = (0.1,)
-    picture_size = 8
-    grid = 0
-    overlap = 0.0
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.fault: Exception | None = None
-
-    def __call__(self, pictures: torch.Tensor) -> Answer:
-        self.gate.wait(30)
-        if self.fault:
-            raise self.fault
-        probs = torch.ones(len(pictures), 1)
-        return Answer(probs, probs)
-
-
-def test_a_full_server_says_so_and_a_broken_network_too(photo: Path) -> None:
-    engine, content = Gated(), photo.read_bytes()
-    batcher = Batcher(Predictor(engine), capacity=1)
-    with TestClient(build_endpoint(batcher), raise_server_exceptions=False) as client, ThreadPoolExecutor(1) as other:
-        first = other.submit(client.post, "/api/predict", content=content)
-        while batcher._room._value:  # until the first has the only place
-            threading.Event().wait(0.01)
-        refused = client.post("/api/predict", content=content)
+def test_a_full_server_says_so_and_a_broken_model_too(photo: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    engine, content = FixedEngine(("only \ud800",)), photo.read_bytes()  # a label that UTF-8 cannot write
+    engine.gate.clear()
+    with AppThread(engine, capacity=1) as app, ThreadPoolExecutor(1) as other:
+        first = other.submit(app.ask, content)
+        assert engine.entered.wait(30)
+        refused = app.ask(content)
         engine.gate.set()
         answered = first.result(30)
         engine.fault = InputError("/srv/secret/model.onnx", "has gone", "bring it back")
-        broken = client.post("/api/predict", content=content)
-    batcher.close()
-    assert (refused.status_code, refused.json()) == (
+        broken = app.ask(content)
+    assert (refused.status, json.loads(refused.body)) == (
         503,
         {"error": "too many pictures wait for an answer; try again in a moment"},
     )
-    assert answered.json()["tags"][0]["label"] == "only \ud800"
-    assert (broken.status_code, broken.json()) == (
+    assert json.loads(answered.body)["tags"][0]["label"] == "only \ud800"
+    assert (broken.status, json.loads(broken.body)) == (
         500,
         {"error": "server: it failed (InputError); its terminal says more"},
     )
+    assert "/srv/secret/model.onnx: has gone" in capfd.readouterr().err  # on the terminal
+
+
+def test_it_tells_its_model_health_and_description(app: AppProcess, photo: Path) -> None:
+    told = {path: json.loads(app.ask(b"", method="GET", path=path).body) for path in ("/health", "/api/model")}
+    assert told == {
+        "/health": {"status": "ok"},
+        "/api/model": {"name": "model", "labels": list(LABELS), "grid": 2, "tuned": True},
+    }
+    answers = {**told, "/api/predict": json.loads(app.ask(photo.read_bytes(), query="?top_k=1").body)}
+    description = json.loads(app.ask(b"", method="GET", path="/openapi.json").body)
+    assert description["info"]["version"] == __version__
+    described = dict(description["paths"])
+    del described["/openapi.json"]
+    assert set(described) == set(answers)
+    schemas = description["components"]["schemas"]
+    for path, operations in described.items():
+        for method, operation in operations.items():
+            assert app.ask(b"", method="PUT", path=path).headers["allow"].split(", ")[0] == method.upper()
+            answer = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+            assert_described(answers[path], schemas[answer.rpartition("/")[2]])
+    assert_described(answers["/api/predict"]["tags"][0], schemas["Tag"])
+    parameters = described["/api/predict"]["post"]["parameters"]
+    for parameter in parameters:
+        assert app.ask(photo.read_bytes(), query=f"?{parameter['name']}=1").status == 200
+
+
+def assert_described(answer: dict[str, object], schema: dict[str, Any]) -> None:
+    kinds = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", type(None): "null"}
+    assert set(schema["required"]) == set(answer) == set(schema["properties"])
+    for name, value in answer.items():
+        stated = schema["properties"][name]
+        assert value in stated["enum"] if "enum" in stated else kinds[type(value)] in stated["type"]
+
+
+def test_a_body_that_is_stated_too_large_is_not_waited_for(app: AppProcess) -> None:
+    with socket.create_connection(("127.0.0.1", app.port), timeout=30) as caller:
+        caller.sendall(b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000000\r\n\r\n")
+        assert caller.recv(100).startswith(b"HTTP/1.1 413 ")
+    with socket.create_connection(("127.0.0.1", app.port), timeout=30) as caller:
+        caller.sendall(b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with suppress(ConnectionError):  # it may end while we send
+            for _ in range(400):
+                caller.sendall(b"100000\r\n" + bytes(0x100000) + b"\r\n")
+            raise AssertionError("400 MB were taken")
+
+
+def test_all_bodies_together_are_bounded() -> None:
+    def send(caller: socket.socket, size: int) -> None:
+        caller.sendall(b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + bytes(size))
+
+    bodies = Bodies(most=1_500_000)
+    with AppThread(FixedEngine(), bodies=bodies) as app:
+        with socket.create_connection(("127.0.0.1", app.port)) as first:
+            send(first, 900_000)
+            wait_for(lambda: bodies.held == 900_000)
+            assert app.ask(bytes(1_000_000)).status == 503
+            assert app.ask(bytes(500_000)).status == 422  # no image, but there was room
+        wait_for(lambda: bodies.held == 0)
+        assert app.ask(bytes(1_000_000)).status == 422
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come true")
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    bodies = Bodies(seconds=0.3)
+    with AppThread(FixedEngine(), bodies=bodies) as app, socket.create_connection(("127.0.0.1", app.port)) as caller:
+        caller.settimeout(30)
+        caller.sendall(b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\nabc")
+        assert b"408" in caller.recv(1000).partition(b"\r\n")[0]
+        assert bodies.held == 0
+
+
+def test_no_file_is_written_however_large_the_image(app: AppProcess) -> None:
+    noise = Image.effect_noise((2600, 2600), 90)
+    written = BytesIO()
+    noise.save(written, "PNG")
+    assert len(written.getvalue()) > 3_000_000  # forms of more than 1 MB go to the disk by default
+    body, headers = write_form(("noise.png", written.getvalue()))
+    before = app.read_written()
+    assert app.ask(body, headers=headers).status == 200
+    assert app.ask(written.getvalue()).status == 200
+    assert app.read_written() == before
+
+
+def test_a_token_is_asked_for_where_one_is_set(photo: Path) -> None:
+    with AppThread(FixedEngine(), access=Access(token="open-sesame")) as app:
+        for wrong in ({}, {"Authorization": "Bearer open"}, {"Authorization": "Basic open-sesame"}):
+            for path, method in (("/api/predict", "POST"), ("/api/model", "GET"), ("/api/none", "GET")):
+                reply = app.ask(photo.read_bytes(), path=path, method=method, headers=wrong)
+                assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+        right = {"Authorization": "Bearer open-sesame"}
+        assert app.ask(photo.read_bytes(), headers=right).status == 200
+        for path in ("/", "/health", "/openapi.json"):
+            assert app.ask(b"", path=path, method="GET").status == 200

@@ -1,6 +1,7 @@
 import json
 import re
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 from app_process import AppProcess
@@ -12,7 +13,7 @@ from pivotpatch.core.errors import InputError
 def test_another_name_than_the_own_is_refused(app: AppProcess, photo: Path) -> None:
     for host in ("example.org", "localhost.example.org", "[::1", ""):
         reply = app.ask(photo.read_bytes(), headers={"Host": host})
-        wrong = f"request: {host!r} is no name of this server's; use 127.0.0.1 or localhost"
+        wrong = f"request: {host!r} is no name of this server's; use 127.0.0.1 or localhost, or --allow-host"
         assert (reply.status, json.loads(reply.body)) == (400, {"error": wrong})
     for host in (f"localhost:{app.port}", f"[::1]:{app.port}", "127.0.0.1"):
         assert app.ask(photo.read_bytes(), headers={"Host": host}).status == 200
@@ -34,45 +35,107 @@ def test_a_taken_port_and_an_unknown_host_are_told() -> None:
         assert not is_loopback(everywhere)
 
 
-def test_it_asks_nobody_warns_of_others_and_ends_by_an_interrupt(model: Path, tmp_path: Path, photo: Path) -> None:
-    app = AppProcess(model, tmp_path / "asked.txt", "--host", "0.0.0.0")
-    reply = app.ask(photo.read_bytes(), headers={"Host": "example.org"})
-    status, said = app.stop()
-    assert (reply.status, status) == (200, 0)
+def test_beyond_loopback_numbers_and_own_names_are_right_and_others_are_not(
+    model: Path, tmp_path: Path, photo: Path
+) -> None:
+    app = AppProcess(model, tmp_path / "asked.txt", "--host", "0.0.0.0", "--allow-host", "Tags.Example.org")
+    status = {}
+    for host in ("example.org", "tags.example.org:80", "127.0.0.1", "192.0.2.7:7860", "[2001:db8::1]", gethostname()):
+        status[host] = app.ask(photo.read_bytes(), headers={"Host": host}).status
+    ended, said = app.stop()
+    assert status == {**dict.fromkeys(status, 200), "example.org": 400}
+    assert ended == 0
     assert said.strip() == (
-        "warning: 0.0.0.0 is not loopback: whoever can reach this machine can use the page; there is no password"
+        "warning: 0.0.0.0 is not loopback: whoever can reach this machine can use the page; add --token to keep "
+        "others out"
     )
     assert re.fullmatch(r"http://0\.0\.0\.0:\d+ \(Ctrl-C ends it\)\n", app.told)
-    asked = [line for line in app.log.read_text().splitlines() if "0.0.0.0" not in line and "127.0.0.1" not in line]
-    assert asked == []
+    asked = [line for line in app.log.read_text().splitlines() if line.startswith("socket")]
+    assert [line for line in asked if "0.0.0.0" not in line] == []
 
 
-CALLS = [
-    {"data": [], "fn_index": 0},
-    {"data": [True, 0.5], "fn_index": 0, "event_data": None},
-    {"data": [True, 0.5], "fn_index": 0, "event_data": {"name": "a", "size": 1, "content": 5}},
-    {"data": [True, "much"], "fn_index": 0, "event_data": {"name": "a", "size": 1, "content": ""}},
-    {"data": [True, 0.5], "fn_index": 1, "event_data": {"place": "99"}},
-]
-
-
-def test_calls_that_the_page_would_not_make_leave_no_trace(
+def test_a_token_is_made_up_and_only_the_page_is_told(
     model: Path, tmp_path: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "left"))
-    app = AppProcess(model, tmp_path / "asked.txt")
-    form = b'--cut\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n\r\nbytes\r\n--cut--\r\n'
-    headers = {"Content-Type": "multipart/form-data; boundary=cut"}
-    for path in ("/gradio_api/upload", "/gradio_api/%75pload", "/openapi.json", "/gradio_api/openapi.json"):
-        method = "GET" if path.endswith("json") else "POST"
-        assert app.ask(form, path=path, method=method, headers=headers).status == 404, path
-    assert list(tmp_path.glob("left/**/a.txt")) == []
-    join, headers = "/gradio_api/queue/join", {"Content-Type": "application/json"}
-    for call in CALLS:
-        assert app.ask(json.dumps({**call, "session_hash": "x"}).encode(), path=join, headers=headers).status == 200
-    unknown = json.dumps({"data": [], "fn_index": 99, "session_hash": "x"}).encode()
-    assert app.ask(unknown, path=join, headers=headers).status == 400
-    said = app.ask(b"", method="GET", path="/gradio_api/queue/data?session_hash=x").body
-    assert said.count(b'"error":"request: the page would not send this; use') == len(CALLS), said
+    app = AppProcess(model, tmp_path / "asked.txt", "--host", "0.0.0.0", "--token")
+    found = re.fullmatch(r"http://0\.0\.0\.0:\d+/#token=([\w-]{32}) \(Ctrl-C ends it\)\n", app.told)
+    assert found
+    assert app.ask(photo.read_bytes()).status == 401
+    assert app.ask(photo.read_bytes(), headers={"Authorization": f"Bearer {found[1]}"}).status == 200
+    assert app.stop() == (0, "\n")  # nor is a warning needed
+
+
+def test_another_site_may_not_send_but_the_page_may(app: AppProcess, photo: Path) -> None:
+    own = f"127.0.0.1:{app.port}"
+    for origin in ("http://127.0.0.1:1", f"http://localhost:{app.port}", "null", "http://example.org", f"http://{own}.org"):
+        reply = app.ask(photo.read_bytes(), headers={"Origin": origin})
+        assert (reply.status, json.loads(reply.body)["error"][:40]) == (403, "request: it comes from another web site;")
+    for origin in (f"http://{own}", f"HTTPS://{own}"):
+        assert app.ask(photo.read_bytes(), headers={"Origin": origin}).status == 200
+    reply = app.ask(b"", method="GET", path="/api/model", headers={"Origin": "http://127.0.0.1:1"})
+    assert not [name for name in reply.headers if name.startswith("access-control")]  # browsers keep it from the site
+
+
+def test_every_answer_tells_browsers_what_the_page_may_do(app: AppProcess) -> None:
+    for path in ("/", "/page.js", "/coffee.jpg", "/health", "/none", "/api/predict"):
+        headers = app.ask(b"", method="GET", path=path).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';"), path
+        assert "unsafe" not in headers["content-security-policy"]
+        assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
+        assert "server" not in headers
+
+
+SECRET = "written where nobody asked for it"
+
+
+def list_hostile(secret: Path) -> list[tuple[str, str, bytes]]:
+    """What a trial sent to an earlier page, which gave out any file; and the usual ways out of a folder."""
+    file = {"path": str(secret), "meta": {"_type": "gradio.FileData"}}
+    call = json.dumps({"data": [file, file], "fn_index": 0, "session_hash": "x", "event_data": file}).encode()
+    climbing = "".join(("/..",) * 12) + str(secret)
+    return [
+        ("POST", "/gradio_api/queue/join", call),
+        ("GET", "/gradio_api/queue/data?session_hash=x", b""),
+        ("GET", "/gradio_api/deep_link?session_hash=x", b""),
+        ("GET", "/config?deep_link=x", b""),
+        ("GET", f"/gradio_api/file={secret}", b""),
+        ("GET", f"/file={secret}", b""),
+        ("POST", "/gradio_api/process_recording", call),
+        ("POST", "/gradio_api/upload", call),
+        ("POST", "/gradio_api/component_server", call),
+        ("GET", climbing, b""),
+        ("GET", f"/page{climbing}", b""),
+        ("GET", climbing.replace(".", "%2e").replace("/", "%2f", 3), b""),
+        ("GET", "/server.py", b""),
+        ("GET", "/page/../server.py", b""),
+        ("GET", f"//{secret}", b""),
+        ("GET", f"/{secret.as_uri()}", b""),
+        ("POST", "/", call),
+        ("POST", "/api/predict", call),
+        ("POST", f"/api/predict?path={secret}", str(secret).encode()),
+    ]
+
+
+def test_no_request_gives_out_or_leaves_a_file(app: AppProcess, tmp_path: Path, photo: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text(SECRET)
+    before = app.read_written()
+    for method, path, body in list_hostile(secret):
+        reply = app.ask(body, method=method, path=path, headers={"Content-Type": "application/json"})
+        assert reply.status in (404, 405, 422), (method, path, reply)
+        assert SECRET.encode() not in reply.body
+        assert len(reply.body) < 1000
+    assert app.read_written() == before
     assert app.ask(photo.read_bytes()).status == 200
-    assert app.stop() == (0, "\n")
+
+
+def test_large_bodies_everywhere_take_no_memory(app: AppProcess, photo: Path) -> None:
+    before = app.read_peak()
+    for path in ("/api/predict", "/gradio_api/queue/join", "/", "/health"):
+        try:
+            status = app.ask(bytes(100_000_000), path=path).status
+        except ConnectionError:  # it hangs up while we send
+            continue
+        assert status in (404, 405, 413)
+    assert app.read_peak() - before < 150_000_000
+    assert app.ask(photo.read_bytes()).status == 200

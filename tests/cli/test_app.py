@@ -5,7 +5,7 @@ import pytest
 
 from pivotpatch.cli.main import main
 
-WITHOUT = "import sys; sys.modules['gradio'] = None; from pivotpatch.cli.main import main; sys.exit(main(['app']))"
+WITHOUT = "import sys; sys.modules['starlette'] = None; from pivotpatch.cli.main import main; sys.exit(main(['app']))"
 
 
 def test_a_network_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,4 +17,20 @@ def test_a_network_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str])
 
 def test_without_the_extra_it_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "pivotpatch: gradio: is not installed; pip install pivotpatch[app]\n")
+    assert (done.returncode, done.stderr) == (1, "pivotpatch: starlette: is not installed; pip install pivotpatch[app]\n")
+
+
+@pytest.mark.parametrize("token", ["short", "with a space", "ümlaut-ümlaut"])
+def test_a_token_that_cannot_be_sent_is_refused(token: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["app", "--token", token]) == 1
+    assert capsys.readouterr().err == (
+        "pivotpatch: token: it is too short or has other signs; give 8 or more of A-Z a-z 0-9 . _ ~ + / = -\n"
+    )
+
+
+def test_an_empty_token_in_the_environment_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIVOTPATCH_TOKEN", "")
+    assert main(["app"]) == 1
+    assert capsys.readouterr().err.startswith("pivotpatch: token: it is too short")

@@ -14,7 +14,7 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 
 HEAVY = ("numpy", "torch", "torchvision", "timm", "pyarrow", "rich", "pydantic", "PIL", "huggingface_hub")
 # Of verbs other than predict, and of libraries that would import them where they are installed.
-UNUSED = ("accelerate", "gradio", "matplotlib", "onnx", "onnxruntime", "pandas", "scipy", "sklearn", "tensorboard")
+UNUSED = ("accelerate", "matplotlib", "onnx", "onnxruntime", "pandas", "scipy", "sklearn", "starlette", "tensorboard")
 
 
 def list_loaded(*words: str) -> set[str]:

@@ -87,6 +87,10 @@ class Batcher:
         self._decoders.submit(self._decode, job)
         return job.answer
 
+    def is_alive(self) -> bool:
+        """Whether whoever asks will be answered."""
+        return self._worker.is_alive()
+
     def close(self) -> None:
         """Answer what was asked so far, then end the threads."""
         self._decoders.shutdown()

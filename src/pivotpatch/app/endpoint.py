@@ -1,54 +1,115 @@
-"""The endpoint `/api/predict`, which answers as `pivotpatch predict --json` does."""
+"""The HTTP endpoint: `POST /api/predict` answers as `pivotpatch predict --json` does."""
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.resources import files
 from typing import Any, NamedTuple
 
-from fastapi import FastAPI
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import request_response
-from starlette.types import Message
+from starlette.routing import BaseRoute, Route
 
+from pivotpatch import __version__
 from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.inference.bulk import TagRule
 
-_STATUS = {InputError: 422, BusyError: 503, ClientDisconnect: 400, HTTPException: 400, Exception: 500}
-_PATH = "/api/predict"
+MAX_HELD = 16 * MAX_BYTES
+"""Bytes of all request bodies together."""
+BODY_SECONDS = 120.0
+"""Until the whole body of a request has arrived."""
 _PARAMETERS = {"threshold": float, "top_k": int}
-_DRAINED = 8 * MAX_BYTES  # read of a body that is too large: a client that is cut off while it sends hears no answer
+_DISCARDED = MAX_BYTES  # of a body that is too large: a client that is cut off while it sends may miss the answer
+_NAME = 255  # characters of a file name
+_CLOSE = {"Connection": "close"}  # whatever else the client sends is not read
 
 
 class Upload(NamedTuple):
-    """The bytes of a picture's file, and its name where the request tells one."""
+    """The bytes of an image file, and its name where the request tells one."""
 
     content: bytes
     name: str | None
 
 
-def build_endpoint(batcher: Batcher) -> FastAPI:
-    """An application that answers requests to `/api/predict`; errors below `/api/` are one line of JSON."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    for kind, status in _STATUS.items():
-        app.add_exception_handler(kind, _tell(status))
+class Bodies:
+    """Reads the bodies of requests: none of them, nor all together, may be too large or take too long.
+
+    Attributes:
+        held: bytes of the bodies that are being read or answered now.
+    """
+
+    def __init__(self, *, seconds: float = BODY_SECONDS, most: int = MAX_HELD) -> None:
+        """Hold nothing yet.
+
+        Args:
+            seconds: until a body must have arrived.
+            most: bytes of all bodies together; one more is refused.
+        """
+        self.held = 0
+        self._seconds = seconds
+        self._most = most
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request; it counts as held until the caller is done."""
+        body = bytearray()
+        try:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    async for chunk in _limit(request):
+                        self.held += len(chunk)
+                        body += chunk
+                        if self.held > self._most:
+                            raise HTTPException(503, "server: too many images are on their way; try again", _CLOSE)
+            except TimeoutError:
+                wrong = f"request: its body did not arrive within {self._seconds:g} s; send a smaller file"
+                raise HTTPException(408, wrong, _CLOSE) from None
+            yield bytes(body)
+        finally:
+            self.held -= len(body)
+
+
+def make_routes(batcher: Batcher, *, name: str, bodies: Bodies) -> list[BaseRoute]:
+    """The addresses of the endpoint.
+
+    Args:
+        batcher: answers the images.
+        name: of the model.
+        bodies: reads what is sent.
+    """
+    engine = batcher.predictor.engine
+    model = {"name": name, "labels": list(engine.labels), "grid": engine.grid, "tuned": engine.thresholds is not None}
+    description = json.loads(files("pivotpatch.app").joinpath("openapi.json").read_text("utf-8"))
+    description["info"]["version"] = __version__
 
     async def predict(request: Request) -> Response:
-        if request.scope["path"] != _PATH:
-            raise HTTPException(404, f"request: nothing is at this address; use {_PATH}")
-        if request.method != "POST":
-            raise HTTPException(405, "request: a picture is sent; use POST", {"Allow": "POST"})
         rule = _read_rule(request.query_params)
-        upload = await _read_upload(request)
-        prediction = await asyncio.wrap_future(batcher.submit(upload.content, name=upload.name or "picture"))
+        async with bodies.read(request) as body:
+            upload = await _find_image(request, body)
+            prediction = await asyncio.wrap_future(batcher.submit(upload.content, name=upload.name or "picture"))
         tags = [tag.to_dict() for tag in rule.choose(prediction)]
         return answer_json({"picture": upload.name, "size": list(prediction.size), "tags": tags})
 
-    app.mount("/api", request_response(predict))  # a route of some methods would leave the others to the page
-    return app
+    async def tell_model(_request: Request) -> Response:
+        return answer_json(model)
+
+    async def tell_health(_request: Request) -> Response:
+        return answer_json({"status": "ok"}) if batcher.is_alive() else answer_json({"status": "stopped"}, 503)
+
+    async def describe(_request: Request) -> Response:
+        return answer_json(description)
+
+    return [
+        Route("/api/predict", predict, methods=["POST"]),
+        Route("/api/model", tell_model),
+        Route("/health", tell_health),
+        Route("/openapi.json", describe),
+    ]
 
 
 def answer_json(content: dict[str, Any], status: int = 200, *, headers: Mapping[str, str] | None = None) -> Response:
@@ -56,12 +117,23 @@ def answer_json(content: dict[str, Any], status: int = 200, *, headers: Mapping[
     return Response(json.dumps(content) + "\n", status, headers, "application/json")
 
 
-def _tell(status: int) -> Callable[[Request, Exception], Response]:
-    """What answers an exception with one line of JSON."""
+def answer_errors() -> dict[Any, Callable[[Request, Exception], Response]]:
+    """What answers each kind of exception with one line of JSON."""
+    known = {InputError: 422, BusyError: 503, ClientDisconnect: 400, Exception: 500}
+    return {HTTPException: _answer_http, **{kind: _answer_with(status) for kind, status in known.items()}}
 
+
+def _answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    wrong = {
+        404: "request: nothing is at this address; send images to /api/predict, see /openapi.json",
+        405: f"request: {request.method[:20]} cannot be used here; use {(error.headers or {}).get('Allow')}",
+    }.get(error.status_code, error.detail)
+    return answer_json({"error": wrong}, error.status_code, headers=error.headers)
+
+
+def _answer_with(status: int) -> Callable[[Request, Exception], Response]:
     def answer(_request: Request, error: Exception) -> Response:
-        if isinstance(error, HTTPException):
-            return answer_json({"error": error.detail}, error.status_code, headers=error.headers)
         if status == 500 and not isinstance(error, BrokenError):
             error = BrokenError(error)
         return answer_json({"error": str(error)}, status)
@@ -82,25 +154,45 @@ def _read_rule(query: Mapping[str, str]) -> TagRule:
     return TagRule(**values)
 
 
-async def _read_upload(request: Request) -> Upload:
-    """The one picture of a request: its body, or a file of a form."""
-    content, size = bytearray(), 0
+async def _limit(request: Request) -> AsyncIterator[bytes]:
+    """The chunks of a body of at most `MAX_BYTES`; one that says that it is larger is not begun."""
+    too_large = HTTPException(
+        413, f"request: its body is larger than {MAX_BYTES / 1e6:.0f} MB; send a smaller file", _CLOSE
+    )
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated[:20]) > MAX_BYTES + _DISCARDED:
+        raise too_large
+    size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size <= MAX_BYTES:
-            content += chunk
-        elif size > _DRAINED:
+            yield chunk
+        elif size > MAX_BYTES + _DISCARDED:
             break
     if size > MAX_BYTES:
-        raise HTTPException(413, f"request: its body is larger than {MAX_BYTES / 1e6:.0f} MB; send a smaller file")
+        raise too_large
+
+
+class _FormInMemory(MultiPartParser):
+    """Starlette's reader of forms, which by itself writes large files to the disk."""
+
+    spool_max_size = MAX_BYTES + 1
+
+
+async def _find_image(request: Request, body: bytes) -> Upload:
+    """The one image of a request: its body, or a file of a form."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        return Upload(bytes(content), None)
+        return Upload(body, None)
 
-    async def replay() -> Message:
-        return {"type": "http.request", "body": bytes(content)}
+    async def replay() -> AsyncIterator[bytes]:
+        yield body
 
-    async with Request(request.scope, replay).form() as form:
-        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        if len(files) != 1:
-            raise InputError("request", f"its form has {len(files)} files", "send one picture")
-        return Upload(await files[0].read(), files[0].filename or None)
+    try:
+        form = await _FormInMemory(request.headers, replay(), max_files=8, max_fields=8).parse()
+    except (MultiPartException, UnicodeError) as error:  # the latter from a strange charset
+        reason = getattr(error, "message", "Unknown charset.").rstrip(".")
+        raise HTTPException(400, f"request: its form cannot be read ({reason}); send one image") from None
+    images = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+    if len(images) != 1:
+        raise InputError("request", f"its form has {len(images)} files", "send one image")
+    return Upload(await images[0].read(), (images[0].filename or "")[:_NAME] or None)

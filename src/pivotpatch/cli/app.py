@@ -1,18 +1,24 @@
-"""`pivotpatch app`: a web page on this machine that tags pictures and shows why."""
+"""`pivotpatch app`: a web page on this machine that tags images and shows why."""
 
 import argparse
+import os
+import re
+import secrets
+import socket
 import sys
 from pathlib import Path
 
 from pivotpatch.core.errors import InputError
+
+_TOKEN = re.compile(r"[\w.~+/=-]{8,}", re.ASCII)
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb."""
     app = verbs.add_parser(
         "app",
-        help="tag pictures on a web page",
-        description="Serve a web page that tags pictures and shows why, and the endpoint POST /api/predict. "
+        help="tag images on a web page",
+        description="Serve a web page that tags images and shows why, and the endpoint POST /api/predict. "
         "Nothing leaves this machine. Ctrl-C ends it.",
     )
     app.add_argument(
@@ -24,26 +30,53 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     app.add_argument("--effort", type=float, default=1.0, help="from 0 to 1 (1)")
     app.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1, which others cannot reach)")
     app.add_argument("--port", type=int, default=7860, help="0 for any that is free (7860)")
+    app.add_argument(
+        "--token",
+        nargs="?",
+        const="",
+        help="answer only requests that carry this token; without a value one is made up and printed. "
+        "The variable PIVOTPATCH_TOKEN does the same and is not seen in the list of processes",
+    )
+    app.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name under which others reach this machine; may be repeated",
+    )
     app.set_defaults(run=run_app)
 
 
 def run_app(args: argparse.Namespace) -> int:
     """Serve until the process is told to end."""
     try:
-        from pivotpatch.app.server import is_loopback, open_socket, serve
+        from pivotpatch.app.server import Access, is_loopback, open_socket, serve
     except ModuleNotFoundError as error:
-        raise InputError(str(error.name), "is not installed", "pip install pivotpatch[app]") from None
+        raise InputError(str(error.name).partition(".")[0], "is not installed", "pip install pivotpatch[app]") from None
     from pivotpatch.inference.predictor import Predictor
 
+    token = _choose_token(args.token)
     predictor = Predictor.load(args.model, device=args.device, effort=args.effort)
     with open_socket(args.host, args.port) as listening:
         host, port = listening.getsockname()[:2]
-        if not is_loopback(listening):
-            warning = "whoever can reach this machine can use the page; there is no password"
+        far = not is_loopback(listening)
+        if far and token is None:
+            warning = "whoever can reach this machine can use the page; add --token to keep others out"
             print(f"warning: {host} is not loopback: {warning}", file=sys.stderr)
-        print(f"http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)", flush=True)
+        secret = "" if token is None else f"/#token={token}"  # browsers keep what follows # to themselves
+        print(f"http://{f'[{host}]' if ':' in host else host}:{port}{secret} (Ctrl-C ends it)", flush=True)
+        names = [*args.allow_host, *([args.host, socket.gethostname()] if far else [])]
         try:
-            serve(predictor, listening, name=Path(args.model).name)
+            serve(predictor, listening, name=Path(args.model).name, access=Access(token, far, names))
         except KeyboardInterrupt:  # the way to end it, no failure
             print(file=sys.stderr)
     return 0
+
+
+def _choose_token(given: str | None) -> str | None:
+    token = os.environ.get("PIVOTPATCH_TOKEN") if given is None else given
+    if token is None or _TOKEN.fullmatch(token):
+        return token
+    if token == "" and given is not None:
+        return secrets.token_urlsafe(24)
+    raise InputError("token", "it is too short or has other signs", "give 8 or more of A-Z a-z 0-9 . _ ~ + / = -")
