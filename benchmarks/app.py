@@ -17,9 +17,10 @@ from http.client import HTTPConnection
 from io import BytesIO
 from pathlib import Path
 
-import gradio
 import numpy as np
+import starlette
 import torch
+import uvicorn
 from PIL import Image
 
 from pivotpatch import PatchClassifier, save_checkpoint
@@ -91,7 +92,8 @@ def main() -> None:
     args = parser.parse_args()
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"torch {torch.__version__}, gradio {gradio.__version__}, network {args.model or 'test_resnet at 64 pixels'}"
+        f"torch {torch.__version__}, starlette {starlette.__version__}, uvicorn {uvicorn.__version__}, "
+        f"model {args.model or 'test_resnet at 64 pixels'}"
     )
     with tempfile.TemporaryDirectory() as folder:
         if args.model is None:

@@ -1,4 +1,4 @@
-"""`pivotpatch app` in a process of its own, watched for what it asks for and writes; or in a thread, with any engine."""
+"""`pivotpatch app` in a process of its own, watched for what it asks and writes; or in a thread, with any engine."""
 
 import signal
 import subprocess

@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -84,11 +84,11 @@ def test_who_sends_a_body_in_drops_is_hung_up_on(app: AppThread) -> None:
     with connect(app) as slow:
         slow.sendall(head)
         begun = time.monotonic()
-        with pytest.raises(ConnectionError):
-            for _ in range(100):
+        with suppress(ConnectionError):
+            while time.monotonic() - begun < 10:
                 slow.sendall(b"x")
                 time.sleep(0.1)
-        assert time.monotonic() - begun < 5
+        assert 0.8 < time.monotonic() - begun < 5
 
 
 def test_a_model_that_does_not_answer_holds_nobody_for_ever(photo: Path) -> None:

@@ -230,7 +230,9 @@ def test_a_body_that_is_stated_too_large_is_not_waited_for(app: AppProcess) -> N
 
 def test_all_bodies_together_are_bounded() -> None:
     def send(caller: socket.socket, size: int) -> None:
-        caller.sendall(b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + bytes(size))
+        caller.sendall(
+            b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + bytes(size)
+        )
 
     bodies = Bodies(most=1_500_000)
     with AppThread(FixedEngine(), bodies=bodies) as app:

@@ -67,7 +67,13 @@ def test_a_token_is_made_up_and_only_the_page_is_told(
 
 def test_another_site_may_not_send_but_the_page_may(app: AppProcess, photo: Path) -> None:
     own = f"127.0.0.1:{app.port}"
-    for origin in ("http://127.0.0.1:1", f"http://localhost:{app.port}", "null", "http://example.org", f"http://{own}.org"):
+    for origin in (
+        "http://127.0.0.1:1",
+        f"http://localhost:{app.port}",
+        "null",
+        "http://example.org",
+        f"http://{own}.org",
+    ):
         reply = app.ask(photo.read_bytes(), headers={"Origin": origin})
         assert (reply.status, json.loads(reply.body)["error"][:40]) == (403, "request: it comes from another web site;")
     for origin in (f"http://{own}", f"HTTPS://{own}"):

@@ -17,7 +17,10 @@ def test_a_network_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str])
 
 def test_without_the_extra_it_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "pivotpatch: starlette: is not installed; pip install pivotpatch[app]\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "pivotpatch: starlette: is not installed; pip install pivotpatch[app]\n",
+    )
 
 
 @pytest.mark.parametrize("token", ["short", "with a space", "ümlaut-ümlaut"])

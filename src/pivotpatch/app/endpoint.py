@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -184,7 +184,7 @@ async def _find_image(request: Request, body: bytes) -> Upload:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         return Upload(body, None)
 
-    async def replay() -> AsyncIterator[bytes]:
+    async def replay() -> AsyncGenerator[bytes, None]:
         yield body
 
     try:
@@ -192,7 +192,10 @@ async def _find_image(request: Request, body: bytes) -> Upload:
     except (MultiPartException, UnicodeError) as error:  # the latter from a strange charset
         reason = getattr(error, "message", "Unknown charset.").rstrip(".")
         raise HTTPException(400, f"request: its form cannot be read ({reason}); send one image") from None
-    images = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-    if len(images) != 1:
-        raise InputError("request", f"its form has {len(images)} files", "send one image")
-    return Upload(await images[0].read(), (images[0].filename or "")[:_NAME] or None)
+    try:
+        images = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        if len(images) != 1:
+            raise InputError("request", f"its form has {len(images)} files", "send one image")
+        return Upload(await images[0].read(), (images[0].filename or "")[:_NAME] or None)
+    finally:
+        await form.close()
