@@ -35,7 +35,12 @@ COMMON = [
     "precision.compile=true",
 ]
 SIZES = {
+    "448": ["model.image_size=448", "train.epochs=15"],
+    "352": ["model.image_size=352", "train.epochs=15"],
+    "320": ["model.image_size=320", "train.epochs=15"],
+    "272": ["model.image_size=272", "train.epochs=15"],
     "224": ["model.image_size=224", "train.epochs=15"],
+    "160": ["model.image_size=160", "train.epochs=15"],
     "128": ["model.image_size=128", "train.epochs=12"],
 }
 ASL = ["task.kind=image"]
@@ -75,6 +80,7 @@ CHANGES = {
     "bce": ["loss.name=binary_cross_entropy"],
     "12": ["train.epochs=12"],
     "30": ["train.epochs=30"],
+    "rewritten": [],  # by the code that rewrites a network's slow parts, as every run is now: a name for the comparison
     "lite0": ["model.backbone=tf_efficientnet_lite0", "model.backbone_options={}"],
 }
 
@@ -186,7 +192,9 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -
     model = load_checkpoint(checkpoint).to(accelerator.device)
     judged: dict[str, tuple[Classifier | PatchInference, int]] = {"": (model, model.picture_size)}
     if not isinstance(model, PatchClassifier):
-        judged = {"PAT-I ": (PatchInference(model), size), "PAT-I native ": (PatchInference(model), 256)}
+        judged = {"PAT-I ": (PatchInference(model), size)}
+        if size < 256:  # a larger input is enlarged itself: there is no more detail to cut patches from
+            judged["PAT-I native "] = (PatchInference(model), 256)
     part = "val" if args.select else "test"
     records = {part: open_records(f"{args.data}@test")}
     if args.select:
