@@ -59,8 +59,7 @@ def tell():
     with open(file, "w") as opened:
         json.dump(spent, opened)
     return status
-command.main = tell
-sys.exit(command.run())
+sys.exit(tell())
 """
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pyarrow", "accelerate", "rich", "pydantic", "pivotpatch")
 COMPILER = "torch._dynamo"  # torch does not import its compiler, but torchvision and timm do

@@ -2,6 +2,6 @@
 
 import sys
 
-from pivotpatch.cli.main import run
+from pivotpatch.cli.main import main
 
-sys.exit(run())
+sys.exit(main())

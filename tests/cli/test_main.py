@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -24,37 +23,6 @@ def list_loaded(*words: str) -> set[str]:
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stderr.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "told"), [(["recipes"], 0, ""), (["predict", "none.jpg"], 1, "none.jpg"), (["fly"], 2, "usage")]
-)
-def test_it_leaves_when_all_is_done_without_taking_python_apart(words: list[str], status: int, told: str) -> None:
-    """Threads end, and what was registered is done; objects of modules go with the process, unless usage was wrong."""
-    code = """
-import atexit, sys, threading, time
-from pivotpatch.cli import main as command
-class Kept:
-    def __del__(self):
-        print("taken apart", flush=True)
-kept = Kept()
-def work():
-    time.sleep(0.5)
-    print("a thread ended")
-def begin():
-    try:
-        return main()
-    finally:  # wrong usage raises
-        atexit.register(print, "registered")
-        threading.Thread(target=work).start()
-main, command.main = command.main, begin
-sys.exit(command.run())
-"""
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == status
-    assert told in done.stderr
-    last = ["a thread ended", "registered", *(["taken apart"] if status == 2 else [])]
-    assert done.stdout.splitlines()[-len(last) :] == last
 
 
 def test_help_imports_nothing_heavy() -> None:

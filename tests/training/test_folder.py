@@ -159,7 +159,7 @@ def test_what_a_crash_left_half_done_is_cleared_away(crashed: Path, reference: d
     (crashed / "last").rename(crashed / "last.old")
     shutil.copytree(crashed / "best", crashed / "best.old")
     (crashed / "best.old" / "model.json").write_text("older")
-    for name in (".last.1f", ".best.2e", ".nonfinite.3d"):
+    for name in (".last.1f", ".best.2e"):
         (crashed / name).mkdir()
         (crashed / name / "half").touch()
     for name in ("log.jsonl", "metrics.json"):

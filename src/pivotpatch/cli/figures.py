@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.core.errors import shorten
-
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
@@ -26,23 +24,17 @@ def write_figures(figures: Mapping[str, "Figure"], folder: Path) -> None:
         folder: where to.
     """
     from pivotpatch.core.writing import explain_disk_faults, replacing
-    from pivotpatch.inference.fonts import choose_fonts
 
     if not figures:
         print(f"drew nothing to {folder}: there is nothing to show", file=sys.stderr)
-    lacking: set[str] = set()
     for name, figure in figures.items():
-        lacking |= choose_fonts(figure)
         path = folder / (name if name.lower().endswith(".png") else f"{name}.png")
         with explain_disk_faults(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as written, warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # told below, once
+                warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # it is drawn as a box
                 figure.savefig(written, format="png")
         print(f"drew {path}", file=sys.stderr)
-    if lacking:
-        wrong = f"no font on this machine has {len(lacking)} of the signs ({shorten(sorted(lacking))})"
-        print(f"{wrong}; they are drawn as boxes, install one such as Noto Sans CJK", file=sys.stderr)
 
 
 def decode_small(records: "RecordSet", indices: Sequence[int]) -> list["NDArray[np.uint8]"]:

@@ -1,11 +1,9 @@
 """The command line: one file per verb; heavy imports happen inside the verb that needs them."""
 
 import argparse
-import atexit
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 
@@ -15,26 +13,6 @@ from pivotpatch.core.errors import InputError
 
 # Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.
 VERBS = ("app", "audit", "data", "evaluate", "export", "predict", "recipes", "report", "train", "tune")
-
-
-def run() -> int:
-    """Run one verb as all that this process does.
-
-    What was registered since it began is done at the end, and threads are waited for. But Python is not taken apart,
-    which with torch loaded takes longer than to tag a picture.
-    """
-    ended: list[int] = []
-
-    def leave() -> None:
-        if ended:  # not where the arguments were wrong, or by an error of ours
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(AttributeError, OSError, ValueError):  # of one that was closed
-                    stream.flush()
-            os._exit(ended[0])
-
-    atexit.register(leave)  # before all others, so that it comes last
-    ended.append(main())
-    return ended[0]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -99,4 +77,4 @@ def _drop_output() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())

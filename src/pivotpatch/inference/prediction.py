@@ -137,16 +137,11 @@ class Prediction:
                 the share of each patch. By default all tags (8 at most), each with the frame of its pivot patch; the
                 three most probable labels where there are no tags.
         """
-        from pivotpatch.inference.fonts import settle_fonts
         from pivotpatch.inference.prediction_plots import plot_tag, plot_tags
 
-        figure = (
-            plot_tags(self.image, self._shown, size=self.size)
-            if label is None
-            else plot_tag(self.image, self.get(label), overlap=self.overlap)
-        )
-        settle_fonts(figure)
-        return figure
+        if label is None:
+            return plot_tags(self.image, self._shown, size=self.size)
+        return plot_tag(self.image, self.get(label), overlap=self.overlap)
 
     @cached_property
     def _ranked(self) -> Tensor:

@@ -242,7 +242,7 @@ class RunFolder:
     def _tidy(self) -> None:
         for name in (CONFIG, ENVIRONMENT, LOG, METRICS):
             (self.root / f"{name}.tmp").unlink(missing_ok=True)
-        for name in ("last", "best", "nonfinite"):
+        for name in ("last", "best"):
             folder, old = self.root / name, self.root / f"{name}.old"
             if old.exists() and not folder.exists():
                 old.rename(folder)  # a crash came between the two renames of a save

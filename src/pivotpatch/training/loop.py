@@ -249,7 +249,7 @@ class _Trainer:
         for taken, row in zip(self.recent, rows, strict=True):
             if not all(map(math.isfinite, row)):
                 raise explain_nonfinite(
-                    self.run, self.folder, step=taken.step, indices=taken.indices, numbers=row, before=self.history
+                    self.run, step=taken.step, indices=taken.indices, numbers=row, before=self.history
                 )
             self.state.pending.append(row)
             self.history.append(row)

@@ -1,22 +1,15 @@
-"""A loss that is no number: keep the batch that made it, and say what most likely did."""
+"""A loss that is not finite: name the images that made it, and say what most likely did."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from accelerate.utils import gather_object
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError
-from pivotpatch.core.writing import explain_disk_faults, replacing_folder
-from pivotpatch.data.loading import ImageDataset
+from pivotpatch.core.errors import InputError, shorten
 from pivotpatch.training.build import Run
-from pivotpatch.training.folder import RunFolder
 
-NONFINITE = "nonfinite"
 HISTORY = 20  # steps that are looked back at
 RISE = 3.0  # times the least loss of those steps, from which on the learning rate is suspected
 _WIDER = "or precision.dtype=float32 where it is not"
@@ -24,46 +17,24 @@ GROWN = f"weights that have grown too large; lower optimiser.lr, set optimiser.c
 
 
 def explain_nonfinite(
-    run: Run,
-    folder: RunFolder,
-    *,
-    step: int,
-    indices: Tensor,
-    numbers: Sequence[float],
-    before: Sequence[Sequence[float]],
+    run: Run, *, step: int, indices: Tensor, numbers: Sequence[float], before: Sequence[Sequence[float]]
 ) -> InputError:
-    """Save a batch and make the error that ends its run; all processes take part.
+    """The error that ends a run; all processes take part.
 
     Args:
         run: whose loss it was.
-        folder: `nonfinite/` is written there, with the pictures as the loader ships them.
         step: its number.
-        indices: (B,) the pictures of this process's share, in the run's records.
+        indices: (B,) the images of this process's share, in the run's records.
         numbers: its row from `take_step`.
         before: the rows of the steps before it.
     """
-    size = run.task.model.picture_size
     share = indices.tolist()
     chosen = gather_object(share) if run.accelerator.num_processes > 1 else share
+    names = shorten(run.records.images.name(run.records.place(index)) for index in chosen)
     losses, gradient = list(numbers[:-2]), numbers[-1]
-    cause = _find_cause(step, losses, before)
-    place = folder.root / NONFINITE
-    if folder.writes:
-        batch = ImageDataset(run.records, size=(size, size)).__getitems__(chosen)
-        described = {
-            "step": step,
-            "losses": dict(zip(run.task.parts, map(str, losses), strict=True)),
-            "gradient_norm": str(gradient),
-            "likely_cause": cause,
-            "pictures": [run.records.images.name(run.records.place(index)) for index in batch.indices.tolist()],
-        }
-        with explain_disk_faults(place, also=(SafetensorError,)), replacing_folder(place) as scratch:
-            tensors = {"images": batch.images.contiguous(), "target": batch.target, "indices": batch.indices}
-            save_file(tensors, scratch / "batch.safetensors")
-            (scratch / "batch.json").write_text(json.dumps(described, indent=2) + "\n", "utf-8")
     what = "the loss" if not all(map(math.isfinite, losses)) else "the gradient"
-    wrong = f"{what} is not finite ({sum(losses)}, gradient norm {gradient})"
-    return InputError(f"step {step}", wrong, f"likely cause: {cause}; the batch is in {place}")
+    wrong = f"{what} of {names} is not finite ({sum(losses)}, gradient norm {gradient})"
+    return InputError(f"step {step}", wrong, f"likely cause: {_find_cause(step, losses, before)}")
 
 
 def check_weights(tensors: Mapping[str, Tensor], *, step: int) -> None:
