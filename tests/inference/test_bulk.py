@@ -91,6 +91,15 @@ def test_rows_are_those_of_a_predictor(name: str, workers: int, here: Path) -> N
     assert done == [("tag", min(4 * batch, COUNT), COUNT) for batch in range(7)]
 
 
+def test_a_thread_of_pixels_is_listed_like_any_other_unreadable_image(here: Path) -> None:
+    Image.new("1", (1, 200_000)).save("pictures/0023.png")
+    tagging = tag("tags.jsonl")
+    assert tagging.summary is not None
+    assert (tagging.summary.tagged, tagging.summary.failed) == (COUNT - len(BROKEN), len(BROKEN) + 1)
+    last = Path("out/tags.jsonl.failures.jsonl").read_text("utf-8").splitlines()[-1]
+    assert "0023.png: 1 x 200000 pixels: a side has more than 100000; crop" in json.loads(last)["error"]
+
+
 @pytest.mark.parametrize(
     "rule", [TagRule(threshold=0.7), TagRule(top_k=2), TagRule(threshold=0.5, top_k=1), TagRule(top_k=9), TagRule(0.0)]
 )
