@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ SIDE = 3000
 MARGIN = 64 << 20
 MEASURE = """
 import json, re, sys
+from collections.abc import Mapping
 from pathlib import Path
 import numpy as np
 from pivotpatch.core.errors import InputError
@@ -101,12 +103,21 @@ def test_formats_whose_decoders_hold_many_copies_may_have_fewer_pixels(
 
 
 def test_deep_tiff_may_have_fewer_pixels() -> None:
-    shape = {256: 40, 257: 30, 258: (16, 16, 16, 16), 262: 2, 273: 8, 277: 4, 279: 8, 338: 2}
+    shape: dict[int, int | tuple[int, ...]] = {
+        256: 40,
+        257: 30,
+        258: (16, 16, 16, 16),
+        262: 2,
+        273: 8,
+        277: 4,
+        279: 8,
+        338: 2,
+    }
     with pytest.raises(InputError, match="1200 pixels are more than the limit of 1199 for TIFF of this kind"):
         decode_image(make_tiff(shape), max_pixels=1439)
 
 
-def make_tiff(tags: dict[int, int | tuple[int, ...]]) -> bytes:
+def make_tiff(tags: Mapping[int, int | tuple[int, ...]]) -> bytes:
     """The header of a TIFF file; several values of a tag lie behind the others."""
     entries, behind = b"", b""
     for tag, value in sorted(tags.items()):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.data.embedded import EmbeddedStore, cache_folder, list_row_groups
 from pivotpatch.data.files import MAY_ESCAPE, resolve_inside
 from pivotpatch.data.records import FileStore, ImageStore, RecordSet
@@ -184,7 +184,7 @@ def _choose_columns(
     columns = schema.names
     image = _find_column(options.image, IMAGE_COLUMNS, columns, where=where)
     if image is None:
-        wrong = f"no column of pictures among {', '.join(columns)}"
+        wrong = f"no column of pictures among {shorten(columns, limit=5)}"
         raise InputError(where, wrong, "name it with ?image=COLUMN")
     split = _find_column(options.split_column, (SPLIT_COLUMN,), columns, where=where)
     kind = schema.field(image).type

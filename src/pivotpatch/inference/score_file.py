@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.core.writing import explain_disk_faults, replacing
 from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.records import RecordSet
@@ -180,7 +180,7 @@ def _read_npz(path: Path) -> ScoreContent:
         raise InputError(where, f"is no npz file{reason}", _DAMAGED) from None
     kinds = {kind: held[kind] for kind in (UNSTATED, *KINDS) if kind in held}
     if not kinds:
-        wrong = f"there are no scores among its arrays ({', '.join(names) or 'none'})"
+        wrong = f"there are no scores among its arrays ({shorten(names, limit=10) or 'none'})"
         raise InputError(where, wrong, f"name them {UNSTATED!r}, or {', '.join(KINDS)} where they are such logits")
     options: dict[str, Any] = {name: _read_number(held[name]) for name in _OPTIONS if name in held}
     options |= {name: (_read_names(held.get(name)) or (None,))[0] for name in _ORIGINS}
