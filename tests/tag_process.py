@@ -69,10 +69,14 @@ class TaggingProcess:
 
     def kill(self) -> None:
         """End it at once, unless it has ended."""
-        assert self._process.pid is not None
         with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGKILL)
+            self.send(signal.SIGKILL)
         self.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     def wait(self) -> int:
         """Its exit status; negative for the signal that ended it."""

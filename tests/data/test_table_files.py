@@ -7,6 +7,7 @@ import pytest
 from written_tables import TEXT, labels_of
 
 from pivotpatch.core.errors import InputError
+from pivotpatch.data import table_files
 from pivotpatch.data.table import read_table
 from pivotpatch.data.table_files import find_tables, read_columns, read_schema
 
@@ -34,6 +35,7 @@ GOOD = "image,labels\na.jpg,cat\n"
     ("t.jsonl", b'{"image": "a"}\n{"image": "\xe9"}\n', r"t\.jsonl, line 2: not UTF-8; save the file as UTF-8"),
     ("t.jsonl", b'{"image": "a", "labels": "x"}\n{"image": "b", "labels": ["x"]}', r"column 'labels' cannot be held"),
     ("t.jsonl", b'{"image": "\\ud800", "labels": ["x"]}', r"column 'image' cannot be held \(.*surrogates"),
+    ("t.jsonl", b'{"image": "a", "\\ud800": 1}', r"t\.jsonl: the name '.*ud800' holds half of a character; correct it"),
     ("t.parquet", b"", r"t\.parquet: the file is empty"),
     ("t.parquet", b"PAR1 and no more", r"t\.parquet: damaged or cut short \(.*; copy or write it again"),
     ("t.xlsx", b"PK", r"t\.xlsx: unknown kind of table '\.xlsx'; give one of \.csv, \.tsv"),
@@ -151,3 +153,19 @@ def test_columns_as_pandas_and_polars_write_them(image: pa.Array, labels: pa.Arr
     records = read_table(str(tmp_path / "t.parquet"), None)
     assert [present for present, _ in labels_of(records).values()] == [{"cat", "dog"}, set(), {"dog"}]
     assert records[2].image == (b"c" if image.type == pa.binary_view() else tmp_path / "c.jpg")
+
+
+def test_a_table_with_too_many_columns_is_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_files, "MAX_COLUMNS", 7)
+    for count in (7, 8):
+        names = ["image", *(f"c{place}" for place in range(count - 1))]
+        (tmp_path / "t.csv").write_text(",".join(names) + "\n" + ",".join(["a"] * count))
+        (tmp_path / "t.tsv").write_text("\t".join(names) + "\n" + "\t".join(["a"] * count))
+        (tmp_path / "t.jsonl").write_text(json.dumps({"image": "a"}) + "\n" + json.dumps(dict.fromkeys(names, 1)))
+        pq.write_table(pa.table([pa.array([1])] * count, names=names), tmp_path / "t.parquet")
+        for path in tmp_path.iterdir():
+            if count == 7:
+                assert read_schema(path).names == names
+            else:
+                with pytest.raises(InputError, match=rf"{path.name}: 8 columns are more than the limit of 7; check"):
+                    read_schema(path)

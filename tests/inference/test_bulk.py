@@ -1,6 +1,7 @@
 import csv
 import json
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,15 @@ def test_rows_are_those_of_a_predictor(name: str, workers: int, here: Path) -> N
     assert (tagging.out, tagging.stopped, tagging.summary.tagged) == (Path("out") / name, False, COUNT - len(BROKEN))
     check_finished(name)
     assert done == [("tag", min(4 * batch, COUNT), COUNT) for batch in range(7)]
+
+
+def test_a_thread_of_pixels_is_listed_like_any_other_unreadable_image(here: Path) -> None:
+    Image.new("1", (1, 200_000)).save("pictures/0023.png")
+    tagging = tag("tags.jsonl")
+    assert tagging.summary is not None
+    assert (tagging.summary.tagged, tagging.summary.failed) == (COUNT - len(BROKEN), len(BROKEN) + 1)
+    last = Path("out/tags.jsonl.failures.jsonl").read_text("utf-8").splitlines()[-1]
+    assert "0023.png: 1 x 200000 pixels: a side has more than 100000; crop" in json.loads(last)["error"]
 
 
 @pytest.mark.parametrize(
@@ -228,6 +238,45 @@ def test_work_goes_on_with_another_number_of_processes(here: Path) -> None:
     assert not out.exists()
     assert {path.name for path in Path("out/tags.jsonl.parts").glob("0*.parquet")} > set(begun)
     tag("tags.jsonl")
+    check_finished()
+
+
+def test_a_second_process_is_refused_while_one_is_at_work(here: Path) -> None:
+    out = here / "out" / "tags.jsonl"
+    first = TaggingProcess(out)
+    first.hear()
+    first.send(signal.SIGSTOP)  # amid its work
+    for options in ({}, {"overwrite": True}, {"share": Share(0, 2)}):
+        with pytest.raises(
+            InputError, match=r"tags\.jsonl: another process is at work on it; wait for it, or write to"
+        ):
+            tag("tags.jsonl", **options)
+    tag("other.jsonl")
+    for path in Path("out").glob("other*"):
+        path.unlink()
+    first.send(signal.SIGCONT)
+    assert first.wait() == 0
+    check_finished()
+
+
+def test_a_killed_process_leaves_no_lock(here: Path) -> None:
+    first = TaggingProcess(here / "out" / "tags.jsonl", workers=2)
+    first.hear()
+    first.kill()
+    assert Path("out/.tags.jsonl.lock").exists()
+    tag("tags.jsonl")
+    check_finished()
+
+
+def test_one_alone_is_refused_while_others_share_the_work(here: Path) -> None:
+    first = TaggingProcess(here / "out" / "tags.jsonl", share=Share(0, 2))
+    first.hear()
+    first.send(signal.SIGSTOP)
+    with pytest.raises(InputError, match="another process is at work on it"):
+        tag("tags.jsonl")
+    assert TaggingProcess(here / "out" / "tags.jsonl", share=Share(1, 2)).wait() == 0
+    first.send(signal.SIGCONT)
+    assert first.wait() == 0
     check_finished()
 
 

@@ -1,14 +1,20 @@
 import errno
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from score_files import LABELS, make_scores
 
 from pivotpatch.core.errors import InputError
@@ -180,6 +186,9 @@ def damage_note(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) 
         (lambda note: {**note, "schema": 9}, "schema 9 is newer than 1, the newest known; upgrade pivotpatch"),
         (lambda note: {}, "its note about labels cannot be read; it is damaged"),
         (lambda note: {**note, "labels": 3}, "its note about labels cannot be read; it is damaged"),
+        (lambda note: {**note, "lam": 10**400}, "its note about labels cannot be read; it is damaged"),
+        (lambda note: {**note, "schema": float("inf")}, "its note about labels cannot be read; it is damaged"),
+        (lambda note: {**note, "labels": []}, "it has no labels or no column 'picture'; it is damaged"),
         (lambda note: {**note, "labels": note["labels"][:3]}, r"column 'target' is fixed_size_list.* for 3 labels"),
         (lambda note: {**note, "labels": note["labels"][:2]}, r"'target' has shape|is fixed_size_list.* for 2 labels"),
     ],
@@ -226,3 +235,95 @@ def test_other_files_are_told(tmp_path: Path) -> None:
         InputError, match=r"there are no scores among its arrays \(logits\); name them 'scores', or image"
     ):
         read_scores(tmp_path / "other.npz")
+
+
+def pack(path: Path, members: dict[str, bytes]) -> Path:
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def npy(descr: str, shape: str, content: bytes = b"") -> bytes:
+    """An array's file, whatever its header says."""
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b"garbage", "'scores' is no array; it is damaged"),
+        (npy("<f4", "(10**12, 3)"), "is no npz file .*; it is damaged"),
+        (npy("<f4", "(1000000000000, 3)"), "is no npz file .*Unable to allocate.*; it is damaged"),
+        (npy("<f4", "(99999999999999999999, 3)"), "is no npz file .*; it is damaged"),
+        (npy("<f4", "(4, 3"), "is no npz file .*; it is damaged"),
+        (npy("<f4", "(4, 3)", bytes(7)), "is no npz file .*; it is damaged"),
+    ],
+)
+def test_a_damaged_array_of_an_npz_file_is_told(content: bytes, wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"scores\.npz: {wrong}"):
+        read_scores(pack(tmp_path / "scores.npz", {"scores.npy": content}))
+
+
+@pytest.mark.parametrize(("descr", "content"), [("<U1", b"\xff" * 12), ("|S0", b"")])
+def test_names_that_are_no_text_are_told(descr: str, content: bytes, tmp_path: Path) -> None:
+    members = {"scores.npy": npy("<f4", "(1, 3)", bytes(12)), "labels.npy": npy(descr, "(3,)", content)}
+    with pytest.raises(InputError, match=r"scores\.npz: "):
+        read_scores(pack(tmp_path / "scores.npz", members))
+
+
+def test_a_small_npz_file_that_unpacks_to_a_huge_one_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "scores.npz"
+    np.savez_compressed(path, scores=np.zeros((14_000, 8_000), np.int8), target=np.zeros((2, 2)))
+    with pytest.raises(
+        InputError, match=r"scores\.npz: its arrays claim 106 MB, more than 100 MB and 20 times the file"
+    ):
+        read_scores(path)
+    np.savez_compressed(
+        path, scores=np.zeros((2, 2)), target=np.zeros((2, 2)), other=np.zeros((14_000, 8_000), np.int8)
+    )
+    assert read_scores(path).target.shape == (2, 2)  # what is not read may be of any size
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4))
+@pytest.mark.filterwarnings("ignore")
+def test_damage_gives_scores_or_our_error(changes: list[tuple[int, int]]) -> None:
+    scores = make_scores(patches=True)
+    with TemporaryDirectory() as folder:
+        for suffix in (".npz", ".parquet"):
+            path = Path(folder) / f"scores{suffix}"
+            write_scores(scores, path)
+            content = bytearray(path.read_bytes())
+            for place, value in changes:
+                content[place % len(content)] = value
+            path.write_bytes(content)
+            with suppress(InputError):
+                assert len(read_scores(path).labels) == len(LABELS)
+
+
+@pytest.mark.parametrize("kind", [">f4", "longdouble"])
+def test_numbers_of_other_machines_are_read(kind: str, tmp_path: Path) -> None:
+    values = np.array([[0.25, -2.0], [3.0, 4.5]])
+    np.savez(tmp_path / "scores.npz", scores=values.astype(kind), target=np.eye(2).astype(kind))
+    assert read_scores(tmp_path / "scores.npz").logits["image"].tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([None] * 5, pa.list_(pa.float32(), 4)),
+        pa.array([[1, 2, 3, 4]] * 5, pa.list_(pa.timestamp("s"), 4)),
+    ],
+)
+def test_columns_that_hold_no_scores_are_told(column: pa.Array, tmp_path: Path) -> None:
+    path = tmp_path / "scores.parquet"
+    write_scores(make_scores(), path)
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.names.index("image"), "image", column), path)
+    with pytest.raises(InputError, match=r"column 'image' .*; it is damaged"):
+        read_scores(path)
+    pq.write_table(table.drop_columns(["picture"]), path)
+    with pytest.raises(InputError, match="it has no labels or no column 'picture'; it is damaged"):
+        read_scores(path)

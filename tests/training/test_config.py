@@ -275,3 +275,22 @@ def test_choices_are_words_of_the_schema() -> None:
         for field in model.model_fields.values():
             if str(get_origin(field.annotation)) == "typing.Literal":
                 assert all("'" not in choice and "," not in choice for choice in get_args(field.annotation))
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("a = " + "[" * 100_000, "the TOML is nested too deeply; check"),
+        ("a = " + "{b = " * 5000 + "1" + "}" * 5000, "the TOML is nested too deeply; check"),
+        ("[train]\nseed = " + "9" * 5000, "is no TOML .*digits.*; correct it there"),
+        (f"[{'z' * 100_000}]\nx = 1", "unknown key 'zz.* ... .*zz'; known: augment"),
+    ],
+)
+def test_a_hostile_recipe_is_one_line(text: str, wrong: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(InputError, match=rf"recipe\.toml: {wrong}") as told:
+        load_config(tmp_path / "recipe.toml")
+    assert len(str(told.value)) < 500
+    with pytest.raises(InputError, match="train.epochs is '.*'; input should be a valid integer") as told:
+        load_config(None, [f"train.epochs={text}"])
+    assert len(str(told.value)) < 500

@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         _drop_output()
-        wrong = f"{error.filename or 'output'}: {error.strerror or error}"
-        print(f"pivotpatch: {wrong}; check that there is room and that it may be used", file=sys.stderr)
+        where, todo = str(error.filename or "output"), "check that there is room and that it may be used"
+        print(f"pivotpatch: {InputError(where, error.strerror or str(error), todo)}", file=sys.stderr)
         return 1
 
 

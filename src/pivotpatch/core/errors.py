@@ -1,18 +1,53 @@
 """The one error of the package and the sentence it speaks."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# Control characters, the two separators of lines that are none, and halves of UTF-16 pairs, which no screen can show.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_LONGEST = 240, 320, 400  # characters of where, wrong and todo; a path of 200 stays whole
+_QUOTED = 80  # characters of one value or name
+_LISTED = 300  # characters of all names that an advice lists
+
 
 class InputError(ValueError):
-    """What a caller can mend: `<where>: <what is wrong, with the value>; <what to do>`."""
+    """What a caller can mend: `<where>: <what is wrong, with the value>; <what to do>`.
+
+    It is one line of less than 1,000 characters, whatever is quoted in it.
+    """
 
     def __init__(self, where: str, wrong: str, todo: str) -> None:
-        super().__init__(f"{where}: {wrong}; {todo}")
-        self.parts = where, wrong, todo
+        parts = [cut(part, limit) for part, limit in zip((where, wrong, todo), _LONGEST, strict=True)]
+        super().__init__(f"{parts[0]}: {parts[1]}; {parts[2]}")
+        self.parts = parts[0], parts[1], parts[2]
 
     def __reduce__(self) -> tuple[type["InputError"], tuple[str, str, str]]:
         return type(self), self.parts  # so that it survives the way out of a worker process
+
+
+def cut(text: str, limit: int = _QUOTED) -> str:
+    r"""A text as one line without control characters; what is longer than `limit` loses its middle.
+
+    >>> cut("one\ntwo"), cut("abcdefghijklmnopqrstuvwxyz", 12)
+    ('one\\ntwo', 'abcd ... xyz')
+    """
+    if len(text) > 2 * limit:  # what is dropped need not be looked at
+        text = text[:limit] + text[-limit:]
+    line = _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
+    if len(line) <= limit:
+        return line
+    kept = limit - len(" ... ")
+    return f"{line[: kept - kept // 2]} ... {line[len(line) - kept // 2 :]}"
+
+
+def quote(value: object) -> str:
+    """A value from outside as a message shows it: as Python writes it, cut where it is long.
+
+    >>> quote("cat"), len(quote("cat" * 1000))
+    ("'cat'", 80)
+    """
+    return cut(repr(value))
 
 
 def choose_one_of(name: str, known: Iterable[str]) -> str:
@@ -22,18 +57,21 @@ def choose_one_of(name: str, known: Iterable[str]) -> str:
     "did you mean 'resnet101'? known: resnet101, vit"
     """
     names = sorted(known)
-    close = get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
-    return f"{hint}known: {shown}"
+    close = get_close_matches(str(name)[:_QUOTED], names, n=1, cutoff=0.5)
+    hint = f"did you mean {quote(close[0])}? " if close else ""
+    shown = [cut(each) for each in names[:20]]
+    while sum(map(len, shown)) > _LISTED:
+        shown.pop()
+    more = f", ... ({len(names)} in all)" if len(names) > len(shown) else ""
+    return f"{hint}known: {', '.join(shown)}{more}"
 
 
 def shorten(names: Iterable[str], *, limit: int = 3) -> str:
-    """A few names for a one-line message.
+    """A few names for a one-line message, each cut where it is long.
 
     >>> shorten(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
     listed = list(names)
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
-    return ", ".join(listed[:limit]) + more
+    return ", ".join(map(cut, listed[:limit])) + more

@@ -4,9 +4,10 @@ import errno
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pivotpatch.core.errors import InputError
@@ -71,6 +72,62 @@ def _explain(fault: OSError, folder: Path) -> InputError:
     if fault.errno is not None and fault.errno in _FULL:
         return InputError(where, os.strerror(fault.errno), "free some space or choose another folder")
     return InputError(where, fault.strerror or str(fault), "choose a folder that can be written to")
+
+
+@contextmanager
+def holding(path: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Hold a lock file, alone or with all who share it; tells whether it could be had, and removes it at the end.
+
+    A process that is killed leaves the file, but not the lock.
+    """
+    while True:
+        with explain_disk_faults(path.parent):
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        held = try_lock(lock, shared=shared)
+        if not held or _is_open(path, lock):
+            break
+        os.close(lock)  # who had it before has removed it in this moment
+    try:
+        yield held
+    finally:
+        if held:
+            _unlock(lock)
+            if try_lock(lock) and _is_open(path, lock):  # the last of those who share it
+                path.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file for this process, not for those it forks; False where another process has it.
+
+    The system gives it back however a process ends. Windows and some network disks have no such locks; there, True.
+    """
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.lockf(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _unlock(descriptor: int) -> None:
+    if sys.platform != "win32":
+        import fcntl
+
+        with suppress(OSError):
+            fcntl.lockf(descriptor, fcntl.LOCK_UN)
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
+    """Whether a path still leads to an open file."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    return False
 
 
 def flush(path: Path) -> None:

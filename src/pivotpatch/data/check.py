@@ -18,10 +18,9 @@ from typing import IO, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from pivotpatch.core.errors import InputError
-from pivotpatch.data.decoding import FORMATS, decode_image
+from pivotpatch.data.decoding import check_header, decode_image
 from pivotpatch.data.embedded import EmbeddedStore
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.workers import hold_signals
@@ -206,14 +205,10 @@ def _look_at_header(source: ImageSource) -> _Look:
 def _find_header_fault(file: IO[bytes]) -> str:
     file.seek(0)
     try:
-        with Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN]):
-            return ""
-    except UnidentifiedImageError:
-        return "is in none of the known formats"
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        return f"has more than {Image.MAX_IMAGE_PIXELS} pixels"
-    except Exception as error:  # plugins raise whatever their parsers trip over
-        return f"has a damaged header ({' '.join(str(error).split()) or type(error).__name__})"
+        check_header(file)
+    except InputError as error:
+        return error.parts[1]
+    return ""
 
 
 def _look_at_pixels(source: ImageSource) -> _Look:
@@ -264,10 +259,8 @@ def _look_at(records: RecordSet, depth: Depth, pool: Executor | None) -> Iterato
 @contextmanager
 def _open_pool(depth: Depth, workers: int) -> Iterator[Executor | None]:
     """Threads for headers, which wait for the disk; processes for pixels, which are work."""
-    Image.init()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)  # a picture too large to decode is broken
         if depth == "labels" or (depth == "pixels" and workers == 1):
             yield None
             return

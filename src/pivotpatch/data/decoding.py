@@ -1,7 +1,9 @@
 """From a file, its bytes, a Pillow picture or an array to RGB pixels, the right way up."""
 
+import math
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple, cast
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
+from PIL.TiffImagePlugin import BITSPERSAMPLE, TILELENGTH, TILEWIDTH, TiffImageFile
 from torch.nn import functional as F
 
 from pivotpatch.core.errors import InputError
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
     from pivotpatch.data.records import ImageSource
 
 MAX_PIXELS = 89_478_485
-"""Pixels that a picture may have unless a caller allows more; the figure at which Pillow starts to warn."""
+"""Pixels that an image may have unless a caller allows more; the figure at which Pillow starts to warn."""
+MAX_SIDE = 100_000
+"""Rows or columns that an image may have: the filter that shrinks a side needs memory in proportion to it."""
 
 # Pillow knows more: some run other programs on what the file says, some have no signature to tell them by, and ICO
 # decodes what it holds before it tells the size.
@@ -28,17 +33,25 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF
 # a full decode by 43 dB or more; at 1.0, where the final filter has nothing left to do, by only 34 dB.
 _DRAFT_MARGIN = 1.5
 
-# What undoes each EXIF orientation.
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+# Bytes for each pixel while an image is decoded: at most 10, of progressive JPEG. What needs more may have fewer
+# pixels, so that no image takes more than 10 * MAX_PIXELS bytes.
+_BYTES = 10
+_FORMAT_BYTES = {"WEBP": 16, "AVIF": 17, "JPEG2000": 28}
+_BAND = 1 << 20  # pixels that are converted at once
+
+# Pixels (H,W,3) as a viewer shows them, by EXIF orientation; views of the same memory.
+_TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.swapaxes(0, 1),
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: stored.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda stored: np.rot90(stored, 1),
 }
-_SWAPS = {_TURNS[orientation] for orientation in (5, 6, 7, 8)}  # those that make columns of rows
+_UNDO = {6: 8, 8: 6}  # every other turn undoes itself
+_SWAPS = (5, 6, 7, 8)  # those that make columns of rows
 
 
 class Decoded(NamedTuple):
@@ -49,7 +62,7 @@ class Decoded(NamedTuple):
 
 
 def decode_image(
-    source: "ImageSource",
+    source: "ImageSource | Image.Image",
     *,
     size: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
@@ -62,10 +75,12 @@ def decode_image(
     first frame counts.
 
     Args:
-        source: a file, its encoded bytes, or pixels (H,W,3).
+        source: a file, its encoded bytes, a Pillow image, or pixels (H,W,3).
         size: rows and columns, 1 or more, to squash the picture to, bilinear and anti-aliased; its own by default.
             JPEG files that are much larger are decoded at a fraction of their size.
-        max_pixels: a picture that claims more is refused before it is decoded.
+        max_pixels: an image that claims more is refused before it is decoded; those whose decoders hold many copies
+            (WebP, AVIF, JPEG 2000, CMYK in JPEG, deep TIFF) above 3/10 to 8/10 of it. So is one with a side of more
+            than `MAX_SIDE`, whatever it is given as.
         name: what messages call a picture that is not a file.
 
     Returns:
@@ -81,7 +96,7 @@ def decode_with_size(
     max_pixels: int = MAX_PIXELS,
     name: str = "picture",
 ) -> Decoded:
-    """Decode as `decode_image` does, also a picture that Pillow holds, and say how large it is itself when turned."""
+    """Decode as `decode_image` does, and say how large the image is itself when turned."""
     if size is not None and min(size) < 1:
         raise InputError(name, f"size is {size}", "give rows and columns of 1 or more")
     if isinstance(source, np.ndarray):
@@ -92,9 +107,7 @@ def decode_with_size(
     else:
         stream_or_picture = source if isinstance(source, Image.Image) else BytesIO(source)
         decoded = _decode(stream_or_picture, size=size, max_pixels=max_pixels, where=name)
-    if size is None or decoded.pixels.shape[:2] == size:
-        return decoded
-    return decoded._replace(pixels=_resize(decoded.pixels, size))
+    return decoded if size is None else decoded._replace(pixels=_resize(decoded.pixels, size))
 
 
 def _open_file(path: Path) -> IO[bytes]:
@@ -113,10 +126,21 @@ def _open_file(path: Path) -> IO[bytes]:
 def _check_pixels(pixels: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
         raise InputError(where, f"the array is {pixels.dtype} of shape {pixels.shape}", "give uint8 pixels (H, W, 3)")
+    _check_sides(pixels.shape[1], pixels.shape[0], where)
     return pixels
 
 
+def _check_sides(width: int, height: int, where: str) -> None:
+    if max(width, height) > MAX_SIDE:
+        raise InputError(where, f"{width} x {height} pixels: a side has more than {MAX_SIDE}", "crop or shrink it")
+
+
 def _resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Pixels (H,W,3) of another size, by way of no array that is larger than both."""
+    if pixels.shape[:2] == size:
+        return pixels
+    if pixels.shape[0] > size[0] and pixels.shape[1] < size[1]:
+        pixels = _resize(pixels, (size[0], pixels.shape[1]))  # torch would widen all the rows first
     # Pillow's algorithm, vectorised: equal but for a rounding in some of 100,000 pixels, and 3 times as fast. The
     # order of these dimensions keeps it on the path that needs no transposition.
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))[None].permute(0, 3, 1, 2)
@@ -125,24 +149,30 @@ def _resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 
 def _decode(source: IO[bytes] | Image.Image, *, size: tuple[int, int] | None, max_pixels: int, where: str) -> Decoded:
-    try:
+    with _explain_faults(where):
         picture = source if isinstance(source, Image.Image) else _open(source, where)
-        if picture.width * picture.height > max_pixels:
-            raise InputError(
-                where,
-                f"{picture.width} x {picture.height} = {picture.width * picture.height} pixels are more than the limit"
-                f" of {max_pixels}",
-                "shrink the picture",
-            )
+        _check_size(picture, max_pixels, where)
         own = picture.height, picture.width
         if size is not None and picture is not source:  # a caller's picture is not to be decoded smaller for good
             wanted = round(_DRAFT_MARGIN * max(size))  # a square, because orientation may swap the sides
             picture.draft(None, (wanted, wanted))
         picture.load()
-        turn = _find_turn(picture)
-        turned = picture if turn is None else picture.transpose(turn)
-        return Decoded(_convert(turned, where), own[::-1] if turn in _SWAPS else own)
-    except (InputError, MemoryError):
+        _check_values(picture, where)
+        orientation = _find_orientation(picture)
+        return Decoded(_render(picture, orientation, size), own[::-1] if orientation in _SWAPS else own)
+
+
+def check_header(stream: IO[bytes], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> None:
+    """Refuse what is no image or too large, without decoding it."""
+    with _explain_faults(name):
+        _check_size(_open(stream, name), max_pixels, name)
+
+
+@contextmanager
+def _explain_faults(where: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
         raise
     except Exception as error:  # plugins raise whatever their parsers trip over: SyntaxError, struct.error, ...
         wrong = f"cannot be decoded ({' '.join(str(error).split()) or type(error).__name__})"
@@ -163,30 +193,89 @@ def _open(stream: IO[bytes], where: str) -> ImageFile.ImageFile:
     raise InputError(where, wrong, f"give one of {', '.join(FORMATS)}")
 
 
-def _find_turn(picture: Image.Image) -> Image.Transpose | None:
-    """What undoes the EXIF orientation; Pillow's own `exif_transpose` fails on damaged EXIF data."""
+def _check_size(picture: Image.Image, max_pixels: int, where: str) -> None:
+    _check_sides(picture.width, picture.height, where)
+    width, height = max(picture.size, _get_tile_size(picture), key=math.prod)
+    limit = min(max_pixels, max_pixels * _BYTES // _count_bytes(picture))
+    if width * height > limit:
+        kind = f" for {picture.format} of this kind" if limit < max_pixels else ""
+        wrong = f"{width} x {height} = {width * height} pixels are more than the limit of {limit}{kind}"
+        raise InputError(where, wrong, "shrink the picture")
+
+
+def _get_tile_size(picture: Image.Image) -> tuple[int, int]:
+    """Columns and rows of a tile of a TIFF file, which is unpacked whole however small the image is."""
+    if not isinstance(picture, TiffImageFile):
+        return 0, 0
+    return picture.tag_v2.get(TILEWIDTH, 0), picture.tag_v2.get(TILELENGTH, 0)
+
+
+def _count_bytes(picture: Image.Image) -> int:
+    """Bytes that decoding takes for each pixel, all copies of it that the format's decoder holds at the same time."""
+    if isinstance(picture, TiffImageFile):  # one strip or tile may be the whole image
+        return 4 + sum(picture.tag_v2.get(BITSPERSAMPLE, (1,))) // 8
+    if picture.format == "JPEG" and picture.mode == "CMYK":
+        return 12
+    return _FORMAT_BYTES.get(picture.format or "", _BYTES)
+
+
+def _find_orientation(picture: Image.Image) -> int:
+    """The EXIF orientation; Pillow's own `exif_transpose` fails on damaged EXIF data."""
     try:
-        return _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+        orientation = picture.getexif().get(ExifTags.Base.Orientation, 1)
+        return orientation if orientation in _TURNS else 1
     except Exception:  # the parser trips over damage in many ways, none of which touches the pixels
-        return None
+        return 1
 
 
-def _convert(picture: Image.Image, where: str) -> NDArray[np.uint8]:
-    if picture.mode.startswith("I"):
-        return _convert_deep_grey(picture, where)
+def _render(picture: Image.Image, orientation: int, size: tuple[int, int] | None) -> NDArray[np.uint8]:
+    """The pixels (H,W,3), upright and of a size. Of what lies between, nothing is as large as the image.
+
+    Bands of rows are converted and, where a size is given, brought to its width; then all rows to its height.
+    """
+    own = picture.height, picture.width
+    pixels = np.empty((*(size or (own[::-1] if orientation in _SWAPS else own)), 3), dtype=np.uint8)
+    stored = _TURNS[_UNDO.get(orientation, orientation)](pixels)  # the same memory, as the image lies in its file
+    narrow = stored
+    if size is not None:
+        narrow = np.empty((picture.height, min(picture.width, stored.shape[1]), 3), dtype=np.uint8)
+    step = max(_BAND // picture.width, 1)
+    for top in range(0, picture.height, step):
+        rows = narrow[top : top + step]
+        band = picture if len(rows) == picture.height else picture.crop((0, top, picture.width, top + len(rows)))
+        _fill(rows, _resize(_convert(band), rows.shape[:2]))
+    if narrow is not stored:
+        _fill(stored, _resize(narrow, stored.shape[:2]))
+    return pixels
+
+
+def _fill(place: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> None:
+    """Copy pixels (H,W,3) to where they belong, which may lie there in columns."""
+    if abs(place.strides[0]) > abs(place.strides[1]):
+        place[:] = pixels
+        return
+    for channel in range(3):  # NumPy is 3 times as fast when each runs over pixels, not over channels
+        place[..., channel] = pixels[..., channel]
+
+
+def _check_values(picture: Image.Image, where: str) -> None:
+    """Refuse pixels that do not tell what is white."""
     if picture.mode == "F":
         raise InputError(where, "its pixels are floating point, which have no set white", "save it with 8 or 16 bits")
+    if picture.mode == "I":
+        low, high = cast("tuple[int, int]", picture.getextrema())
+        if low < 0 or high > 65535:
+            wrong = f"its grey values run from {low} to {high}"
+            raise InputError(where, wrong, "save it with 8 or 16 bits, white at 65535")
+
+
+def _convert(picture: Image.Image) -> NDArray[np.uint8]:
+    if picture.mode.startswith("I"):
+        grey = np.asarray(picture).astype(np.int32)
+        if "transparency" in picture.info:
+            grey[grey == picture.info["transparency"]] = 65535
+        return np.repeat(((grey + 128) // 257).astype(np.uint8)[..., None], 3, axis=2)
     if picture.has_transparency_data:
         white = Image.new("RGBA", picture.size, "white")
         picture = Image.alpha_composite(white, picture.convert("RGBA"))
-    return np.array(picture if picture.mode == "RGB" else picture.convert("RGB"))
-
-
-def _convert_deep_grey(picture: Image.Image, where: str) -> NDArray[np.uint8]:
-    grey = np.asarray(picture).astype(np.int64)
-    if grey.min() < 0 or grey.max() > 65535:
-        wrong = f"its grey values run from {grey.min()} to {grey.max()}"
-        raise InputError(where, wrong, "save it with 8 or 16 bits, white at 65535")
-    if "transparency" in picture.info:
-        grey[grey == picture.info["transparency"]] = 65535
-    return np.repeat(((grey + 128) // 257).astype(np.uint8)[..., None], 3, axis=2)
+    return np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.data.embedded import EmbeddedStore, cache_folder, list_row_groups
 from pivotpatch.data.files import MAY_ESCAPE, resolve_inside
 from pivotpatch.data.records import FileStore, ImageStore, RecordSet
@@ -184,7 +184,7 @@ def _choose_columns(
     columns = schema.names
     image = _find_column(options.image, IMAGE_COLUMNS, columns, where=where)
     if image is None:
-        wrong = f"no column of pictures among {', '.join(columns)}"
+        wrong = f"no column of pictures among {shorten(columns, limit=5)}"
         raise InputError(where, wrong, "name it with ?image=COLUMN")
     split = _find_column(options.split_column, (SPLIT_COLUMN,), columns, where=where)
     kind = schema.field(image).type
@@ -199,8 +199,9 @@ def _choose_columns(
     if labels is not None:
         return TableColumns(image, pixels, path, [labels], False, split)
     hot = names or [column for column in columns if column not in (image, split)]
+    there = set(columns)
     for name in hot:
-        if name not in columns:
+        if name not in there:
             wrong = f"no column of labels, and none for the label {name!r}"
             raise InputError(where, wrong, f"{choose_one_of(name, columns)}; name that of labels with ?labels=COLUMN")
     if not hot:
@@ -210,8 +211,9 @@ def _choose_columns(
 
 def _check_same_columns(paths: Sequence[Path], columns: Sequence[str]) -> None:
     """Refuse a label column that only a later file has: the first file's columns are all that are read."""
+    there = set(columns)
     for path in paths[1:]:
-        more = [name for name in read_schema(path).names if name not in columns]
+        more = [name for name in read_schema(path).names if name not in there]
         if more:
             wrong = f"column {more[0]!r} is not in {paths[0].name}, where columns are labels"
             raise InputError(str(path), wrong, "give all files the same columns, or list the labels with ?names=FILE")

@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, quote
 from pivotpatch.data.files import read_text
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+MAX_COLUMNS = 50_000
+"""Columns that a table may have; each takes a fifth of a millisecond however few rows there are."""
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 # Lines of JSON held at once: too few objects to start the garbage collector, which would take most of the time.
 _CHUNK = 256
@@ -83,13 +85,21 @@ def read_schema(path: Path) -> pa.Schema:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         with open_parquet(path) as file:
+            _check_count(path, file.metadata.num_columns)
             schema = file.schema_arrow
     elif suffix in (".csv", ".tsv"):
         schema = pa.schema([(name, pa.string()) for name in _csv_columns(path)])
     else:
         # All lines: one far down may have the first value of a column.
-        keys = {key: None for chunk in _json_chunks(path, _CHUNK) for row in chunk for key in row}
-        schema = pa.schema([(name, pa.null()) for name in keys])
+        keys: dict[str, None] = {}
+        for chunk in _json_chunks(path, _CHUNK):
+            keys |= {key: None for row in chunk for key in row}
+            _check_count(path, len(keys))
+        try:
+            schema = pa.schema([(name, pa.null()) for name in keys])
+        except UnicodeEncodeError as error:
+            wrong = f"the name {quote(error.object)} holds half of a character"
+            raise InputError(str(path), wrong, "correct it there") from None
     if not schema.names:
         raise _no_rows(path)
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
@@ -122,6 +132,12 @@ def _check_columns(path: Path, columns: Sequence[str], there: Collection[str]) -
     for column in columns:
         if column not in there and column.rpartition(".")[0] not in there:
             raise InputError(str(path), f"there is no column {column!r}", choose_one_of(column, there))
+
+
+def _check_count(path: Path, columns: int) -> None:
+    if columns > MAX_COLUMNS:
+        wrong = f"{columns} columns are more than the limit of {MAX_COLUMNS}"
+        raise InputError(str(path), wrong, "check that it is the right file, or write one column of labels")
 
 
 def _no_rows(path: Path) -> InputError:
@@ -183,6 +199,8 @@ def _csv_error(path: Path, error: BaseException) -> InputError:
 
 
 def _csv_columns(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        _check_count(path, file.readline(_CSV_BLOCK).count(_csv_parsing(path).delimiter.encode()) + 1)
     try:
         with pacsv.open_csv(path, read_options=_CSV_READING, parse_options=_csv_parsing(path)) as reader:
             return list(reader.schema.names)

@@ -59,7 +59,7 @@ def class_label_names(schema: pa.Schema, column: str) -> list[str] | None:
         feature = json.loads(noted)["info"]["features"][column]
         feature = feature[0] if isinstance(feature, list) else feature
         names = feature.get("feature", feature)["names"]
-    except (ValueError, LookupError, TypeError, AttributeError):  # another kind of column
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # another kind of column
         return None
     return [str(name) for name in names] if isinstance(names, list) else None
 

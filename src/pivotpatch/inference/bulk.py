@@ -11,6 +11,7 @@ import pyarrow as pa
 import torch
 
 from pivotpatch.core.errors import InputError
+from pivotpatch.core.writing import holding
 from pivotpatch.data.loading import Batch, OnError, make_loader
 from pivotpatch.data.picture_paths import PathStore
 from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
@@ -141,7 +142,8 @@ def tag_pictures(
     listed in `<out>.failures.jsonl` instead, settings and counts are in `<out>.summary.json`.
 
     Work that was ended in whatever way goes on where the same is asked for again: no row is lost and none comes twice.
-    Processes that share the work need not start or end together, nor be as many as before.
+    Processes that share the work need not start or end together, nor be as many as before. Any other that comes while
+    one is at work is refused (not on Windows, nor on network disks without locks).
 
     Args:
         engine: the network.
@@ -169,22 +171,28 @@ def tag_pictures(
         "all_probs": all_probs,
         "share": [share.rank, share.world] if share.shards else None,
     }
-    if share.alone:
-        clear_away(files, everything=overwrite)
-    parts = Parts.resume(files, settings) if paths is None else Parts.begin(files, settings, _watch(paths, progress))
-    if parts is None:
-        return Tagging(files.out, read_summary(files))
-    tagger = _Tagger(engine, parts, rule=rule, all_probs=all_probs, batch_size=batch_size, num_workers=num_workers)
-    mine = share.stretch(parts.count)
-    whole = mine if share.shards else range(parts.count)
-    try:
-        if not tagger.tag(mine, on_error=on_error, progress=progress, stopping=stopping):
-            return Tagging(files.out, None, stopped=True)
-        return Tagging(files.out, None if parts.find_gaps(whole) else parts.join(whole))
-    except (OSError, InputError):
-        if not files.out.exists():
-            raise
-        return Tagging(files.out, read_summary(files))  # another process has finished it
+    with holding(files.lock, shared=not share.alone) as held:
+        if not held:
+            wrong = "another process is at work on it"
+            raise InputError(str(files.out), wrong, "wait for it, or write to another file")
+        if share.alone:
+            clear_away(files, everything=overwrite)
+        parts = (
+            Parts.resume(files, settings) if paths is None else Parts.begin(files, settings, _watch(paths, progress))
+        )
+        if parts is None:
+            return Tagging(files.out, read_summary(files))
+        tagger = _Tagger(engine, parts, rule=rule, all_probs=all_probs, batch_size=batch_size, num_workers=num_workers)
+        mine = share.stretch(parts.count)
+        whole = mine if share.shards else range(parts.count)
+        try:
+            if not tagger.tag(mine, on_error=on_error, progress=progress, stopping=stopping):
+                return Tagging(files.out, None, stopped=True)
+            return Tagging(files.out, None if parts.find_gaps(whole) else parts.join(whole))
+        except (OSError, InputError):
+            if not files.out.exists():
+                raise
+            return Tagging(files.out, read_summary(files))  # another process has finished it
 
 
 def _watch(paths: Iterable[str], progress: Progress | None) -> Iterator[str]:

@@ -53,6 +53,11 @@ class TagFiles(NamedTuple):
     parts: Path
 
     @property
+    def lock(self) -> Path:
+        """Held by whoever is at work."""
+        return self.out.with_name(f".{self.out.name}.lock")
+
+    @property
     def unfinished(self) -> list[Path]:
         """What work that ended before its time has left."""
         hidden = sorted(self.parts.parent.glob(f".{glob.escape(self.parts.name)}.*"))

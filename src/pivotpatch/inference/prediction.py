@@ -81,7 +81,7 @@ class Prediction:
 
     Attributes:
         picture: the name of its file; None for pixels without one.
-        source: where figures take the picture from: its file, or a copy (h,w,3) of its pixels.
+        source: where figures take the picture from: its file or the file's bytes, or a copy (h,w,3) of its pixels.
         size: the picture's own rows and columns, turned as its EXIF data say.
         labels: names of the L labels.
         probs: (L,) to decide with.
@@ -93,7 +93,7 @@ class Prediction:
     """
 
     picture: str | None
-    source: Path | NDArray[np.uint8]
+    source: Path | bytes | NDArray[np.uint8]
     size: tuple[int, int]
     labels: tuple[str, ...]
     probs: Tensor

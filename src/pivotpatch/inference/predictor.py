@@ -41,7 +41,7 @@ class _Read(NamedTuple):
     """A picture: its name, where figures take it from, its own size, and pixels (S,S,3) for the network."""
 
     name: str | None
-    source: Path | NDArray[np.uint8]
+    source: Path | bytes | NDArray[np.uint8]
     size: tuple[int, int]
     pixels: NDArray[np.uint8]
 
@@ -145,9 +145,12 @@ class Predictor:
             path = Path(locate_file(picture) if isinstance(picture, str) else picture)
             pixels, own = decode_with_size(path, size=size)
             return _Read(str(path), path, own, pixels)
-        whole, own = decode_with_size(_get_pixels(picture, where), name=where)
-        small = np.array(decode_image(whole, size=fit(own)))  # a copy: the caller may go on to draw on the picture
-        return _Read(None, small, own, decode_image(whole, size=size))
+        given = _get_pixels(picture, where)
+        pixels, own = decode_with_size(given, size=size, name=where)
+        if isinstance(given, bytes):
+            return _Read(None, given, own, pixels)
+        small = np.array(decode_image(given, size=fit(own), name=where))  # a copy: the caller may go on to draw on it
+        return _Read(None, small, own, pixels)
 
     def _predict(self, pictures: list[_Read]) -> list[Prediction]:
         pixels = np.stack([picture.pixels for picture in pictures])

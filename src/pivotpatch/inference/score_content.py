@@ -14,6 +14,7 @@ from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.core.patches import check_overlap
 from pivotpatch.data.common_labels import Tell, keep_common_labels
+from pivotpatch.data.decoding import MAX_SIDE
 from pivotpatch.data.records import LabelSpace, RecordSet
 from pivotpatch.inference.scores import KINDS, Scores
 
@@ -155,7 +156,7 @@ def read_closer_size(value: object, where: str) -> int | None:
     if value is None:
         return None
     number = np.asarray(value)
-    if number.size != 1 or number.dtype.kind not in "iuf" or not number.item() >= 1:
+    if number.size != 1 or number.dtype.kind not in "iuf" or not 1 <= number.item() <= MAX_SIDE:
         raise InputError(where, f"'closer_size' is {value}", "give pixels a side, or leave it out")
     return int(number.item())
 

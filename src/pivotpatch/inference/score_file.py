@@ -4,10 +4,10 @@ Other people's files are tables with one column for the picture's name and one a
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import ZipInfo
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, cut, shorten
 from pivotpatch.core.writing import explain_disk_faults, replacing
 from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.records import RecordSet
@@ -39,6 +39,20 @@ SUFFIXES = (".parquet", ".npz", ".csv")
 _SCHEMA = 1
 _OPTIONS = ("lam", "temperature", "overlap")
 _ORIGINS = ("data", "network")  # what was scored, and by what
+_ARRAYS = (
+    "labels",
+    "pictures",
+    *_ORIGINS,
+    "target",
+    UNSTATED,
+    *KINDS,
+    "patch_logits",
+    "weights",
+    "closer_size",
+    *_OPTIONS,
+)
+MAX_UNPACKED, MAX_RATIO = 100 << 20, 20
+"""Bytes that the arrays of an npz file may unpack to however small it is, and times its size that larger ones may."""
 _NOTE = b"pivotpatch"  # the metadata of a Parquet file that is ours
 _GROUP = 1 << 22  # numbers of a Parquet row group
 _DAMAGED = "it is damaged, copy or write it again"
@@ -153,34 +167,34 @@ def _write_npz(scores: Scores, path: Path) -> None:
 
 def _read_npz(path: Path) -> ScoreContent:
     where = str(path)
-    known = (
-        "labels",
-        "pictures",
-        *_ORIGINS,
-        "target",
-        UNSTATED,
-        *KINDS,
-        "patch_logits",
-        "weights",
-        "closer_size",
-        *_OPTIONS,
-    )
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
             if isinstance(file, np.ndarray):
                 raise InputError(where, "holds one array without a name", "write it with np.savez(..., scores=...)")
-            names = file.files
-            held = {name: _read_array(file, name, where) for name in known if name in names}
-    except InputError:
+            _check_unpacked(file.zip.infolist(), path)
+            return _read_arrays(file, where)
+    except (InputError, OSError):
         raise
-    except (BadZipFile, EOFError, ValueError) as error:
+    except Exception as error:  # the parsers of archives and headers raise whatever they trip over
         # What is no archive at all numpy takes for a pickle, and advises to load it.
-        reason = "" if "pickle" in str(error) else f" ({str(error).splitlines()[0]})"
+        reason = "" if "pickle" in str(error) else f" ({cut(str(error).partition(chr(10))[0] or type(error).__name__)})"
         raise InputError(where, f"is no npz file{reason}", _DAMAGED) from None
+
+
+def _check_unpacked(members: Sequence[ZipInfo], path: Path) -> None:
+    """Refuse a small file that claims to be a huge one."""
+    size = sum(member.file_size for member in members if member.filename.removesuffix(".npy") in _ARRAYS)
+    if size > max(MAX_UNPACKED, MAX_RATIO * path.stat().st_size):
+        wrong = f"its arrays claim {size >> 20} MB, more than {MAX_UNPACKED >> 20} MB and {MAX_RATIO} times the file"
+        raise InputError(str(path), wrong, "write it without compression (np.savez) if they are right")
+
+
+def _read_arrays(file: Any, where: str) -> ScoreContent:
+    held = {name: _read_array(file, name, where) for name in _ARRAYS if name in file.files}
     kinds = {kind: held[kind] for kind in (UNSTATED, *KINDS) if kind in held}
     if not kinds:
-        wrong = f"there are no scores among its arrays ({', '.join(names) or 'none'})"
+        wrong = f"there are no scores among its arrays ({shorten(file.files, limit=10) or 'none'})"
         raise InputError(where, wrong, f"name them {UNSTATED!r}, or {', '.join(KINDS)} where they are such logits")
     options: dict[str, Any] = {name: _read_number(held[name]) for name in _OPTIONS if name in held}
     options |= {name: (_read_names(held.get(name)) or (None,))[0] for name in _ORIGINS}
@@ -198,18 +212,21 @@ def _read_npz(path: Path) -> ScoreContent:
 
 
 def _read_array(file: Any, name: str, where: str) -> NDArray[Any]:
-    """One array of an npz file: of text, or of numbers."""
+    """One array of an npz file: of text, or of numbers that torch knows."""
     try:
-        array: NDArray[Any] = file[name]
+        array = file[name]
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
         todo = "write lists of text with np.array(list, dtype=str), and numbers as floats"
         raise InputError(where, f"{name!r} holds Python objects, which are never loaded", todo) from None
+    if not isinstance(array, np.ndarray):  # numpy returns the bytes of what is no array
+        raise InputError(where, f"{name!r} is no array", _DAMAGED)
     text = name in ("labels", "pictures", *_ORIGINS)
-    if array.dtype.kind not in ("USiu" if text else "fiub"):
-        raise InputError(where, f"{name!r} holds {array.dtype}", f"give {'text' if text else 'numbers'}")
-    return array
+    if array.dtype.kind not in ("USiu" if text else "fiub") or not array.dtype.itemsize:
+        raise InputError(where, f"{name!r} holds {cut(str(array.dtype))}", f"give {'text' if text else 'numbers'}")
+    wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
+    return array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)
 
 
 def _read_names(values: NDArray[Any] | None) -> tuple[str, ...] | None:
@@ -254,8 +271,10 @@ def _read_parquet(path: Path) -> ScoreContent:
         told.setdefault("overlap", 0.0)  # files from before it was written
         options: dict[str, Any]
         options = {name: _read_number(np.asarray(told[name], dtype=np.float64)) for name in _OPTIONS}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise InputError(where, "its note about labels cannot be read", _DAMAGED) from None
+    if not labels or "picture" not in schema.names:
+        raise InputError(where, "it has no labels or no column 'picture'", _DAMAGED)
     if version > _SCHEMA:
         raise InputError(where, f"schema {version} is newer than {_SCHEMA}, the newest known", "upgrade pivotpatch")
     pictures, arrays = _read_lists(path, schema, labels=len(labels))
@@ -284,15 +303,19 @@ def _read_lists(path: Path, schema: pa.Schema, *, labels: int) -> tuple[tuple[st
                 continue
             size = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
             whole = field.name in ("target", *KINDS)
-            if size == 0 or size % labels or (whole and size != labels):
+            numbers = size > 0 and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type))
+            if not numbers or size % labels or (whole and size != labels):
                 raise InputError(str(path), f"column {field.name!r} is {kind} for {labels} labels", _DAMAGED)
             patches = () if whole else (size // labels,)
             shape = (file.metadata.num_rows, *patches, labels)
             arrays[field.name] = np.empty(shape, kind.value_type.to_pandas_dtype())
         for group in range(file.num_row_groups):
             table, start = file.read_row_group(group), len(pictures)
+            lacking = [name for name in ("picture", *arrays) if table.column(name).null_count]
+            if lacking:
+                raise InputError(str(path), f"column {lacking[0]!r} lacks rows", _DAMAGED)
             for name, array in arrays.items():
                 rows = array[start : start + table.num_rows]
                 rows[...] = table.column(name).combine_chunks().flatten().to_numpy().reshape(rows.shape)
-            pictures += table.column("picture").to_pylist()
+            pictures += table.column("picture").cast(pa.string()).to_pylist()
     return tuple(pictures), arrays

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, cut, quote
 
 Positive = Annotated[int, Field(ge=1, strict=True)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -201,7 +201,7 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
         _validate(values, where=str(recipe))
     for override in overrides:
         section, key, value = _parse_override(override)
-        _validate({section: {key: value}}, where=override)  # by itself, so that changes come in any order
+        _validate({section: {key: value}}, where=cut(override))  # by itself, so that changes come in any order
         values.setdefault(section, {})[key] = value
     return _validate(values, where="config")
 
@@ -235,7 +235,9 @@ def _read_recipe(path: Path) -> dict[str, dict[str, object]]:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise InputError(str(path), "there is no such recipe", "see pivotpatch recipes, or give a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise InputError(str(path), "the TOML is nested too deeply", "check that it is the right file") from None
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise InputError(str(path), f"is no TOML ({error})", "correct it there") from None
 
 
@@ -243,12 +245,12 @@ def _parse_override(text: str) -> tuple[str, str, object]:
     name, equals, value = text.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals or not dot:
-        raise InputError(f"override {text!r}", "is not like section.key=value", "write for example train.epochs=3")
+        raise InputError(f"override {quote(text)}", "is not like section.key=value", "write for example train.epochs=3")
     if not value.strip():
         return section, key, None
     try:
         return section, key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return section, key, value
 
 
@@ -263,13 +265,13 @@ def _validate(values: Mapping[str, object], *, where: str) -> RunConfig:
         known = RunConfig.model_fields
         if len(place) > 1:
             known = known[place[0]].annotation.model_fields  # type: ignore[union-attr]
-        raise InputError(where, f"unknown key {name!r}", choose_one_of(place[-1], known))
+        raise InputError(where, f"unknown key {quote(name)}", choose_one_of(place[-1], known))
     value = fault["input"]
     if fault["type"] == "literal_error":
         choices = fault["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
-        raise InputError(where, f"{name} is {value!r}", choose_one_of(str(value), choices))
+        raise InputError(where, f"{name} is {quote(value)}", choose_one_of(str(value), choices))
     message = fault["msg"]
-    raise InputError(where, f"{name} is {value!r}", message[0].lower() + message[1:])
+    raise InputError(where, f"{name} is {quote(value)}", message[0].lower() + message[1:])
 
 
 def _to_toml(value: Any) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pivotpatch import __version__
 from pivotpatch.core.errors import InputError
-from pivotpatch.core.writing import explain_disk_faults, replacing, replacing_folder
+from pivotpatch.core.writing import explain_disk_faults, replacing, replacing_folder, try_lock
 from pivotpatch.models.checkpoint import save_checkpoint, write_checkpoint
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.training.config import RunConfig, dump_config, load_config
@@ -226,18 +226,9 @@ class RunFolder:
 
     def _claim(self) -> None:
         """Refuse a folder that another process trains in; the system gives it back however a process ends."""
-        if sys.platform == "win32":
-            return
-        import fcntl
-
         self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            todo = "wait for it, or end it first"
-            raise InputError(str(self.root), "another process is training in it", todo) from None
-        except OSError:
-            return  # a file system without locks
+        if not try_lock(self._lock):
+            raise InputError(str(self.root), "another process is training in it", "wait for it, or end it first")
 
     def _tidy(self) -> None:
         for name in (CONFIG, ENVIRONMENT, LOG, METRICS):
