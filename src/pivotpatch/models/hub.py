@@ -50,6 +50,7 @@ def load_pretrained(
         raise InputError(
             str(name_or_folder), f"holds a {found}, no {kind.__name__}", f"open it with {found}.from_pretrained"
         )
+    model.origin = os.fspath(name_or_folder)
     return model
 
 
