@@ -324,7 +324,7 @@ def test_what_no_probability_is_blames_the_network(part: str, value: float, effo
     model.origin = "runs/mine"
     model.get_parameter(part).data.fill_(value)
     if (part, value) == ("head.project.bias", 3e38):
-        model.patch_projection.bias.data.fill_(value)  # finite alone, and too much together
+        model.get_parameter("patch_projection.bias").data.fill_(value)  # finite alone, and too much together
     with pytest.raises(
         InputError, match="^runs/mine: it answers nan where a probability is due; .* use a sound model$"
     ):
@@ -337,14 +337,14 @@ def test_without_patches_and_with_pat_i_likewise(
     wrap: Callable[[Classifier], Classifier | PatchInference], value: float
 ) -> None:
     model = make_plain()
-    model.head.project.bias.data[1] = value
+    model.get_parameter("head.project.bias").data[1] = value
     with pytest.raises(InputError, match="^the MultiLabelClassifier: it answers nan"):
         TorchEngine(wrap(model))(pictures())
 
 
 def test_an_image_that_is_answered_alone_is_looked_at_likewise() -> None:
     model = make_adaptive((9.0, 9.0))  # all is clear without patches
-    model.head.project.bias.data[1] = torch.inf
+    model.get_parameter("head.project.bias").data[1] = torch.inf
     for effort in (0.0, 0.5):
         with pytest.raises(InputError, match="^the PatchClassifier: it answers nan"):
             TorchEngine(model, effort=effort)(pictures(size=80))
@@ -352,5 +352,5 @@ def test_an_image_that_is_answered_alone_is_looked_at_likewise() -> None:
 
 def test_certainty_is_no_fault() -> None:
     model = make_plain()
-    model.head.project.bias.data.copy_(torch.tensor([1e30, -1e30, 200.0]))
+    model.get_parameter("head.project.bias").data.copy_(torch.tensor([1e30, -1e30, 200.0]))
     assert TorchEngine(model)(pictures()).probs.tolist() == [[1.0, 0.0, 1.0]] * 3

@@ -303,8 +303,8 @@ def test_pictures_in_parts_are_answered_as_alone() -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_logits_that_are_not_finite_blame_the_network(value: float, table: Path) -> None:
     plain, patched = (kind("test_resnet", LABELS, image_size=SIZE) for kind in (MultiLabelClassifier, PatchClassifier))
-    plain.head.project.bias.data[1] = value
-    patched.patch_projection.bias.data[0] = value
+    plain.get_parameter("head.project.bias").data[1] = value
+    patched.get_parameter("patch_projection.bias").data[0] = value
     plain.origin = patched.origin = "runs/mine"
     said = rf"is {value:g} for .*0.png; its weights or its description are damaged; use a sound model$"
     for model, where in ((plain, "image logit of 'dog'"), (PatchInference(plain), "image logit of 'dog'")):
