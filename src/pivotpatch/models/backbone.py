@@ -59,11 +59,11 @@ class Backbone(nn.Module):
         stride_in_conv1 = arguments.pop("stride_in_conv1", False)
         self.fixed_size: int | None = None
         flexible = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
-        if get_pretrained_cfg_value(name, "fixed_input_size") and not flexible:
-            if image_size is not None:
-                arguments.setdefault("img_size", image_size)
-            self.fixed_size = int(arguments.get("img_size") or get_pretrained_cfg_value(name, "input_size")[-1])
         try:
+            if get_pretrained_cfg_value(name, "fixed_input_size") and not flexible:
+                if image_size is not None:
+                    arguments.setdefault("img_size", image_size)
+                self.fixed_size = int(arguments.get("img_size") or get_pretrained_cfg_value(name, "input_size")[-1])
             self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
         except OSError as error:  # what the hub's client raises for want of a connection and of a cached copy
             raise InputError(
