@@ -1,6 +1,7 @@
 """Verbs take networks on the hub and other people's: what they score is what the network says when it is asked."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 import timm
 import torch
 from evaluate_command import LABELS, SIZE, Errors, evaluate, fail, save, score, write_photos
+from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 from torch import nn
+from verb import read_refusal
 
 from pivotpatch.cli.main import main
 from pivotpatch.inference.patch_inference import PatchInference
@@ -144,3 +147,27 @@ def test_a_name_that_is_wrong_is_told_in_a_line_as_it_was_typed(
 def test_a_damaged_file_of_a_network_is_named(here: Path, capsys: Errors) -> None:
     Path("theirs", "model.safetensors").write_bytes(b"cut")
     assert fail(capsys, "timm:theirs", *WORDS).startswith("theirs/model.safetensors: cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("evaluate", "ours", *WORDS), "ours: its image"),
+        (("evaluate", "hub:ours", *WORDS), "hub:ours: its image"),
+        (("evaluate", "timm:theirs", *WORDS, "--patch-inference"), "timm:theirs: its image"),
+        (("tune", "ours", "photos.csv", "--out", "tuned"), "ours: its image"),
+        (("report", "timm:theirs", "photos.csv", "--out", "report.html"), "timm:theirs: its image"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, tuple) else "",
+)
+def test_logits_that_cannot_be_ranked_name_the_network(
+    words: tuple[str, ...], where: str, here: Path, capsys: Errors
+) -> None:
+    save("ours")
+    for name, weight in (("ours", "head.project.weight"), ("theirs", "fc.weight")):
+        state = load_file(f"{name}/model.safetensors")
+        state[weight].fill_(3e38)
+        save_file(state, f"{name}/model.safetensors", metadata={"format": "pt"})
+    line = read_refusal(capsys, *words)
+    assert re.fullmatch(rf"{where} logit of 'cat' is (nan|-?inf) for 0.png; its weights .* use a sound model", line)
+    assert not Path("tuned").exists()

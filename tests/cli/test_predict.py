@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from together import run_together, run_verb
 from verb import read_refusal
 
@@ -335,3 +336,21 @@ def test_a_bar_on_a_terminal_tells_speed_and_time(here: Path) -> None:
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
     assert re.search(r"tag .* 20/20 [\d.e+]+ pictures/s \d:\d\d:\d\d", plain), plain
     assert f"wrote tags.csv, {COUNT} pictures" in plain
+
+
+@pytest.mark.parametrize("words", [(), ("--json",), ("--out", "tags.csv", "--workers", "0")], ids=["", "json", "out"])
+def test_a_broken_network_is_told_once_and_not_blamed_on_pictures(
+    words: tuple[str, ...], here: Path, capsys: Errors
+) -> None:
+    state = load_file("model/model.safetensors")
+    state["head.project.weight"].fill_(3e38)
+    save_file(state, "model/model.safetensors")
+    Path("photos/05.png").write_bytes(b"no picture")
+    assert main(["predict", "--model", "model", "photos", *words]) == 1
+    said = capsys.readouterr()
+    line = "pivotpatch: model: it answers nan where a probability is due; its weights or its description are damaged"
+    assert said.err.splitlines()[-1].startswith(line)
+    assert said.err.count("it answers nan") == 1
+    assert "not read" not in said.err.replace("not read: photos/05.png", "")
+    assert said.out == ""
+    assert not Path("tags.csv").exists()

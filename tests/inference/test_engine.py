@@ -1,5 +1,7 @@
 """Engines against probabilities computed by hand from the network's logits."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -309,3 +311,46 @@ def test_a_network_that_was_trained_on_patches_alone_is_refused() -> None:
     model.patch_only = True
     with pytest.raises(InputError, match="TorchEngine: the network was trained on patches alone, .*; give one that"):
         TorchEngine(model)
+
+
+BROKEN = (torch.nan, torch.inf, 3e38)
+
+
+@pytest.mark.parametrize("value", BROKEN)
+@pytest.mark.parametrize("part", ["head.project.bias", "patch_projection.bias", "weight_projection.weight"])
+@pytest.mark.parametrize("effort", [0.5, 1.0])
+def test_what_no_probability_is_blames_the_network(part: str, value: float, effort: float) -> None:
+    model = make_adaptive((0.0, 0.0))  # nothing is clear without patches
+    model.origin = "runs/mine"
+    model.get_parameter(part).data.fill_(value)
+    if (part, value) == ("head.project.bias", 3e38):
+        model.get_parameter("patch_projection.bias").data.fill_(value)  # finite alone, and too much together
+    with pytest.raises(
+        InputError, match="^runs/mine: it answers nan where a probability is due; .* use a sound model$"
+    ):
+        TorchEngine(model, effort=effort)(pictures(size=80))
+
+
+@pytest.mark.parametrize("value", BROKEN[:2])
+@pytest.mark.parametrize("wrap", [lambda model: model, PatchInference])
+def test_without_patches_and_with_pat_i_likewise(
+    wrap: Callable[[Classifier], Classifier | PatchInference], value: float
+) -> None:
+    model = make_plain()
+    model.get_parameter("head.project.bias").data[1] = value
+    with pytest.raises(InputError, match="^the MultiLabelClassifier: it answers nan"):
+        TorchEngine(wrap(model))(pictures())
+
+
+def test_an_image_that_is_answered_alone_is_looked_at_likewise() -> None:
+    model = make_adaptive((9.0, 9.0))  # all is clear without patches
+    model.get_parameter("head.project.bias").data[1] = torch.inf
+    for effort in (0.0, 0.5):
+        with pytest.raises(InputError, match="^the PatchClassifier: it answers nan"):
+            TorchEngine(model, effort=effort)(pictures(size=80))
+
+
+def test_certainty_is_no_fault() -> None:
+    model = make_plain()
+    model.get_parameter("head.project.bias").data.copy_(torch.tensor([1e30, -1e30, 200.0]))
+    assert TorchEngine(model)(pictures()).probs.tolist() == [[1.0, 0.0, 1.0]] * 3

@@ -2,13 +2,14 @@ import json
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
 from made_networks import LABELS, fit_made_up, make_network, make_pictures
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from pivotpatch.core.errors import InputError
 from pivotpatch.export.onnx import export_onnx
@@ -147,3 +148,75 @@ def test_without_onnxruntime_the_extra_is_named(written: Path, monkeypatch: pyte
     with pytest.raises(InputError, match="^onnxruntime: is not installed; pip install pivotpatch\\[onnx\\]$"):
         open_exported(written)
     assert import_extra("json") is json
+
+
+def rewrite(written: Path, path: Path, **changes: Any) -> Path:
+    """An exported file with another description, and a weight that is huge where `weight` is given."""
+    model, weight = onnx.load(written), changes.pop("weight", None)
+    described = {**json.loads(model.metadata_props[0].value), **changes}
+    helper.set_model_props(model, {"pivotpatch": json.dumps(described)})
+    if weight is not None:
+        held = next(part for part in model.graph.initializer if part.name.endswith("head.project.weight"))
+        held.CopyFrom(numpy_helper.from_array(np.full(list(held.dims), weight, np.float32), held.name))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf, 3e38])
+def test_a_file_that_gives_no_numbers_is_named(weight: float, written: Path, tmp_path: Path) -> None:
+    path = rewrite(written, tmp_path / "broken.onnx", weight=weight)
+    with pytest.raises(InputError, match="broken.onnx: it answers nan where a probability is due; its weights or"):
+        Predictor.load(path)(np.zeros((9, 9, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"picture_size": 4097}, "picture_size: Input should be less than or equal to 4096"),
+        ({"picture_size": 10**30}, "picture_size: "),
+        ({"grid": 17}, "grid: Input should be less than or equal to 16"),
+        ({"thresholds": [0.5, 0.5, 7]}, "thresholds.2: Input should be less than or equal to 1"),
+        ({"thresholds": [0.5, 0.5, float("nan")]}, "thresholds.2: "),
+        ({"labels": ["a", "b", "a"]}, "a label comes twice"),
+        ({"labels": ["a", "b", ""]}, "labels.2: String should have at least 1 character"),
+        (
+            {"labels": ["a", "b"], "thresholds": None},
+            r"it gives \(1, 3\) \(1, 3\) of 1 pictures, and there are 2 labels",
+        ),
+    ],
+)
+def test_a_description_of_another_graph_is_told(
+    changes: dict[str, Any], said: str, written: Path, tmp_path: Path
+) -> None:
+    path = rewrite(written, tmp_path / "other.onnx", **changes)
+    with pytest.raises(InputError, match=f"other.onnx: .*{said}.*; export the network again$") as caught:
+        open_exported(path)(torch.zeros(1, 3, 9, 9, dtype=torch.uint8))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_graph_that_cannot_be_run_is_told(tmp_path: Path) -> None:
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in DESCRIBED.outputs]
+    nodes = [helper.make_node("Identity", ["x"], [name]) for name in DESCRIBED.outputs]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])  # no bytes of pictures
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [given], outputs), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
+    )
+    helper.set_model_props(model, {"pivotpatch": DESCRIBED.model_dump_json()})
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(InputError, match=r"other.onnx: it cannot be run \(.+\); export the network again") as caught:
+        open_exported(tmp_path / "other.onnx")(torch.zeros(1, 3, 9, 9, dtype=torch.uint8))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_package_is_not_unpacked_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "network.pt2"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("top/extra/pivotpatch.json", DESCRIBED.model_dump_json() + " " * 100_000_000)
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(InputError, match="its description is wrong, as a whole: it is longer than 16 MB"):
+        open_exported(path)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"top/extra") + 60] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="is no package, or a damaged one"):
+        open_exported(path)

@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from pivotpatch import InputError, PatchInference, Predictor
 from pivotpatch.core.patches import resize_images
-from pivotpatch.inference.foreign import open_timm, open_transformers
+from pivotpatch.inference.foreign import open_foreign, open_timm, open_transformers
 from pivotpatch.inference.scoring import score_images
 from pivotpatch.models.foreign import load_timm, load_transformers
 
@@ -244,9 +244,9 @@ def pickle_weights(folder: Path) -> None:
         (lambda f: edit_json(f, "config.json", lambda c: c.pop("problem_type")), "its problem_type is None, so"),
         (drop_weights, "1 of its weights are missing or of another shape, such as classifier.bias; give a model that"),
         (pickle_weights, "holds no weights as safetensors, and others can run code .*; save it again with safetensors"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"cut"), "transformers cannot open it"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"cut"), "model.safetensors: cannot be read .*copy it again"),
         (lambda f: (f / "config.json").unlink(), "holds no config.json; check the path"),
-        (lambda f: (f / "config.json").write_text("{"), "transformers cannot open it"),
+        (lambda f: (f / "config.json").write_text("{"), r"its config.json is no JSON \(.+\); copy the model again"),
         (lambda f: edit_json(f, "config.json", lambda c: c.update(model_type="vitt")), "transformers cannot open it"),
         (
             lambda f: edit_json(
@@ -260,6 +260,23 @@ def pickle_weights(folder: Path) -> None:
                 size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
             ).save_pretrained(f),  # turns RGB into BGR
             "its processor does more than to resize, crop and normalise RGB pictures; in Python, wrap the model",
+        ),
+        (
+            lambda f: edit_json(f, "config.json", lambda c: c.update(hidden_size=10**9)),
+            "config.json: 'hidden_size': 1000000000 is too large a number; give 1,048,576 at most",
+        ),
+        (
+            lambda f: edit_json(f, "config.json", lambda c: c.update(image_size=1 << 17)),
+            "describes a far larger model than its weights are of; it is damaged, copy the model again",
+        ),
+        (lambda f: edit_json(f, "config.json", lambda c: c.update(num_hidden_layers=10**5)), "describes a far larger"),
+        (lambda f: edit_json(f, "config.json", lambda c: c.update(num_attention_heads=0)), "transformers cannot open"),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), r"its config.json is no JSON \(.+\); copy the model"),
+        (
+            lambda f: edit_json(
+                f, "preprocessor_config.json", lambda c: c.update(size={"height": 9999, "width": 9999})
+            ),
+            "preprocessor_config.json: 'size': 'height': 9999 is too large a number; give 4,096 at most",
         ),
         (
             lambda f: make_processor(do_resize=False).save_pretrained(f),
@@ -328,6 +345,27 @@ def test_without_transformers_it_is_said_how_to_get_it(vit: Path, monkeypatch: p
         (pickle_weights, "holds no weights as safetensors"),
         (lambda f: (f / "model.safetensors").write_bytes(b"cut"), "model.safetensors: cannot be read"),
         (lambda f: (f / "config.json").write_text("[]"), "timm cannot open it"),
+        (lambda f: edit_json(f, "config.json", lambda c: c.update(architecture=5)), "timm cannot open it .*Attribute"),
+        (lambda f: edit_json(f, "config.json", lambda c: c.update(model_args={"block": None})), "timm cannot open it"),
+        (
+            lambda f: edit_json(f, "config.json", lambda c: c.update(model_args={"layers": [10**5, 1, 1, 1]})),
+            "describes a far larger model than its weights are of",
+        ),
+        (
+            lambda f: edit_json(f, "config.json", lambda c: c.update(model_args={"stem_width": 10**9})),
+            "config.json: 'model_args': 'stem_width': 1000000000 is too large a number",
+        ),
+        (
+            lambda f: edit_json(f, "config.json", lambda c: c["pretrained_cfg"].update(input_size=[3, 9999, 9999])),
+            "preprocessing.image_size is 9999; give a whole number of pixels a side, 4,096 at most",
+        ),
+        *(
+            (
+                lambda f, mean=mean: edit_json(f, "config.json", lambda c: c["pretrained_cfg"].update(mean=mean)),
+                "preprocessing.mean is .*; give three numbers each",
+            )
+            for mean in ([0.5, 0.5], [0.5, 0.5, "x"], [0.5, 0.5, [0.5]], [0.5, 0.5, float("nan")], [0.5, 0.5, 1e38])
+        ),
     ],
 )
 def test_a_timm_model_that_will_not_do_is_refused(damage: Callable[[Path], None], message: str, resnet: Path) -> None:
@@ -383,3 +421,20 @@ def test_they_are_opened_by_their_names_on_the_hub(user: tuple[HubUser, list[str
         *(f"me/vit/{name}" for name in ("config.json", "model.safetensors", "preprocessor_config.json")),
         *(f"me/resnet/{name}" for name in ("config.json", "model.safetensors")),
     }
+
+
+@pytest.mark.parametrize("effort", [0, 1])
+def test_one_that_gives_no_numbers_is_named(resnet: Path, effort: float) -> None:
+    state = load_file(resnet / "model.safetensors")
+    state["fc.weight"].fill_(3e38)
+    save_file(state, resnet / "model.safetensors", metadata={"format": "pt"})
+    predictor = Predictor.load(f"timm:{resnet}", device="cpu", effort=effort)
+    with pytest.raises(InputError, match=f"^timm:{resnet}: it answers nan where a probability is due"):
+        predictor(np.full((40, 40, 3), 99, np.uint8))
+
+
+def test_patches_of_a_model_that_sees_much_are_too_many(resnet: Path) -> None:
+    edit_json(resnet, "config.json", lambda c: c["pretrained_cfg"].update(input_size=[3, 1856, 1856]))
+    model = load_timm(resnet)
+    with pytest.raises(InputError, match=f"timm:{resnet}: an image and its 2 x 2 patches have 17 million pixels"):
+        open_foreign(model)

@@ -298,3 +298,17 @@ def test_pictures_in_parts_are_answered_as_alone() -> None:
             assert whole is not None
             assert part is not None
             torch.testing.assert_close(whole[row], part[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_not_finite_blame_the_network(value: float, table: Path) -> None:
+    plain, patched = (kind("test_resnet", LABELS, image_size=SIZE) for kind in (MultiLabelClassifier, PatchClassifier))
+    plain.get_parameter("head.project.bias").data[1] = value
+    patched.get_parameter("patch_projection.bias").data[0] = value
+    plain.origin = patched.origin = "runs/mine"
+    said = rf"is {value:g} for .*0.png; its weights or its description are damaged; use a sound model$"
+    for model, where in ((plain, "image logit of 'dog'"), (PatchInference(plain), "image logit of 'dog'")):
+        with pytest.raises(InputError, match=f"^runs/mine: its {where} {said}"):
+            score_pictures(model, open_loader(table, SIZE), accelerator=Accelerator(cpu=True))
+    with pytest.raises(InputError, match=f"^runs/mine: its patch logit of 'cat' {said}"):
+        score_pictures(patched, open_loader(table, SIZE), accelerator=Accelerator(cpu=True))

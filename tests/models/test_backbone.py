@@ -186,3 +186,17 @@ def test_pickled_code_is_refused(tmp_path: Path) -> None:
 def test_strides_that_cannot_be_moved_are_named(backbone: str, value: bool, message: str) -> None:
     with pytest.raises(InputError, match=message):
         MultiLabelClassifier(Architecture(backbone, backbone_options={"stride_in_conv1": value}), LABELS)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options"),
+    [
+        ("test_resnet", {"global_pool": 1}),
+        ("test_resnet", {"block_args": "x"}),
+        ("test_vit", {"img_size": "../x"}),
+        ("test_vit", {"num_heads": 0}),
+    ],
+)
+def test_options_of_a_wrong_kind_are_told(backbone: str, options: dict[str, int | str]) -> None:
+    with pytest.raises(InputError, match=f"^backbone '{backbone}': cannot be built with .*; change what it does not"):
+        MultiLabelClassifier(Architecture(backbone, backbone_options=options), LABELS)

@@ -2,16 +2,25 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 import pytest
 import torch
 from made_checkpoints import edit_json, make_classifier
 from safetensors.torch import load_file, save_file
 
-from pivotpatch import load_checkpoint, save_checkpoint
+from pivotpatch import PatchClassifier, load_checkpoint, save_checkpoint
 from pivotpatch.core.errors import InputError
 
 CALIBRATION = {"kind": "tde", "method": "platt", "slope": [1.0, 1.0, 1.0], "offset": [0.0]}
+SIZES = (
+    ("architecture", "image_size"),
+    ("preprocessing", "image_size"),
+    ("patching", "source_size"),
+    ("patching", "patch_size"),
+    ("patching", "closer_size"),
+)
+NAMES = [str(number) for number in range(500)]
 IMAGE = {**CALIBRATION, "kind": "image", "offset": [0.0, 1.0, 2.0]}
 
 
@@ -22,6 +31,14 @@ def edit_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callabl
         save_file(state, folder / "model.safetensors")
 
     return apply
+
+
+def give(section: str, name: str, value: object) -> Callable[[Path], None]:
+    return edit_json(lambda described: described[section].update({name: value}))
+
+
+def give_head(name: str, **options: float) -> Callable[[Path], None]:
+    return edit_json(lambda described: described["architecture"].update(head=name, head_options=options))
 
 
 def cut(name: str, keep: float) -> Callable[[Path], None]:
@@ -144,6 +161,54 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
             "option 'checkpoint_path' is not yours to set; leave it out",
         ),
         (lambda f: (f / "model.json").write_text("[" * 100_000), "model.json: is no JSON"),
+        *(
+            (give(section, name, size), f"{section}.{name} is {size}")
+            for section, name in SIZES
+            for size in (4097, 10**30)
+        ),
+        (edit_json(lambda d: d["patching"].update(grid=17)), "patching.grid is 17 .*less than or equal to 16"),
+        (
+            edit_json(lambda d: d["patching"].update(grid=16, source_size=1000, overlap=0.9)),
+            "model.json: an image and its 16 x 16 patches have 41 million pixels; give a smaller grid, overlap or size",
+        ),
+        (
+            give("preprocessing", "image_size", 4096),
+            "model.json: an image and its 3 x 3 patches have 17 million pixels",
+        ),
+        (
+            edit_json(lambda d: d["preprocessing"].update(mean=[0.5, 0.5])),
+            r"preprocessing.mean is \(0.5, 0.5\) and std",
+        ),
+        (
+            edit_json(lambda d: d["preprocessing"].update(std=[])),
+            r"and std \(\); give three numbers each, those of std",
+        ),
+        (edit_json(lambda d: d["preprocessing"].update(std=[1, 1, 0])), r"and std \(1.0, 1.0, 0.0\); give three"),
+        (edit_json(lambda d: d["preprocessing"].update(mean=[0, 0, 1e38])), "preprocessing.mean is"),
+        (edit_json(lambda d: d["preprocessing"].update(mean=[0, 0, 10**400])), "preprocessing.mean"),
+        (
+            edit_json(lambda d: d["architecture"].update(backbone_options={"global_pool": 1})),
+            "backbone 'test_resnet': cannot be built with {'global_pool': 1}: .*; change what it does not take",
+        ),
+        (edit_json(lambda d: d["architecture"].update(backbone_options={"layers": [1]})), "architecture.backbone_opt"),
+        (
+            edit_json(lambda d: d["architecture"].update(backbone_options={"base_width": 10**7})),
+            "backbone 'test_resnet': 'base_width': 10000000 is too large a number; give 1,048,576 at most",
+        ),
+        (
+            edit_json(lambda d: d["architecture"].update(backbone_options={"stem_width": 4096})),
+            "model.json: describes a far larger model than its weights are of; it is damaged, copy the model again",
+        ),
+        (give_head("query2label", dropout=7), "head 'query2label': cannot be built with {'dropout': 7}: dropout prob"),
+        (give_head("query2label", width=8.0), "cannot be built with {'width': 8.0}"),
+        (give_head("query2label", feedforward=10**9), "'feedforward': 1000000000 is too large a number"),
+        (give_head("ml_decoder", width=8000), "describes a far larger model"),
+        (
+            give_head("query2label", width=4, attention_heads=1, feedforward=1, decoder_layers=10**6),
+            "describes a far larger model",
+        ),
+        (edit_json(lambda d: d.update(kind="IndependentClassifier", patching=None, labels=NAMES)), "far larger model"),
+        (edit_json(lambda d: d.update(pivotpatch=["a" * 9999])), r"pivotpatch is \['a{55}\.\.\. \("),
         (
             edit_weights(lambda s: s.update({"head.project.bias": torch.zeros(3, dtype=torch.int64)})),
             "is torch.int64 inst",
@@ -157,3 +222,25 @@ def test_damage_is_named_in_one_line(damage: Callable[[Path], None], message: st
     with pytest.raises(InputError, match=message) as caught:
         load_checkpoint(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_all_that_the_limits_allow_is_saved_and_loaded(tmp_path: Path) -> None:
+    model = PatchClassifier("test_resnet", ["cat"], image_size=240, grid=16, source_size=4000)
+    save_checkpoint(model, tmp_path / "model")
+    loaded = load_checkpoint(tmp_path / "model")
+    assert isinstance(loaded, PatchClassifier)
+    assert (loaded.grid, loaded.source_size) == (16, 4000)
+    with pytest.raises(InputError, match="an image and its 16 x 16 patches have 17 million pixels; .* 16.8 million"):
+        PatchClassifier("test_resnet", ["cat"], image_size=256, grid=16)
+    with pytest.raises(InputError, match="a closer look at 4097 pixels is too large; give 4096 at most"):
+        loaded.closer_cost(4097)
+
+
+def test_a_model_that_is_far_too_large_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_checkpoint(make_classifier(), folder)
+    give_head("ml_decoder", width=1 << 20)(folder)  # one matrix of its decoder would take 4 TB
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match="describes a far larger model than its weights are of"):
+        load_checkpoint(folder)
+    assert getrusage(RUSAGE_SELF).ru_maxrss - before < 300_000  # kB; what is spare

@@ -67,3 +67,11 @@ def test_what_cannot_be_folded_is_left_alone(kind: type[Branching]) -> None:
 def test_norms_in_training_are_left_alone() -> None:
     network = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).train()
     assert fold_norms(network, side=8) is network
+
+
+@torch.no_grad()
+def test_a_network_that_gives_no_numbers_is_left_alone() -> None:
+    backbone = make_backbone("resnet18")
+    next(backbone.parameters()).fill_(1e38)
+    assert backbone(torch.rand(1, 3, 64, 64)).isnan().any()
+    assert fold_norms(backbone, side=64) is backbone

@@ -180,16 +180,20 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
 
 def _predict(predictor: "Predictor", paths: Iterable[str], *, stop: bool) -> "Iterator[Prediction | InputError]":
     """What is in each picture, or why it could not be read."""
+    from pivotpatch.inference.predictor import ModelError
+
     rest = iter(paths)
     while batch := list(islice(rest, predictor.batch_size)):
         try:
             yield from predictor(list(batch))
+        except ModelError:
+            raise
         except InputError:
             for path in batch:  # one of them is to blame
                 try:
                     yield predictor(path)
                 except InputError as error:
-                    if stop:
+                    if stop or isinstance(error, ModelError):
                         raise
                     yield error
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _LONGEST = 240, 320, 400  # characters of where, wrong and todo; a path of 200 stays whole
 _QUOTED = 80  # characters of one value or name
+_FAULT = 200  # characters of what another library says
 _LISTED = 300  # characters of all names that an advice lists
 
 
@@ -48,6 +49,15 @@ def quote(value: object) -> str:
     ("'cat'", 80)
     """
     return cut(repr(value))
+
+
+def quote_fault(error: BaseException) -> str:
+    r"""What another library's error says, as one line; its name where it says nothing.
+
+    >>> quote_fault(ValueError("bad\n  number")), quote_fault(KeyError())
+    ('bad number', 'KeyError')
+    """
+    return cut(" ".join(str(error).split()) or type(error).__name__, _FAULT)
 
 
 def choose_one_of(name: str, known: Iterable[str]) -> str:

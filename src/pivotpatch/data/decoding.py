@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageFile
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TILELENGTH, TILEWIDTH, TiffImageFile
 from torch.nn import functional as F
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.core.errors import InputError, quote_fault
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import ImageSource
@@ -175,7 +175,7 @@ def _explain_faults(where: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # plugins raise whatever their parsers trip over: SyntaxError, struct.error, ...
-        wrong = f"cannot be decoded ({' '.join(str(error).split()) or type(error).__name__})"
+        wrong = f"cannot be decoded ({quote_fault(error)})"
         raise InputError(where, wrong, "replace the picture or leave it out") from error
 
 

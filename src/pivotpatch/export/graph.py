@@ -98,10 +98,10 @@ def check_difference(written: Callable[[Tensor], Answer], graph: PictureGraph, *
         The largest difference; refused where it is above the tolerance, or no number.
     """
     size = (graph.engine.picture_size, graph.engine.picture_size)
-    found = [
-        _difference(written(pictures), graph.engine(resize_images(pictures, size)))
-        for pictures in _make_pictures(graph.engine.picture_size)
-    ]
+    found = []
+    for pictures in _make_pictures(graph.engine.picture_size):
+        expected = graph.engine(resize_images(pictures, size))  # first: a broken network is named as the user knows it
+        found.append(_difference(written(pictures), expected))
     difference = torch.stack(found).max().item()  # NaN where any is
     if not difference <= tolerance:
         wrong = f"the file and torch differ by {difference:.2g}, which is more than {tolerance:g}"

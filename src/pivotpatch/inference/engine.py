@@ -16,6 +16,8 @@ from pivotpatch.inference.scoring import evaluating, look_again, make_network_vi
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
+_ROUNDING = 1e-3  # by which a sigmoid or softmax of another runtime may leave [0, 1]
+
 
 class Answer(NamedTuple):
     """What a network says of B pictures, in float32 on the CPU; all of it calibrated where a calibration was fitted.
@@ -31,6 +33,22 @@ class Answer(NamedTuple):
     image_probs: Tensor
     patch_probs: Tensor | None = None
     weights: Tensor | None = None
+
+
+def check_answer(answer: Answer, model: str) -> Answer:
+    """Refuse what no probability is; NaN is one only for the patches of a picture that were not looked at.
+
+    Args:
+        answer: of an engine, on the CPU.
+        model: what messages call it.
+    """
+    parts = (part.flatten(1) for part in answer[2:] if part is not None)
+    for values in (*answer[:2], *(part[~part.isnan().all(dim=1)] for part in parts)):
+        odd = ~((values >= -_ROUNDING) & (values <= 1 + _ROUNDING))  # NaN is odd, too
+        if odd.any():
+            wrong = f"it answers {values[odd][0].item():g} where a probability is due"
+            raise InputError(model, wrong, "its weights or its description are damaged; use a sound model")
+    return answer
 
 
 class Engine(Protocol):
@@ -102,6 +120,7 @@ class TorchEngine:
         self.model = model if device is None else model.to(device)
         self.device = next(network.parameters()).device
         self.dtype = dtype
+        self.name = network.called
         self.labels: tuple[str, ...] = network.labels
         self.picture_size: int = network.picture_size
         patched = model if isinstance(model, PatchInference | PatchClassifier) else None
@@ -139,7 +158,7 @@ class TorchEngine:
             # Where some are looked at again, they are chosen from all, so that second looks come many at a time, too.
             parts = (pictures,) if 0 < self.effort < 1 else split_for_device(pictures)
             answers = [self.answer(part) for part in parts]
-            return Answer._make(_join(parts) for parts in zip(*answers, strict=True))
+            return check_answer(Answer._make(_join(parts) for parts in zip(*answers, strict=True)), self.name)
 
     def answer(self, pictures: Tensor) -> Answer:
         """The same of pictures on the network's device; with effort 1 a graph that can be exported."""
@@ -147,7 +166,7 @@ class TorchEngine:
             return self._answer_adaptively(self.model, pictures)
         out = score_images(self.model, pictures)
         if isinstance(out, Tensor):
-            probs = _calibrate(out, self.calibration)
+            probs = _mark(_calibrate(out, self.calibration), out)
             return Answer(probs, probs)
         return self._mix(out, self.calibration)
 
@@ -155,7 +174,8 @@ class TorchEngine:
         """The image of every picture, then a second look at those about which it is unsure."""
         views = (make_network_views(model, part, patches=False).image for part in split_for_device(pictures))
         logits = torch.cat([model.forward_images(image) for image in views])
-        probs = _calibrate(logits, self.calibration if self.adaptive is None else self.adaptive.calibration)
+        fitted = self.calibration if self.adaptive is None else self.adaptive.calibration
+        probs = _mark(_calibrate(logits, fitted), logits)
         if self.effort == 0:
             return Answer(probs, probs)
         assert self.adaptive is not None
@@ -177,12 +197,18 @@ class TorchEngine:
         rows = (out.image_logits, out.pooled_logits, out.tde_logits / (1 + self.model.lam))
         kinds = dict(zip(KINDS, (_calibrate(row, calibration) for row in rows), strict=True))
         probs = out.probs if calibration is None else kinds[calibration.kind]
-        return Answer(probs, kinds["image"], kinds["patch"], out.weights)
+        # TDE logits are finite only where those of the image and the patches are.
+        return Answer(_mark(probs, out.tde_logits), kinds["image"], kinds["patch"], out.weights)
 
 
 def _calibrate(logits: Tensor, calibration: Calibration | None) -> Tensor:
     """Probabilities (B,L) of logits."""
     return torch.sigmoid(logits.float()) if calibration is None else calibration.apply(logits)
+
+
+def _mark(probs: Tensor, logits: Tensor) -> Tensor:
+    """Probabilities (B,L), NaN where the logit is not finite: the sigmoid of infinity would pass for an answer."""
+    return torch.where(logits.isfinite(), probs, torch.nan)
 
 
 def _join(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -4,20 +4,23 @@ from abc import ABC, abstractmethod
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, quote_fault
 from pivotpatch.core.patches import check_images
-from pivotpatch.inference.engine import Answer
+from pivotpatch.inference.engine import Answer, check_answer
+from pivotpatch.models.limits import GRID, Side
 
 PROPERTY = "pivotpatch"
 """The metadata property of an ONNX file that holds its description."""
 MEMBER = "extra/pivotpatch.json"
 """The file that holds that of a package, inside the one folder of its archive."""
+_LONGEST = 1 << 24  # bytes of a description; an archive may hold zeros without end in a few
+_AGAIN = "export the network again"
 
 
 class Description(BaseModel):
@@ -37,16 +40,18 @@ class Description(BaseModel):
 
     pivotpatch: str
     torch: str
-    labels: Annotated[tuple[str, ...], Field(min_length=1)]
-    thresholds: tuple[float, ...] | None
-    grid: Annotated[int, Field(ge=0)]
+    labels: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+    thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None
+    grid: Annotated[int, Field(ge=0, le=GRID)]
     overlap: Annotated[float, Field(ge=0, lt=1)]
-    picture_size: Annotated[int, Field(ge=1)]
+    picture_size: Side
 
     @model_validator(mode="after")
     def _check_thresholds(self) -> "Description":
         if self.thresholds is not None and len(self.thresholds) != len(self.labels):
             raise ValueError(f"{len(self.thresholds)} thresholds for {len(self.labels)} labels")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("a label comes twice")
         return self
 
     @property
@@ -62,7 +67,8 @@ class _ExportedEngine(ABC):
         description: what the file says of itself.
     """
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, path: Path, description: Description) -> None:
+        self.path = path
         self.description = description
         self.labels = description.labels
         self.thresholds = description.thresholds
@@ -76,7 +82,16 @@ class _ExportedEngine(ABC):
         if pictures.dtype != torch.uint8 or pictures.shape[1] != 3:
             wrong = f"pictures are {pictures.dtype} of shape {tuple(pictures.shape)}"
             raise InputError(type(self).__name__, wrong, "give uint8 (B, 3, H, W)")
-        return Answer(*self._run(pictures.cpu().permute(0, 2, 3, 1).contiguous()))
+        try:
+            found = self._run(pictures.cpu().permute(0, 2, 3, 1).contiguous())
+        except Exception as error:  # the runtimes' own
+            raise InputError(str(self.path), f"it cannot be run ({quote_fault(error)})", _AGAIN) from None
+        count, labels = len(pictures), len(self.labels)
+        shapes = [(count, labels)] * 3 + [(count, self.grid**2, labels)]
+        if [tuple(part.shape) for part in found] != shapes[: len(self.description.outputs)]:
+            wrong = f"it gives {' '.join(str(tuple(part.shape)) for part in found)} of {count} pictures"
+            raise InputError(str(self.path), f"{wrong}, and there are {labels} labels", _AGAIN)
+        return check_answer(Answer(*(part.float() for part in found)), str(self.path))
 
     @abstractmethod
     def _run(self, pictures: Tensor) -> list[Tensor]:
@@ -95,13 +110,12 @@ class OnnxEngine(_ExportedEngine):
         try:
             self.session: Any = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors have no other ancestor
-            reason = " ".join(str(error).split())
-            raise InputError(str(path), f"ONNX Runtime cannot open it ({reason})", "export the network again") from None
-        super().__init__(_read_description(path, self.session.get_modelmeta().custom_metadata_map.get(PROPERTY)))
+            raise InputError(str(path), f"ONNX Runtime cannot open it ({quote_fault(error)})", _AGAIN) from None
+        super().__init__(path, _read_description(path, self.session.get_modelmeta().custom_metadata_map.get(PROPERTY)))
         found = tuple(each.name for each in self.session.get_outputs())
         if found != self.description.outputs:
             wrong = f"its outputs are {', '.join(found)}, not {', '.join(self.description.outputs)}"
-            raise InputError(str(path), wrong, "export the network again")
+            raise InputError(str(path), wrong, _AGAIN)
 
     def _run(self, pictures: Tensor) -> list[Tensor]:
         feed = {self.session.get_inputs()[0].name: pictures.numpy()}
@@ -114,14 +128,14 @@ class PackageEngine(_ExportedEngine):
     def __init__(self, path: str | Path) -> None:
         """Open a package; its description is read before any code of it runs."""
         path = _check_file(path)
-        super().__init__(_read_description(path, _read_member(path)))
+        super().__init__(path, _read_description(path, _read_member(path)))
         from torch._inductor import aoti_load_package
 
         try:
             self.compiled = aoti_load_package(str(path))
         except Exception as error:  # the loader's own, the system's, the archive's
-            reason = str(error).strip().partition("\n")[0]
-            wrong = f"torch {torch.__version__} cannot load what torch {self.description.torch} compiled ({reason})"
+            versions = f"torch {torch.__version__} cannot load what torch {self.description.torch} compiled"
+            wrong = f"{versions} ({quote_fault(error)})"
             raise InputError(str(path), wrong, "export the network again, on a machine of this kind") from None
 
     def _run(self, pictures: Tensor) -> list[Tensor]:
@@ -164,18 +178,25 @@ def _read_member(path: Path) -> bytes | None:
     try:
         with ZipFile(path) as archive:
             inside = [name for name in archive.namelist() if name.partition("/")[2] == MEMBER]
-            return archive.read(inside[0]) if inside else None
-    except (BadZipFile, OSError, EOFError, NotImplementedError) as error:
-        raise InputError(str(path), f"is no package, or a damaged one ({error})", "export the network again") from None
+            if not inside:
+                return None
+            with archive.open(inside[0]) as file:
+                return file.read(_LONGEST + 1)
+    except Exception as error:  # the archive may be damaged in its directory, its entries or what they hold
+        raise InputError(str(path), f"is no package, or a damaged one ({quote_fault(error)})", _AGAIN) from None
 
 
 def _read_description(path: Path, text: str | bytes | None) -> Description:
     if text is None:
         wrong = "says nothing of labels and thresholds"
         raise InputError(str(path), wrong, "give a file that pivotpatch export wrote")
+    if len(text) > _LONGEST:
+        raise InputError(
+            str(path), f"its description is wrong, as a whole: it is longer than {_LONGEST >> 20} MB", _AGAIN
+        )
     try:
         return Description.model_validate_json(text)
     except ValidationError as error:
         fault = error.errors()[0]
     where = ".".join(map(str, fault["loc"])) or "as a whole"
-    raise InputError(str(path), f"its description is wrong, {where}: {fault['msg']}", "export the network again")
+    raise InputError(str(path), f"its description is wrong, {where}: {fault['msg']}", _AGAIN)

@@ -8,6 +8,7 @@ import torch
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.foreign import ForeignClassifier, load_timm, load_transformers
+from pivotpatch.models.limits import check_views
 
 
 def open_transformers(
@@ -61,6 +62,8 @@ def open_foreign(
     """An engine around somebody else's network that is open already; the arguments are those of `open_transformers`."""
     if not pat:
         return TorchEngine(model, device=device)
-    wrapped = PatchInference(model)
-    model.source_size = wrapped.grid * model.preprocessing.image_size
+    wrapped, seen = PatchInference(model), model.preprocessing.image_size
+    sizes = {"source_size": wrapped.grid * seen, "patch_size": seen}
+    check_views(seen, grid=wrapped.grid, overlap=wrapped.overlap, **sizes, where=model.called)
+    model.source_size = sizes["source_size"]
     return TorchEngine(wrapped, device=device)

@@ -29,12 +29,17 @@ from pivotpatch.models.named import correct_scheme, is_named, load_named
 from pivotpatch.models.rewrites import quicken_inference
 
 EXPORTED = (".onnx", ".pt2")
-_ENGINE = "write Predictor(TorchEngine(network))"
 """How the names of exported networks end."""
+_ENGINE = "write Predictor(TorchEngine(network))"
+_TRIED = 512  # rows and columns of images on which folding is tried, at most: more would only take longer
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor
 """A file's path or `file://` URL, its bytes, a Pillow picture, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
 of uint8 or of floats from 0 to 1."""
+
+
+class ModelError(InputError):
+    """What is wrong with a model: no other image would mend it."""
 
 
 class _Read(NamedTuple):
@@ -154,7 +159,10 @@ class Predictor:
 
     def _predict(self, pictures: list[_Read]) -> list[Prediction]:
         pixels = np.stack([picture.pixels for picture in pictures])
-        answer = self.engine(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+        try:
+            answer = self.engine(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+        except InputError as error:
+            raise ModelError(*error.parts) from error
         thresholds = torch.tensor(self.engine.thresholds or (0.5,) * len(self.labels))
         return [
             Prediction(
@@ -206,7 +214,8 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
     model.eval()
     dtype = _choose_dtype(device)
     if fold and isinstance(model, SharedClassifier):
-        backbone = fold_norms(model.backbone, side=model.preprocessing.image_size)
+        seen = model.preprocessing.image_size
+        backbone = fold_norms(model.backbone, side=seen if model.backbone.fixed_size else min(seen, _TRIED))
         if device.type == "cuda":
             quicken_inference(backbone)
             backbone.network = fuse_activations(backbone.network)

@@ -198,7 +198,9 @@ def score_pictures(
             if progress is not None:
                 progress("validate", number, len(loader))
     joined = _gather(held, model, loader, accelerator=accelerator, keep_patches=keep_patches)
-    return replace(_unpack(joined, model, loader, columns=columns), closer_size=closer_size)
+    scores = replace(_unpack(joined, model, loader, columns=columns), closer_size=closer_size)
+    _check_finite(scores, model)
+    return scores
 
 
 def _find_columns(model: Classifier | PatchInference, labels: tuple[str, ...]) -> list[int] | None:
@@ -258,6 +260,19 @@ def _unpack(joined: _Part, model: nn.Module, loader: "Loader", *, columns: list[
         overlap=0.0 if mixed is None else mixed.overlap,
         data=records.name,
     )
+
+
+def _check_finite(scores: Scores, model: Classifier | PatchInference) -> None:
+    """Refuse logits that cannot be ranked, in all processes alike: what is checked are the scores of all."""
+    for kind, logits in scores.logits.items():
+        odd = (~logits.isfinite()).nonzero()
+        if len(odd):
+            row, column = odd[0].tolist()
+            network = model.model if isinstance(model, PatchInference) else model
+            assert isinstance(network, Classifier)
+            said = f"{logits[row, column].item():g} for {scores.pictures[row]}"
+            wrong = f"its {kind} logit of {scores.labels[column]!r} is {said}"
+            raise InputError(network.called, wrong, "its weights or its description are damaged; use a sound model")
 
 
 def _fetch(value: float | Tensor, columns: list[int] | None) -> float | Tensor:

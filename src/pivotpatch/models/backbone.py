@@ -10,8 +10,9 @@ from timm.models import get_pretrained_cfg_value, model_entrypoint
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, quote, quote_fault
 from pivotpatch.core.patches import check_images
+from pivotpatch.models.limits import check_numbers
 from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
 from pivotpatch.models.weights import load_exactly, read_weights
 
@@ -58,11 +59,11 @@ class Backbone(nn.Module):
         stride_in_conv1 = arguments.pop("stride_in_conv1", False)
         self.fixed_size: int | None = None
         flexible = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
-        if get_pretrained_cfg_value(name, "fixed_input_size") and not flexible:
-            if image_size is not None:
-                arguments.setdefault("img_size", image_size)
-            self.fixed_size = int(arguments.get("img_size") or get_pretrained_cfg_value(name, "input_size")[-1])
         try:
+            if get_pretrained_cfg_value(name, "fixed_input_size") and not flexible:
+                if image_size is not None:
+                    arguments.setdefault("img_size", image_size)
+                self.fixed_size = int(arguments.get("img_size") or get_pretrained_cfg_value(name, "input_size")[-1])
             self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
         except OSError as error:  # what the hub's client raises for want of a connection and of a cached copy
             raise InputError(
@@ -70,11 +71,11 @@ class Backbone(nn.Module):
                 f"its weights cannot be fetched ({type(error).__name__})",
                 "check the connection or give a local file with weights=",
             ) from error
-        except (TypeError, ValueError, KeyError, AssertionError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(
-                f"backbone {name!r}", f"cannot be built with {arguments}: {reason}", "change what it does not take"
-            ) from error
+        except InputError:
+            raise
+        except Exception as error:  # options of a wrong kind break it in as many ways as timm has models
+            wrong = f"cannot be built with {quote(arguments)}: {quote_fault(error)}"
+            raise InputError(f"backbone {name!r}", wrong, "change what it does not take") from error
         if stride_in_conv1:
             _move_strides(self.network, name)
         if weights is not None:
@@ -134,6 +135,7 @@ def _check_options(options: Mapping[str, BackboneOption], name: str) -> None:
     refused = sorted(taken & set(options))
     if refused:
         raise InputError(f"backbone {name!r}", f"option {refused[0]!r} is not yours to set", "leave it out")
+    check_numbers(options, f"backbone {name!r}")
     first = options.get("stride_in_conv1", False)
     if not isinstance(first, bool):
         raise InputError(f"backbone {name!r}", f"stride_in_conv1 is {first!r}", "give true or false")

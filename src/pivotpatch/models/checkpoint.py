@@ -16,10 +16,12 @@ from torch import Tensor
 from pivotpatch import __version__
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, quote, quote_fault
 from pivotpatch.core.writing import explain_disk_faults, replacing_folder
+from pivotpatch.models.allowance import Allowance
 from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.limits import Grid, Side, check_views
 from pivotpatch.models.named import correct_scheme
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.preprocessing import Preprocessing
@@ -35,7 +37,6 @@ _KINDS: dict[str, type[Classifier]] = {
     "PatchClassifier": PatchClassifier,
     "IndependentClassifier": IndependentClassifier,
 }
-Size = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 Weight = Annotated[float, Field(ge=0)]
 Heat = Annotated[float, Field(gt=0)]
@@ -50,24 +51,27 @@ class _Part(BaseModel):
 class _Architecture(_Part):
     backbone: Text
     head: Text
-    image_size: Size | None
+    image_size: Side | None
     backbone_options: dict[str, str | int | float | bool | None]
     head_options: dict[str, int | float | None]
 
 
 class _Preprocessing(_Part):
-    image_size: Size
+    image_size: int
     mean: list[float]
-    std: list[Annotated[float, Field(gt=0)]]
+    std: list[float]
     interpolation: Literal["bilinear", "bicubic"]
+
+    def build(self) -> Preprocessing:
+        return Preprocessing(self.image_size, tuple(self.mean), tuple(self.std), self.interpolation)
 
 
 class _Patching(_Part):
-    grid: Size
+    grid: Grid
     overlap: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    source_size: Size | None = None
-    patch_size: Size | None = None
-    closer_size: Size | None = None
+    source_size: Side | None = None
+    patch_size: Side | None = None
+    closer_size: Side | None = None
     lam: Annotated[Annotated[Weight, Tag(_ONE)] | Annotated[list[Weight], Tag(_EACH)], _number_or_list]
     temperature: Annotated[Annotated[Heat, Tag(_ONE)] | Annotated[list[Heat], Tag(_EACH)], _number_or_list]
     patch_only: bool = False
@@ -192,18 +196,19 @@ def load_checkpoint(folder: str | Path) -> Classifier:
     patching = {} if described.patching is None else described.patching.arguments()
     if (described.patching is not None) != (described.kind == "PatchClassifier"):
         raise InputError(where, f"patching is {described.patching} for a {described.kind}", "save the checkpoint again")
-    with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
+    allowance = Allowance([folder / WEIGHTS], where=where)
+    with torch.random.fork_rng(devices=[]), allowance:  # the weights drawn here are replaced at once
         model = _KINDS[described.kind](
             Architecture(**described.architecture.model_dump()), described.labels, **patching
         )
-    stated = described.preprocessing
-    model.preprocessing = Preprocessing(stated.image_size, tuple(stated.mean), tuple(stated.std), stated.interpolation)
+    model.preprocessing = described.preprocessing.build()
     model.thresholds = described.thresholds
     if described.calibration is not None:
         model.calibration = Calibration.from_dict(described.calibration.model_dump())
     if described.adaptive is not None:
         model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
     load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
+    model.origin = str(folder)
     return model.eval()
 
 
@@ -261,7 +266,7 @@ def _read_description(folder: Path) -> _Description:
     except OSError as error:
         raise InputError(str(path), f"cannot be read ({error.strerror})", "check the path and its rights") from None
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
+        reason = quote_fault(error)
         raise InputError(str(path), f"is no JSON ({reason})", "it is damaged, copy the checkpoint again") from None
     schema = content.get("schema") if isinstance(content, dict) else None
     if isinstance(schema, bool) or not isinstance(schema, int):
@@ -283,14 +288,19 @@ def _validate(content: object, where: str, *, todo: str) -> _Description:
         fault = error.errors()[0]
     else:
         _check_counts(described, where)
+        described.preprocessing.build().check(where)
+        seen, cut = described.preprocessing.image_size, described.patching
+        if cut is not None:
+            sizes = {"source_size": cut.source_size, "patch_size": cut.patch_size}
+            check_views(seen, grid=cut.grid, overlap=cut.overlap, **sizes, where=where)
         return described
     name = ".".join(str(part) for part in fault["loc"] if part not in (_ONE, _EACH))
-    value, reason = fault["input"], fault["msg"]
+    value, reason = quote(fault["input"]), fault["msg"]
     if fault["type"] == "missing":
         raise InputError(where, f"lacks {name}", todo)
     if name == "kind":
-        raise InputError(where, f"unknown kind {value!r}", choose_one_of(str(value), _KINDS))
-    raise InputError(where, f"{name} is {value!r} ({reason})", todo)
+        raise InputError(where, f"unknown kind {value}", choose_one_of(value, _KINDS))
+    raise InputError(where, f"{name} is {value} ({reason})", todo)
 
 
 def _keep_rest(folder: Path, scratch: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
+from pivotpatch.core.errors import InputError, quote
 from pivotpatch.models.backbone import Backbone, BackboneOption
 from pivotpatch.models.heads import HeadOption, make_head
 from pivotpatch.models.preprocessing import Preprocessing
@@ -43,12 +43,6 @@ class Architecture:
         return asdict(self)
 
 
-def _say_values(values: object) -> str:
-    """In a few words."""
-    said = " ".join(repr(values).split())
-    return said if len(said) <= 60 else f"{said[:57]}..."
-
-
 class Classifier(nn.Module):
     """What every kind of network knows: what it is made of, its labels, and what it wants to see.
 
@@ -60,10 +54,12 @@ class Classifier(nn.Module):
         calibration: of those probabilities, where one was fitted.
         adaptive: when one look is enough, where that was fitted.
         closer_size: see `PatchClassifier`; None for all others.
+        origin: the folder or name that it was opened by, for messages; None for one that was made here.
     """
 
     preprocessing: Preprocessing
     closer_size: int | None = None
+    origin: str | None = None
 
     def __init__(
         self,
@@ -76,7 +72,8 @@ class Classifier(nn.Module):
         super().__init__()
         names = tuple(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else ()
         if not names or len(set(names)) != len(names) or not all(isinstance(name, str) and name for name in names):
-            raise InputError("labels", f"{labels!r} are not different names", "give a list of one name a label")
+            wrong = f"{quote(labels)} are not different names"
+            raise InputError("labels", wrong, "give a list of one name a label")
         if not isinstance(backbone, str | Architecture):
             raise InputError(type(self).__name__, f"the backbone is {backbone!r}", "give the name of a timm model")
         if isinstance(backbone, Architecture) and (head != "linear" or image_size is not None):
@@ -107,7 +104,7 @@ class Classifier(nn.Module):
             numbers = torch.empty(0)
         if numbers.shape != (len(self.labels),) or not ((numbers >= 0) & (numbers <= 1)).all():
             todo = f"give {len(self.labels)} numbers from 0 to 1, one a label"
-            raise InputError("thresholds", f"they are {_say_values(values)}", todo)
+            raise InputError("thresholds", f"they are {quote(values)}", todo)
         self._thresholds = tuple(numbers.tolist())
 
     def find_calibration(self, *, closer_size: int | None) -> Calibration | None:
@@ -119,6 +116,11 @@ class Classifier(nn.Module):
         if self.adaptive is None or closer_size is None or closer_size != self.closer_size:
             return self.calibration
         return self.adaptive.again or self.calibration
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.origin or f"the {type(self).__name__}"
 
     @property
     def picture_size(self) -> int:

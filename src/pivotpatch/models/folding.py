@@ -31,7 +31,7 @@ def fold_norms(network: Network, *, side: int) -> Network:
     for parent, name, convolution in pairs:
         _fold(convolution, parent, name)
     before, after = network(image), folded(image)
-    agree = torch.allclose(before, after, rtol=0, atol=_TOLERANCE * float(before.abs().max()))
+    agree = (before - after).abs().max() <= _TOLERANCE * before.abs().max()  # never where one of them is NaN
     return folded if agree else network
 
 

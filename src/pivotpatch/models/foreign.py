@@ -1,5 +1,6 @@
 """Other people's multi-label networks, of transformers or timm, with what ours know: labels and preprocessing."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,19 +11,20 @@ from typing import Any
 import timm
 import torch
 from PIL import Image
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.core.errors import InputError, quote_fault
+from pivotpatch.models.allowance import Allowance
 from pivotpatch.models.backbone import convert_names
 from pivotpatch.models.checkpoint import WEIGHTS
 from pivotpatch.models.classifier import Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
+from pivotpatch.models.limits import NUMBER, SIDE, check_numbers
 from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
 from pivotpatch.models.weights import load_exactly, read_weights
 
 CONFIG = "config.json"
-_PROCESSOR = "preprocessor_config.json"
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _MULTI_LABEL = "multi_label_classification"
 _NAME_LABELS = f"name each logit in its {CONFIG}, or in Python open it with labels=[...]"
 _CUBIC = 3  # Pillow's number
@@ -50,6 +52,8 @@ class ForeignClassifier(Classifier):
     ) -> None:
         """Take a network in; it is asked once, to see whether it gives a logit for each label."""
         super().__init__(Architecture(name, "its own", preprocessing.image_size), labels)
+        preprocessing.check(name)
+        self.origin = name
         self.network = network
         self.preprocessing = preprocessing
         self.source_size = source_size
@@ -97,15 +101,19 @@ def load_transformers(
     """
     where = os.fspath(name_or_folder)
     library = _import_transformers()
-    also = ("*.safetensors", f"{WEIGHTS}.index.json", _PROCESSOR, "processor_config.json")
+    also = ("*.safetensors", f"{WEIGHTS}.index.json", *_PROCESSORS)
     folder = _fetch(name_or_folder, also=also, revision=revision)
     safely = {"trust_remote_code": False, "local_files_only": True}
+    _check_file(folder / CONFIG, where)
+    for name in _PROCESSORS:
+        _check_file(folder / name, where, most=SIDE)
     with _explaining("transformers", where), _quiet(library), torch.random.fork_rng(devices=[]):
         config = library.AutoConfig.from_pretrained(folder, **safely)
         _check_problem(config, where, multi_label=multi_label)
-        network, told = library.AutoModelForImageClassification.from_pretrained(
-            folder, config=config, use_safetensors=True, output_loading_info=True, **safely
-        )
+        with Allowance(folder.glob("*.safetensors"), where=where):
+            network, told = library.AutoModelForImageClassification.from_pretrained(
+                folder, config=config, use_safetensors=True, output_loading_info=True, **safely
+            )
         processor = library.AutoImageProcessor.from_pretrained(folder, **safely)
         lacking = [*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])]
         if lacking:
@@ -135,8 +143,10 @@ def load_timm(
     for prefix in ("local-dir:", "hf-hub:", "hf_hub:"):
         where = where.removeprefix(prefix)
     folder = _fetch(where, also=(WEIGHTS,), revision=revision)
+    _check_file(folder / CONFIG, where)
     with _explaining("timm", where), torch.random.fork_rng(devices=[]):
-        network = timm.create_model(f"local-dir:{folder}")
+        with Allowance([folder / WEIGHTS], where=where):
+            network = timm.create_model(f"local-dir:{folder}")
         state = read_weights(folder / WEIGHTS)
         if not network.state_dict().keys() <= state.keys():
             state = convert_names(state, network)
@@ -173,6 +183,16 @@ def _fetch(name_or_folder: str | os.PathLike[str], *, also: Sequence[str], revis
     return folder
 
 
+def _check_file(path: Path, where: str, *, most: int = NUMBER) -> None:
+    """Refuse a file of JSON that is none, or asks for more than a model may have; it need not be there."""
+    try:
+        content = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = quote_fault(error)
+        raise InputError(where, f"its {path.name} is no JSON ({reason})", "copy the model again") from None
+    check_numbers(content, f"{where}: {path.name}", most=most)
+
+
 def _import_transformers() -> Any:
     try:
         return import_module("transformers")
@@ -187,8 +207,8 @@ def _explaining(library: str, where: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, AssertionError, SafetensorError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    except Exception as error:  # a configuration may be wrong in as many ways as there are models
+        reason = f"{type(error).__name__}: {quote_fault(error)}"
         raise InputError(where, f"{library} cannot open it ({reason})", "check what it is") from error
 
 

@@ -13,7 +13,8 @@ from timm.layers.ml_decoder import TransformerDecoderLayerOptimal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.core.errors import InputError, choose_one_of, quote, quote_fault
+from pivotpatch.models.limits import check_numbers
 
 HeadOption = int | float | None
 
@@ -218,7 +219,14 @@ def make_head(name: str, *, features: int, labels: int, options: Mapping[str, He
         if option not in known:
             todo = choose_one_of(option, known) if known else "this head has no options"
             raise InputError(f"head {name!r}", f"unknown option {option!r}", todo)
-    return HEADS[name](features, labels, **(options or {}))
+    check_numbers(options or {}, f"head {name!r}")
+    try:
+        return HEADS[name](features, labels, **(options or {}))
+    except InputError:
+        raise
+    except Exception as error:  # numbers that are none of a size
+        wrong = f"cannot be built with {quote(dict(options or {}))}: {quote_fault(error)}"
+        raise InputError(f"head {name!r}", wrong, "change what it does not take") from error
 
 
 def encode_positions(height: int, width_places: int, *, width: int) -> Tensor:

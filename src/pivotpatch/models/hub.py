@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from pivotpatch import __version__
-from pivotpatch.core.errors import InputError
+from pivotpatch.core.errors import InputError, quote_fault
 from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.card import Card, write_card
 from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, load_checkpoint, save_checkpoint, write_checkpoint
@@ -50,6 +50,7 @@ def load_pretrained(
         raise InputError(
             str(name_or_folder), f"holds a {found}, no {kind.__name__}", f"open it with {found}.from_pretrained"
         )
+    model.origin = os.fspath(name_or_folder)
     return model
 
 
@@ -160,4 +161,4 @@ def _explaining(name: str, sought: str = "") -> Iterator[None]:
 
 def _say_briefly(error: Exception) -> str:
     """In one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {quote_fault(error)}"

@@ -63,7 +63,7 @@ def load_named(name: str) -> "Classifier":
     loaders: dict[str, Callable[..., Classifier]]
     loaders = {"hub": Classifier.from_pretrained, "timm": load_timm, "transformers": load_transformers}
     try:
-        return loaders[scheme](place, revision=tail or None)
+        model = loaders[scheme](place, revision=tail or None)
     except InputError as error:
         fitting = _find_scheme(Path(place))
         if fitting not in (None, scheme):
@@ -71,6 +71,8 @@ def load_named(name: str) -> "Classifier":
         where, wrong, todo = error.parts
         itself = any(said.rstrip("/").endswith(where) for said in (place, whole))  # a file of it keeps its own name
         raise InputError(name if itself else where, wrong, todo) from error
+    model.origin = name
+    return model
 
 
 def _find_scheme(folder: Path) -> str | None:
@@ -82,7 +84,7 @@ def _find_scheme(folder: Path) -> str | None:
         return "hub"
     try:
         config = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     keys = {"architecture": "timm", "model_type": "transformers"}
     told = [scheme for key, scheme in keys.items() if isinstance(config, dict) and key in config]

@@ -27,6 +27,7 @@ from pivotpatch.core.patches import (
     stack_views,
 )
 from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, SharedClassifier
+from pivotpatch.models.limits import SIDE, check_views
 
 
 class PatchClassifier(SharedClassifier):
@@ -81,6 +82,9 @@ class PatchClassifier(SharedClassifier):
         if patch_size is not None and not (isinstance(patch_size, int) and 1 <= patch_size <= seen):
             todo = f"give a side of at most {seen} pixels, at which the network sees the image, or None for that"
             raise InputError("PatchClassifier", f"patch_size is {patch_size!r}", todo)
+        check_views(
+            seen, grid=grid, overlap=overlap, source_size=source_size, patch_size=patch_size, where="PatchClassifier"
+        )
         self.patch_projection = self.head.make_projection()
         self.weight_projection = self.head.make_projection()
         self.grid = grid
@@ -165,6 +169,8 @@ class PatchClassifier(SharedClassifier):
         if size <= image:
             wrong = f"a closer look at {size} pixels is no closer than the {image} of the first"
             raise InputError("PatchClassifier", wrong, f"give more than {image}, about {image * 3 // 2}")
+        if size > SIDE:
+            raise InputError("PatchClassifier", f"a closer look at {size} pixels is too large", f"give {SIDE} at most")
         if self.backbone.fixed_size is not None:
             raise InputError("PatchClassifier", "the backbone takes images of one size only", "look at patches instead")
         return (size / image) ** 2

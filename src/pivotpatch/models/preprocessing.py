@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.core.errors import InputError, quote
+from pivotpatch.models.limits import SIDE
+
+_LARGE = 1e30  # of a mean or standard deviation: torch could not compute with more
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,17 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: str = "bilinear"
+
+    def check(self, where: str) -> None:
+        """Refuse what was read from a file and cannot be done to images; `where` is that file."""
+        size, numbers = self.image_size, (*self.mean, *self.std)
+        if not isinstance(size, int) or not 1 <= size <= SIDE:
+            todo = f"give a whole number of pixels a side, {SIDE:,} at most"
+            raise InputError(where, f"preprocessing.image_size is {quote(size)}", todo)
+        sound = all(isinstance(number, int | float) and abs(number) < _LARGE for number in numbers)
+        if not sound or not len(self.mean) == len(self.std) == 3 or min(self.std) <= 0:
+            wrong = f"preprocessing.mean is {quote(self.mean)} and std {quote(self.std)}"
+            raise InputError(where, wrong, "give three numbers each, those of std above 0")
 
     def __call__(self, picture: Image.Image | Tensor) -> Tensor:
         """Prepare a picture.

@@ -1,14 +1,15 @@
 """Weights from files: read without pickled code, loaded only where every key and shape agrees."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pivotpatch.core.errors import InputError, shorten
+from pivotpatch.core.errors import InputError, quote_fault, shorten
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -26,16 +27,32 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors of a .safetensors file, by name; none of them is read."""
+    with _explaining(path), safe_open(path, "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 # it is no dict
+
+
+@contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Turn what is wrong with a .safetensors file into a message of one line."""
     if not path.is_file():
         raise InputError(str(path), "there is no such file", "check the path")
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        reason = quote_fault(error)
+        raise InputError(
+            str(path), f"cannot be read ({reason})", "it is damaged or cut short, copy it again"
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
-        try:
+        with _explaining(path):
             return dict(load_file(path))
-        except SafetensorError as error:
-            raise InputError(
-                str(path), f"cannot be read ({error})", "it is damaged or cut short, copy it again"
-            ) from error
+    if not path.is_file():
+        raise InputError(str(path), "there is no such file", "check the path")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch reports a damaged file in many ways

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from pivotpatch.core.errors import InputError, choose_one_of, cut, quote
+from pivotpatch.models.limits import Grid, Side
 
 Positive = Annotated[int, Field(ge=1, strict=True)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -48,7 +49,7 @@ class ModelSection(Section):
 
     backbone: str = Field("resnet101.tv_in1k", description="a timm model, with the tag of its weights after a dot")
     head: Literal["linear", "query2label", "ml_decoder"] = Field("linear", description="kind of head")
-    image_size: Positive | None = Field(None, description="pixels a side of the network's input; None is its own")
+    image_size: Side | None = Field(None, description="pixels a side of the network's input; None is its own")
     pretrained: bool = Field(True, description="fetch timm's weights for the backbone")
     weights: str | None = Field(None, description="local file of weights for the backbone instead")
     start_from: str | None = Field(None, description="checkpoint folder, tagger or hub:owner/name to train further")
@@ -64,17 +65,17 @@ class TaskSection(Section):
         description="image: the baseline (DeT); patch: PAT-T, eq. 5; patch_only: the study of image scale; "
         "independent: a backbone a label (InT)",
     )
-    grid: Positive = Field(2, description="patches per side")
+    grid: Grid = Field(2, description="patches per side")
     overlap: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="part of a patch that its neighbour shares")
     lam: NonNegative = Field(1.0, description="weight of the patches in the total direct effect")
     temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="of the patch weights")
-    source_size: Positive | None = Field(
+    source_size: Side | None = Field(
         None, description="pixels a side to cut native patches from; else they are cut from the network's input"
     )
-    patch_size: Positive | None = Field(
+    patch_size: Side | None = Field(
         None, description="pixels a side at which the network sees a patch; None is model.image_size, less is cheaper"
     )
-    closer_size: Positive | None = Field(
+    closer_size: Side | None = Field(
         None, description="patch: pixels a side of a closer look at the whole picture, for efforts between 0 and 1"
     )
 
