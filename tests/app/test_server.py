@@ -1,10 +1,13 @@
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from socket import gethostname
 
 import pytest
 from app_process import AppProcess
+from PIL import Image
 
 from pivotpatch.app.server import is_loopback, open_socket
 from pivotpatch.core.errors import InputError
@@ -145,3 +148,13 @@ def test_large_bodies_everywhere_take_no_memory(app: AppProcess, photo: Path) ->
         assert status in (404, 405, 413)
     assert app.read_peak() - before < 150_000_000
     assert app.ask(photo.read_bytes()).status == 200
+
+
+def test_the_largest_images_are_decoded_one_at_a_time(app: AppProcess) -> None:
+    written = BytesIO()
+    Image.new("RGBA", (9400, 9400)).save(written, "PNG")  # 353 MB when decoded
+    before = app.read_peak()
+    with ThreadPoolExecutor(4) as callers:
+        replies = list(callers.map(app.ask, [written.getvalue()] * 4))
+    assert [reply.status for reply in replies] == [200] * 4
+    assert app.read_peak() - before < 600_000_000

@@ -4,11 +4,12 @@ import os
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from queue import Empty, Queue
 
-from pivotpatch.data.decoding import Decoded, decode_with_size
+from pivotpatch.data.decoding import Decoded, check_header, decode_with_size
 from pivotpatch.inference.prediction import Prediction
 from pivotpatch.inference.predictor import Predictor
 
@@ -20,7 +21,8 @@ WAIT = 0.004
 """Seconds that a picture waits for company."""
 CAPACITY = 256
 """Most pictures that are waited for; one more is refused."""
-_DECODERS = min(4, os.cpu_count() or 1)  # at once: the largest picture takes 270 MB while it is decoded
+_DECODERS = min(4, os.cpu_count() or 1)
+_LARGE = 20_000_000  # pixels of an image that is decoded while no other such is: it may take up to 0.9 GB
 
 
 class BusyError(Exception):
@@ -65,6 +67,7 @@ class Batcher:
         self._wait = wait
         self._room = threading.Semaphore(capacity)
         self._decoders = ThreadPoolExecutor(_DECODERS, "decoder")
+        self._large = threading.Lock()
         self._decoded: Queue[tuple[_Job, Decoded] | None] = Queue()
         self._worker = threading.Thread(target=self._work, name="batcher", daemon=True)
         self._worker.start()
@@ -102,7 +105,9 @@ class Batcher:
             return
         side = self.predictor.engine.picture_size
         try:
-            self._decoded.put((job, decode_with_size(job.content, size=(side, side), name=job.name)))
+            large = check_header(BytesIO(job.content), name=job.name) > _LARGE
+            with self._large if large else nullcontext():
+                self._decoded.put((job, decode_with_size(job.content, size=(side, side), name=job.name)))
         except Exception as error:  # whatever it is, it is the asker's to hear
             job.answer.set_exception(error)
 

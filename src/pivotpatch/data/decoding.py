@@ -162,10 +162,12 @@ def _decode(source: IO[bytes] | Image.Image, *, size: tuple[int, int] | None, ma
         return Decoded(_render(picture, orientation, size), own[::-1] if orientation in _SWAPS else own)
 
 
-def check_header(stream: IO[bytes], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> None:
-    """Refuse what is no image or too large, without decoding it."""
+def check_header(stream: IO[bytes], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> int:
+    """Refuse what is no image or too large, without decoding it; how many pixels it claims to have."""
     with _explain_faults(name):
-        _check_size(_open(stream, name), max_pixels, name)
+        picture = _open(stream, name)
+        _check_size(picture, max_pixels, name)
+        return picture.width * picture.height
 
 
 @contextmanager
