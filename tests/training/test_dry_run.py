@@ -114,7 +114,7 @@ def test_without_validation_none_is_counted() -> None:
         ("output.trackers=tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
         ("model.start_from=nowhere", "nowhere: is no checkpoint"),
         ("model.backbone=resnet11", "timm has no model 'resnet11'; did you mean 'resnet101'?"),
-        ("task.grid=99", "grid 99 is larger than the image"),
+        ("task.patch_size=64", "patch_size is 64; give a side of at most 32 pixels"),
         ("task.source_size=16", "source_size is 16; give a side of 32 pixels"),
     ],
 )
