@@ -256,7 +256,7 @@ def test_files_with_the_same_place_are_refused(
 
 
 def test_root_that_cannot_be_is_named(voc: DatasetPlan, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"x{50}.* ... x{50}.*: File name too long; choose a folder"):
+    with pytest.raises(InputError, match=r"x+ \.\.\. x{50,}: File name too long; choose a folder"):
         prepare(voc, tmp_path / ("x" * 300))
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file.*; choose a folder that can be written to"):

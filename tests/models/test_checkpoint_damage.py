@@ -208,7 +208,7 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
             "describes a far larger model",
         ),
         (edit_json(lambda d: d.update(kind="IndependentClassifier", patching=None, labels=NAMES)), "far larger model"),
-        (edit_json(lambda d: d.update(pivotpatch=["a" * 9999])), r"pivotpatch is \['a{55}\.\.\. \("),
+        (edit_json(lambda d: d.update(pivotpatch=["a" * 9999])), r"pivotpatch is \['a{36} \.\.\. a{35}'\] \("),
         (
             edit_weights(lambda s: s.update({"head.project.bias": torch.zeros(3, dtype=torch.int64)})),
             "is torch.int64 inst",

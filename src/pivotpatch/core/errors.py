@@ -57,7 +57,8 @@ def quote_fault(error: BaseException) -> str:
     >>> quote_fault(ValueError("bad\n  number")), quote_fault(KeyError())
     ('bad number', 'KeyError')
     """
-    return cut(" ".join(str(error).split()) or type(error).__name__, _FAULT)
+    said = " ".join(str(error)[: 4 * _FAULT].split()) or type(error).__name__
+    return cut(said if len(said) <= _FAULT else f"{said[: _FAULT - 4]} ...", _FAULT)  # its beginning tells most
 
 
 def choose_one_of(name: str, known: Iterable[str]) -> str:
