@@ -3,20 +3,26 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test check format benchmark clean
+.PHONY: demo test test-all check format benchmark clean
 
 demo: $(VENV)/installed
 	$(RUN) examples/demo.py
 
 # Workers with a thread each: most tests are too small for threads to help.
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --maxprocesses 2 --dist loadfile
+
+# What a change can break, in minutes; test-all adds what is marked slow.
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --maxprocesses 2 --dist loadfile
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/installed
+	$(PYTEST)
 
 check: $(VENV)/installed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(MAKE) test
+	$(MAKE) test-all
 
 format: $(VENV)/installed
 	$(RUN) -m ruff check --fix .

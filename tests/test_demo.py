@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
+
+pytestmark = pytest.mark.slow
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
 ROWS = {"baseline": "1", "PAT-I": "5", "PAT-I, native": "5", "PAT-T, native": "5"}

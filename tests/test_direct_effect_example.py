@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from PIL import Image
+
+pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "direct_effect.py"
 

@@ -18,6 +18,8 @@ from pivotpatch.app.server import Access
 from pivotpatch.inference.prediction import Prediction
 from pivotpatch.inference.predictor import Predictor
 
+pytestmark = pytest.mark.slow
+
 GIVEN = len(LABELS) - 1  # under the fitted thresholds
 REFUSED = "Failed to load resource: the server responded with a status of 4"  # the browser's own words
 

@@ -12,6 +12,8 @@ from PIL import Image
 from pivotpatch.app.server import is_loopback, open_socket
 from pivotpatch.core.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def test_another_name_than_the_own_is_refused(app: AppProcess, photo: Path) -> None:
     for host in ("example.org", "localhost.example.org", "[::1", ""):

@@ -10,6 +10,8 @@ from together import run_together, run_verb
 from pivotpatch.cli.main import main
 from pivotpatch.models.checkpoint import load_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("data.workers=0", "data.val_fraction=0", "train.epochs=1", "train.batch_size=4", "output.trackers=[]")
 LINE = "starting from a network that knows 1 of 2 labels: cup; new: my mug"
 

@@ -3,6 +3,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 COUNT = """
 import resource, sys, torch
 from pivotpatch.core.allocator import keep_freed_memory

@@ -15,6 +15,8 @@ from PIL import Image
 from pivotpatch.core.errors import InputError
 from pivotpatch.data.decoding import MAX_PIXELS, MAX_SIDE, decode_image
 
+pytestmark = pytest.mark.slow
+
 SIDE = 3000
 MARGIN = 64 << 20
 MEASURE = """

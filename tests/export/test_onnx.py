@@ -18,6 +18,8 @@ from pivotpatch.inference.exported import Description, OnnxEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
 
+pytestmark = pytest.mark.slow
+
 
 class Written(NamedTuple):
     """A network as an engine of torch and as a file."""

@@ -11,6 +11,8 @@ from pivotpatch.export.package import export_package
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.exported import PackageEngine, open_exported
 
+pytestmark = pytest.mark.slow
+
 
 def compiler_is_there() -> bool:
     from torch._inductor.cpp_builder import get_cpp_compiler

@@ -3,6 +3,8 @@
 import pytest
 from kernel_comparison import run_comparison
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton")
 
 COMPARE = """

@@ -8,6 +8,8 @@ from torch import nn
 
 from pivotpatch.models.pooling import QuickBlur, QuickMaximum
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton")
 
 COMPARE = """

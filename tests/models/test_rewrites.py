@@ -29,6 +29,8 @@ from pivotpatch.models.rewrites import (
     rewrite_sums,
 )
 
+pytestmark = pytest.mark.slow
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 

@@ -17,6 +17,8 @@ from pivotpatch.report.findings import gather_findings
 from pivotpatch.report.html import clean, write_report
 from pivotpatch.report.subject import Subject
 
+pytestmark = pytest.mark.slow
+
 COUNT = 1000
 LOG = [{"step": 1, "epoch": 0.5, "loss": 2.0, "loss_image": 2.0}, {"step": 2, "epoch": 1.0, "val_mAP_tde": 0.5}]
 

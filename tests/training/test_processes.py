@@ -20,6 +20,8 @@ from pivotpatch.training.folder import RunFolder
 from pivotpatch.training.loop import fit
 from pivotpatch.training.processes import join_processes, make_accelerator
 
+pytestmark = pytest.mark.slow
+
 BIN = Path(sys.executable).parent
 EPOCHS = 12
 

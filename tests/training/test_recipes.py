@@ -13,6 +13,7 @@ from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import parse_address
 from pivotpatch.data.prepare import PLANS
 from pivotpatch.models.heads import HEADS
+from pivotpatch.training.build import make_model
 from pivotpatch.training.config import RunConfig, load_config
 from pivotpatch.training.recipes import Recipe, find_recipe, list_recipes
 
@@ -237,3 +238,19 @@ def test_the_documentation_lists_every_recipe_with_its_figure() -> None:
     figures = {recipe.name: "-" if recipe.published is None else f"{recipe.published:.1f}" for recipe in EVERY_RECIPE}
     assert dict(rows) == figures
     assert len(rows) == len(figures)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_every_recipe_builds_its_network(recipe: Recipe) -> None:
+    """As wide as it is, on images of its own size, without the memory that it would take."""
+    config = load_config(recipe.path, ["model.pretrained=false", "model.weights="])
+    with torch.device("meta"), torch.no_grad():
+        model = make_model(config, ("cat", "cup", "dog")).eval()
+        out = model(torch.empty(2, 3, model.picture_size, model.picture_size))
+    logits = out if isinstance(out, torch.Tensor) else out.tde_logits
+    assert logits.shape == (2, 3)
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    assert millions > (3 if "lite0" in recipe.name else 40)
+    if recipe.name.endswith("-q2l-pat"):
+        baseline = load_config(find_recipe(f"{recipe.name.rpartition('-')[0]}-asl"))
+        assert config.model.head_options == baseline.model.head_options

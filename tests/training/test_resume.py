@@ -12,6 +12,8 @@ from run_process import TrainingProcess, make_config, read_run, read_step
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.processes import make_accelerator, open_trackers
 
+pytestmark = pytest.mark.slow
+
 
 def make_reference(config: RunConfig, folder: Path) -> dict[str, object]:
     assert TrainingProcess(folder, config).wait() == 0

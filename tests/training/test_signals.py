@@ -19,6 +19,8 @@ from pivotpatch.training.config import RunConfig
 from pivotpatch.training.loop import fit, resume
 from pivotpatch.training.signals import StopSignals
 
+pytestmark = pytest.mark.slow
+
 SHORT = make_config("train.epochs=2", "task.kind=image", "model.image_size=64", f"data.test={PICTURES}")
 
 
