@@ -22,6 +22,12 @@ class Hasty(Connection):
     request_seconds = 1.0
 
 
+class Patient(Connection):
+    """With a limit that is soon reached, and all the time in the world."""
+
+    most = 4
+
+
 @pytest.fixture
 def app() -> Iterator[AppThread]:
     with AppThread(FixedEngine(), connection=Hasty) as made:
@@ -129,3 +135,14 @@ def test_where_all_are_at_work_one_more_is_refused(photo: Path) -> None:
             assert read_status(late) == b"503"
         engine.gate.set()
         assert [read_status(caller) for caller in callers] == [b"200"] * Hasty.most
+
+
+def test_who_sends_or_reads_nothing_more_gives_way(photo: Path) -> None:
+    head = b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
+    for sent in (head, b"GET /coffee.jpg HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200):
+        with AppThread(FixedEngine(), connection=Patient) as app, ExitStack() as stack:
+            for _ in range(Patient.most):
+                stack.enter_context(connect(app)).sendall(sent)
+            time.sleep(0.3)
+            for _ in range(8):
+                assert app.ask(photo.read_bytes()).status == 200

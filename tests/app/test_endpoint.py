@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from app_process import LABELS, AppProcess, AppThread, FixedEngine
 from PIL import Image
 
@@ -21,6 +22,8 @@ from pivotpatch.app.endpoint import Bodies
 from pivotpatch.app.server import Access
 from pivotpatch.cli.main import main
 from pivotpatch.core.errors import InputError
+from pivotpatch.inference.engine import TorchEngine
+from pivotpatch.models.patch_classifier import PatchClassifier
 
 
 def write_form(*files: tuple[str, bytes]) -> tuple[bytes, dict[str, str]]:
@@ -114,7 +117,7 @@ def test_requests_that_make_no_sense(app: AppProcess, photo: Path) -> None:
         (app.ask(content, query="/"), 404, "request: nothing is at this address; send images to /api/predict"),
         (app.ask(b"", path="/api/tags", method="GET"), 404, "send images to /api/predict"),
         (app.ask(b"", path="/api/", method="GET"), 404, "send images to /api/predict"),
-        (app.ask(two, headers=form), 422, "request: its form has 2 files; send one image"),
+        (app.ask(two, headers=form), 422, "request: its form has 2 whole files; send one image"),
         (app.ask(content, headers={"Content-Type": "multipart/form-data"}), 400, "Missing boundary"),
         (app.ask(b"nothing", headers=form), 400, "request: its form cannot be read (Invalid multipart data)"),
         (app.ask(two, headers={"Content-Type": f"{form['Content-Type']}; charset=undefined"}), 400, "Unknown charset"),
@@ -161,10 +164,10 @@ def test_a_body_may_be_just_as_large_as_the_limit(app: AppProcess) -> None:
     assert app.ask(bytes(MAX_BYTES + 1)).status == 413
 
 
-def test_a_full_server_says_so_and_a_broken_model_too(photo: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_full_server_says_so_and_a_broken_model_too(photo: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine, content = FixedEngine(("only \ud800",)), photo.read_bytes()  # a label that UTF-8 cannot write
     engine.gate.clear()
-    with AppThread(engine, capacity=1) as app, ThreadPoolExecutor(1) as other:
+    with AppThread(engine, capacity=1, name="tiny") as app, ThreadPoolExecutor(1) as other:
         first = other.submit(app.ask, content)
         assert engine.entered.wait(30)
         refused = app.ask(content)
@@ -179,9 +182,9 @@ def test_a_full_server_says_so_and_a_broken_model_too(photo: Path, capfd: pytest
     assert json.loads(answered.body)["tags"][0]["label"] == "only \ud800"
     assert (broken.status, json.loads(broken.body)) == (
         500,
-        {"error": "server: it failed (ModelError); its terminal says more"},
+        {"error": "tiny: has gone; the server's terminal says more"},
     )
-    assert "/srv/secret/model.onnx: has gone" in capfd.readouterr().err  # on the terminal
+    assert caplog.messages == ["/srv/secret/model.onnx: has gone; bring it back"]
 
 
 def test_it_tells_its_model_health_and_description(app: AppProcess, photo: Path) -> None:
@@ -284,3 +287,35 @@ def test_a_token_is_asked_for_where_one_is_set(photo: Path) -> None:
         assert app.ask(photo.read_bytes(), headers=right).status == 200
         for path in ("/", "/health", "/openapi.json"):
             assert app.ask(b"", path=path, method="GET").status == 200
+
+
+def test_a_fault_of_our_own_is_told_on_the_terminal_only(photo: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = FixedEngine()
+    engine.fault = RuntimeError("/srv/secret is full")
+    with AppThread(engine) as app:
+        broken = app.ask(photo.read_bytes())
+    told = {"error": "server: it failed (RuntimeError); its terminal says more"}
+    assert (broken.status, json.loads(broken.body)) == (500, told)
+    assert caplog.text.count("Traceback") == 1
+    assert caplog.text.endswith("RuntimeError: /srv/secret is full\n")
+
+
+def test_an_answer_that_is_no_probability_names_the_model(photo: Path) -> None:
+    model = PatchClassifier("test_resnet", ("cat", "dog"), image_size=64)
+    model.lam = 1e38
+    with torch.no_grad():
+        next(model.backbone.parameters()).mul_(1e30)
+    with AppThread(TorchEngine(model.eval()), name="damaged") as app:
+        reply = app.ask(photo.read_bytes())
+    assert reply.status == 500
+    assert json.loads(reply.body)["error"].startswith("damaged: it answers nan where a probability is due;")
+
+
+def test_a_body_is_held_once(app: AppProcess) -> None:
+    body, headers = write_form(("none.jpg", bytes(31_000_000)))
+    assert app.ask(body, headers=headers).status == 422
+    before = app.read_peak()
+    with ThreadPoolExecutor(6) as callers:
+        replies = list(callers.map(lambda _: app.ask(body, headers=headers), range(6)))
+    assert {reply.status for reply in replies} <= {422, 503}
+    assert app.read_peak() - before < 2 * 6 * 31_000_000

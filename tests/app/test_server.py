@@ -1,6 +1,9 @@
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.client import HTTPException
 from io import BytesIO
 from pathlib import Path
 from socket import gethostname
@@ -16,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_another_name_than_the_own_is_refused(app: AppProcess, photo: Path) -> None:
-    for host in ("example.org", "localhost.example.org", "[::1", ""):
+    for host in ("example.org", "localhost.example.org", "[::1", "", "evil.org@localhost", "localhost/evil.org"):
         reply = app.ask(photo.read_bytes(), headers={"Host": host})
         wrong = f"request: {host!r} is no name of this server's; use 127.0.0.1 or localhost, or --allow-host"
         assert (reply.status, json.loads(reply.body)) == (400, {"error": wrong})
@@ -160,3 +163,24 @@ def test_the_largest_images_are_decoded_one_at_a_time(app: AppProcess) -> None:
         replies = list(callers.map(app.ask, [written.getvalue()] * 4))
     assert [reply.status for reply in replies] == [200] * 4
     assert app.read_peak() - before < 600_000_000
+
+
+def test_an_interrupt_while_many_wait_is_quiet_and_quick(model: Path, tmp_path: Path) -> None:
+    app = AppProcess(model, tmp_path / "asked.txt")
+    written = BytesIO()
+    Image.new("RGBA", (8000, 8000)).save(written, "PNG")
+
+    def ask(_number: int) -> None:
+        with suppress(HTTPException, OSError):
+            app.ask(written.getvalue())
+
+    with ThreadPoolExecutor(20) as callers:
+        waiting = [callers.submit(ask, number) for number in range(20)]
+        time.sleep(1.5)
+        begun = time.monotonic()
+        ended = app.stop()
+        took = time.monotonic() - begun
+        for each in waiting:
+            each.result(30)
+    assert ended == (0, "\n")
+    assert took < 15

@@ -357,3 +357,11 @@ def test_damage_gives_a_picture_or_our_error(whole: bytes, changes: list[tuple[i
 def test_a_name_that_no_file_can_have_is_an_error_of_its_own() -> None:
     with pytest.raises(InputError, match=r"'a\\x00b': cannot be read \(embedded null byte\); check the path"):
         decode_image(Path("a\0b"))
+
+
+def test_arrays_and_pillow_images_keep_to_the_limits_of_files() -> None:
+    huge = np.broadcast_to(np.uint8(0), (20_000, 20_000, 3))
+    with pytest.raises(InputError, match="20000 x 20000 = 400000000 pixels are more than the limit"):
+        decode_image(huge, size=(8, 8))
+    with pytest.raises(InputError, match="0 x 5 pixels: there is nothing to see"):
+        decode_image(Image.new("RGB", (0, 5)), size=(8, 8))

@@ -1,4 +1,6 @@
 import json
+import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -220,3 +222,10 @@ def test_a_package_is_not_unpacked_without_end(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(InputError, match="is no package, or a damaged one"):
         open_exported(path)
+
+
+def test_onnx_runtime_keeps_no_list_of_events(tmp_path: Path) -> None:
+    code = "from pivotpatch.inference.exported import import_extra; import_extra('onnxruntime')"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("ORT_", "XDG_"))}
+    subprocess.run([sys.executable, "-c", code], check=True, env={**environment, "HOME": str(tmp_path)})
+    assert [path for path in tmp_path.rglob("*") if "onnxruntime" in path.name] == []

@@ -117,6 +117,10 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
             edit_json(lambda d: d.update(calibration={**CALIBRATION, "slope": [1, "2", 3]})),
             "calibration.slope.1 is '2'",
         ),
+        (  # it would make every label certain
+            edit_json(lambda d: d.update(calibration={**CALIBRATION, "slope": [1.0, 1e308, 1.0]})),
+            r"calibration.slope.1 is 1e\+308",
+        ),
         (edit_json(lambda d: d.update(calibration={"kind": "tde"})), "lacks calibration.method; save the checkpoint"),
         (
             edit_json(lambda d: d.update(adaptive={"calibration": {**IMAGE, "slope": [1.0]}, "cutoffs": [0.0, 1.0]})),

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from queue import Empty, Queue
@@ -67,7 +67,7 @@ class Batcher:
         self._wait = wait
         self._room = threading.Semaphore(capacity)
         self._decoders = ThreadPoolExecutor(_DECODERS, "decoder")
-        self._large = threading.Lock()
+        self._large_decoder = ThreadPoolExecutor(1, "large decoder")
         self._decoded: Queue[tuple[_Job, Decoded] | None] = Queue()
         self._worker = threading.Thread(target=self._work, name="batcher", daemon=True)
         self._worker.start()
@@ -94,21 +94,29 @@ class Batcher:
         """Whether whoever asks will be answered."""
         return self._worker.is_alive()
 
-    def close(self) -> None:
-        """Answer what was asked so far, then end the threads."""
-        self._decoders.shutdown()
+    def close(self, *, drop: bool = False) -> None:
+        """Answer what was asked so far, or drop what is not begun, then end the threads."""
+        self._decoders.shutdown(cancel_futures=drop)
+        self._large_decoder.shutdown(cancel_futures=drop)
         self._decoded.put(None)
         self._worker.join()
 
     def _decode(self, job: _Job) -> None:
         if not job.answer.set_running_or_notify_cancel():  # whoever asked has gone
             return
+        try:
+            if check_header(BytesIO(job.content), name=job.name) > _LARGE:
+                self._large_decoder.submit(self._decode_pixels, job)  # so that small ones need not wait for it
+            else:
+                self._decode_pixels(job)
+        except Exception as error:  # whatever it is, it is the asker's to hear
+            job.answer.set_exception(error)
+
+    def _decode_pixels(self, job: _Job) -> None:
         side = self.predictor.engine.picture_size
         try:
-            large = check_header(BytesIO(job.content), name=job.name) > _LARGE
-            with self._large if large else nullcontext():
-                self._decoded.put((job, decode_with_size(job.content, size=(side, side), name=job.name)))
-        except Exception as error:  # whatever it is, it is the asker's to hear
+            self._decoded.put((job, decode_with_size(job.content, size=(side, side), name=job.name)))
+        except Exception as error:  # as above
             job.answer.set_exception(error)
 
     def _work(self) -> None:

@@ -12,8 +12,8 @@ class Connection(H11Protocol):
     """uvicorn's connection with time-outs and a limit, neither of which uvicorn has for requests that never come.
 
     Attributes:
-        most: connections at once. One more takes the place of the one that has waited longest without a request;
-            where all are at work it is refused.
+        most: connections at once. One more takes the place of the one that has kept us waiting longest, for a request,
+            the rest of it, or for its answer to be read; where all wait for us it is refused.
         header_seconds: from the opening of a connection, or from its last answer, until a request's header is there.
         request_seconds: from there until the answer has been sent.
     """
@@ -24,6 +24,7 @@ class Connection(H11Protocol):
 
     _at_work: RequestResponseCycle | None = None
     _deadline: asyncio.TimerHandle | None = None
+    _since = 0.0  # when the wait for this request, or for the next one, began
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Begin to wait for a request."""
@@ -61,17 +62,19 @@ class Connection(H11Protocol):
     def _set_deadline(self, seconds: float) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        self._since = self.loop.time()
         self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
+    def _waits_for_us(self) -> bool:
+        """Whether a request is here as a whole, and no answer waits to be read."""
+        return self._at_work is not None and not self._at_work.more_body and not self.flow.write_paused
+
     def _drop_longest_waiting(self) -> bool:
-        waiting = [
-            other
-            for other in self.connections
-            if isinstance(other, Connection) and other is not self and other._at_work is None and other._deadline
-        ]
+        others = (other for other in self.connections if isinstance(other, Connection) and other is not self)
+        waiting = [other for other in others if not other._waits_for_us()]
         if not waiting:
             return False
-        longest = min(waiting, key=lambda other: cast("asyncio.TimerHandle", other._deadline).when())
+        longest = min(waiting, key=lambda other: other._since)
         self.connections.discard(longest)  # at once: the transport tells of its end only later
         longest.transport.abort()
         return True

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -18,11 +19,13 @@ from pivotpatch import __version__
 from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
 from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.inference.bulk import TagRule
+from pivotpatch.inference.predictor import ModelError
 
-MAX_HELD = 16 * MAX_BYTES
-"""Bytes of all request bodies together."""
+MAX_HELD = 8 * MAX_BYTES
+"""Bytes of all request bodies together; while one is taken out of its form, it is there twice."""
 BODY_SECONDS = 120.0
 """Until the whole body of a request has arrived."""
+_LOG = logging.getLogger(__name__)
 _PARAMETERS = {"threshold": float, "top_k": int}
 _DISCARDED = MAX_BYTES  # of a body that is too large: a client that is cut off while it sends may miss the answer
 _NAME = 255  # characters of a file name
@@ -55,23 +58,29 @@ class Bodies:
         self._most = most
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request; it counts as held until the caller is done."""
-        body = bytearray()
+    async def read(self, request: Request) -> AsyncIterator[Upload]:
+        """The image of a request; its body counts as held until the caller is done."""
+        held = 0
+
+        async def count() -> AsyncGenerator[bytes, None]:
+            nonlocal held
+            async for chunk in _limit(request):
+                held += len(chunk)
+                self.held += len(chunk)
+                if self.held > self._most:
+                    raise HTTPException(503, "server: too many images are on their way; try again", _CLOSE)
+                yield chunk
+
         try:
             try:
                 async with asyncio.timeout(self._seconds):
-                    async for chunk in _limit(request):
-                        self.held += len(chunk)
-                        body += chunk
-                        if self.held > self._most:
-                            raise HTTPException(503, "server: too many images are on their way; try again", _CLOSE)
+                    upload = await _find_image(request, count())
             except TimeoutError:
                 wrong = f"request: its body did not arrive within {self._seconds:g} s; send a smaller file"
                 raise HTTPException(408, wrong, _CLOSE) from None
-            yield bytes(body)
+            yield upload
         finally:
-            self.held -= len(body)
+            self.held -= held
 
 
 def make_routes(batcher: Batcher, *, name: str, bodies: Bodies) -> list[BaseRoute]:
@@ -89,8 +98,7 @@ def make_routes(batcher: Batcher, *, name: str, bodies: Bodies) -> list[BaseRout
 
     async def predict(request: Request) -> Response:
         rule = _read_rule(request.query_params)
-        async with bodies.read(request) as body:
-            upload = await _find_image(request, body)
+        async with bodies.read(request) as upload:
             prediction = await asyncio.wrap_future(batcher.submit(upload.content, name=upload.name or "picture"))
         tags = [tag.to_dict() for tag in rule.choose(prediction)]
         return answer_json({"picture": upload.name, "size": list(prediction.size), "tags": tags})
@@ -117,10 +125,21 @@ def answer_json(content: dict[str, Any], status: int = 200, *, headers: Mapping[
     return Response(json.dumps(content) + "\n", status, headers, "application/json")
 
 
-def answer_errors() -> dict[Any, Callable[[Request, Exception], Response]]:
-    """What answers each kind of exception with one line of JSON."""
+def answer_errors(name: str) -> dict[Any, Callable[[Request, Exception], Response]]:
+    """What answers each kind of exception with one line of JSON; `name` is the model's."""
+
+    def answer_broken(_request: Request, error: Exception) -> Response:
+        cause = error.__cause__
+        if not isinstance(cause, ModelError):
+            _LOG.error("%s", error, exc_info=cause)
+            return answer_json({"error": str(error)}, 500)
+        _LOG.error("%s", cause)
+        wrong = f"{name or 'the model'}: {cause.parts[1]}; the server's terminal says more"  # which names its file
+        return answer_json({"error": wrong}, 500)
+
     known = {InputError: 422, BusyError: 503, ClientDisconnect: 400, Exception: 500}
-    return {HTTPException: _answer_http, **{kind: _answer_with(status) for kind, status in known.items()}}
+    answers = {kind: _answer_with(status) for kind, status in known.items()}
+    return {HTTPException: _answer_http, **answers, BrokenError: answer_broken}
 
 
 def _answer_http(request: Request, error: Exception) -> Response:
@@ -179,23 +198,19 @@ class _FormInMemory(MultiPartParser):
     spool_max_size = MAX_BYTES + 1
 
 
-async def _find_image(request: Request, body: bytes) -> Upload:
-    """The one image of a request: its body, or a file of a form."""
+async def _find_image(request: Request, body: AsyncGenerator[bytes, None]) -> Upload:
+    """The one image of a request: its body, or a file of a form. No more than one copy of it outlives the reading."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        return Upload(body, None)
-
-    async def replay() -> AsyncGenerator[bytes, None]:
-        yield body
-
+        return Upload(b"".join([chunk async for chunk in body]), None)
     try:
-        form = await _FormInMemory(request.headers, replay(), max_files=8, max_fields=8).parse()
+        form = await _FormInMemory(request.headers, body, max_files=8, max_fields=8).parse()
     except (MultiPartException, UnicodeError) as error:  # the latter from a strange charset
         reason = getattr(error, "message", "Unknown charset.").rstrip(".")
-        raise HTTPException(400, f"request: its form cannot be read ({reason}); send one image") from None
+        raise HTTPException(400, f"request: its form cannot be read ({reason}); send one image", _CLOSE) from None
     try:
         images = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
         if len(images) != 1:
-            raise InputError("request", f"its form has {len(images)} files", "send one image")
+            raise InputError("request", f"its form has {len(images)} whole files", "send one image")
         return Upload(await images[0].read(), (images[0].filename or "")[:_NAME] or None)
     finally:
         await form.close()

@@ -1,12 +1,13 @@
 """The web server: the page at `/` and the endpoint beside it, for this machine alone unless told otherwise."""
 
 import ipaddress
+import logging
+import re
 import secrets
 import socket
 from collections.abc import Collection
 from importlib.resources import files
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,6 +30,7 @@ PAGE = {
 """Every file that the page consists of, by its address."""
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "jpg": "image/jpeg"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HOST = re.compile(r"(?:(?P<name>[\w.-]+)|\[(?P<number>[\da-fA-F:.]+)\])(?::\d+)?", re.ASCII)
 _HEADERS = {
     # The browser itself keeps the page from asking anybody else and from running what a label or a file name holds.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -91,7 +93,15 @@ def serve(predictor: Predictor, listening: socket.socket, *, name: str = "", acc
     try:
         make_server(build_app(batcher, name=name, access=access)).run([listening])
     finally:
-        batcher.close()
+        batcher.close(drop=True)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, but whoever is told to end says nothing of those who still waited."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)
 
 
 def make_server(app: ASGIApp, *, connection: type[Connection] = Connection) -> uvicorn.Server:
@@ -111,7 +121,8 @@ def make_server(app: ASGIApp, *, connection: type[Connection] = Connection) -> u
         server_header=False,
         timeout_graceful_shutdown=1,  # connections that are kept open are not waited for
     )
-    return uvicorn.Server(config)
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # a caller's mistakes are the caller's to hear
+    return _Server(config)
 
 
 def build_app(
@@ -127,7 +138,7 @@ def build_app(
     """
     pages = [_make_page_route(address, file) for address, file in PAGE.items()]
     routes = [*pages, *make_routes(batcher, name=name, bodies=bodies or Bodies())]
-    app = Starlette(routes=routes, exception_handlers=answer_errors())
+    app = Starlette(routes=routes, exception_handlers=answer_errors(name))
     app.router.redirect_slashes = False
     return _Guard(app, access or Access())
 
@@ -162,11 +173,11 @@ class _Guard:
 
     def _refuse(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host, origins = headers.get("host", ""), headers.getlist("origin")
         if not self._is_own(_get_name(host)):
             wrong = f"request: {host[:80]!r} is no name of this server's; use 127.0.0.1 or localhost, or --allow-host"
             return _refuse(400, wrong)
-        if scope["method"] not in ("GET", "HEAD") and not _is_same(origin, host):
+        if scope["method"] not in ("GET", "HEAD") and not all(_is_same(origin, host) for origin in origins):
             return _refuse(403, "request: it comes from another web site; use the page or send no Origin")
         if scope["path"].startswith("/api/") and not self._knows_token(headers.get("authorization", "")):
             return _refuse(401, "request: its token is missing or wrong; send Authorization: Bearer TOKEN")
@@ -190,15 +201,13 @@ def _refuse(status: int, wrong: str) -> Response:
 
 def _get_name(host: str) -> str | None:
     """The name in a header, without the port."""
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
+    found = _HOST.fullmatch(host)
+    return (found["name"] or found["number"]).lower() if found else None
 
 
-def _is_same(origin: str | None, host: str) -> bool:
-    """Whether a request comes from this server's own page, or from no page at all."""
-    return origin is None or origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
+def _is_same(origin: str, host: str) -> bool:
+    """Whether a request comes from this server's own page."""
+    return origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
 
 
 def _is_number(name: str) -> bool:

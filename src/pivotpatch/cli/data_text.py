@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from pivotpatch.core.errors import shorten
+from pivotpatch.core.errors import cut, shorten
 from pivotpatch.data.check import DataReport, DataSummary
 
 _WIDTH, BAR = 80, 24
@@ -154,4 +154,4 @@ def _tell_shared(report: DataReport) -> list[str]:
 def _list_some(what: str, items: Sequence[str]) -> list[str]:
     """A count, and the first few of what is counted."""
     more = [f"  and {len(items) - _LISTED:,} more (--json lists all)"] if len(items) > _LISTED else []
-    return [f"{what}: {len(items):,}", *(f"  {item}" for item in items[:_LISTED]), *more]
+    return [f"{what}: {len(items):,}", *(f"  {cut(item, 300)}" for item in items[:_LISTED]), *more]

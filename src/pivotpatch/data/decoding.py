@@ -100,7 +100,7 @@ def decode_with_size(
     if size is not None and min(size) < 1:
         raise InputError(name, f"size is {size}", "give rows and columns of 1 or more")
     if isinstance(source, np.ndarray):
-        decoded = Decoded(_check_pixels(source, name), (source.shape[0], source.shape[1]))
+        decoded = Decoded(_check_pixels(source, name, max_pixels), (source.shape[0], source.shape[1]))
     elif isinstance(source, Path):
         with _open_file(source) as stream:
             decoded = _decode(stream, size=size, max_pixels=max_pixels, where=str(source))
@@ -123,14 +123,17 @@ def _open_file(path: Path) -> IO[bytes]:
         raise InputError(repr(str(path)), f"cannot be read ({error})", "check the path") from None
 
 
-def _check_pixels(pixels: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
+def _check_pixels(pixels: NDArray[np.uint8], where: str, max_pixels: int) -> NDArray[np.uint8]:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
         raise InputError(where, f"the array is {pixels.dtype} of shape {pixels.shape}", "give uint8 pixels (H, W, 3)")
     _check_sides(pixels.shape[1], pixels.shape[0], where)
+    _check_count(pixels.shape[1], pixels.shape[0], max_pixels, where)
     return pixels
 
 
 def _check_sides(width: int, height: int, where: str) -> None:
+    if min(width, height) < 1:
+        raise InputError(where, f"{width} x {height} pixels: there is nothing to see", "give another image")
     if max(width, height) > MAX_SIDE:
         raise InputError(where, f"{width} x {height} pixels: a side has more than {MAX_SIDE}", "crop or shrink it")
 
@@ -199,8 +202,11 @@ def _check_size(picture: Image.Image, max_pixels: int, where: str) -> None:
     _check_sides(picture.width, picture.height, where)
     width, height = max(picture.size, _get_tile_size(picture), key=math.prod)
     limit = min(max_pixels, max_pixels * _BYTES // _count_bytes(picture))
+    _check_count(width, height, limit, where, kind=f" for {picture.format} of this kind" if limit < max_pixels else "")
+
+
+def _check_count(width: int, height: int, limit: int, where: str, *, kind: str = "") -> None:
     if width * height > limit:
-        kind = f" for {picture.format} of this kind" if limit < max_pixels else ""
         wrong = f"{width} x {height} = {width * height} pixels are more than the limit of {limit}{kind}"
         raise InputError(where, wrong, "shrink the picture")
 

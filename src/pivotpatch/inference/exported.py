@@ -1,5 +1,6 @@
 """Open what `pivotpatch export` wrote: an ONNX file, or a package that AOTInductor compiled."""
 
+import os
 from abc import ABC, abstractmethod
 from importlib import import_module
 from pathlib import Path
@@ -160,6 +161,7 @@ def open_exported(path: str | Path) -> OnnxEngine | PackageEngine:
 
 def import_extra(name: str) -> Any:
     """A library of the extra "onnx"; where it is missing, a message that says how to install it."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime keeps a list of events in the home folder
     try:
         return import_module(name)
     except ImportError:

@@ -39,6 +39,7 @@ _KINDS: dict[str, type[Classifier]] = {
 }
 Text = Annotated[str, Field(min_length=1)]
 Weight = Annotated[float, Field(ge=0)]
+Coefficient = Annotated[float, Field(ge=-1e4, le=1e4)]  # of a logit, of which few are above 100
 Heat = Annotated[float, Field(gt=0)]
 _ONE, _EACH = "<number>", "<list>"  # which form a fault is about; kept out of messages
 _number_or_list = Discriminator(lambda value: _EACH if isinstance(value, list) else _ONE)
@@ -91,8 +92,8 @@ def _check_rising(values: list[float]) -> list[float]:
 class _Calibration(_Part):
     kind: Literal["image", "patch", "tde"]
     method: Text
-    slope: list[float]
-    offset: list[float]
+    slope: list[Coefficient]
+    offset: list[Coefficient]
 
 
 class _ImageCalibration(_Calibration):

@@ -42,7 +42,7 @@ class Preprocessing:
         sound = all(isinstance(number, int | float) and abs(number) < _LARGE for number in numbers)
         if not sound or not len(self.mean) == len(self.std) == 3 or min(self.std) <= 0:
             wrong = f"preprocessing.mean is {quote(self.mean)} and std {quote(self.std)}"
-            raise InputError(where, wrong, "give three numbers each, those of std above 0")
+            raise InputError(where, wrong, f"give three numbers below {_LARGE:g} each, those of std above 0")
 
     def __call__(self, picture: Image.Image | Tensor) -> Tensor:
         """Prepare a picture.

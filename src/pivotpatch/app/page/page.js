@@ -230,22 +230,26 @@ const showTags = () => {
   if (!chosen || chosen.error || !chosen.answer) {
     place.replaceChildren();
     const text = chosen ? chosen.error || `Tagging ${chosen.name} …` : "No image yet.";
-    tell(summary, text, chosen?.error ? "wrong" : "");
+    tell(summary, chosen?.error ? "wrong" : "", text);
     return;
   }
   const every = chosen.answer.tags.map(judge);
   const given = every.filter((tag) => tag.given);
-  const names = given.slice(0, ROWS).map((tag) => tag.label);
-  tell(summary, given.length ? `${count(given.length, "tag")}: ${names.join(", ")}` : "No tag: no label is above its threshold.");
+  const names = given.slice(0, ROWS).flatMap((tag, place) => [place ? ", " : "", isolate(tag.label)]);
+  if (given.length) tell(summary, "", `${count(given.length, "tag")}: `, ...names);
+  else tell(summary, "", "No tag: no label is above its threshold.");
   const worth = every.filter((tag) => tag.given || tag.byWhole);
   place.replaceChildren(makeTable(worth.length ? worth : every.slice(0, PROBABLE), worth.length > 0));
   if (worth.length > ROWS) place.append(make("p", { textContent: `and ${worth.length - ROWS} more labels` }));
   showLight();
 };
 
-const tell = (place, text, kind = "") => {
-  if (place.textContent === text && place.firstElementChild?.className === kind) return; // nothing new to read out
-  place.replaceChildren(make("p", { className: kind, textContent: text }));
+const isolate = (text) => make("bdi", { textContent: text }); // a label may be written from right to left
+
+const tell = (place, kind, ...words) => {
+  const told = make("p", { className: kind }, ...words);
+  if (place.firstElementChild?.outerHTML === told.outerHTML) return; // nothing new to read out
+  place.replaceChildren(told);
 };
 
 const makeTable = (tags, worth) => {
@@ -267,7 +271,7 @@ const makeTable = (tags, worth) => {
 };
 
 const makeRow = (tag, parts) => {
-  const name = tag.box ? make("button", { type: "button", className: "tag", textContent: tag.label }) : tag.label;
+  const name = tag.box ? make("button", { type: "button", className: "tag", textContent: tag.label }) : isolate(tag.label);
   if (tag.box) {
     name.setAttribute("aria-pressed", "false");
     name.onclick = () => light(lit === tag.label ? null : tag.label);
@@ -318,7 +322,8 @@ const download = (name, kind, text) => {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 };
 
-const quote = (text) => `"${String(text).replaceAll('"', '""')}"`;
+// A cell that begins like a formula would be one in a spreadsheet.
+const quote = (text) => `"${text.replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
 
 const downloadCsv = () => {
   const rows = images.filter((image) => image.answer).map((image) => {
