@@ -185,7 +185,7 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
         ),
         (
             edit_json(lambda d: d["preprocessing"].update(std=[])),
-            r"and std \(\); give three numbers each, those of std",
+            r"and std \(\); give three numbers below 1e\+30 each, those of std",
         ),
         (edit_json(lambda d: d["preprocessing"].update(std=[1, 1, 0])), r"and std \(1.0, 1.0, 0.0\); give three"),
         (edit_json(lambda d: d["preprocessing"].update(mean=[0, 0, 1e38])), "preprocessing.mean is"),
