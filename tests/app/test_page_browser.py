@@ -365,7 +365,7 @@ def test_the_table_tells_what_each_look_would_give(open_page: Open, photo: Path)
         opened.choose_files(photo)
         expect(opened.tags).to_have_count(3)
     assert read_rows(opened) == [
-        ["Tag", "Probability both looks", "Whole image alone", "Its parts alone"],
+        ["Tag", "Probability image and parts", "Whole image alone", "Parts alone"],
         ["cup", "0.90 ✓ given", "0.80 ✓ given", "0.25"],
         ["cat not by the whole image alone", "0.60 ✓ given", "0.30", "0.25"],
         ["dog by the whole image alone only", "0.20", "0.70 ✓ given", "0.25"],

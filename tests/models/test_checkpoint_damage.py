@@ -192,12 +192,12 @@ def cut(name: str, keep: float) -> Callable[[Path], None]:
         (edit_json(lambda d: d["preprocessing"].update(mean=[0, 0, 10**400])), "preprocessing.mean"),
         (
             edit_json(lambda d: d["architecture"].update(backbone_options={"global_pool": 1})),
-            "backbone 'test_resnet': cannot be built with {'global_pool': 1}: .*; change what it does not take",
+            "model.json: backbone 'test_resnet': cannot be built with {'global_pool': 1}: .*; change what",
         ),
         (edit_json(lambda d: d["architecture"].update(backbone_options={"layers": [1]})), "architecture.backbone_opt"),
         (
             edit_json(lambda d: d["architecture"].update(backbone_options={"base_width": 10**7})),
-            "backbone 'test_resnet': 'base_width': 10000000 is too large a number; give 1,048,576 at most",
+            "model.json: backbone 'test_resnet': 'base_width': 10000000 is too large a number; give 1,048,576 at most",
         ),
         (
             edit_json(lambda d: d["architecture"].update(backbone_options={"stem_width": 4096})),

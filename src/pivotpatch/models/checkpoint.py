@@ -198,10 +198,14 @@ def load_checkpoint(folder: str | Path) -> Classifier:
     if (described.patching is not None) != (described.kind == "PatchClassifier"):
         raise InputError(where, f"patching is {described.patching} for a {described.kind}", "save the checkpoint again")
     allowance = Allowance([folder / WEIGHTS], where=where)
-    with torch.random.fork_rng(devices=[]), allowance:  # the weights drawn here are replaced at once
-        model = _KINDS[described.kind](
-            Architecture(**described.architecture.model_dump()), described.labels, **patching
-        )
+    try:
+        with torch.random.fork_rng(devices=[]), allowance:  # the weights drawn here are replaced at once
+            model = _KINDS[described.kind](
+                Architecture(**described.architecture.model_dump()), described.labels, **patching
+            )
+    except InputError as error:
+        part, wrong, todo = error.parts
+        raise error if part == where else InputError(where, f"{part}: {wrong}", todo) from None
     model.preprocessing = described.preprocessing.build()
     model.thresholds = described.thresholds
     if described.calibration is not None:

@@ -256,8 +256,8 @@ const makeTable = (tags, worth) => {
   const parts = tags.some((tag) => tag.patch_prob !== null);
   const heads = [
     ["Tag", ""],
-    ["Probability", parts ? "both looks" : "whole image"],
-    ...(parts ? [["Whole image", "alone"], ["Its parts", "alone"]] : []),
+    ["Probability", parts ? "image and parts" : "whole image"],
+    ...(parts ? [["Whole image", "alone"], ["Parts", "alone"]] : []),
   ].map(([name, note]) => make("th", { scope: "col" }, name, note ? make("small", { textContent: ` ${note}` }) : ""));
   return make(
     "table",
