@@ -362,7 +362,7 @@ def test_without_transformers_it_is_said_how_to_get_it(vit: Path, monkeypatch: p
         *(
             (
                 lambda f, mean=mean: edit_json(f, "config.json", lambda c: c["pretrained_cfg"].update(mean=mean)),
-                "preprocessing.mean is .*; give three numbers each",
+                "preprocessing.mean is .*; give three numbers below",
             )
             for mean in ([0.5, 0.5], [0.5, 0.5, "x"], [0.5, 0.5, [0.5]], [0.5, 0.5, float("nan")], [0.5, 0.5, 1e38])
         ),
