@@ -8,7 +8,7 @@ import torch
 from metrics import draw_scores
 from torch import Tensor
 
-from pivotpatch.audit.bootstrap import resample_average_precision
+from pivotpatch.core.bootstrap import resample_average_precision
 from pivotpatch.core.metrics import average_precision
 
 SIZES = {"coco256 test": (5_000, 80, 2.9), "COCO val2014": (40_137, 80, 2.9), "many labels": (5_000, 1_000, 10.0)}

@@ -121,7 +121,7 @@ def find_result(name: str, seed: int, args: argparse.Namespace) -> Path:
 
 def draw_curves(args: argparse.Namespace) -> None:
     """Draw what was logged of runs that are done."""
-    from pivotpatch.report.training_plots import plot_curves
+    from pivotpatch.training.plots import plot_curves
 
     paths = {name: find_result(name, args.seeds[0], args) for name in args.runs}
     logs = {name: json.loads(path.read_text("utf-8"))["log"] for name, path in paths.items()}

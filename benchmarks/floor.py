@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from training import LABELS, Clock, forget, make_floor_step
 
 from pivotpatch import PatchClassifier
-from pivotpatch.models.rewrites import (
+from pivotpatch.accel.rewrites import (
     REWRITES,
     Rewrite,
     rewrite_channels,
@@ -53,7 +53,7 @@ class Variant:
         cudnn_benchmark: whether cuDNN chooses its kernels by trial.
         half_patches: whether patches are seen at half the side of the image.
         checkpointing: whether the backbone's blocks are computed again on the way back.
-        rewrites: what is done to the network before, of `pivotpatch.models.rewrites`; training does all.
+        rewrites: what is done to the network before, of `pivotpatch.accel.rewrites`; training does all.
     """
 
     compiler: Mapping[str, Any] | None = field(default_factory=dict)

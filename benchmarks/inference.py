@@ -28,15 +28,15 @@ from torch import Tensor
 from training import profile
 
 from pivotpatch import PatchClassifier
+from pivotpatch.accel.folding import fold_norms
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.patches import patch_boxes, resize_images
-from pivotpatch.inference.adaptive import find_cutoffs
 from pivotpatch.inference.predictor import prepare_engine
 from pivotpatch.inference.scoring import make_network_views
-from pivotpatch.models.folding import fold_norms
 from pivotpatch.training.processes import own_settings
+from pivotpatch.tuning.effort import find_cutoffs
 
 LABELS = 80
 WAYS = ("plain", "published", "ours", "adaptive", "closer", "native", "small", "compiled-plain", "compiled")

@@ -24,15 +24,15 @@ from inference import make_published
 from loading import write_photographs
 from PIL import Image
 
+from pivotpatch.accel.device import keep_freed_memory
 from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.allocator import keep_freed_memory
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.data.decoding import decode_image
 from pivotpatch.export.onnx import export_onnx
-from pivotpatch.inference.adaptive import find_cutoffs
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.predictor import Predictor
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.tuning.effort import find_cutoffs
 
 RESULT = Path(__file__).parent / "results" / "predict_cpu.json"
 

@@ -31,9 +31,9 @@ from recording import describe_machine, write_json
 from torch import Tensor
 
 from pivotpatch import AsymmetricLoss, PatchClassifier
+from pivotpatch.accel.rewrites import quicken_training
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.data.augment import AugmentPolicy, Views, draw_augmentation
-from pivotpatch.models.rewrites import quicken_training
 from pivotpatch.training.task import PatchTask
 
 LABELS = 80

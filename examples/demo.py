@@ -30,17 +30,16 @@ from pivotpatch import (
     average_precision,
     load_checkpoint,
 )
+from pivotpatch.accel.device import keep_freed_memory
 from pivotpatch.audit.cooccurrence import decide, rate_pairs
 from pivotpatch.cli.train_text import show_training
-from pivotpatch.core.allocator import keep_freed_memory
 from pivotpatch.core.patches import resize_images
 from pivotpatch.core.policies import PerLabel
 from pivotpatch.data.loading import hold_pictures, make_loader
 from pivotpatch.data.scenes import SCENE_LABELS, ScenePlan, SceneStore, companion, draw_scene, read_scenes
-from pivotpatch.inference.case_plots import Case, plot_case, plot_pair
+from pivotpatch.inference.plots import Case, plot_case, plot_pair
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_images, score_pictures
-from pivotpatch.inference.thresholds import BestF1, fit_thresholds
 from pivotpatch.training.config import (
     AugmentSection,
     DataSection,
@@ -53,6 +52,7 @@ from pivotpatch.training.config import (
     TrainSection,
 )
 from pivotpatch.training.loop import fit
+from pivotpatch.tuning.thresholds import BestF1, fit_thresholds
 
 SCENE, INPUT = 96, 48  # pixels a side of a scene, and of what the network sees
 VIEWS = 5  # of a picture, for PAT: the whole and four patches

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from pivotpatch import PatchInference
-from pivotpatch.audit.bootstrap import Interval
 from pivotpatch.audit.direct_effect import EffectTracking, measure_direct_effects, track_effects
+from pivotpatch.audit.plots import plot_effects
 from pivotpatch.cli.train_text import show_training
+from pivotpatch.core.bootstrap import Interval
 from pivotpatch.data.address import open_records
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.report.audit_plots import plot_effects
 from pivotpatch.training.config import load_config
 from pivotpatch.training.loop import fit
 

@@ -11,10 +11,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from pivotpatch.core.counterfactual import CounterfactualLogits
-    from pivotpatch.core.errors import InputError
     from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
     from pivotpatch.core.metrics import average_precision, precision_recall
     from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, TopK
+    from pivotpatch.errors import InputError
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.predictor import Predictor
     from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
@@ -27,7 +27,7 @@ _HOMES = {
     "BinaryCrossEntropyLoss": "core.losses",
     "CounterfactualLogits": "core.counterfactual",
     "Fixed": "core.policies",
-    "InputError": "core.errors",
+    "InputError": "errors",
     "MultiLabelClassifier": "models.classifier",
     "PatchClassifier": "models.patch_classifier",
     "PatchInference": "inference.patch_inference",

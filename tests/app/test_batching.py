@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from pivotpatch.app.batching import Batcher, BrokenError, BusyError
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Answer
 from pivotpatch.inference.predictor import Predictor
 

@@ -21,7 +21,7 @@ from pivotpatch.app.batching import MAX_BYTES
 from pivotpatch.app.endpoint import Bodies
 from pivotpatch.app.server import Access
 from pivotpatch.cli.main import main
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.models.patch_classifier import PatchClassifier
 

@@ -13,7 +13,7 @@ from app_process import AppProcess
 from PIL import Image
 
 from pivotpatch.app.server import is_loopback, open_socket
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 pytestmark = pytest.mark.slow
 

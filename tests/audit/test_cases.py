@@ -8,7 +8,7 @@ import torch
 
 from pivotpatch.audit.cases import find_cases, gather_logits, study_case
 from pivotpatch.core.counterfactual import combine_logits
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
 NAN = float("nan")

@@ -20,8 +20,8 @@ from pivotpatch.audit.cooccurrence import (
     rate_pairs,
     wilson_interval,
 )
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.policies import Fixed, PriorMatched, ThresholdPolicy, TopK
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
 NAN = float("nan")

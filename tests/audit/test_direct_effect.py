@@ -12,9 +12,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from pivotpatch.audit.direct_effect import Among, DirectEffects, measure_direct_effects, rank_correlation, track_effects
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
 from pivotpatch.data.scenes import SCENE_LABELS, SceneStore, draw_scene, read_scenes
+from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier

@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pivotpatch.audit.bootstrap import Interval
 from pivotpatch.audit.evaluation import evaluate_scores
+from pivotpatch.core.bootstrap import Interval
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import Definition, average_precision, precision_recall
 from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, TopK
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
 LABELS = ("cat", "dog", "fish", "never")

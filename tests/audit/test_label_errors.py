@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pivotpatch.audit.label_errors import Direction, find_label_errors, rate_self_confidence
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.scenes import read_scenes
-from pivotpatch.inference.calibration import calibrate_out_of_fold
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
+from pivotpatch.tuning.calibration import calibrate_out_of_fold
 
 
 class Planted(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 
 from pivotpatch.audit.cooccurrence import PairRates, rate_pairs
 from pivotpatch.audit.pair_comparison import compare_pairs
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
 NAN = float("nan")

@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from pivotpatch.audit.stepwise import evaluate_steps, study_scale
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
 LABELS = ("cat", "dog", "never", "hat")

@@ -15,12 +15,10 @@ from torch import Tensor
 from train_command import SCENES, Errors, train
 from verb import read_json, read_refusal
 
-from pivotpatch.audit.tuning import tune_scores
 from pivotpatch.cli.main import main
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import make_loader
-from pivotpatch.inference.adaptive import CloserLook
 from pivotpatch.inference.score_file import read_scores
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import make_closer_view, score_pictures
@@ -29,6 +27,8 @@ from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
+from pivotpatch.tuning.effort import CloserLook
+from pivotpatch.tuning.tune import tune_scores
 
 VAL = "scenes:@val?count=40&size=32"
 SIZE, CLOSER = 32, 48

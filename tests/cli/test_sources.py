@@ -8,8 +8,8 @@ import torch
 from pivotpatch.cli.sources import find_fitted, find_pictures, list_not_read, open_pictures, open_source
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.policies import PerLabel
+from pivotpatch.errors import InputError
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier

@@ -13,7 +13,6 @@ from PIL import Image
 from together import run_together, run_verb
 from tune_command import LABELS, Errors, assert_stored, fail, make_run, score, tune
 
-from pivotpatch.audit.tuning import METHODS, Mixing, tune_scores
 from pivotpatch.cli.main import build_parser, main
 from pivotpatch.data.scenes import SCENE_LABELS
 from pivotpatch.models.checkpoint import load_checkpoint
@@ -22,6 +21,7 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
+from pivotpatch.tuning.tune import METHODS, Mixing, tune_scores
 
 
 def test_a_run_is_tuned_on_what_it_held_out_and_keeps_the_result(here_with_run: Path, capsys: Errors) -> None:

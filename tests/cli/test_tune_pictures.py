@@ -12,9 +12,9 @@ from PIL import Image
 
 from pivotpatch.cli.sources import Source
 from pivotpatch.cli.tune_pictures import check_scores, open_tuning_pictures
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.training.build import open_training_records

@@ -7,7 +7,6 @@ import pytest
 import torch
 from tune_command import LABELS, SIZE, Errors, assert_stored, fail, make_run, score, tune
 
-from pivotpatch.audit.tuning import tune_scores
 from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
 from pivotpatch.data.scenes import SCENE_LABELS
@@ -16,6 +15,7 @@ from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
+from pivotpatch.tuning.tune import tune_scores
 
 
 def test_scores_need_no_forward_pass_and_no_pictures(here_with_run: Path, capsys: Errors) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from pivotpatch.cli.tune_text import tell_effort
-from pivotpatch.inference.adaptive import EffortCurve, EffortPoint
+from pivotpatch.tuning.effort import EffortCurve, EffortPoint
 
 
 def make_curve(*means: float, closer: bool) -> EffortCurve:

@@ -6,7 +6,7 @@ import torch
 
 from pivotpatch.core.adaptive import Adaptive, check_effort, measure_uncertainty
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 IMAGE = Calibration("image", "platt", (0.5, 2.0), (1.0, -0.25))
 ADAPTIVE = Adaptive(IMAGE, (0.0, 0.125, 0.25, 0.5, 0.5))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 FITTED = Calibration("tde", "platt_per_label", (0.5, 2.0), (1.0, -0.25))
 

@@ -4,7 +4,7 @@ from reference import pat
 from torch import Tensor
 
 from pivotpatch.core.counterfactual import combine_logits, patch_weights, pool_patches, tde_logits
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 
 def draw(*shape: int) -> Tensor:

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pivotpatch.core.counterfactual import combine_logits
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.losses import (
     AsymmetricLoss,
     BinaryCrossEntropyLoss,
@@ -15,6 +14,7 @@ from pivotpatch.core.losses import (
     binary_cross_entropy,
     patch_loss,
 )
+from pivotpatch.errors import InputError
 
 NAN = float("nan")
 

@@ -8,9 +8,9 @@ from reference.average_precision import envelope
 from sklearn import metrics as sklearn
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import average_precision, precision_recall
 from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, ThresholdPolicy, TopK
+from pivotpatch.errors import InputError
 
 NAN = float("nan")
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms.v2 import functional as transforms
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import cut_patches, patch_boxes, resize_images, split_views, stack_views
+from pivotpatch.errors import InputError
 
 
 @given(st.integers(1, 9), st.integers(0, 40), st.integers(0, 40), st.just(0.0) | st.floats(0, 0.999))

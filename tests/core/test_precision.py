@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pivotpatch.core.precision import has_bfloat16
+from pivotpatch.accel.device import has_bfloat16
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((9, 0), True), ((10, 0), True)])

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import READERS, Address, open_records, parse_address
+from pivotpatch.errors import InputError
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 signs = st.text(st.sampled_from("@?%&=/+: a3F"), max_size=8)

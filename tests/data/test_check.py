@@ -16,10 +16,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
 from pivotpatch.data.check import DataSummary, Depth, check_data
 from pivotpatch.data.records import FileStore, ImageSource, ImageStore, LabelLists, LabelSpace, RecordSet
+from pivotpatch.errors import InputError
 
 
 def jpeg(seed: int, *, side: int = 32) -> bytes:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
 from pivotpatch.data.coco import read_coco
+from pivotpatch.errors import InputError
 
 Json = dict[str, Any]
 

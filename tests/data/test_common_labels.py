@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.common_labels import keep_common_labels
 from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
 from pivotpatch.data.scenes import read_scenes
+from pivotpatch.errors import InputError
 
 
 @pytest.fixture

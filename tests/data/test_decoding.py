@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.decoding import MAX_PIXELS, decode_image, decode_with_size
+from pivotpatch.errors import InputError
 
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(0, 256, (3, 5, 3), dtype=np.uint8)

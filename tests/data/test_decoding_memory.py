@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.decoding import MAX_PIXELS, MAX_SIDE, decode_image
+from pivotpatch.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ import json, re, sys
 from collections.abc import Mapping
 from pathlib import Path
 import numpy as np
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.data.decoding import decode_image
 
 def read_status(field):

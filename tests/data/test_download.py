@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from file_server import FileServer
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.download import RemoteFile, download_file
+from pivotpatch.errors import InputError
 
 CONTENT = np.random.default_rng(0).bytes(50_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()

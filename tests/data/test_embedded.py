@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.embedded import EmbeddedStore, list_row_groups
 from pivotpatch.data.table import read_table
+from pivotpatch.errors import InputError
 
 HF_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
 from pivotpatch.data.folder import IMAGE_SUFFIXES, read_folder
 from pivotpatch.data.records import RecordSet
+from pivotpatch.errors import InputError
 
 Labels = tuple[set[str], set[str]]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from made_records import COUNT, SIZE, encoded, make_records
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data import loading
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import Batch, Loader, hold_pictures, make_loader
 from pivotpatch.data.records import FileStore, RecordSet
+from pivotpatch.errors import InputError
 
 
 def assert_equal_passes(loader: Loader, other: Loader) -> None:

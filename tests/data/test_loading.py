@@ -14,11 +14,11 @@ import pytest
 import torch
 from made_records import COUNT, SIZE, encoded, make_records, picture
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.decoding import decode_image
 from pivotpatch.data.loading import ImageDataset, make_loader
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.sampling import EpochSampler
+from pivotpatch.errors import InputError
 
 # Worker processes are forked, of which newer Pythons warn wherever a thread runs, as torch's do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.picture_paths import PathStore, find_pictures, write_paths
+from pivotpatch.errors import InputError
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 from file_server import FileServer
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
 from pivotpatch.data.download import RemoteFile
 from pivotpatch.data.prepare import PLANS, DatasetPlan, prepare, unpack
+from pivotpatch.errors import InputError
 
 
 def jpeg(seed: int) -> bytes:

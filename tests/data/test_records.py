@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
+from pivotpatch.errors import InputError
 
 lists_of_labels = st.lists(st.lists(st.integers(0, 5), unique=True).map(sorted), max_size=8)
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.sampling import EpochSampler
+from pivotpatch.errors import InputError
 
 
 def flat(sampler: EpochSampler) -> list[int]:

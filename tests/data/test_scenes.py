@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.data.address import open_records
 from pivotpatch.data.scenes import (
@@ -23,6 +22,7 @@ from pivotpatch.data.scenes import (
     plan_scene,
     read_scenes,
 )
+from pivotpatch.errors import InputError
 
 
 def plans_of(split: Split, count: int = 200, *, company: float = 0.8) -> list[ScenePlan]:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
 from pivotpatch.data.decoding import decode_image
 from pivotpatch.data.records import FileStore, ImageSource, ImageStore, LabelLists, LabelSpace, RecordSet
 from pivotpatch.data.split import TableFormat, split_records, write_split
+from pivotpatch.errors import InputError
 
 THIRDS = {"train": 0.8, "val": 0.1, "test": 0.1}
 

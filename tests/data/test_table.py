@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from written_tables import TEXT, labels_of, write_table
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
 from pivotpatch.data.table import IMAGE_COLUMNS, LABEL_COLUMNS, read_table
+from pivotpatch.errors import InputError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "coco256"
 

@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 from written_tables import TEXT, labels_of
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data import table_files
 from pivotpatch.data.table import read_table
 from pivotpatch.data.table_files import find_tables, read_columns, read_schema
+from pivotpatch.errors import InputError
 
 GOOD = "image,labels\na.jpg,cat\n"
 

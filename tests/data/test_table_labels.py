@@ -8,7 +8,6 @@ import pytest
 import torch
 from written_tables import TEXT, labels_of, write_table
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.table import read_table
 from pivotpatch.data.table_labels import (
     TableLabels,
@@ -17,6 +16,7 @@ from pivotpatch.data.table_labels import (
     encode_label_columns,
     read_label_names,
 )
+from pivotpatch.errors import InputError
 
 
 def name_row(row: int) -> str:

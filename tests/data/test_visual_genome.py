@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.visual_genome import build_label_map, read_named_images, read_visual_genome, split_images
+from pivotpatch.errors import InputError
 
 Image = dict[str, Any]
 PUBLISHED_MAP = Path(__file__).parents[2].parent / "shared/data/vg256_label_map.json"

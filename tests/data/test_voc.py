@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
 from pivotpatch.data.voc import LABELS, read_voc
+from pivotpatch.errors import InputError
 
 # Objects of each picture: label and whether it is difficult.
 PICTURES: dict[str, list[tuple[str, bool]]] = {

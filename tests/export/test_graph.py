@@ -5,8 +5,8 @@ import torch
 from made_networks import LABELS, fit_made_up, make_network, make_pictures
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import resize_images
+from pivotpatch.errors import InputError
 from pivotpatch.export.graph import PictureGraph, check_difference, trace_pictures
 from pivotpatch.inference.engine import Answer, TorchEngine
 

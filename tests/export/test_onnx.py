@@ -8,8 +8,8 @@ import pytest
 import torch
 from made_networks import fit_made_up, make_network, make_pictures
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import resize_images
+from pivotpatch.errors import InputError
 from pivotpatch.export import onnx as exporter
 from pivotpatch.export.graph import Agreement
 from pivotpatch.export.onnx import export_onnx

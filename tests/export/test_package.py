@@ -5,8 +5,8 @@ import pytest
 import torch
 from made_networks import LABELS, fit_made_up, make_network, make_pictures
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import resize_images
+from pivotpatch.errors import InputError
 from pivotpatch.export.package import export_package
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.exported import PackageEngine, open_exported

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from tag_process import Greens, TaggingProcess, write_pictures
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import open_records
 from pivotpatch.data.picture_paths import find_pictures
+from pivotpatch.errors import InputError
 from pivotpatch.inference.bulk import FITTED, Share, Tagging, TagRule, tag_pictures
 from pivotpatch.inference.bulk_file import NOTE, name_files
 from pivotpatch.inference.predictor import Predictor

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import cut_patches, resize_images
+from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Answer, TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier

@@ -13,7 +13,7 @@ import torch
 from made_networks import LABELS, fit_made_up, make_network, make_pictures
 from onnx import TensorProto, helper, numpy_helper
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.exported import Description, OnnxEngine, PackageEngine, import_extra, open_exported

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pivotpatch import CounterfactualLogits, MultiLabelClassifier, PatchInference
 from pivotpatch.core.counterfactual import combine_logits
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import cut_patches
+from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture
 from pivotpatch.models.heads import HeadOption
 

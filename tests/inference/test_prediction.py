@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import PatchBox
+from pivotpatch.errors import InputError
 from pivotpatch.inference.prediction import COLOURS, LONGEST, Prediction
 
 LABELS = ("cat", "dog", "cup", "bird")

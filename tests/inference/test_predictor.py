@@ -14,9 +14,9 @@ from torch import Tensor
 
 from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.data.decoding import decode_image
+from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Answer, TorchEngine
 from pivotpatch.inference.prediction import LONGEST
 from pivotpatch.inference.predictor import Picture, Predictor

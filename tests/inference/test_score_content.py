@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from score_files import make_scores, write_csv
 from sklearn.metrics import average_precision_score
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.core.policies import Fixed
 from pivotpatch.data.records import RecordSet
+from pivotpatch.errors import InputError
 from pivotpatch.inference.score_content import Scale
 from pivotpatch.inference.score_file import read_scores, write_scores
 

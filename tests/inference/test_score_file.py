@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from score_files import LABELS, make_scores
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.records import RecordSet
+from pivotpatch.errors import InputError
 from pivotpatch.inference.score_file import SUFFIXES, read_scores, write_scores
 from pivotpatch.inference.scores import Scores
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from score_files import make_scores, write_csv
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.inference.score_file import read_scores, write_scores
 
 

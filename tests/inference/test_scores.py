@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.counterfactual import combine_logits
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
 

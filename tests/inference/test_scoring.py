@@ -8,10 +8,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as TF
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import patch_boxes
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import Loader, make_loader
+from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import Scores

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from pivotpatch import MultiLabelClassifier
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture
 
 LABELS = ["cat", "dog"]

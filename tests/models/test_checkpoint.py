@@ -11,7 +11,7 @@ from made_checkpoints import LABELS, edit_json, make_classifier
 from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.models.checkpoint import fingerprint
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier
 

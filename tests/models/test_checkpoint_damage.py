@@ -10,7 +10,7 @@ from made_checkpoints import edit_json, make_classifier
 from safetensors.torch import load_file, save_file
 
 from pivotpatch import PatchClassifier, load_checkpoint, save_checkpoint
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 CALIBRATION = {"kind": "tde", "method": "platt", "slope": [1.0, 1.0, 1.0], "offset": [0.0]}
 SIZES = (

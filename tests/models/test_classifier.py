@@ -9,8 +9,8 @@ import torch
 from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference, load_checkpoint, save_checkpoint
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import cut_patches
+from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, IndependentClassifier
 from pivotpatch.models.heads import HeadOption
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.models.heads import (
     AttentionLayer,
     GroupProjection,

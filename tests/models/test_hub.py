@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from made_networks import LABELS, fit_made_up, make_network
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.models.card import Card
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, SharedClassifier
 

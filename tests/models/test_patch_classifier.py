@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pivotpatch import MultiLabelClassifier, PatchClassifier
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture
 
 LAM, TEMPERATURE = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([0.25, 1.0, 3.0])

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.models.preprocessing import Preprocessing
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8))

@@ -7,11 +7,11 @@ from made_scores import make_scores
 from pivotpatch.audit.cooccurrence import decide, rate_pairs
 from pivotpatch.audit.label_errors import find_label_errors
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched
-from pivotpatch.inference.calibration import reliability
+from pivotpatch.errors import InputError
 from pivotpatch.report.findings import PAIRS_PER_LABEL, PANELS, Counts, Findings, gather_findings
 from pivotpatch.report.subject import Subject
+from pivotpatch.tuning.calibration import reliability
 
 LABELS = tuple("abcdefghij")
 SUBJECT = Subject("model", make_scores(LABELS, count=300))

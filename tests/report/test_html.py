@@ -12,10 +12,10 @@ from made_scores import HOSTILE, make_records, make_scores
 
 from pivotpatch.audit.cooccurrence import rate_pairs
 from pivotpatch.audit.pair_comparison import compare_pairs
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import average_precision, precision_recall
 from pivotpatch.core.patches import patch_boxes
 from pivotpatch.core.policies import PerLabel, PriorMatched
+from pivotpatch.errors import InputError
 from pivotpatch.report.findings import COUNTS, Counts, Findings, gather_findings
 from pivotpatch.report.html import LIMIT, clean, render_report, write_report
 from pivotpatch.report.subject import Subject

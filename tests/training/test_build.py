@@ -8,7 +8,7 @@ from PIL import Image
 
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier

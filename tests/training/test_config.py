@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import AugmentPolicy
+from pivotpatch.errors import InputError
 from pivotpatch.training.config import RunConfig, TaskSection, dump_config, load_config
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from published import PICTURES, write_all
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.sampling import EpochSampler
+from pivotpatch.errors import InputError
 from pivotpatch.training.config import load_config
 from pivotpatch.training.dry_run import DryRun, try_run
 from pivotpatch.training.processes import make_accelerator

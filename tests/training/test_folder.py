@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from run_process import IMAGE, SHORT, crash, make_config, read_run, read_step, when
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.training.build import build_run

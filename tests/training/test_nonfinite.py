@@ -6,7 +6,7 @@ import torch
 from run_process import SMALL, make_config
 
 from pivotpatch.cli.main import main
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import open_training_records

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
 from pivotpatch.training.loop import fit

@@ -9,9 +9,9 @@ import pytest
 import timm
 import torch
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.address import parse_address
 from pivotpatch.data.prepare import PLANS
+from pivotpatch.errors import InputError
 from pivotpatch.models.heads import HEADS
 from pivotpatch.training.build import make_model
 from pivotpatch.training.config import RunConfig, load_config

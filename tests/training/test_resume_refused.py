@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from run_process import TrainingProcess
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.training.folder import RunFolder
 from pivotpatch.training.loop import resume
 

@@ -8,9 +8,9 @@ from PIL import Image
 from together import find_gradients, run_together, score_counts, train_epoch
 from torch import Tensor, nn
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.losses import binary_cross_entropy
 from pivotpatch.data.loading import Batch
+from pivotpatch.errors import InputError
 from pivotpatch.training.build import Run, build_run
 from pivotpatch.training.config import RunConfig, load_config
 from pivotpatch.training.processes import make_accelerator

@@ -6,9 +6,9 @@ import torch
 from reference import losses, pat
 from torch import Tensor, nn
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import cut_patches, resize_images
 from pivotpatch.data.augment import AugmentPolicy, Views, apply_augmentation, draw_augmentation
+from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import LossSection, OptimiserSection

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pivotpatch.app.batching import Batcher
 from pivotpatch.app.connection import Connection
 from pivotpatch.app.endpoint import Bodies, answer_errors, answer_json, make_routes
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.inference.predictor import Predictor
 
 PAGE = {

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pivotpatch.audit.stepwise import check_same_pictures
 from pivotpatch.core.counterfactual import CounterfactualLogits
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.inference.scores import Scores
 
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, ThresholdPolicy
+from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.inference.scores import Scores
 
 MIN_PROBABILITY = 0.2

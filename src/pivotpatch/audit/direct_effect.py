@@ -19,11 +19,11 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.audit.bootstrap import Interval
-from pivotpatch.core.errors import InputError, choose_one_of, shorten
+from pivotpatch.core.bootstrap import Interval
 from pivotpatch.data.loading import make_loader
 from pivotpatch.data.records import LabelLists, RecordSet
 from pivotpatch.data.scenes import SceneStore, draw_scene
+from pivotpatch.errors import InputError, choose_one_of, shorten
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import Progress, score_pictures

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from pivotpatch.audit.bootstrap import Interval, ResampledPrecision, resample_average_precision
+from pivotpatch.core.bootstrap import Interval, ResampledPrecision, resample_average_precision
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.metrics import (
     DEFINITIONS,
     AveragePrecision,
@@ -18,6 +17,7 @@ from pivotpatch.core.metrics import (
     precision_recall,
 )
 from pivotpatch.core.policies import Fixed, PerLabel, ThresholdPolicy, TopK
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
 TOP = 3

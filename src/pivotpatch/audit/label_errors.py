@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError
-from pivotpatch.inference.calibration import calibrate_out_of_fold
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
+from pivotpatch.tuning.calibration import calibrate_out_of_fold
 
 Direction = Literal["missing", "wrong"]
 HIGHEST_SELF_CONFIDENCE = 0.25

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.audit.cooccurrence import PairRates
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)

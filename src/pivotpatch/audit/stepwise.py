@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from pivotpatch.audit.bootstrap import Interval, resample_average_precision
-from pivotpatch.core.errors import InputError
+from pivotpatch.core.bootstrap import Interval, resample_average_precision
 from pivotpatch.core.metrics import Definition, average_precision
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
 

@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 _TOKEN = re.compile(r"[\w.~+/=-]{8,}", re.ASCII)
 

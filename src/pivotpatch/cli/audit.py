@@ -10,7 +10,7 @@ from pivotpatch.cli.audit_options import DEFAULTS, refuse_unused, split_pairs
 from pivotpatch.cli.figures import decode_small, write_figures
 from pivotpatch.cli.policies import read_policy
 from pivotpatch.cli.sources import open_pictures, open_source, read_score_file
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -141,7 +141,7 @@ class _Pairs(NamedTuple):
 
 
 def _draw_pairs(pairs: _Pairs, args: argparse.Namespace) -> None:
-    from pivotpatch.report.audit_plots import plot_given_pairs, plot_pair_curves, plot_worst_pairs
+    from pivotpatch.audit.plots import plot_given_pairs, plot_pair_curves, plot_worst_pairs
 
     ranked, behind, comparison, records = pairs
     figures = {}
@@ -163,9 +163,9 @@ def _draw_pairs(pairs: _Pairs, args: argparse.Namespace) -> None:
 
 
 def _audit_steps(args: argparse.Namespace) -> int:
+    from pivotpatch.audit.plots import plot_steps
     from pivotpatch.audit.stepwise import evaluate_steps
     from pivotpatch.cli.audit_text import print_steps
-    from pivotpatch.report.audit_plots import plot_steps
 
     found = evaluate_steps(_read(args).scores)
     if args.json:
@@ -180,9 +180,9 @@ def _audit_steps(args: argparse.Namespace) -> int:
 def _audit_scale(args: argparse.Namespace) -> int:
     import torch
 
+    from pivotpatch.audit.plots import plot_scales
     from pivotpatch.audit.stepwise import study_scale
     from pivotpatch.cli.audit_text import print_scale
-    from pivotpatch.report.audit_plots import plot_scales
 
     scores = _read(args).scores
     other = read_score_file(args.scale_study, like=scores)
@@ -222,7 +222,7 @@ def _audit_label_errors(args: argparse.Namespace) -> int:
 def _audit_cases(args: argparse.Namespace) -> int:
     from pivotpatch.audit.cases import find_cases, gather_logits
     from pivotpatch.cli.audit_text import print_cases
-    from pivotpatch.inference.case_plots import plot_case
+    from pivotpatch.inference.plots import plot_case
 
     records, scores, baseline = _read(args)
     if baseline is None:
@@ -255,11 +255,11 @@ def _audit_effect(args: argparse.Namespace) -> int:
     import torch
 
     from pivotpatch.audit.direct_effect import find_judged_network, measure_direct_effects, track_effects
+    from pivotpatch.audit.plots import plot_effects
     from pivotpatch.cli.audit_text import print_effects
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.data.address import open_records
     from pivotpatch.models.named import shorten_name
-    from pivotpatch.report.audit_plots import plot_effects
 
     named = open_pictures(args.words[1:])
     records = open_records(SCENES) if named is None else named
@@ -341,6 +341,6 @@ def _open_network(what: str | Path) -> "Classifier | PatchInference":
 
 
 def _draw_sheet(records: "RecordSet", rows: Sequence[int], captions: list[str]) -> "Figure":
-    from pivotpatch.report.audit_plots import plot_sheet
+    from pivotpatch.audit.plots import plot_sheet
 
     return plot_sheet(decode_small(records, rows), captions)

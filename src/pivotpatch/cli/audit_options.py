@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Collection, Sequence
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 DEFAULTS = {
     "pair": None,

@@ -6,15 +6,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pivotpatch.audit.bootstrap import Interval
 from pivotpatch.audit.cases import CaseStudy
 from pivotpatch.audit.cooccurrence import FEW, FalsePositive, PairRates
 from pivotpatch.audit.direct_effect import EffectTracking
 from pivotpatch.audit.label_errors import LabelError
 from pivotpatch.audit.pair_comparison import Curve, PairComparison
 from pivotpatch.audit.stepwise import ScaleStudy, StepwiseEvaluation
-from pivotpatch.core.errors import shorten
+from pivotpatch.core.bootstrap import Interval
 from pivotpatch.core.metrics import DEFINITIONS
+from pivotpatch.errors import shorten
 
 _WIDTH = 120  # where no terminal says how wide it is
 

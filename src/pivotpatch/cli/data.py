@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.data.check import DataReport
@@ -147,8 +147,8 @@ def _draw(report: "DataReport", path: Path) -> None:
     """Draw each data set; a number tells the files of several apart."""
     import warnings
 
-    from pivotpatch.core.writing import explain_disk_faults, replacing
-    from pivotpatch.report.data_plots import plot_overview
+    from pivotpatch.data.plots import plot_overview
+    from pivotpatch.writing import explain_disk_faults, replacing
 
     for number, summary in enumerate(report.summaries, 1):
         place = path if len(report.summaries) == 1 else path.with_stem(f"{path.stem}-{number}")

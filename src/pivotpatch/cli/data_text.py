@@ -6,8 +6,8 @@ import numpy as np
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from pivotpatch.core.errors import cut, shorten
 from pivotpatch.data.check import DataReport, DataSummary
+from pivotpatch.errors import cut, shorten
 
 _WIDTH, BAR = 80, 24
 _MOST_FREQUENT, _RAREST, _ALL = 15, 5, 24

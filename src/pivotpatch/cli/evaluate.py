@@ -20,7 +20,7 @@ from pivotpatch.cli.sources import (
     read_score_file,
     score_source,
 )
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.core.calibration import Calibration

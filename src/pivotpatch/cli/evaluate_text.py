@@ -5,12 +5,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from pivotpatch.audit.bootstrap import Interval
 from pivotpatch.audit.evaluation import Difference, Evaluation, KindEvaluation
 from pivotpatch.cli.data_text import Screen
-from pivotpatch.core.errors import shorten
+from pivotpatch.core.bootstrap import Interval
 from pivotpatch.core.metrics import DEFINITIONS, PrecisionRecall
-from pivotpatch.core.writing import explain_disk_faults, replacing
+from pivotpatch.errors import shorten
+from pivotpatch.writing import explain_disk_faults, replacing
 
 NAMES = {"image": "image", "patch": "patches", "tde": "TDE"}
 MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 SUFFIXES = {"onnx": ".onnx", "package": ".pt2", "checkpoint": ""}
 

@@ -23,7 +23,7 @@ def write_figures(figures: Mapping[str, "Figure"], folder: Path) -> None:
         figures: by the names of their files, to which `.png` is added where they do not end so.
         folder: where to.
     """
-    from pivotpatch.core.writing import explain_disk_faults, replacing
+    from pivotpatch.writing import explain_disk_faults, replacing
 
     if not figures:
         print(f"drew nothing to {folder}: there is nothing to show", file=sys.stderr)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
     from pivotpatch.core.policies import ThresholdPolicy

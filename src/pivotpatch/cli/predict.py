@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.inference.bulk import Share, Tagging, TagRule
@@ -208,7 +208,7 @@ def _check_explained(place: Path, *, several: bool) -> None:
 def _explain(prediction: "Prediction", tags: "tuple[Tag, ...]", file: Path) -> None:
     """Draw the tags that are told, or the most probable labels where there are none."""
     from pivotpatch.cli.figures import write_figures
-    from pivotpatch.inference.prediction_plots import plot_tags
+    from pivotpatch.inference.plots import plot_tags
 
     shown = tags[:DRAWN] or prediction.top(3)
     write_figures({file.name: plot_tags(prediction.image, shown, size=prediction.size)}, file.parent)

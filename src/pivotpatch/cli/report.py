@@ -18,7 +18,7 @@ from pivotpatch.cli.sources import (
     read_score_file,
     score_source,
 )
-from pivotpatch.core.errors import InputError, shorten
+from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
     from torch import Tensor

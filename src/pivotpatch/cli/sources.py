@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.core.calibration import Calibration

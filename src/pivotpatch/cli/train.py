@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pivotpatch.cli.sources import list_not_read, tell
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
     from pivotpatch.training.config import RunConfig
@@ -175,9 +175,9 @@ def _end(result: "FitResult", out: Path, *, as_json: bool) -> int:
 
 def _draw_curves(out: Path) -> None:
     """Draw what the log of a run says."""
-    from pivotpatch.core.writing import explain_disk_faults, replacing
-    from pivotpatch.report.training_plots import plot_curves
     from pivotpatch.training.folder import read_log
+    from pivotpatch.training.plots import plot_curves
+    from pivotpatch.writing import explain_disk_faults, replacing
 
     with explain_disk_faults(out), replacing(out / CURVES) as written:
         plot_curves({"": read_log(out)}).savefig(written, format="png")

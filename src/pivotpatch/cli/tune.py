@@ -17,17 +17,17 @@ from pivotpatch.cli.sources import (
     score_source,
 )
 from pivotpatch.cli.tune_pictures import check_scores, open_tuning_pictures
-from pivotpatch.core.errors import InputError, shorten
+from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pivotpatch.audit.tuning import Tuning
     from pivotpatch.data.records import RecordSet
-    from pivotpatch.inference.adaptive import CloserLook
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
     from pivotpatch.training.folder import RunFolder
+    from pivotpatch.tuning.effort import CloserLook
+    from pivotpatch.tuning.tune import Tuning
 
 SEED = 0  # of the resamples: the same scores have the same intervals
 WARNING = "what is measured on these pictures from now on is worth nothing: never tune on those that you test on"
@@ -86,7 +86,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_tune(args: argparse.Namespace) -> int:
     """Score where need be, fit, store and tell it in the first process alone."""
-    from pivotpatch.inference.thresholds import parse_goal
+    from pivotpatch.tuning.thresholds import parse_goal
 
     if len(args.words) > 2:
         raise InputError(f"{args.words[2]!r}", "a third word", "give what to tune and the pictures")
@@ -205,8 +205,8 @@ def _look_closer(source: Source, records: "RecordSet | None", scores: "Scores", 
     """The same pictures, seen closer."""
     import torch
 
-    from pivotpatch.inference.adaptive import CloserLook
     from pivotpatch.models.patch_classifier import PatchClassifier
+    from pivotpatch.tuning.effort import CloserLook
 
     assert isinstance(source.model, PatchClassifier)
     if records is None:
@@ -251,10 +251,10 @@ def _finish(
     """Fit, store, draw and print."""
     import torch
 
-    from pivotpatch.audit.tuning import tune_scores
     from pivotpatch.cli.tune_text import print_tuning
-    from pivotpatch.inference.thresholds import parse_goal
     from pivotpatch.models.patch_classifier import PatchClassifier
+    from pivotpatch.tuning.thresholds import parse_goal
+    from pivotpatch.tuning.tune import tune_scores
 
     list_not_read(scored.not_read)
     found = tune_scores(
@@ -294,7 +294,7 @@ def _store(source: Source, found: "Tuning", folder: "RunFolder | None", out: Pat
 
 
 def _draw(found: "Tuning", folder: Path) -> None:
-    from pivotpatch.report.calibration_plots import plot_effort, plot_lam, plot_reliability
+    from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
 
     figures = {"reliability": plot_reliability(found.curves)}
     if found.mixing is not None:

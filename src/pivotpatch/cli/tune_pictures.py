@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pivotpatch.cli.sources import Source, find_pictures
-from pivotpatch.core.errors import InputError, shorten
+from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet

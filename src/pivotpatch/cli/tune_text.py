@@ -3,10 +3,10 @@
 from rich.table import Table
 from torch import Tensor
 
-from pivotpatch.audit.tuning import NONE, MixingChoice, Tuning
 from pivotpatch.cli.data_text import Screen
 from pivotpatch.cli.evaluate_text import MEASURES, NAMES, make_table, write_bounds
-from pivotpatch.inference.adaptive import EffortCurve
+from pivotpatch.tuning.effort import EffortCurve
+from pivotpatch.tuning.tune import NONE, MixingChoice, Tuning
 
 
 def print_tuning(found: Tuning) -> None:

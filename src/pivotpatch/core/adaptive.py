@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 
 def check_effort(effort: float, where: str) -> None:

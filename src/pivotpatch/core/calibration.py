@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.counterfactual import at_least_float32
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 
 class CounterfactualLogits(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pivotpatch.core.counterfactual import CounterfactualLogits, at_least_float32
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, choose_one_of
 
 Reduction = Literal["sum", "mean", "none"]
 Loss = Callable[[Tensor, Tensor], Tensor]

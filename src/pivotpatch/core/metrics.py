@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.core.policies import Fixed, ThresholdPolicy
+from pivotpatch.errors import InputError, choose_one_of, shorten
 
 Definition = Literal["step", "envelope"]
 DEFINITIONS: dict[str, str] = {

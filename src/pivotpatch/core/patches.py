@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 
 class PatchBox(NamedTuple):

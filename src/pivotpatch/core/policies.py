@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 
 class ThresholdPolicy(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import unquote
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet

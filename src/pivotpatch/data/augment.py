@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.accel.cutting import cut_byte_patches
+from pivotpatch.accel.device import send_tensor
 from pivotpatch.core.patches import check_images, resize_images, split_views
-from pivotpatch.core.transfer import send_tensor
 from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS, warp_views
-from pivotpatch.data.cutting import cut_byte_patches
+from pivotpatch.errors import InputError
 
 
 @dataclass(frozen=True)

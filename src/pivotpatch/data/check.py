@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.decoding import check_header, decode_image
 from pivotpatch.data.embedded import EmbeddedStore
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.workers import hold_signals
+from pivotpatch.errors import InputError
 
 Depth = Literal["labels", "headers", "pixels"]
 """How far pictures are looked at: not at all, to their headers, or to their last pixel."""

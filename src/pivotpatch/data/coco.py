@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.data.address import Address
 from pivotpatch.data.files import check_name, read_json, resolve_inside
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
+from pivotpatch.errors import InputError, choose_one_of
 
 Value = TypeVar("Value", int, str)
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.data.records import RecordSet
+from pivotpatch.errors import InputError, choose_one_of, shorten
 
 Tell = Callable[[str], None]
 """Takes one line about what can be used, but perhaps not as its owner thinks."""

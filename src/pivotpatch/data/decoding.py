@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageFile
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TILELENGTH, TILEWIDTH, TiffImageFile
 from torch.nn import functional as F
 
-from pivotpatch.core.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, quote_fault
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import ImageSource

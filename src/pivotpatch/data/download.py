@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pivotpatch import __version__
-from pivotpatch.core.errors import InputError
-from pivotpatch.core.writing import explain_disk_faults, replacing
+from pivotpatch.errors import InputError
+from pivotpatch.writing import explain_disk_faults, replacing
 
 Progress = Callable[[str, int, int | None], None]
 """Told what is being done, how many bytes are done, and of how many (None where nobody knows)."""

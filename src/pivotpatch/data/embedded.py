@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, choose_one_of
 
 _UNPACKING = Lock()  # else each thread that finds a row group still packed unpacks all of it
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 # Only a name with one of these can leave its root: a root, a drive, or a step up.
 MAY_ESCAPE = re.compile(r"^[/\\]|:|\.\.")

@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.data.table import TableOptions, read_tables
 from pivotpatch.data.table_files import TableFile, TableFiles, find_tables
 from pivotpatch.data.table_labels import TableLabels, encode_label_column, find_label_names
+from pivotpatch.errors import InputError, choose_one_of
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2")
 SPLIT_FOLDERS = ("train", "trainval", "val", "valid", "validation", "dev", "test")

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pivotpatch.core.errors import InputError, choose_one_of
-from pivotpatch.core.transfer import send_tensor
+from pivotpatch.accel.device import send_tensor
 from pivotpatch.data.decoding import MAX_PIXELS, decode_image
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.sampling import EpochSampler
 from pivotpatch.data.workers import GROUP_SIGNALS, end_with_parent, hold_signals, refuse_group_signals
+from pivotpatch.errors import InputError, choose_one_of
 
 OnError = Literal["error", "skip"]
 """What an undecodable or missing picture does: end the run, or leave its batch and be listed."""

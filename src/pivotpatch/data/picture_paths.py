@@ -13,8 +13,8 @@ from urllib.request import url2pathname
 
 import pyarrow as pa
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.folder import IMAGE_SUFFIXES
+from pivotpatch.errors import InputError
 
 STDIN = "-"
 _BATCH = 1 << 16  # paths that are held at once

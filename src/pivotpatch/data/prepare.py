@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from pivotpatch.core.errors import InputError
-from pivotpatch.core.writing import explain_disk_faults
 from pivotpatch.data.address import open_records
 from pivotpatch.data.download import Manifest, Progress, RemoteFile, download_file
+from pivotpatch.errors import InputError
+from pivotpatch.writing import explain_disk_faults
 
 # Photographs hardly shrink in an archive and JSON shrinks about eightfold; a bomb grows a thousandfold.
 _MOST_GROWTH = 50

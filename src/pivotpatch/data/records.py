@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.data.files import check_name
+from pivotpatch.errors import InputError, choose_one_of, shorten
 
 ImageSource = Path | bytes | NDArray[np.uint8]
 """A picture: a file, its encoded bytes, or decoded RGB pixels (H,W,3)."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 
 class EpochSampler(Sampler[list[int]]):

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
+from pivotpatch.errors import InputError, choose_one_of
 
 Split = Literal["train", "val", "test-same", "test-broken", "test-removed"]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
-from pivotpatch.core.writing import explain_disk_faults, replacing
 from pivotpatch.data.address import Address
 from pivotpatch.data.records import FileStore, ImageSource, LabelLists, RecordSet
 from pivotpatch.data.table_labels import NAMES_FILE, UNKNOWN_MARK
+from pivotpatch.errors import InputError
+from pivotpatch.writing import explain_disk_faults, replacing
 
 TableFormat = Literal["parquet", "jsonl", "csv"]
 

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.data.embedded import EmbeddedStore, cache_folder, list_row_groups
 from pivotpatch.data.files import MAY_ESCAPE, resolve_inside
 from pivotpatch.data.records import FileStore, ImageStore, RecordSet
@@ -24,6 +23,7 @@ from pivotpatch.data.table_labels import (
     encode_label_columns,
     find_label_names,
 )
+from pivotpatch.errors import InputError, choose_one_of, shorten
 
 # Columns that are taken unasked, the first that is there; case, blanks and underscores do not matter.
 IMAGE_COLUMNS = (

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from pivotpatch.core.errors import InputError, choose_one_of, quote
 from pivotpatch.data.files import read_text
+from pivotpatch.errors import InputError, choose_one_of, quote
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 MAX_COLUMNS = 50_000

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.data.files import check_name, read_json, read_text
 from pivotpatch.data.records import LabelLists, LabelSpace
+from pivotpatch.errors import InputError, choose_one_of
 
 # Delimiters that are looked for where none is given, the least likely in a label's own name first.
 DELIMITERS = "|;,"

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.data.address import Address
 from pivotpatch.data.files import check_name, read_json
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
+from pivotpatch.errors import InputError, choose_one_of
 
 # Words that look like the plural of another thing's name.
 _OWN_WORDS = frozenset({"glasses"})

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.data.address import Address
 from pivotpatch.data.files import read_text
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
+from pivotpatch.errors import InputError, choose_one_of, shorten
 
 LABELS = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",

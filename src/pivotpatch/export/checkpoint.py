@@ -5,8 +5,8 @@ from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import resize_images
+from pivotpatch.errors import InputError
 from pivotpatch.export.graph import HALF_TOLERANCE, TOLERANCE, Agreement, PictureGraph, check_difference
 from pivotpatch.inference.engine import Answer, TorchEngine
 from pivotpatch.models.checkpoint import WEIGHTS, load_checkpoint, save_checkpoint

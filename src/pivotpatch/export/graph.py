@@ -13,8 +13,8 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
 from pivotpatch import __version__
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import resize_images
+from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Answer, TorchEngine
 from pivotpatch.inference.exported import Description
 from pivotpatch.inference.patch_inference import PatchInference

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import patch_boxes
-from pivotpatch.core.writing import explain_disk_faults, replacing
+from pivotpatch.errors import InputError
 from pivotpatch.export.graph import (
     FREE,
     HALF_TOLERANCE,
@@ -24,6 +23,7 @@ from pivotpatch.inference.exported import PROPERTY, OnnxEngine, import_extra
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.writing import explain_disk_faults, replacing
 
 LARGEST = 2**31
 """Bytes that a file of ONNX stays below."""

@@ -5,8 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
-from pivotpatch.core.errors import InputError
-from pivotpatch.core.writing import explain_disk_faults, replacing
+from pivotpatch.errors import InputError
 from pivotpatch.export.graph import (
     TOLERANCE,
     Agreement,
@@ -19,6 +18,7 @@ from pivotpatch.export.graph import (
 from pivotpatch.inference.exported import MEMBER, PackageEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.writing import explain_disk_faults, replacing
 
 
 def export_package(model: Classifier | PatchInference, path: str | Path) -> Agreement:

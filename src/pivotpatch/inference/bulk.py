@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pivotpatch.core.errors import InputError
-from pivotpatch.core.writing import holding
 from pivotpatch.data.loading import Batch, OnError, make_loader
 from pivotpatch.data.picture_paths import PathStore
 from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
+from pivotpatch.errors import InputError
 from pivotpatch.inference.bulk_file import (
     BETWEEN,
     Parts,
@@ -27,6 +26,7 @@ from pivotpatch.inference.bulk_file import (
 )
 from pivotpatch.inference.engine import Engine
 from pivotpatch.inference.prediction import Prediction, Tag
+from pivotpatch.writing import holding
 
 Progress = Callable[[str, int, int | None], None]
 """Told what is done, how much of it, and of how much."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from pivotpatch.core.adaptive import Adaptive, check_effort
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import CounterfactualLogits
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS
 from pivotpatch.inference.scoring import evaluating, look_again, make_network_views, score_images, split_for_device

@@ -11,8 +11,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, choose_one_of, quote_fault
 from pivotpatch.core.patches import check_images
+from pivotpatch.errors import InputError, choose_one_of, quote_fault
 from pivotpatch.inference.engine import Answer, check_answer
 from pivotpatch.models.limits import GRID, Side
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 _DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(uint8)": torch.uint8}
 

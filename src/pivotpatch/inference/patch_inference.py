@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits, check_lam, check_temperature, combine_logits
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import (
     check_grid,
     check_images,
@@ -18,6 +17,7 @@ from pivotpatch.core.patches import (
     split_views,
     stack_views,
 )
+from pivotpatch.errors import InputError
 from pivotpatch.inference.onnx_session import OnnxLogits, is_onnx_session
 
 

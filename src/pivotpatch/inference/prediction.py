@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.patches import PatchBox, patch_boxes
 from pivotpatch.data.decoding import decode_image
+from pivotpatch.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,7 +137,7 @@ class Prediction:
                 the share of each patch. By default all tags (8 at most), each with the frame of its pivot patch; the
                 three most probable labels where there are no tags.
         """
-        from pivotpatch.inference.prediction_plots import plot_tag, plot_tags
+        from pivotpatch.inference.plots import plot_tag, plot_tags
 
         if label is None:
             return plot_tags(self.image, self._shown, size=self.size)

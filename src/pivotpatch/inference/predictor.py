@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from pivotpatch.accel.device import has_bfloat16
+from pivotpatch.accel.folding import fold_norms
+from pivotpatch.accel.fusing import fuse_activations
+from pivotpatch.accel.rewrites import quicken_inference
 from pivotpatch.core.adaptive import check_effort
-from pivotpatch.core.errors import InputError, choose_one_of
-from pivotpatch.core.precision import has_bfloat16
 from pivotpatch.data.decoding import decode_image, decode_with_size
 from pivotpatch.data.picture_paths import locate_file
+from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.inference.engine import Engine, TorchEngine
 from pivotpatch.inference.foreign import open_foreign
 from pivotpatch.inference.prediction import Prediction, fit
 from pivotpatch.models.bundled import BUNDLED, find_bundled
 from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
 from pivotpatch.models.classifier import Classifier, SharedClassifier
-from pivotpatch.models.folding import fold_norms
 from pivotpatch.models.foreign import ForeignClassifier
-from pivotpatch.models.fusing import fuse_activations
 from pivotpatch.models.named import correct_scheme, is_named, load_named
-from pivotpatch.models.rewrites import quicken_inference
 
 EXPORTED = (".onnx", ".pt2")
 """How the names of exported networks end."""

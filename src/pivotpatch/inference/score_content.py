@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch.core.counterfactual import check_lam, check_temperature
-from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.core.patches import check_overlap
 from pivotpatch.data.common_labels import Tell, keep_common_labels
 from pivotpatch.data.decoding import MAX_SIDE
 from pivotpatch.data.records import LabelSpace, RecordSet
+from pivotpatch.errors import InputError, choose_one_of, shorten
 from pivotpatch.inference.scores import KINDS, Scores
 
 Scale = Literal["auto", "logits", "probs"]

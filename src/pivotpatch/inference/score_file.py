@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, choose_one_of, cut, shorten
-from pivotpatch.core.writing import explain_disk_faults, replacing
 from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.table_files import open_parquet, read_schema
+from pivotpatch.errors import InputError, choose_one_of, cut, shorten
 from pivotpatch.inference.score_content import (
     SCALES,
     UNSTATED,
@@ -34,6 +33,7 @@ from pivotpatch.inference.score_content import (
 )
 from pivotpatch.inference.score_table import read_score_table, write_score_table
 from pivotpatch.inference.scores import KINDS, Scores
+from pivotpatch.writing import explain_disk_faults, replacing
 
 SUFFIXES = (".parquet", ".npz", ".csv")
 _SCHEMA = 1

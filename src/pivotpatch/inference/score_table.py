@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, choose_one_of, shorten
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import read_columns, read_schema
+from pivotpatch.errors import InputError, choose_one_of, shorten
 from pivotpatch.inference.score_content import UNSTATED, ScoreContent, read_closer_size
 from pivotpatch.inference.scores import KINDS, Scores
 

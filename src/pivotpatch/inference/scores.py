@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.counterfactual import patch_weights, pool_patches, tde_logits
-from pivotpatch.core.errors import InputError, choose_one_of
 from pivotpatch.core.patches import check_overlap
+from pivotpatch.errors import InputError, choose_one_of
 
 KINDS = ("image", "patch", "tde")
 """Kinds of logits, in the order of tables: the whole image, the pooled patches, the total direct effect."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import Augmentation, Views, make_views
 from pivotpatch.data.records import LabelSpace
+from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier

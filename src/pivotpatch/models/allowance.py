@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 from pivotpatch.models.weights import read_shapes
 
 _SPARE = 1 << 25  # elements besides those of the weights: masks and tables that are computed, not stored

@@ -10,8 +10,8 @@ from timm.models import get_pretrained_cfg_value, model_entrypoint
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
-from pivotpatch.core.errors import InputError, choose_one_of, quote, quote_fault
 from pivotpatch.core.patches import check_images
+from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
 from pivotpatch.models.limits import check_numbers
 from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
 from pivotpatch.models.weights import load_exactly, read_weights

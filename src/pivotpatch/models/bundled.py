@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 BUNDLED = ("tagger",)
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from pivotpatch import __version__
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError, choose_one_of, quote, quote_fault
-from pivotpatch.core.writing import explain_disk_faults, replacing_folder
+from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
 from pivotpatch.models.allowance import Allowance
 from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
@@ -26,6 +25,7 @@ from pivotpatch.models.named import correct_scheme
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.preprocessing import Preprocessing
 from pivotpatch.models.weights import load_exactly, read_weights
+from pivotpatch.writing import explain_disk_faults, replacing_folder
 
 SCHEMA = 1
 WEIGHTS = "model.safetensors"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.errors import InputError, quote
+from pivotpatch.errors import InputError, quote
 from pivotpatch.models.backbone import Backbone, BackboneOption
 from pivotpatch.models.heads import HeadOption, make_head
 from pivotpatch.models.preprocessing import Preprocessing

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pivotpatch.core.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, quote_fault
 from pivotpatch.models.allowance import Allowance
 from pivotpatch.models.backbone import convert_names
 from pivotpatch.models.checkpoint import WEIGHTS

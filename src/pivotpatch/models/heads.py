@@ -13,7 +13,7 @@ from timm.layers.ml_decoder import TransformerDecoderLayerOptimal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.core.errors import InputError, choose_one_of, quote, quote_fault
+from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
 from pivotpatch.models.limits import check_numbers
 
 HeadOption = int | float | None

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from pivotpatch import __version__
-from pivotpatch.core.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, quote_fault
 from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.card import Card, write_card
 from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, load_checkpoint, save_checkpoint, write_checkpoint

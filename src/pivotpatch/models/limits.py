@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pivotpatch.core.errors import InputError, quote
+from pivotpatch.errors import InputError, quote
 
 SIDE = 4096
 """Most rows and columns of an image that a model sees or cuts patches from."""

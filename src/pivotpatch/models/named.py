@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.core.errors import InputError
+from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.models.classifier import Classifier

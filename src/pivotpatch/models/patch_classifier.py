@@ -15,7 +15,6 @@ from pivotpatch.core.counterfactual import (
     patch_weights,
     pool_patches,
 )
-from pivotpatch.core.errors import InputError
 from pivotpatch.core.patches import (
     check_grid,
     check_images,
@@ -26,6 +25,7 @@ from pivotpatch.core.patches import (
     split_views,
     stack_views,
 )
+from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, SharedClassifier
 from pivotpatch.models.limits import SIDE, check_views
 

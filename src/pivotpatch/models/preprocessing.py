@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
-from pivotpatch.core.errors import InputError, quote
+from pivotpatch.errors import InputError, quote
 from pivotpatch.models.limits import SIDE
 
 _LARGE = 1e30  # of a mean or standard deviation: torch could not compute with more

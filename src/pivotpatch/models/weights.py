@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pivotpatch.core.errors import InputError, quote_fault, shorten
+from pivotpatch.errors import InputError, quote_fault, shorten
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

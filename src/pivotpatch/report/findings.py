@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.audit.bootstrap import Interval
 from pivotpatch.audit.cases import CaseStudy, study_case
 from pivotpatch.audit.cooccurrence import (
     FEW,
@@ -23,18 +22,19 @@ from pivotpatch.audit.evaluation import Difference, Evaluation, evaluate_scores
 from pivotpatch.audit.label_errors import LabelError, find_label_errors
 from pivotpatch.audit.pair_comparison import PairComparison, compare_pairs
 from pivotpatch.audit.stepwise import check_same_pictures
+from pivotpatch.core.bootstrap import Interval
 from pivotpatch.core.metrics import Definition
 from pivotpatch.core.policies import Fixed, PriorMatched
-from pivotpatch.inference.calibration import (
+from pivotpatch.inference.scores import Scores
+from pivotpatch.report.subject import Subject
+from pivotpatch.tuning.calibration import (
     CalibrationQuality,
     Reliability,
     calibrate_out_of_fold,
     judge_calibration,
     reliability,
 )
-from pivotpatch.inference.scores import Scores
-from pivotpatch.inference.thresholds import ThresholdCurve, threshold_curve
-from pivotpatch.report.subject import Subject
+from pivotpatch.tuning.thresholds import ThresholdCurve, threshold_curve
 
 BASELINE = "baseline"
 PANELS = 6  # labels whose curves are drawn

@@ -17,19 +17,18 @@ from markupsafe import Markup, escape
 from pivotpatch import __version__
 from pivotpatch.audit.cases import CaseStudy
 from pivotpatch.audit.evaluation import KindEvaluation
+from pivotpatch.audit.plots import plot_pair_curves
 from pivotpatch.core.metrics import DEFINITIONS
 from pivotpatch.core.patches import PatchBox, patch_boxes
-from pivotpatch.core.writing import explain_disk_faults, replacing
 from pivotpatch.data.records import RecordSet
 from pivotpatch.inference.scores import Scores
-from pivotpatch.report.audit_plots import plot_pair_curves
-from pivotpatch.report.calibration_plots import plot_reliability
-from pivotpatch.report.curve_plots import COLOURS, plot_precision_recall
 from pivotpatch.report.figures import embed_figure
 from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings
 from pivotpatch.report.pictures import Album, Thumbnail
 from pivotpatch.report.subject import Subject
-from pivotpatch.report.training_plots import plot_curves
+from pivotpatch.training.plots import plot_curves
+from pivotpatch.tuning.plots import CURVE_COLOURS, plot_precision_recall, plot_reliability
+from pivotpatch.writing import explain_disk_faults, replacing
 
 LIMIT = 5_000_000
 """Bytes that a report never reaches."""
@@ -262,9 +261,9 @@ def _list_rows(findings: Findings, subject: Subject, labels: Iterable[int]) -> I
 
 def _show_case(study: CaseStudy, album: Album, overlap: float) -> _Case:
     other = study.image if study.baseline is None else study.baseline
-    bars = [(_OPINIONS[kind], getattr(study, kind), COLOURS[kind]) for kind in _OPINIONS]
+    bars = [(_OPINIONS[kind], getattr(study, kind), CURVE_COLOURS[kind]) for kind in _OPINIONS]
     if study.baseline is not None:
-        bars.insert(0, (BASELINE, study.baseline, COLOURS[BASELINE]))
+        bars.insert(0, (BASELINE, study.baseline, CURVE_COLOURS[BASELINE]))
     thumbnail = album.copy(study.row)
     height = round(100 * thumbnail.height / thumbnail.width) if thumbnail and thumbnail.width else 100
     side, grid = math.isqrt(len(study.weights)), None

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from markupsafe import Markup
 from PIL import Image
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.decoding import decode_image
 from pivotpatch.data.records import RecordSet
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
 SIDE = 240

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.policies import Fixed, PerLabel
 from pivotpatch.inference.scores import Scores
-from pivotpatch.report.training_plots import LogEntries
+from pivotpatch.training.plots import LogEntries
 
 _FIXED = Fixed(0.5)
 

@@ -11,14 +11,15 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from pivotpatch.core.errors import InputError, shorten
-from pivotpatch.core.precision import has_bfloat16
+from pivotpatch.accel.device import has_bfloat16
+from pivotpatch.accel.rewrites import quicken_training
 from pivotpatch.data.address import open_records
 from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.loading import Loader, hold_pictures, make_loader
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.split import split_records
+from pivotpatch.errors import InputError, shorten
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import (
     Architecture,
@@ -31,7 +32,6 @@ from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.named import is_named, load_named
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.relabel import load_relabelled
-from pivotpatch.models.rewrites import quicken_training
 from pivotpatch.training.config import ModelSection, RunConfig, TaskSection
 from pivotpatch.training.optimiser import WeightAverage, make_average, make_optimiser
 from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageTask, make_loss

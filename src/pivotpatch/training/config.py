@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from pivotpatch.core.errors import InputError, choose_one_of, cut, quote
+from pivotpatch.errors import InputError, choose_one_of, cut, quote
 from pivotpatch.models.limits import Grid, Side
 
 Positive = Annotated[int, Field(ge=1, strict=True)]

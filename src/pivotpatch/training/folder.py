@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pivotpatch import __version__
-from pivotpatch.core.errors import InputError
-from pivotpatch.core.writing import explain_disk_faults, replacing, replacing_folder, try_lock
+from pivotpatch.errors import InputError
 from pivotpatch.models.checkpoint import save_checkpoint, write_checkpoint
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.training.config import RunConfig, dump_config, load_config
+from pivotpatch.writing import explain_disk_faults, replacing, replacing_folder, try_lock
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.toml", "environment.json", "log.jsonl", "metrics.json"
 TENSORS, STATE = "training.safetensors", "state.json"

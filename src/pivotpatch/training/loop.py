@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError
-from pivotpatch.core.writing import explain_disk_faults
 from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.loading import Failure, Loader
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint
@@ -29,6 +28,7 @@ from pivotpatch.training.nonfinite import HISTORY, check_weights, explain_nonfin
 from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
 from pivotpatch.training.signals import StopSignals
 from pivotpatch.training.step import collect_training, restore_training, take_step
+from pivotpatch.writing import explain_disk_faults
 
 AGREE_EVERY = 10  # steps at most between questions to the other processes whether one was asked to stop
 AGREE_SECONDS = 2.0  # or so much time, for a launcher that was asked to stop kills its processes after a while

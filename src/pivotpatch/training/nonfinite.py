@@ -7,7 +7,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from pivotpatch.core.errors import InputError, shorten
+from pivotpatch.errors import InputError, shorten
 from pivotpatch.training.build import Run
 
 HISTORY = 20  # steps that are looked back at

@@ -10,9 +10,9 @@ from accelerate import Accelerator, PartialState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, ProjectConfiguration, gather_object, parse_flag_from_env
 
-from pivotpatch.core.errors import InputError, choose_one_of
-from pivotpatch.core.writing import explain_disk_faults
+from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.training.config import RunConfig
+from pivotpatch.writing import explain_disk_faults
 
 TRACKS = "tracks"  # the folder of a run that trackers write to
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pivotpatch.core.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, choose_one_of
 
 _FOLDER = Path(__file__).parents[1] / "recipes"
 # What the first two lines of a recipe say, as comments.

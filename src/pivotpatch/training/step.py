@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import record_function
 
-from pivotpatch.core.errors import InputError
 from pivotpatch.data.augment import Augmentation, draw_augmentation
 from pivotpatch.data.loading import Batch
+from pivotpatch.errors import InputError
 from pivotpatch.models.weights import load_exactly
 from pivotpatch.training.build import Run
 from pivotpatch.training.optimiser import find_cycle_point, set_cycle_point

@@ -1,0 +1,255 @@
+"""Layers computed in another way that a GPU does faster, with the same weights and the same result.
+
+Why each is there is told in docs/performance.md; `rewrites` puts them where they belong.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pivotpatch.accel.passes import Activation, describe_activation
+
+STEM_CHANNELS = 16  # of what the first convolution is given: tensor cores like multiples of 8
+
+
+class FoldedPixels(nn.Module):
+    """Every two rows and columns of an image as channels, with the border that a stem wants."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Of images (B,3,H,W); odd ones get a row or column of zeros, which the border would have had anyway.
+
+        Returns:
+            (B,16,h + 3,w + 3) for h and w of half the side, 4 of the channels zero, in memory order B, H, W, C.
+        """
+        height, width = images.shape[2:]
+        if height % 2 or width % 2:
+            images = functional.pad(images, (0, width % 2, 0, height % 2))
+        batch, height, width = len(images), images.shape[2] // 2, images.shape[3] // 2
+        kind = images.device.type  # written once, into the order and dtype that the convolution takes
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else images.dtype
+        folded = images.new_zeros(batch, height + 3, width + 3, STEM_CHANNELS, dtype=dtype)
+        inner = folded[:, 2:-1, 2:-1, :12].unflatten(3, (3, 2, 2))
+        inner.copy_(images.reshape(batch, 3, height, 2, width, 2).permute(0, 2, 4, 1, 3, 5))
+        return folded.permute(0, 3, 1, 2)
+
+
+def fold_weight(weight: Tensor) -> Tensor:
+    """The weight (O,3,7,7) of a stem as that (O,16,4,4) of a convolution over folded pixels."""
+    weight = functional.pad(weight, (1, 0, 1, 0))  # 8 x 8: the kernel begins a pixel earlier, with zeros
+    weight = weight.reshape(-1, 3, 4, 2, 4, 2).permute(0, 1, 3, 5, 2, 4).reshape(-1, 12, 4, 4)
+    return functional.pad(weight, (0, 0, 0, 0, 0, STEM_CHANNELS - 12))
+
+
+class FoldedStem(nn.Module):
+    """A convolution of 7 x 7 pixels with stride 2 over 3 channels, as one of 4 x 4 with stride 1 over 12, padded to 16.
+
+    Every two rows and columns of the image become channels, so that a product has longer rows. The weights are those of
+    the convolution, in their own shape.
+    """
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        """Take a convolution's weights."""
+        super().__init__()
+        self.fold, self.weight = FoldedPixels(), convolution.weight
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Of images (B,3,H,W)."""
+        return functional.conv2d(self.fold(images), fold_weight(self.weight))
+
+
+def _convert(values: Tensor, dtype: torch.dtype) -> Tensor:
+    # Asked for the dtype that it has, torch 2.11's compiler loses the gradient of the result.
+    return values if values.dtype == dtype else values.to(dtype)
+
+
+def _widen(values: Tensor) -> Tensor:
+    return _convert(values, torch.promote_types(values.dtype, torch.float32))
+
+
+@torch.library.custom_op("pivotpatch::hold", mutates_args=())
+def hold(values: Tensor) -> Tensor:
+    """Values that a compiler must compute once: else it does so again for every pixel that they are used for."""
+    return values.clone()
+
+
+@hold.register_fake
+def _make_held(values: Tensor) -> Tensor:
+    return torch.empty_like(values)
+
+
+def _make_factors(*factors: Tensor, held: bool) -> Tensor:
+    """Numbers a channel, each (C,), as they are multiplied with and added to images, (N,C,1,1); held or not."""
+    joined = torch.stack(factors)[..., None, None]
+    return hold(joined) if held else joined
+
+
+def _is_compiled_for_gpu(images: Tensor) -> bool:
+    return torch.compiler.is_compiling() and images.is_cuda
+
+
+class _NormBySums(torch.autograd.Function):
+    """A batch norm whose mean and variance come from two sums, of x - s and of its square, and an activation.
+
+    The way back looks at x alone to know where the activation bends, and not at the result, which would be read too.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor, eps: float, slope: float, held: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = _widen(x)
+        moved = wide - shift[:, None, None]
+        first = moved.mean((0, 2, 3))
+        variance = (moved.square().mean((0, 2, 3)) - first.square()).clamp(min=0)
+        mean, scale = shift + first, (variance + eps).rsqrt()
+        factor = scale * weight
+        factors = _make_factors(factor, bias - mean * factor, held=held)
+        ctx.save_for_backward(x, mean, scale, factors)
+        ctx.slope, ctx.held = slope, held
+        ctx.mark_non_differentiable(mean, variance)
+        # By a view: a product of what was summed up is kept by the compiler, and a mask of it, not computed again.
+        out = (wide.unsqueeze(0) * factors[0]).squeeze(0) + factors[1]
+        return _convert(_bend(out, out, slope), x.dtype), mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, scale, (factor, offset) = ctx.saved_tensors
+        wide, gradient = _widen(x), _widen(gradients[0])
+        gradient = _bend(gradient, wide * factor + offset, ctx.slope)
+        total = gradient.sum((0, 2, 3))
+        product = (gradient * (wide - mean[:, None, None])).sum((0, 2, 3))
+        count = x.numel() // x.shape[1]
+        tilt = -factor[:, 0, 0] * scale.square() * product / count
+        tilt, rest = _make_factors(tilt, -factor[:, 0, 0] * total / count - tilt * mean, held=ctx.held)
+        back = gradient * factor + wide * tilt + rest
+        return _convert(back, x.dtype), product * scale, total, None, None, None, None
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def _normalise(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """By `_NormBySums`, which the compiler does not look into itself: that would double its time to trace a ResNet."""
+    found: tuple[Tensor, Tensor, Tensor] = _NormBySums.apply(*given)
+    return found
+
+
+def _bend(values: Tensor, by: Tensor, slope: float) -> Tensor:
+    """Values, where by is positive, else slope times them."""
+    return values if slope == 1 else torch.where(by > 0, values, slope * values)
+
+
+def round_up(channels: int) -> int:
+    """The next multiple of 8."""
+    return -(-channels // 8) * 8
+
+
+def pad_channels(values: Tensor, size: int, *, by: float = 0.0) -> Tensor:
+    """Values (C,...) made (size,...)."""
+    if values.shape[0] == size:
+        return values
+    return functional.pad(values, (0, 0) * (values.ndim - 1) + (0, size - values.shape[0]), value=by)
+
+
+class QuickNorm(nn.Module):
+    """A batch norm by sums and the activation behind it, if there is one; it takes channels in multiples of 8 too.
+
+    The sums are those of what lies beyond the running mean, so that no digits are lost where a mean is large.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, norm: nn.BatchNorm2d, activation: nn.Module | None = None) -> None:
+        """Take a norm's weights and statistics, and its activation where none is given."""
+        super().__init__()
+        self.weight, self.bias = norm.weight, norm.bias
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(norm, name))
+        self.eps = norm.eps
+        own: nn.Module = getattr(norm, "act", nn.Identity())
+        self.act = own if activation is None else activation
+        assert norm.momentum is not None  # else it would be a mean of all batches
+        self.momentum = norm.momentum
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Of images (B,C,H,W)."""
+        size, own = images.shape[1], len(self.weight)
+        weight, bias, center = (pad_channels(values, size) for values in (self.weight, self.bias, self.running_mean))
+        if not self.training:
+            spread = pad_channels(self.running_var, size, by=1.0)
+            out = functional.batch_norm(images, center, spread, weight, bias, False, 0.0, self.eps)
+            return self._activate(out)
+        slope = _find_slope(self.act)
+        # The running mean is changed below, hence a copy of it.
+        given = (images, weight, bias, center.clone(), self.eps, 1.0 if slope is None else slope)
+        out, mean, variance = _normalise(*given, _is_compiled_for_gpu(images))
+        count = images.numel() // size
+        with torch.no_grad():
+            self.running_mean.lerp_(mean[:own].to(self.running_mean), self.momentum)
+            unbiased = variance[:own] * (count / max(count - 1, 1))
+            self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+            self.num_batches_tracked.add_(1)
+        return self._activate(out) if slope is None else out
+
+    def _activate(self, out: Tensor) -> Tensor:
+        found: Tensor = self.act(out)
+        return found
+
+
+def _find_slope(activation: nn.Module) -> float | None:
+    """The slope below 0 of an activation that has slope 1 above it; None of any other."""
+    known = Activation() if type(activation) is nn.Identity else describe_activation(activation)
+    return known.slope if known is not None and known == Activation(known.slope) else None
+
+
+class _ReLUForSeveral(torch.autograd.Function):
+    """A ReLU whose gradient is written, where written is set: else a compiler has all that want it compute it anew."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, written: bool) -> Tensor:
+        out = images.relu()
+        ctx.save_for_backward(out)
+        ctx.written = written
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (out,) = ctx.saved_tensors
+        back: Tensor = torch.ops.aten.threshold_backward(gradients[0], out, 0)
+        # What a view by strides is taken of has to lie in memory.
+        return back.as_strided(back.size(), back.stride()) if ctx.written else back, None
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def _rectify(images: Tensor, written: bool) -> Tensor:
+    """By `_ReLUForSeveral`, which the compiler does not look into either."""
+    out: Tensor = _ReLUForSeveral.apply(images, written)
+    return out
+
+
+class SharedReLU(nn.Module):
+    """The ReLU behind a block's sum: its gradient goes to all that were added, and to sums over it."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Of images (B,C,H,W)."""
+        out: Tensor = _rectify(images, _is_compiled_for_gpu(images))
+        return out
+
+
+class PaddedConvolution(nn.Module):
+    """A convolution that takes and gives channels in multiples of 8; those that are added hold nothing but zeros."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        """Take a convolution's weights."""
+        super().__init__()
+        self.weight, self.bias, self.held = convolution.weight, convolution.bias, [convolution]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Of images (B,C,H,W)."""
+        (held,) = self.held
+        weight = pad_channels(self.weight, round_up(held.out_channels))
+        weight = functional.pad(weight, (0, 0, 0, 0, 0, round_up(held.in_channels) - held.in_channels))
+        bias = None if self.bias is None else pad_channels(self.bias, len(weight))
+        return functional.conv2d(images, weight, bias, held.stride, held.padding, held.dilation)

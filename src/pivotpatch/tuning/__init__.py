@@ -1,0 +1,1 @@
+"""Everything that is fitted after training: lam, calibration, thresholds, effort."""

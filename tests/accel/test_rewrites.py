@@ -1,0 +1,202 @@
+"""Rewritten networks against the ones that they were made from, in double precision."""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import timm
+import torch
+from timm.layers import BatchNormAct2d
+from torch import nn
+
+from pivotpatch.accel.folding import fold_norms
+from pivotpatch.accel.pooling import QuickBlur, QuickMaximum
+from pivotpatch.accel.quick_layers import (
+    FoldedPixels,
+    FoldedStem,
+    PaddedConvolution,
+    QuickNorm,
+    SharedReLU,
+)
+from pivotpatch.accel.rewrites import (
+    Rewrite,
+    quicken_inference,
+    quicken_training,
+    rewrite_channels,
+    rewrite_norms,
+    rewrite_pools,
+    rewrite_stem,
+    rewrite_sums,
+)
+
+pytestmark = pytest.mark.slow
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def make(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    network: nn.Module = timm.create_model(name, num_classes=0, global_pool="").double()
+    return network
+
+
+def count(network: nn.Module, kind: type[nn.Module]) -> int:
+    return sum(type(module) is kind for module in network.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "rewrite", "kind", "expected", "side"),
+    [
+        ("resnet18", rewrite_stem, FoldedStem, 1, 32),
+        ("resnet18", rewrite_stem, FoldedStem, 1, 35),
+        ("resnet18", rewrite_norms, QuickNorm, 20, 32),
+        ("resnet26", rewrite_norms, QuickNorm, 29, 32),  # bottlenecks
+        ("tresnet_l", rewrite_channels, PaddedConvolution, 19, 32),
+        ("tresnet_m", rewrite_norms, QuickNorm, 60, 32),
+        ("resnet18", rewrite_sums, SharedReLU, 8, 32),
+        ("resnet26", rewrite_sums, SharedReLU, 8, 32),
+        ("tresnet_m", rewrite_sums, SharedReLU, 21, 32),
+    ],
+)
+def test_a_network_in_training_computes_the_same(
+    name: str, rewrite: Rewrite, kind: type[nn.Module], expected: int, side: int
+) -> None:
+    network = make(name).train()
+    other = deepcopy(network)
+    rewrite(other)
+    assert count(network, kind) == 0
+    assert count(other, kind) == expected
+    images = torch.randn(2, 3, side, side, dtype=torch.double)
+    for _ in range(2):  # the second with other running means, from which the sums are taken
+        assert_same_step(network, other, other, images)
+    torch.testing.assert_close(other.eval()(images), network.eval()(images))
+
+
+def assert_same_step(
+    network: nn.Module, other: nn.Module, call: Callable[..., torch.Tensor], images: torch.Tensor
+) -> None:
+    one, two = network(images), call(images)
+    torch.testing.assert_close(two, one)
+    one.square().sum().backward()
+    two.square().sum().backward()
+    for (name, held), (again, found) in zip(network.named_parameters(), other.named_parameters(), strict=True):
+        assert name == again
+        assert held.grad is not None
+        assert found.grad is not None
+        near = 1e-9 * float(held.grad.abs().max()) + 1e-10
+        torch.testing.assert_close(found.grad, held.grad, rtol=1e-6, atol=near)
+    before, after = network.state_dict(), other.state_dict()
+    assert list(before) == list(after)
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value)
+
+
+@needs_gpu
+@pytest.mark.parametrize(("name", "kind", "expected"), [("resnet18", QuickMaximum, 1), ("tresnet_m", QuickBlur, 3)])
+def test_on_a_gpu_what_halves_is_our_own(name: str, kind: type[nn.Module], expected: int) -> None:
+    network = make(name).float().cuda().train()
+    other = deepcopy(network)
+    rewrite_pools(other)
+    assert count(other, kind) == expected
+    assert list(other.state_dict()) == list(network.state_dict())
+    images = torch.randn(4, 3, 64, 64, device="cuda").contiguous(memory_format=torch.channels_last)
+    one, two = network(images), other(images)
+    torch.testing.assert_close(two, one, rtol=1e-2, atol=1e-2 * float(one.detach().abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch 2.11 in itself
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.SiLU()])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_compiled_it_is_still_the_same(device: str, activation: nn.Module) -> None:
+    # torch 2.11 once gave no gradient, without a word.
+    convolution, norm = nn.Conv2d(3, 8, 7, 2, 3, bias=False), BatchNormAct2d(8, act_layer=None)
+    norm.act = activation
+    network = nn.Sequential(convolution, norm).double().to(device)
+    other = deepcopy(network)
+    rewrite_stem(other)
+    rewrite_norms(other)
+    call = torch.compile(other, dynamic=False)
+    assert_same_step(network, other, call, torch.randn(2, 3, 16, 16, dtype=torch.double, device=device))
+
+
+def test_a_resnet_leaves_an_activation_to_the_norm_before_it() -> None:
+    network, dropping = make("resnet26"), make("resnet26")
+    dropping.get_submodule("layer1.0").drop_block = nn.Dropout()  # which stands between the two
+    for each, left in ((network, 8), (dropping, 9)):  # one for each block's sum
+        rewrite_norms(each)
+        kept = [name for name, part in each.named_modules() if type(part) is nn.ReLU and not name.endswith(".act")]
+        assert len(kept) == left
+
+
+def test_all_rewrites_keep_the_weights_themselves() -> None:
+    network = timm.create_model("resnet18", num_classes=5)
+    given, state = dict(network.named_parameters()), list(network.state_dict())
+    quicken_training(network)
+    assert count(network, nn.BatchNorm2d) == 0
+    assert all(weight is given[name] for name, weight in network.named_parameters())
+    assert list(network.state_dict()) == state
+
+
+@pytest.mark.parametrize(
+    ("name", "sides"), [("resnet18", (32, 35)), ("tresnet_l", (32,)), ("tf_efficientnet_lite0", (32,))]
+)
+def test_a_network_for_inference_says_the_same(name: str, sides: tuple[int, ...]) -> None:
+    network = make(name).eval()
+    for norm in network.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            assert norm.running_mean is not None and norm.running_var is not None  # noqa: PT018
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2)
+    folded = fold_norms(network, side=32)
+    other = deepcopy(folded)
+    quicken_inference(other)
+    assert count(other, FoldedPixels) == (name == "resnet18")
+    assert count_odd(other) == (count_odd(folded) if name == "tf_efficientnet_lite0" else 0)
+    for side in sides:
+        images = torch.randn(2, 3, side, side, dtype=torch.double)
+        with torch.no_grad():
+            torch.testing.assert_close(other(images), folded(images))
+
+
+def test_channels_are_not_padded_where_norms_are_left() -> None:
+    network = make("tresnet_l").eval()
+    before = count_odd(network)
+    quicken_inference(network)
+    assert count_odd(network) == before == 19
+
+
+def count_odd(network: nn.Module) -> int:
+    """Convolutions whose channels are no multiple of 8."""
+    found = [each for each in network.modules() if isinstance(each, nn.Conv2d)]
+    return sum(bool(each.weight.shape[0] % 8 or each.weight.shape[1] * each.groups % 8) for each in found)
+
+
+def test_a_large_mean_costs_no_digits_once_it_is_known() -> None:
+    norm = QuickNorm(nn.BatchNorm2d(1))
+    norm.running_mean.fill_(1000.0)
+    images = 1000 + torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert norm(images).std(correction=0).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_a_network_that_may_look_into_its_channels_is_not_padded() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ChannelShuffle(3))
+    rewrite_channels(network)
+    assert count(network, PaddedConvolution) == 0
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 8, 7, 2, 3),
+        nn.Conv2d(3, 8, 7, 2, 3, bias=False, padding_mode="reflect"),
+        nn.Conv2d(3, 8, 7, 1, 3, bias=False),
+        BatchNormAct2d(8, drop_layer=nn.Dropout),
+        nn.BatchNorm2d(8, affine=False),
+        nn.BatchNorm2d(8, momentum=None),
+        nn.BatchNorm2d(8, track_running_stats=False),
+    ],
+)
+def test_what_is_not_known_is_left_alone(layer: nn.Module) -> None:
+    network = nn.Sequential(layer)
+    quicken_training(network)
+    assert network[0] is layer

@@ -1,0 +1,227 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pivotpatch.audit import bootstrap
+from pivotpatch.core.bootstrap import Interval, ResampledPrecision, resample_average_precision
+from pivotpatch.core.metrics import Definition, average_precision
+from pivotpatch.errors import InputError
+
+
+def draw(
+    count: int, labels: int, *, seed: int, levels: int | None = None, unknown: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Scores and target (N,L); few levels make many ties."""
+    generator = torch.Generator().manual_seed(seed)
+    target = (torch.rand(count, labels, generator=generator) < 0.3).float()
+    scores = torch.randn(count, labels, generator=generator) + target
+    if levels is not None:
+        scores = (scores * levels / 4).round()
+    target[torch.rand(count, labels, generator=generator) < unknown] = torch.nan
+    target[0] = 1.0
+    return scores, target
+
+
+def draw_rows(count: int, resamples: int, *, chunk: int, seed: int) -> list[Tensor]:
+    """The rows of each resample that a generator of this seed draws."""
+    chunks = -(-resamples // chunk)
+    seeds = torch.randint(2**62, (chunks,), generator=torch.Generator().manual_seed(seed)).tolist()
+    counts = torch.cat(list(bootstrap._draw_counts(count, resamples, chunk=chunk, seeds=seeds)), dim=1)
+    return [torch.arange(count).repeat_interleave(column.long()) for column in counts.T]
+
+
+def judge(scores: Tensor, target: Tensor, definition: Definition) -> list[float]:
+    """Average precision of each label by the metric itself, NaN where there is none."""
+    if not (target == 1).any():
+        return [torch.nan] * target.shape[1]
+    values = average_precision(scores, target, definition=definition).per_label
+    return [torch.nan if value is None else value for value in values]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(2, 40),
+    st.integers(1, 4),
+    st.sampled_from([None, 2, 8]),
+    st.sampled_from([0.0, 0.4]),
+    st.sampled_from(["step", "envelope"]),
+    st.integers(0, 1000),
+)
+def test_each_resample_is_what_the_metric_says_of_the_drawn_rows(
+    count: int, labels: int, levels: int | None, unknown: float, definition: Definition, seed: int
+) -> None:
+    scores, target = draw(count, labels, seed=seed, levels=levels, unknown=unknown)
+    found = resample_average_precision(
+        {"a": scores, "b": -scores},
+        target,
+        resamples=20,
+        definition=definition,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    rows = draw_rows(count, 20, chunk=64, seed=seed)
+    assert all(len(each) == count for each in rows)
+    for name, sign in (("a", 1), ("b", -1)):
+        expected = [judge(sign * scores[each], target[each], definition) for each in rows]
+        np.testing.assert_allclose(found.drawn[name].numpy(), expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found.measured[name].numpy(), judge(sign * scores, target, definition), atol=1e-12)
+
+
+def test_pictures_are_drawn_alike() -> None:
+    counts = torch.cat(list(bootstrap._draw_counts(50, 4000, chunk=1000, seeds=[1, 2, 3, 4])), dim=1)
+    assert counts.shape == (50, 4000)
+    assert (counts.sum(0) == 50).all()
+    assert counts.mean(1).numpy() == pytest.approx(np.ones(50), abs=5 / 4000**0.5)
+    assert counts.var().item() == pytest.approx(1 - 1 / 50, abs=0.02)  # that of a binomial of 50 draws
+
+
+@pytest.mark.parametrize("definition", ["step", "envelope"])
+def test_blocks_and_chunks_change_nothing(definition: Definition, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, target = draw(60, 7, seed=1, levels=8, unknown=0.1)
+    target[:, 3] = 0.0
+
+    def find() -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return resample_average_precision(
+            {"a": scores}, target, resamples=50, definition=definition, generator=generator
+        ).drawn["a"]
+
+    whole = find()
+    monkeypatch.setattr(bootstrap, "_ITEMS", 130)
+    torch.testing.assert_close(find(), whole, rtol=0, atol=0, equal_nan=True)
+    assert whole[:, 3].isnan().all()
+    monkeypatch.setattr(bootstrap, "_CHUNKS", (16, 16))
+    monkeypatch.setattr(bootstrap, "_COLUMNS", 2)
+    other = find()
+    assert not torch.equal(other.nan_to_num(), whole.nan_to_num())  # other resamples,
+    assert other.nanmean().item() == pytest.approx(whole.nanmean().item(), abs=0.02)  # of the same kind
+
+
+def make_study(sets: int, labels: int) -> list[ResampledPrecision]:
+    """Many test sets of two models, in one go: labels are drawn on their own, so that each group of them is a set."""
+    generator, shape = torch.Generator().manual_seed(0), (300, sets * labels)
+    target = (torch.rand(shape, generator=generator) < 0.04).float()
+    common = torch.randn(shape, generator=generator) + 1.8 * target
+    scores = {
+        "model": common + 0.5 * torch.randn(shape, generator=generator) + 0.2 * target,
+        "other": common + 0.5 * torch.randn(shape, generator=generator),
+    }
+    drawn = resample_average_precision(scores, target, resamples=150, generator=generator)
+    return [
+        ResampledPrecision(
+            drawn.definition,
+            {name: values[part] for name, values in drawn.measured.items()},
+            {name: values[:, part] for name, values in drawn.drawn.items()},
+        )
+        for part in torch.arange(sets * labels).split(labels)
+    ]
+
+
+def share_covered(intervals: list[Interval], truth: float) -> float:
+    return sum(each.low <= truth <= each.high for each in intervals) / len(intervals)
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    study = make_study(sets=100, labels=50)
+    means = [drawn.bound_mean("model", confidence=0.9) for drawn in study]
+    gains = [drawn.bound_mean("model", minus="other", confidence=0.9) for drawn in study]
+    truth, gain = (sum(each.value for each in found) / len(found) for found in (means, gains))
+    assert 0.83 <= share_covered(means, truth) <= 0.97
+    assert 0.83 <= share_covered(gains, gain) <= 0.97
+    # The plain percentiles, which duplicates lift, do not: this is what the correction is for.
+    ends = torch.tensor([0.05, 0.95], dtype=torch.float64)
+    plain = [Interval(0.0, *drawn.drawn["model"].nanmean(1).quantile(ends).tolist()) for drawn in study]
+    assert share_covered(plain, truth) < 0.75
+    # Paired: pictures that both find hard are no noise of the difference.
+    widths = [np.mean([each.high - each.low for each in found]) for found in (means, gains)]
+    assert widths[1] < 0.8 * widths[0]
+
+
+def test_intervals_of_single_labels_cover_too() -> None:
+    generator = torch.Generator().manual_seed(1)
+    target = (torch.rand(200, 400, generator=generator) < 0.25).float()  # 400 test sets of one label
+    scores = torch.randn(200, 400, generator=generator) + 1.5 * target
+    drawn = resample_average_precision({"model": scores}, target, resamples=200, generator=generator)
+    intervals = [each for each in drawn.bound_labels("model", confidence=0.9) if each is not None]
+    assert len(intervals) == 400
+    truth = sum(each.value for each in intervals) / 400
+    assert 0.84 <= share_covered(intervals, truth) <= 0.95
+
+
+def test_intervals_grow_with_confidence_and_shrink_with_pictures() -> None:
+    scores, target = draw(100, 5, seed=0)
+    drawn = resample_average_precision({"a": scores}, target, generator=torch.Generator().manual_seed(0))
+    more = resample_average_precision(
+        {"a": scores.repeat(4, 1)}, target.repeat(4, 1), generator=torch.Generator().manual_seed(0)
+    )
+    narrow, wide = (drawn.bound_mean("a", confidence=share) for share in (0.8, 0.99))
+    assert wide.low < narrow.low < narrow.value < narrow.high < wide.high
+    usual, fourfold = drawn.bound_mean("a"), more.bound_mean("a")
+    assert (fourfold.high - fourfold.low) / (usual.high - usual.low) == pytest.approx(0.5, abs=0.08)
+
+
+def test_a_model_does_not_differ_from_itself() -> None:
+    scores, target = draw(40, 3, seed=0, levels=3)
+    drawn = resample_average_precision(
+        {"a": scores, "b": scores * 7 + 1}, target, resamples=50, generator=torch.Generator().manual_seed(0)
+    )
+    assert drawn.bound_mean("a", minus="b") == Interval(0.0, 0.0, 0.0)
+    assert drawn.bound_labels("a", minus="b") == [Interval(0.0, 0.0, 0.0)] * 3
+
+
+def test_a_label_without_positives_is_left_out() -> None:
+    scores, target = draw(30, 3, seed=2)
+    target[:, 1] = 0.0
+    target[:, 2] = 0.0
+    target[4, 2] = 1.0  # absent from about a third of the resamples
+    drawn = resample_average_precision({"a": scores}, target, resamples=300, generator=torch.Generator().manual_seed(0))
+    assert drawn.drawn["a"][:, 1].isnan().all()
+    assert 0.25 < drawn.drawn["a"][:, 2].isnan().double().mean().item() < 0.5
+    first, second, third = drawn.bound_labels("a")
+    assert first is not None
+    assert second is None
+    assert third is not None
+    assert 0.0 <= third.low <= third.high <= 1.0
+    assert drawn.bound_mean("a").value == pytest.approx((first.value + third.value) / 2)
+
+
+def test_the_generator_decides_and_scores_may_be_of_any_scale() -> None:
+    scores, target = draw(40, 3, seed=0)
+    found = [
+        resample_average_precision(
+            {"a": each}, target, resamples=30, generator=torch.Generator().manual_seed(seed)
+        ).bound_mean("a")
+        for each, seed in ((scores, 1), (scores.sigmoid().double(), 1), (scores, 2))
+    ]
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"resamples": 0}, "bootstrap: 0 resamples; give 1 or more"),
+        ({"scores": {}}, "bootstrap: there are no scores; give at least one matrix"),
+        ({"scores": {"a": torch.zeros(3, 2)}}, r"average_precision: scores have shape \(3, 2\) and target \(40, 3\)"),
+        ({"definition": "voc"}, "unknown definition 'voc'"),
+    ],
+)
+def test_wrong_input_is_told(arguments: dict[str, object], message: str) -> None:
+    scores, target = draw(40, 3, seed=0)
+    with pytest.raises(InputError, match=message):
+        resample_average_precision(
+            **{"scores": {"a": scores}, "target": target, "generator": torch.Generator(), **arguments}  # type: ignore[arg-type]
+        )
+
+
+def test_unknown_names_and_shares_are_told() -> None:
+    scores, target = draw(40, 3, seed=0)
+    drawn = resample_average_precision({"tde": scores}, target, resamples=3, generator=torch.Generator())
+    with pytest.raises(InputError, match="there are no scores 'tdee'; did you mean 'tde'"):
+        drawn.bound_mean("tdee")
+    with pytest.raises(InputError, match="there are no scores 'image'; known: tde"):
+        drawn.bound_labels("tde", minus="image")
+    with pytest.raises(InputError, match=r"confidence is 95; give a share between 0 and 1"):
+        drawn.bound_mean("tde", confidence=95)

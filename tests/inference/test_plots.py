@@ -1,0 +1,123 @@
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
+from pivotpatch.core.patches import PatchBox, patch_boxes
+from pivotpatch.errors import InputError
+from pivotpatch.inference.plots import Case, plot_case, plot_pair
+
+LABELS = ("cat", "dog $5 & more", "hat")
+
+
+@pytest.fixture
+def image() -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8)
+
+
+def logits_of(batch: int = 1, patches: int = 4) -> CounterfactualLogits:
+    generator = torch.Generator().manual_seed(1)
+    return combine_logits(
+        torch.randn(batch, 3, generator=generator), torch.randn(batch, patches, 3, generator=generator)
+    )
+
+
+def render(figure: Figure) -> bytes:
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def frames(figure: Figure, axes: int = 0) -> list[Rectangle]:
+    return [patch for patch in figure.axes[axes].patches if isinstance(patch, Rectangle) and not patch.get_fill()]
+
+
+@pytest.mark.parametrize("label", range(3))
+def test_bars_are_the_three_probabilities_of_the_label(image: NDArray[np.uint8], label: int) -> None:
+    logits = logits_of()
+    bars = plot_case(image, logits, label=label, labels=LABELS).axes[1]
+    widths = [bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)]
+    opinions = (logits.image_logits.sigmoid(), logits.pooled_logits.sigmoid(), logits.probs)
+    assert widths == pytest.approx([float(probs[0, label]) for probs in opinions])
+    assert [text.get_text() for text in bars.texts] == [f"{width:.2f}" for width in widths]
+    assert LABELS[label] in bars.get_xlabel()
+
+
+@pytest.mark.parametrize("grid", [1, 2, 3])
+def test_frames_are_the_patches_and_carry_their_shares(image: NDArray[np.uint8], grid: int) -> None:
+    logits = logits_of(patches=grid * grid)
+    figure = plot_case(image, logits, label=2, labels=LABELS)
+    drawn = [tuple(np.rint(np.add(frame.get_bbox().extents, 0.5)).astype(int)) for frame in frames(figure)]
+    assert drawn == [tuple(box) for box in patch_boxes(30, 50, grid=grid)]
+    shares = [text.get_text() for text in figure.axes[0].texts]
+    assert shares == [f"{share:.0%}" for share in logits.weights[0, :, 2].tolist()]
+
+
+def test_the_least_important_patch_is_dimmed_most(image: NDArray[np.uint8]) -> None:
+    logits = logits_of()
+    axes = plot_case(image, logits, label=0, labels=LABELS).axes[0]
+    dimmed = [patch.get_alpha() or 0.0 for patch in axes.patches if patch.get_fill()]
+    assert np.argsort(dimmed).tolist() == logits.weights[0, :, 0].argsort(descending=True).tolist()
+
+
+def test_the_picture_is_shown_unchanged_and_titles_are_taken_literally(image: NDArray[np.uint8]) -> None:
+    figure = plot_case(image, logits_of(), label=1, labels=LABELS, title="$x")
+    np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), image)
+    assert figure.get_suptitle() == "$x"
+    assert render(figure).startswith(b"\x89PNG")
+
+
+def test_a_pair_shows_both_cases_on_one_scale_and_marks_what_is_pointed_at(image: NDArray[np.uint8]) -> None:
+    one, other = Case(image, logits_of(), "with", PatchBox(5, 6, 15, 20)), Case(image[::-1], logits_of(), "without")
+    figure = plot_pair(one, other, label=1, labels=LABELS)
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["with", "without"]
+    assert [len(frames(figure, axes)) for axes in (0, 1)] == [5, 4]
+    assert tuple(frames(figure)[-1].get_bbox().extents) == (4.5, 5.5, 14.5, 19.5)
+    assert figure.axes[2].get_xlim() == figure.axes[3].get_xlim()
+    np.testing.assert_array_equal(figure.axes[1].images[0].get_array(), image[::-1])
+    assert render(figure).startswith(b"\x89PNG")
+
+
+def test_a_baseline_stands_above_the_three_opinions(image: NDArray[np.uint8]) -> None:
+    logits = logits_of()
+    plain = plot_case(image, logits, label=1, labels=LABELS).axes[1]
+    beside = plot_case(image, logits, label=1, labels=LABELS, baseline=0.87).axes[1]
+    assert [text.get_text() for text in beside.texts] == ["0.87", *(text.get_text() for text in plain.texts)]
+    assert beside.get_yticklabels()[0].get_text() == "baseline"
+    assert render(plot_case(image, logits, label=1, labels=LABELS, baseline=0.87))
+
+
+def test_frames_overlap_as_the_patches_do(image: NDArray[np.uint8]) -> None:
+    figure = plot_case(image, logits_of(), label=0, labels=LABELS, overlap=0.3)
+    drawn = [tuple(np.rint(np.add(frame.get_bbox().extents, 0.5)).astype(int)) for frame in frames(figure)]
+    assert drawn == [tuple(box) for box in patch_boxes(30, 50, grid=2, overlap=0.3)]
+    assert drawn[0][2] > drawn[1][0]
+
+
+def test_pyplot_never_hears_of_the_figure(image: NDArray[np.uint8]) -> None:
+    plot_case(image, logits_of(), label=0, labels=LABELS)
+    assert plt.get_fignums() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image": np.zeros((4, 4), dtype=np.uint8)}, r"uint8 of shape \(4, 4\); give RGB bytes"),
+        ({"image": np.zeros((4, 4, 3), dtype=np.float32)}, r"float32 of shape \(4, 4, 3\); give RGB bytes"),
+        ({"logits": logits_of(batch=2)}, r"logits are of 2 images; give those of one"),
+        ({"logits": logits_of(patches=5)}, r"logits are of 5 patches; give those of a square grid"),
+        ({"labels": ("a", "b")}, r"2 names and logits of 3 labels"),
+        ({"label": 3}, r"label 3, 3 names"),
+        ({"label": -1}, r"label -1"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(image: NDArray[np.uint8], change: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {"image": image, "logits": logits_of(), "label": 0, "labels": LABELS, **change}
+    with pytest.raises(InputError, match=message):
+        plot_case(**arguments)  # type: ignore[arg-type]

@@ -1,0 +1,260 @@
+"""Calibration against scikit-learn and brute force, and its measures against loops."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import brier_score_loss, log_loss
+from torch import Tensor
+
+from pivotpatch.errors import InputError
+from pivotpatch.tuning.calibration import (
+    Bins,
+    Method,
+    calibrate_out_of_fold,
+    fit_calibration,
+    judge_calibration,
+    reliability,
+)
+from pivotpatch.tuning.folds import draw_folds
+
+NAN = float("nan")
+METHODS: list[Method] = ["temperature", "platt", "platt_per_label"]
+
+
+def draw(
+    rows: int = 2000, labels: int = 5, *, slope: float | Tensor = 1.0, offset: float | Tensor = 0.0, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Logits (N,L) and a target that is there with probability sigmoid(slope * logits + offset)."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.linspace(-3, 1, labels) + 1.5 * torch.randn(rows, labels, generator=generator)
+    chance = torch.sigmoid(slope * logits + offset)
+    return logits, (torch.rand(rows, labels, generator=generator) < chance).float()
+
+
+def loss(probs: Tensor, target: Tensor) -> float:
+    return judge_calibration(probs, target).overall.log_loss
+
+
+def test_platt_is_an_unpenalised_logistic_regression() -> None:
+    logits, target = draw(slope=0.6, offset=-0.5)
+    fitted = fit_calibration(logits, target, kind="image", method="platt")
+    oracle = LogisticRegression(C=1e12, tol=1e-10, max_iter=1000)
+    oracle.fit(logits.reshape(-1, 1).double().numpy(), target.flatten().numpy())
+    assert set(fitted.slope) == {fitted.slope[0]}
+    assert fitted.slope[0] == pytest.approx(oracle.coef_[0, 0], abs=1e-5)
+    assert fitted.offset[0] == pytest.approx(oracle.intercept_[0], abs=1e-5)
+    assert (fitted.kind, fitted.method, len(fitted.offset)) == ("image", "platt", 5)
+
+
+def test_temperature_is_the_best_single_number() -> None:
+    logits, target = draw(slope=0.4)
+    fitted = fit_calibration(logits, target, kind="image", method="temperature")
+    x, y = logits.double().flatten().numpy(), target.flatten().numpy()
+    tried = np.linspace(0.2, 0.8, 601)
+    losses = [np.logaddexp(0, slope * x).sum() - (slope * x * y).sum() for slope in tried]
+    assert fitted.slope[0] == pytest.approx(tried[np.argmin(losses)], abs=0.001)
+    assert fitted.offset == (0.0,) * 5
+
+
+def test_a_temperature_never_turns_a_ranking_round() -> None:
+    """All logits are too high, as a loss may make them: the best single number would be below 0."""
+    generator = torch.Generator().manual_seed(0)
+    target = (torch.rand(2000, 1, generator=generator) < 0.1).float()
+    logits = 1.5 + 1.5 * target + 0.5 * torch.randn(2000, 1, generator=generator)
+    fitted = fit_calibration(logits, target, kind="image", method="temperature")
+    tried = torch.linspace(0.01, 2, 200, dtype=torch.float64)[:, None, None]
+    losses = torch.nn.functional.softplus(tried * logits) - tried * logits * target
+    assert fitted.slope[0] == pytest.approx(tried[losses.sum((1, 2)).argmin()].item()) == pytest.approx(0.01)
+    assert torch.equal(fitted.apply(logits.double()).argsort(dim=0), logits.double().argsort(dim=0))
+    told = {method: loss(calibrate_out_of_fold(logits, target, method=method), target) for method in METHODS}
+    assert told["platt"] < 0.2 < told["temperature"] < loss(torch.sigmoid(logits), target)
+
+
+def test_labels_with_many_pictures_keep_their_own_numbers() -> None:
+    slope, offset = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([1.0, 0.0, -1.0])
+    logits, target = draw(20_000, 3, slope=slope, offset=offset)
+    fitted = fit_calibration(logits, target, kind="image")
+    for label in range(3):
+        alone = fit_calibration(logits[:, [label]], target[:, [label]], kind="image", method="platt")
+        assert fitted.slope[label] == pytest.approx(alone.slope[0], abs=0.01)
+        assert fitted.offset[label] == pytest.approx(alone.offset[0], abs=0.01)
+
+
+def test_labels_with_few_pictures_lean_on_the_others() -> None:
+    """On new pictures the shrunk numbers beat both the common ones and each label's own."""
+    generator = torch.Generator().manual_seed(1)
+    slope, offset = 1 + 0.3 * torch.randn(40, generator=generator), 0.6 * torch.randn(40, generator=generator)
+    logits, target = draw(120, 40, slope=slope, offset=offset, seed=2)
+    fresh, truth = draw(20_000, 40, slope=slope, offset=offset, seed=3)
+    shrunk = fit_calibration(logits, target, kind="image")
+    common = fit_calibration(logits, target, kind="image", method="platt")
+    own = [fit_calibration(logits[:, [k]], target[:, [k]], kind="image", method="platt") for k in range(40)]
+    apart = torch.cat([fit.apply(fresh[:, [k]]) for k, fit in enumerate(own)], dim=1)
+    assert loss(shrunk.apply(fresh), truth) < loss(common.apply(fresh), truth)
+    assert loss(shrunk.apply(fresh), truth) < loss(apart, truth)
+
+
+def test_labels_that_differ_by_chance_only_share_their_numbers() -> None:
+    logits, target = draw(150, 40, slope=0.7, offset=0.3)
+    shrunk = fit_calibration(logits, target, kind="image")
+    own = [fit_calibration(logits[:, [k]], target[:, [k]], kind="image", method="platt").slope[0] for k in range(40)]
+    assert np.std(shrunk.slope) < 0.2 * np.std(own)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_probabilities_that_are_right_are_left_alone(method: Method) -> None:
+    logits, target = draw(40_000)
+    fitted = fit_calibration(logits, target, kind="image", method=method)
+    assert fitted.slope == pytest.approx([1.0] * 5, abs=0.05)
+    assert fitted.offset == pytest.approx([0.0] * 5, abs=0.1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_unknown_labels_are_left_out(method: Method) -> None:
+    logits, target = draw()
+    hidden = target.clone()
+    hidden[:700] = NAN
+    fitted = fit_calibration(logits, hidden, kind="image", method=method)
+    alone = fit_calibration(logits[700:], target[700:], kind="image", method=method)
+    assert fitted.slope == pytest.approx(alone.slope, abs=1e-9)
+    assert fitted.offset == pytest.approx(alone.offset, abs=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_without_a_mistake_and_labels_without_a_positive_stay_finite(method: Method) -> None:
+    target = (torch.arange(200)[:, None] % 5 == torch.arange(4)).float()
+    target[:, 3] = 0
+    fitted = fit_calibration(100 * (target - 0.5), target, kind="image", method=method)
+    probs = fitted.apply(100 * (target - 0.5))
+    assert torch.equal(probs > 0.5, target == 1)
+    unlucky = fit_calibration(100 * (0.5 - target), target, kind="image", method=method)
+    assert all(map(math.isfinite, unlucky.slope + unlucky.offset))
+
+
+def test_perfect_probabilities_have_an_error_of_chance_alone() -> None:
+    logits, target = draw(40_000)
+    for by in ("width", "mass"):
+        curve = reliability(torch.sigmoid(logits), target, by=by)
+        spread = (curve.share * (1 - curve.share) * curve.counts).sqrt()
+        expected = math.sqrt(2 / math.pi) * spread.sum().item() / curve.counts.sum().item()
+        assert curve.ece < 2 * expected
+        assert ((curve.low <= curve.mean_prob) & (curve.mean_prob <= curve.high)).float().mean() > 0.7
+    assert reliability(torch.sigmoid(2 * logits), target).ece > 20 * expected
+
+
+def ece_by_loop(probs: list[float], truth: list[float], *, bins: int, by: Bins) -> float:
+    rank = [sum(other < p for other in probs) for p in probs]
+    total = 0.0
+    for number in range(bins):
+        low, high = number / bins, (number + 1) / bins
+        place = probs if by == "width" else [r / len(probs) for r in rank]
+        last = number == bins - 1
+        chosen = [i for i, x in enumerate(place) if low <= x and (x < high or last)]
+        if chosen:
+            total += abs(sum(probs[i] for i in chosen) - sum(truth[i] for i in chosen))
+    return total / len(probs)
+
+
+@pytest.mark.parametrize("by", ["width", "mass"])
+@pytest.mark.parametrize("levels", [None, 8])
+def test_expected_calibration_error_is_the_loop(by: Bins, levels: int | None) -> None:
+    logits, target = draw(64, 3, slope=0.3)
+    probs = torch.sigmoid(logits).double()
+    probs = (probs * levels).round() / levels if levels else probs
+    target[3, 1] = NAN
+    judged = judge_calibration(probs, target, bins=4, labels=["a", "b", "c"])
+    for label in range(3):
+        rows = ~torch.isnan(target[:, label])
+        expected = ece_by_loop(probs[rows, label].tolist(), target[rows, label].tolist(), bins=4, by=by)
+        faults = judged.per_label[label]
+        assert faults is not None
+        assert getattr(faults, f"ece_{by}") == pytest.approx(expected)
+    known = ~torch.isnan(target)
+    expected = ece_by_loop(probs[known].tolist(), target[known].tolist(), bins=4, by=by)
+    assert getattr(judged.overall, f"ece_{by}") == pytest.approx(expected)
+    assert reliability(probs, target, bins=4, by=by).ece == pytest.approx(expected)
+
+
+def test_brier_and_log_loss_are_scikit_learns() -> None:
+    logits, target = draw()
+    probs = torch.sigmoid(logits)
+    probs[0, 0], target[0, 0] = 1.0, 0.0  # a sure mistake
+    judged = judge_calibration(probs, target)
+    for label, faults in enumerate(judged.per_label):
+        assert faults is not None
+        p, t = probs[:, label].numpy(), target[:, label].numpy()
+        assert faults.brier == pytest.approx(brier_score_loss(t, p), abs=1e-6)
+        assert faults.log_loss == pytest.approx(log_loss(t, p), abs=1e-6)
+    assert judged.mean.brier == pytest.approx(np.mean([f.brier for f in judged.per_label if f is not None]))
+    assert judged.overall.log_loss == pytest.approx(
+        log_loss(target.flatten().numpy(), probs.flatten().numpy()), abs=1e-6
+    )
+
+
+def test_a_label_of_which_nothing_is_known_has_no_faults() -> None:
+    logits, target = draw()
+    target[:, 2] = NAN
+    judged = judge_calibration(torch.sigmoid(logits), target, labels=list("abcde"))
+    assert judged.per_label[2] is None
+    kept = [0, 1, 3, 4]
+    assert judged.overall == judge_calibration(torch.sigmoid(logits[:, kept]), target[:, kept]).overall
+    written = json.loads(json.dumps(judged.to_dict()))
+    assert written["per_label"][2] is None
+    assert written["overall"]["brier"] == judged.overall.brier
+    assert "15 equal bins" in str(judged)
+
+
+def test_the_share_of_a_bin_lies_in_its_interval() -> None:
+    probs, target = torch.full((10,), 0.5), torch.tensor([1.0] * 3 + [0.0] * 7)
+    curve = reliability(probs, target)
+    assert (curve.mean_prob.item(), curve.counts.item()) == (0.5, 10)
+    assert curve.share.item() == pytest.approx(0.3)
+    assert (curve.low.item(), curve.high.item()) == pytest.approx((0.1078, 0.6032), abs=1e-4)  # Wilson's 3 of 10
+
+
+def test_a_pictures_own_fold_has_no_say() -> None:
+    logits, target = draw(300, 4, slope=0.5)
+    fold = draw_folds(300)
+    changed = target.clone()
+    changed[fold == 2] = 1 - changed[fold == 2]
+    one, other = calibrate_out_of_fold(logits, target), calibrate_out_of_fold(logits, changed)
+    assert torch.equal(one[fold == 2], other[fold == 2])
+    assert not torch.isclose(one[fold == 1], other[fold == 1]).any()
+    assert loss(one, target) < loss(torch.sigmoid(logits), target)
+    inside = fit_calibration(logits, target, kind="image").apply(logits)
+    assert loss(inside, target) < loss(one, target)
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "message"),
+    [
+        (torch.tensor([[NAN], [0.0]]), torch.tensor([[1.0], [0.0]]), "scores of label 0 hold NaN"),
+        (torch.tensor([[torch.inf], [0.0]]), torch.tensor([[1.0], [0.0]]), "logits hold an infinite value; find where"),
+        (torch.zeros(2, 1), torch.zeros(2, 1), "there is no positive or no negative image; check the target"),
+        (torch.zeros(2, 1), torch.zeros(2, 2), r"scores have shape \(2, 1\) and target \(2, 2\)"),
+    ],
+)
+def test_what_cannot_be_fitted_is_named(logits: Tensor, target: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match="fit_calibration: " + message):
+        fit_calibration(logits, target, kind="image")
+
+
+def test_bad_choices_are_named() -> None:
+    logits, target = draw(10)
+    with pytest.raises(InputError, match="fit_calibration: unknown method 'plat'; did you mean 'platt'"):
+        fit_calibration(logits, target, kind="image", method="plat")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="reliability: unknown kind of bins 'mas'; did you mean 'mass'"):
+        reliability(logits.sigmoid(), target, by="mas")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="reliability: bins is 0; give 1 or more"):
+        reliability(logits.sigmoid(), target, bins=0)
+    with pytest.raises(InputError, match="judge_calibration: bins is 0; give 1 or more"):
+        judge_calibration(logits.sigmoid(), target, bins=0)
+    for judge in (reliability, judge_calibration):
+        with pytest.raises(InputError, match="are no probabilities; apply torch.sigmoid"):
+            judge(logits, target)
+        with pytest.raises(InputError, match="nothing is known; check the target"):
+            judge(logits.sigmoid(), torch.full_like(target, NAN))

@@ -1,0 +1,161 @@
+"""What each effort keeps, against the definition written out picture by picture."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from made_scores import make_scores
+from sklearn.metrics import average_precision_score
+
+from pivotpatch.core.metrics import average_precision
+from pivotpatch.errors import InputError
+from pivotpatch.inference.scores import Scores
+from pivotpatch.tuning.calibration import Method, fit_calibration
+from pivotpatch.tuning.effort import EFFORTS, CloserLook, EffortCurve, EffortPoint, effort_curve, fit_adaptive
+from pivotpatch.tuning.folds import draw_folds
+
+LABELS = tuple("abcd")
+SCORES = make_scores(LABELS, count=400)
+
+
+def place_by_hand(
+    scores: Scores, effort: float, method: Method | None, closer: Scores | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places (N,L), and who got a second look (N,): fitted without a picture's fold, in plain loops."""
+    fold = draw_folds(len(scores)).numpy()
+    image, tde = scores.get("image"), scores.scaled("tde")
+    again = tde if closer is None else closer.scaled("tde")
+    places, looked = np.zeros(image.shape), np.zeros(len(scores), bool)
+    for picture, own in enumerate(fold):
+        others = torch.from_numpy(np.flatnonzero(fold != own))
+        target = scores.target[others]
+        alone = fit_calibration(image[others], target, kind="image").apply(image).numpy()
+        both = torch.sigmoid(again).numpy()
+        if method is not None:
+            both = fit_calibration(again[others], target, kind="tde", method=method).apply(again).numpy()
+        doubt = (alone * (1 - alone)).sum(1)
+        seen = doubt >= np.quantile(doubt[others], 1 - effort)
+        probs = np.where(seen[:, None], both, alone)
+        places[picture], looked[picture] = (probs < probs[picture]).sum(0), seen[picture]
+    return places, looked
+
+
+def judge(places: np.ndarray, target: torch.Tensor) -> float:
+    """mAP of places (N,L), by another library."""
+    truth, known = target.numpy(), ~np.isnan(target.numpy())
+    return float(
+        np.mean([average_precision_score(truth[known[:, c], c], places[known[:, c], c]) for c in range(len(LABELS))])
+    )
+
+
+@pytest.mark.parametrize("method", ["temperature", None])
+def test_a_point_is_the_definition(method: Method | None) -> None:
+    scores = make_scores(LABELS, count=60, seed=3)
+    curve = effort_curve(scores, [0.4], patch_cost=1.5, method=method)
+    places, looked = place_by_hand(scores, 0.4, method)
+    assert 0.2 < looked.mean() < 0.6
+    point = curve.points[1]
+    assert point.mean == pytest.approx(judge(places, scores.target), abs=1e-6)
+    assert point.share == pytest.approx(looked.mean())
+    assert point.passes == pytest.approx(1 + 1.5 * looked.mean())
+
+
+@pytest.mark.parametrize("method", ["platt_per_label", None])
+def test_a_closer_look_takes_the_place_of_the_patches_below_effort_1(method: Method | None) -> None:
+    """Its logits get the patches' calibration, with a lam of their own."""
+    scores, closer = make_scores(LABELS, count=60, seed=3), make_scores(LABELS, count=60, seed=4).remix(lam=0.5)
+    curve = effort_curve(scores, [0.4, 0.7], patch_cost=4, closer=CloserLook(48, 2.25, closer), method=method)
+    plain = effort_curve(scores, [0.4, 0.7], patch_cost=4, method=method)
+    for place, effort in ((1, 0.4), (2, 0.7)):
+        places, looked = place_by_hand(scores, effort, method, closer)
+        point = curve.points[place]
+        assert point.mean == pytest.approx(judge(places, scores.target), abs=1e-6)
+        assert point.mean != pytest.approx(plain.points[place].mean, abs=1e-3)
+        assert point.share == pytest.approx(looked.mean())
+        assert point.passes == pytest.approx(1 + 2.25 * looked.mean())
+    assert (curve.points[0], curve.points[-1]) == (plain.points[0], plain.points[-1])
+    assert curve.points[-1].passes == 5
+
+
+def test_a_closer_look_at_other_pictures_is_refused() -> None:
+    message = "effort_curve: the closer look is at other pictures or labels; score the same ones"
+    other = make_scores(("x", *LABELS[1:]), count=400)
+    for scores in (SCORES.select(torch.arange(399, -1, -1)), SCORES.select(torch.arange(399)), other):
+        with pytest.raises(InputError, match=message):
+            effort_curve(SCORES, patch_cost=4, closer=CloserLook(48, 2.25, scores))
+    with pytest.raises(InputError, match="there are no 'tde' logits"):
+        effort_curve(SCORES, patch_cost=4, closer=CloserLook(48, 2.25, make_scores(LABELS, count=400, patches=False)))
+
+
+def test_the_ends_are_the_image_alone_and_the_patches_of_all() -> None:
+    curve = effort_curve(SCORES, patch_cost=4)
+    first, *_, last = curve.points
+    assert tuple(point.effort for point in curve.points) == EFFORTS
+    assert first == EffortPoint(0, 0, 1, average_precision(SCORES.get("image"), SCORES.target).mean)
+    assert last == EffortPoint(1, 1, 5, average_precision(SCORES.get("tde"), SCORES.target).mean)
+    assert [point.share for point in curve.points] == pytest.approx(EFFORTS, abs=0.04)
+    assert curve.gain == pytest.approx(last.mean - first.mean)
+
+
+def test_patches_help_most_where_the_image_is_unsure() -> None:
+    curve = effort_curve(SCORES, [0.5], patch_cost=4)
+    assert curve.gain > 0.03
+    assert curve.points[1].mean - curve.points[0].mean > 0.65 * curve.gain  # half of them at random would keep half
+
+
+def test_the_scale_of_the_images_logits_does_not_matter() -> None:
+    """A network whose image and patches speak on other scales, as after a loss that shifts one of them."""
+    other = replace(SCORES, logits={**SCORES.logits, "image": 3 * SCORES.get("image") + 8})
+    curve, again = (effort_curve(scores, [0.3, 0.6], patch_cost=1) for scores in (SCORES, other))
+    means = [point.mean for point in curve.points]
+    assert [point.mean for point in again.points] == pytest.approx(means, abs=0.006)
+    adaptive = fit_adaptive(other)
+    chosen = adaptive.choose(adaptive.calibration.apply(other.get("image")), 0.3)[:, None]
+    mixed = torch.where(chosen, other.scaled("tde"), other.get("image"))
+    assert average_precision(mixed, SCORES.target).mean < means[0] - 0.02  # what comes of it without a calibration
+
+
+def test_what_is_fitted_is_the_images_calibration_and_its_quantiles() -> None:
+    adaptive = fit_adaptive(SCORES)
+    assert adaptive.calibration == fit_calibration(SCORES.get("image"), SCORES.target, kind="image")
+    probs = adaptive.calibration.apply(SCORES.get("image"))
+    doubt = (probs * (1 - probs)).sum(1).double().numpy()
+    assert adaptive.cutoffs == pytest.approx(np.quantile(doubt, np.linspace(0, 1, 101)).tolist(), abs=1e-6)
+    for effort in (0.01, 0.25, 0.375, 0.9):
+        assert adaptive.choose(probs, effort).float().mean() == pytest.approx(effort, abs=0.006)
+    assert fit_adaptive(make_scores(LABELS, count=400, patches=False)).cutoffs  # the image is all that counts
+
+
+def test_pictures_that_are_all_alike_can_be_fitted() -> None:
+    alike = replace(SCORES, logits={kind: torch.zeros_like(values) for kind, values in SCORES.logits.items()})
+    adaptive = fit_adaptive(alike)
+    assert adaptive.choose(adaptive.calibration.apply(alike.get("image")), 0.5).all()  # in doubt, look
+
+
+def make_curve(*means: float) -> EffortCurve:
+    efforts = np.linspace(0, 1, len(means)).tolist()
+    pairs = zip(efforts, means, strict=True)
+    return EffortCurve(tuple(EffortPoint(effort, effort, 1 + 4 * effort, mean) for effort, mean in pairs))
+
+
+def test_the_cheapest_point_that_keeps_enough_is_found() -> None:
+    curve = make_curve(0.5, 0.6, 0.68, 0.71, 0.7)
+    assert [curve.find(kept) for kept in (0, 0.5, 0.9, 1)] == [curve.points[place] for place in (0, 1, 2, 3)]
+    assert make_curve(0.5, 0.6, 0.5).find(0.9) is None
+    assert make_curve(0.5, 0.4).find(0.9) is None
+    dear = EffortCurve((*(point._replace(passes=2 * point.passes) for point in curve.points[:-1]), curve.points[-1]))
+    assert dear.find(0.9) == curve.points[-1]  # where a closer look costs more than the patches of all
+    told = json.loads(json.dumps(curve.to_dict()))
+    assert told["gain"] == pytest.approx(0.2)
+    assert told["points"][1] == {"effort": 0.25, "share": 0.25, "passes": 2.0, "mean": 0.6}
+
+
+def test_what_cannot_be_is_told() -> None:
+    with pytest.raises(InputError, match=r"effort_curve: effort is 1.5; give a number from 0"):
+        effort_curve(SCORES, [1.5], patch_cost=4)
+    with pytest.raises(InputError, match="effort_curve: patch_cost is -1; give a number of passes"):
+        effort_curve(SCORES, patch_cost=-1)
+    with pytest.raises(InputError, match="there are no 'tde' logits"):
+        effort_curve(make_scores(LABELS, patches=False), patch_cost=4)

@@ -1,0 +1,199 @@
+"""Fitted thresholds against a search through every threshold there is."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import precision_recall_curve
+from torch import Tensor
+
+from pivotpatch.core.metrics import precision_recall
+from pivotpatch.core.policies import PerLabel
+from pivotpatch.errors import InputError
+from pivotpatch.tuning.thresholds import (
+    BestF1,
+    Goal,
+    LeastCost,
+    PrecisionAtLeast,
+    fit_thresholds,
+    parse_goal,
+    threshold_curve,
+)
+
+NAN = float("nan")
+GOALS: list[Goal] = [BestF1(), PrecisionAtLeast(0.6), PrecisionAtLeast(1.0), LeastCost(), LeastCost(1.0, 5.0)]
+
+
+def draw(rows: int = 400, labels: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    target = (torch.rand(rows, labels, generator=generator) < torch.linspace(0.1, 0.5, labels)).float()
+    return (torch.rand(rows, labels, generator=generator) + 0.6 * target) / 1.6, target
+
+
+def worth(goal: Goal, decided: list[bool], truth: list[float]) -> float:
+    """What a goal makes of decisions, from its name and the four counts."""
+    hits = sum(d and t == 1 for d, t in zip(decided, truth, strict=True))
+    false, missed = sum(decided) - hits, truth.count(1) - hits
+    if isinstance(goal, BestF1):
+        return 2 * hits / (2 * hits + false + missed) if hits else 0.0
+    if isinstance(goal, PrecisionAtLeast):
+        return sum(decided) if hits and hits / (hits + false) >= goal.precision else -np.inf
+    assert isinstance(goal, LeastCost)
+    return -(goal.false_positive * false + goal.false_negative * missed)
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 8), st.sampled_from([0.0, 1.0, NAN])), min_size=1, max_size=14)
+
+
+@settings(max_examples=150)
+@given(ROWS.filter(lambda rows: any(t == 1 for _, t in rows)), st.sampled_from(GOALS))
+def test_no_threshold_does_better(rows: list[tuple[int, float]], goal: Goal) -> None:
+    probs = torch.tensor([[place / 8] for place, _ in rows])
+    target = torch.tensor([[truth] for _, truth in rows])
+    fitted = fit_thresholds(probs, target, goal=goal, min_positives=1)
+    known = [(place / 8, truth) for place, truth in rows if truth == truth]
+    truth = [t for _, t in known]
+    levels = sorted({0.0, 1.0, *(score for score, _ in known)})
+    tried = [*levels, *((a + b) / 2 for a, b in pairwise(levels))]
+    best = max(worth(goal, [score > cut for score, _ in known], truth) for cut in tried)
+    ours = [score > fitted.values[0] for score, _ in known]
+    assert fitted.rows[0].reached == (best > -np.inf)
+    if best > -np.inf:
+        assert worth(goal, ours, truth) == pytest.approx(best)
+        equal = [cut for cut in tried if worth(goal, [score > cut for score, _ in known], truth) == pytest.approx(best)]
+        assert sum(ours) == min(sum(score > cut for score, _ in known) for cut in equal)
+    else:
+        assert not any(ours)
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=lambda goal: goal.definition)
+def test_rows_say_what_the_policy_does(goal: Goal) -> None:
+    probs, target = draw()
+    target[:50, 1] = NAN
+    fitted = fit_thresholds(probs, target, goal=goal, labels=list("abcdef"))
+    judged = precision_recall(probs, target, policy=fitted.policy, empty="skip")
+    assert [row.precision for row in fitted.rows] == pytest.approx(list(judged.precision))
+    assert [row.recall for row in fitted.rows] == pytest.approx(list(judged.recall))
+    assert [row.f1 for row in fitted.rows if row.f1 is not None] == pytest.approx(
+        [2 * p * r / (p + r) if p and r else 0.0 for p, r in zip(judged.precision, judged.recall, strict=True)]
+    )
+    assert [row.positives for row in fitted.rows] == (target == 1).sum(0).tolist()
+    assert [row.label for row in fitted.rows] == list("abcdef")
+
+
+def test_json_and_float32_keep_every_decision() -> None:
+    probs, target = draw()
+    fitted = fit_thresholds(probs, target, goal=BestF1())
+    again = [row["threshold"] for row in json.loads(json.dumps(fitted.to_dict()))["rows"]]
+    assert torch.equal(PerLabel(tuple(again)).decide(probs), fitted.policy.decide(probs))
+
+
+def test_neighbouring_floats_are_parted() -> None:
+    low = np.float32(0.7)
+    high = np.nextafter(low, np.float32(1))
+    probs = torch.tensor([[low], [high], [0.1]])
+    fitted = fit_thresholds(probs, torch.tensor([[0.0], [1.0], [0.0]]), goal=BestF1(), min_positives=1)
+    assert fitted.policy.decide(probs).flatten().tolist() == [False, True, False]
+
+
+def test_a_threshold_lies_halfway() -> None:
+    probs = torch.tensor([[0.9], [0.5], [0.25]], dtype=torch.float64)
+    fitted = fit_thresholds(probs, torch.tensor([[1.0], [0.0], [0.0]]), goal=BestF1(), min_positives=1)
+    assert fitted.values[0] == pytest.approx(0.7)
+
+
+def test_probabilities_of_exactly_one_and_zero() -> None:
+    probs, target = torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0], [0.0]])
+    assert fit_thresholds(probs, target, goal=BestF1(), min_positives=1).values == (0.5,)
+    wrong = fit_thresholds(probs, 1 - target, goal=LeastCost(), min_positives=1)
+    assert not wrong.policy.decide(probs).any()
+
+
+def test_labels_with_few_positives_share_the_threshold_of_all() -> None:
+    probs, target = draw()
+    target[9:, 2] = 0
+    target[:9, 2] = 1
+    target[:, 4] = 0
+    fitted = fit_thresholds(probs, target, goal=BestF1(), labels=list("abcdef"))
+    alone = fit_thresholds(probs.reshape(-1, 1), target.reshape(-1, 1), goal=BestF1())
+    assert fitted.fell_back == ("c", "e")
+    assert fitted.values[2] == fitted.values[4] == fitted.pooled == alone.values[0]
+    assert (fitted.rows[4].recall, fitted.rows[4].f1) == (None, None)
+    kept = fit_thresholds(probs[:, [0, 1, 3, 5]], target[:, [0, 1, 3, 5]], goal=BestF1())
+    assert [fitted.values[k] for k in (0, 1, 3, 5)] == list(kept.values)
+    assert "fewer than 10 positives, so the threshold of all labels" in str(fitted)
+    assert str(fitted).endswith(": c, e")
+    assert fit_thresholds(probs, target, goal=BestF1(), min_positives=9).fell_back == ("label 4",)
+
+
+def test_a_goal_out_of_reach_is_said_and_the_label_never_given() -> None:
+    probs, target = draw()
+    probs[:, 3] = 0.5
+    fitted = fit_thresholds(probs, target, goal=PrecisionAtLeast(0.9), labels=list("abcdef"))
+    assert fitted.unreached == ("d",)
+    row = fitted.rows[3]
+    assert (row.threshold, row.precision, row.recall) == (1.0, None, 0.0)
+    assert not fitted.policy.decide(torch.ones(1, 6))[0, 3]
+    assert "goal out of reach, so never given: d" in str(fitted)
+    assert all(row.precision is not None and row.precision >= 0.9 for row in fitted.rows if row.reached)
+
+
+def test_unknown_labels_are_left_out() -> None:
+    probs, target = draw()
+    hidden = target.clone()
+    hidden[:150] = NAN
+    assert fit_thresholds(probs, hidden, goal=BestF1()) == fit_thresholds(probs[150:], target[150:], goal=BestF1())
+
+
+def test_the_curve_is_scikit_learns() -> None:
+    probs, target = draw(labels=1)
+    probs = ((probs * 40).round() + 1) / 42
+    curve = threshold_curve(probs[:, 0], target[:, 0])
+    precision, recall, _ = precision_recall_curve(target[:, 0], probs[:, 0])
+    np.testing.assert_allclose(curve.precision.flip(0), precision[:-1])
+    np.testing.assert_allclose(curve.recall.flip(0), recall[:-1])
+    np.testing.assert_allclose(curve.f1, 2 * curve.precision * curve.recall / (curve.precision + curve.recall))
+    for cut, expected in zip(curve.thresholds.tolist(), curve.recall.tolist(), strict=True):
+        assert ((probs > cut) & (target == 1)).sum().item() / (target == 1).sum().item() == pytest.approx(expected)
+
+
+def test_goals_can_be_written() -> None:
+    assert parse_goal("f1") == BestF1()
+    assert parse_goal("precision:0.9") == PrecisionAtLeast(0.9)
+    assert parse_goal("cost:1:5") == LeastCost(1.0, 5.0)
+    assert parse_goal("precision:0.9").definition == "precision of 0.9 or more"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("presision:0.9", "goal: unknown goal 'presision'; did you mean 'precision'"),
+        ("precision", "goal: 'precision' cannot be read; write f1, precision:0.9 or cost:1:5"),
+        ("f1:2", "goal: 'f1:2' cannot be read"),
+        ("cost:1:x", "goal: 'cost:1:x' cannot be read"),
+        ("f1:x", "goal: 'f1:x' cannot be read"),
+        ("precision:1.5", "PrecisionAtLeast: precision is 1.5; give a share above 0, up to 1"),
+        ("cost:0:nan", "LeastCost: costs are 0.0 and nan; give two numbers above 0"),
+    ],
+)
+def test_goals_that_make_no_sense_are_named(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_goal(text)
+
+
+def test_bad_input_is_named() -> None:
+    probs, target = draw()
+    with pytest.raises(InputError, match="fit_thresholds: scores from .* are no probabilities; apply torch.sigmoid"):
+        fit_thresholds(probs * 9, target, goal=BestF1())
+    with pytest.raises(InputError, match="fit_thresholds: no label has a positive image; check the target"):
+        fit_thresholds(probs, torch.zeros_like(target), goal=BestF1())
+    with pytest.raises(InputError, match="fit_thresholds: min_positives is 0; give 1 or more"):
+        fit_thresholds(probs, target, goal=BestF1(), min_positives=0)
+    with pytest.raises(InputError, match=r"fit_thresholds: scores have shape \(400, 6\) and target \(400, 5\)"):
+        fit_thresholds(probs, target[:, 1:], goal=BestF1())
+    with pytest.raises(InputError, match="threshold_curve: no image is positive; choose another label"):
+        threshold_curve(probs[:, 0], torch.zeros(400))
