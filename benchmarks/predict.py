@@ -24,7 +24,7 @@ from inference import make_published
 from loading import write_photographs
 from PIL import Image
 
-from pivotpatch.accel.device import keep_freed_memory
+from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.data.decoding import decode_image

@@ -30,7 +30,7 @@ from pivotpatch import (
     average_precision,
     load_checkpoint,
 )
-from pivotpatch.accel.device import keep_freed_memory
+from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.audit.cooccurrence import decide, rate_pairs
 from pivotpatch.cli.train_text import show_training
 from pivotpatch.core.patches import resize_images

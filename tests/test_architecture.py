@@ -12,7 +12,7 @@ import pivotpatch
 
 PACKAGE = Path(__file__).parents[1] / "src" / "pivotpatch"
 LAYERS = [
-    {"errors", "writing"},
+    {"allocator", "errors", "writing"},
     {"core"},
     {"accel"},
     {"data", "models"},

@@ -8,7 +8,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from pivotpatch import __version__
-from pivotpatch.accel.device import keep_freed_memory
+from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.errors import InputError
 
 # Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.

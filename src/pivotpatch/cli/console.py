@@ -1,0 +1,164 @@
+"""What verbs print with: plain tables, progress with the time left, lines on stderr, figures as files."""
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 80  # columns of what is no terminal
+QUIET_SECONDS = 30  # between lines where stderr is no terminal
+Tell = Callable[[str, int, int | None], None]
+"""Told a stage, how much of it is done, and of how much."""
+
+
+class Screen(Console):
+    """Stdout, with labels and file names printed as they are; `main` handles a reader who went away."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, highlight=False, emoji=False, soft_wrap=True)
+        if not self.is_terminal:
+            self.width = WIDTH
+
+    def on_broken_pipe(self) -> None:
+        """Raise, where rich would exit."""
+        raise BrokenPipeError
+
+
+def make_table(headings: list[str]) -> Table:
+    """A plain table, names to the left and numbers to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for place, heading in enumerate(headings):  # where it gets narrow, names give way, numbers do not
+        table.add_column(heading, justify="right" if place else "left", no_wrap=place > 0)
+    return table
+
+
+def tell(line: str) -> None:
+    """Print a line to stderr, once for all processes."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr, flush=True)
+
+
+class ProgressBars(Progress):
+    """Bars on stderr, a stage each; a new stage takes the place of the last, unless that is the `outer` one."""
+
+    def __init__(self, unit: str, *, outer: str | None = None) -> None:
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(None),
+            _Amount(unit),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=Console(stderr=True),
+        )
+        self._outer, self._stages = outer, dict[str, TaskID]()
+
+    def tell(self, stage: str, done: int, total: int | None) -> None:
+        """Show how much of a stage is done; what was done when it was first told says nothing of the speed."""
+        if stage not in self._stages:
+            for other in set(self._stages) - {self._outer}:
+                self.remove_task(self._stages.pop(other))
+            self._stages[stage] = self.add_task(stage, total=total, note="")
+            self.reset(self._stages[stage], completed=done, total=total)
+        self.update(self._stages[stage], completed=done, total=total)
+
+    def note(self, stage: str, text: str) -> None:
+        """Show a few words beside a stage's bar."""
+        if stage in self._stages:
+            self.update(self._stages[stage], note=text)
+
+
+class ProgressLines:
+    """Lines on stderr, where it is no terminal: one for each new stage, then one every half minute."""
+
+    def __init__(self, unit: str, *, outer: str | None = None) -> None:
+        self._unit, self._outer = unit, outer
+        self._told, self._stage, self._note = 0.0, "", ""
+        self._begun: dict[str, tuple[float, int]] = {}  # when a stage was first seen, and how far it was
+
+    def tell(self, stage: str, done: int, total: int | None) -> None:
+        """Print a line where it is time for one."""
+        now = time.monotonic()
+        if stage not in self._begun or stage not in (self._stage, self._outer):
+            self._begun[stage] = now, done
+        elif stage == self._stage and now - self._told < QUIET_SECONDS and done != total:
+            return
+        begun, first = self._begun[stage]
+        speed = (done - first) / max(now - begun, 1e-9)
+        left = f", {timedelta(seconds=round((total - done) / speed))} left" if speed and total else ""
+        note = self._note if stage == self._outer else ""
+        tell(f"{stage}{_write_amount(done, total, speed, self._unit)}{left}{note}")
+        self._told, self._stage = now, stage
+
+    def note(self, _stage: str, text: str) -> None:
+        """Keep a few words for the next line of the outer stage."""
+        self._note = f", {text}"
+
+
+class _Amount(TextColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__("")
+        self._unit = unit
+
+    def render(self, task: Task) -> "object":  # type: ignore[override]
+        """How much of how much, and how fast."""
+        from rich.text import Text
+
+        total = None if task.total is None else int(task.total)
+        return Text(_write_amount(int(task.completed), total, task.speed or 0.0, self._unit).removeprefix(": "))
+
+
+def _write_amount(done: int, total: int | None, speed: float, unit: str) -> str:
+    if unit == "bytes":
+        of = "" if total is None else f" of {decimal(total)}"
+        return f": {decimal(done)}{of}" + (f", {decimal(int(speed))}/s" if speed else "")
+    of = "" if total is None else f" of {total:,}"
+    return f": {done:,}{of}" + (f", {speed:.3g} {unit}/s" if speed and unit else "")
+
+
+@contextmanager
+def show_progress(unit: str = "", *, outer: str | None = None) -> Iterator[ProgressBars | ProgressLines]:
+    """Progress on stderr with the time left: bars on a terminal, else a line now and then; in the first process only.
+
+    Args:
+        unit: what is counted, for the speed: "images", "bytes"; none is shown where it is empty.
+        outer: the stage whose bar stays while others come and go.
+    """
+    if Console(stderr=True).is_terminal and os.environ.get("RANK", "0") == "0":
+        with ProgressBars(unit, outer=outer) as bars:
+            yield bars
+    else:
+        yield ProgressLines(unit, outer=outer)
+
+
+def write_figures(figures: Mapping[str, "Figure"], folder: Path) -> None:
+    """Write figures to a folder as PNG files, each whole or not at all, and say so on stderr.
+
+    Args:
+        figures: by the names of their files, to which `.png` is added where they do not end so.
+        folder: where to.
+    """
+    from pivotpatch.writing import explain_disk_faults, replacing
+
+    if not figures:
+        tell(f"drew nothing to {folder}: there is nothing to show")
+    for name, figure in figures.items():
+        path = folder / (name if name.lower().endswith(".png") else f"{name}.png")
+        with explain_disk_faults(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as written, warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # it is drawn as a box
+                figure.savefig(written, format="png")
+        tell(f"drew {path}")
