@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 80  # columns of what is no terminal
+BAR = 24  # columns of a bar that stands for a share of 1
 QUIET_SECONDS = 30  # between lines where stderr is no terminal
 Tell = Callable[[str, int, int | None], None]
 """Told a stage, how much of it is done, and of how much."""
@@ -43,6 +44,18 @@ def make_table(headings: list[str]) -> Table:
     for place, heading in enumerate(headings):  # where it gets narrow, names give way, numbers do not
         table.add_column(heading, justify="right" if place else "left", no_wrap=place > 0)
     return table
+
+
+def draw_bar(share: float, *, width: int = BAR) -> str:
+    """A bar of eighths of a block, as long as a share of the width; what is above 0 is seen.
+
+    >>> draw_bar(0.5)
+    '████████████'
+    >>> draw_bar(0.0001)
+    '▏'
+    """
+    eighths = max(round(share * width * 8), int(share > 0))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def tell(line: str) -> None:
