@@ -16,11 +16,11 @@ GOOD = "image,labels\na.jpg,cat\n"
 
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("t.csv", b"", r"t\.csv: damaged or cut short \(Empty CSV file\); correct it, or copy"),
-    ("t.csv", b"image,labels", r"t\.csv: the table has no rows; give at least one image"),
+    ("t.csv", b"image,labels\n", r"t\.csv: the table has no rows; give at least one image"),
     ("t.csv", b"image,labels\na,cat\nb,caf\xe9\n", r"Row #3: CSV conversion error to string: invalid UTF8 data"),
     ("t.csv", GOOD.encode("utf-16"), r"t\.csv: damaged or cut short"),
     ("t.csv", b"image,labels\na,cat\nb,cat,dog\n", r"Row #3: Expected 2 columns, got 3"),
-    ("t.csv", b'image,labels\na,cat\nb,"cat\nc,dog\n', r"t\.csv, line 4: badly quoted \(.*; close the quotes"),
+    ("t.csv", b'image,labels\na,cat\nb,"cat\nc,dog\n', r"t\.csv, up to line 4: badly quoted \(.*; close the quotes"),
     ("t.csv", b"image,labels,image\na,cat,b\n", r"two columns are named 'image'; give each column its own name"),
     ("t.jsonl", b"\n\n", r"t\.jsonl: the table has no rows"),
     ("t.jsonl", b'{"image": "a", "labels": []}\n{"image": "b", "lab', r"jsonl, line 2: not JSON \(Unterminated"),

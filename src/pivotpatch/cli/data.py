@@ -244,7 +244,9 @@ def _tabulate_cooccurrence(summary: "DataSummary", *, most: int = 5, evidence: i
     rows = (
         [summary.labels[a], summary.labels[b], f"{shares[a, b]:.1%}", shares[a, b]] for a, b in best if shares[a, b]
     )
-    return _tabulate(["where this label is", "this one is too", "share"], rows)
+    table = _tabulate(["where this label is", "this one is too", "share"], rows)
+    table.columns[1].justify = "left"
+    return table
 
 
 def _tabulate(headings: list[str], rows: "Iterable[list[Any]]") -> "Table":
