@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -85,12 +84,3 @@ def test_a_place_that_the_disk_refuses(tmp_path: Path, scheme: str, name: str) -
     with pytest.raises(InputError) as caught:
         open_records(f"{scheme}:{tmp_path / name}@train")
     assert name[-50:] in str(caught.value)  # of a longer one the end is told
-
-
-def test_a_fault_of_the_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise PermissionError(13, "Permission denied", str(tmp_path / "t.csv"))
-
-    monkeypatch.setattr(Path, "is_file", refuse)
-    with pytest.raises(InputError, match=r"t\.csv: cannot be read \(Permission denied\); check the location and its"):
-        open_records("table:t.csv")

@@ -31,9 +31,9 @@ def test_convert_replaces_each_object_innermost_first(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b" \n\n", "the file is empty"),
-        (b'{"a":\n tree}', r"not valid JSON \(Expecting value: line 2 column 2"),
-        (b'{"a": [1, "b', r"a\.json: not valid JSON \(Unterminated string.*copy the file again"),
-        ('{"a":\n "café"}'.encode("latin-1"), r"not UTF-8 \(byte 0xe9 at position 11\); save the file as UTF-8"),
+        (b'{"a":\n tree}', r"not valid JSON \(line 2, column 2: Expecting value"),
+        (b'{"a": [1, "b', r"a\.json: the JSON is cut short \(line 1, column 11: Unterminated.*download the file again"),
+        ('{"a":\n "café"}'.encode("latin-1"), r"line 2 is not UTF-8 \(byte 0xe9 at position 11\); save"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"id": 1' + b"0" * 5000 + b"}", r"not valid JSON \(Exceeds the limit"),
     ],

@@ -13,11 +13,6 @@ from pivotpatch.data.folder import read_folder
 from pivotpatch.errors import InputError
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIVOTPATCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def add_image(path: Path, text: str | None = None, *, size: int = 2) -> None:
     """Write a image, and a text file beside it if there is text."""
     path.parent.mkdir(parents=True, exist_ok=True)

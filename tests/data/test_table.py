@@ -20,12 +20,6 @@ from pivotpatch.errors import InputError
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "coco256"
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PIVOTPATCH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_delimited_text(tmp_path: Path, suffix: str) -> None:
     records = open_records(f"table:{write_table(tmp_path / f't{suffix}', TEXT)}")
@@ -50,18 +44,14 @@ def test_names_choose_and_order_the_columns(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.csv, row 2: no column of labels was found, and column 'Age' .* '63'"):
         read_table(location, None)
     (tmp_path / "names.txt").write_text("dog\ncaat\n")
-    with pytest.raises(
-        InputError, match=r"no column of labels beside 'Path', and none for caat; name it with"
-    ):
+    with pytest.raises(InputError, match=r"no column of labels beside 'Path', and none for caat; name it with"):
         read_table(location, None, names="names.txt")
 
 
 def test_a_label_column_that_only_a_later_file_has_is_an_error(tmp_path: Path) -> None:
     write_table(tmp_path / "a.csv", {"image": ["a"], "cat": ["1"]})
     write_table(tmp_path / "b.csv", {"image": ["b"], "cat": ["0"], "dog": ["1"]})
-    with pytest.raises(
-        InputError, match="b.csv: column 'dog' is not in a.csv, where columns are labels; give all files"
-    ):
+    with pytest.raises(InputError, match="a.csv: there is no column 'dog'"):
         read_table(str(tmp_path / "*.csv"), None)
 
 

@@ -157,10 +157,10 @@ def show_progress(unit: str = "", *, outer: str | None = None) -> Iterator[Progr
 
 
 def write_figures(figures: Mapping[str, "Figure"], folder: Path) -> None:
-    """Write figures to a folder as PNG files, each whole or not at all, and say so on stderr.
+    """Write figures to a folder as PNG or SVG files, each whole or not at all, and say so on stderr.
 
     Args:
-        figures: by the names of their files, to which `.png` is added where they do not end so.
+        figures: by the names of their files, to which `.png` is added where they end in neither `.png` nor `.svg`.
         folder: where to.
     """
     from pivotpatch.writing import explain_disk_faults, replacing
@@ -168,10 +168,13 @@ def write_figures(figures: Mapping[str, "Figure"], folder: Path) -> None:
     if not figures:
         tell(f"drew nothing to {folder}: there is nothing to show")
     for name, figure in figures.items():
-        path = folder / (name if name.lower().endswith(".png") else f"{name}.png")
+        path = folder / (name if name.lower().endswith((".png", ".svg")) else f"{name}.png")
         with explain_disk_faults(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as written, warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # it is drawn as a box
-                figure.savefig(written, format="png")
+                # A script that the font lacks is drawn as boxes, which the reader sees.
+                warnings.filterwarnings(
+                    "ignore", "Glyph .* missing from|Matplotlib currently does not support", UserWarning
+                )
+                figure.savefig(written, format=path.suffix[1:].lower())
         tell(f"drew {path}")

@@ -19,7 +19,7 @@ PLOT_SUFFIXES = (".png", ".svg")
 _DEPTHS = {
     "labels": "not opened",
     "headers": "headers read, pixels not decoded (--decode does)",
-    "pixels": "decoded to the last pixel",
+    "pixels": "all decoded",
 }
 
 
@@ -152,19 +152,13 @@ def run_check(args: argparse.Namespace) -> int:
 
 def _draw(report: "DataReport", path: Path) -> None:
     """Draw each data set; a number tells the files of several apart."""
-    import warnings
-
-    from pivotpatch.cli.console import tell
+    from pivotpatch.cli.console import write_figures
     from pivotpatch.data.plots import plot_overview
-    from pivotpatch.writing import explain_disk_faults, replacing
 
+    several = len(report.summaries) > 1
     for number, summary in enumerate(report.summaries, 1):
-        place = path if len(report.summaries) == 1 else path.with_stem(f"{path.stem}-{number}")
-        with explain_disk_faults(path.parent), replacing(place) as written, warnings.catch_warnings():
-            # A script that the font lacks is drawn as boxes, which the reader sees.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from|Matplotlib currently does not support")
-            plot_overview(summary).savefig(written, format=path.suffix[1:].lower(), dpi=150)
-        tell(f"drew {place}")
+        place = path.with_stem(f"{path.stem}-{number}") if several else path
+        write_figures({place.name: plot_overview(summary)}, place.parent)
 
 
 def _print_report(report: "DataReport") -> None:
@@ -193,11 +187,9 @@ def _print_summary(screen: "Screen", summary: "DataSummary") -> None:
     if summary.never:
         screen.print(f"\n  never seen: {len(summary.never)} labels: {shorten(summary.never, limit=5)}")
     screen.print()
-    if summary.pictures == "drawn":
-        screen.print("  images: drawn when asked for, so none can be missing")
-    else:
-        kind = "files" if summary.pictures == "files" else "inside the table"
-        screen.print(f"  images: {kind}, {_DEPTHS[summary.checked]}")
+    kinds = {"files": "files", "embedded": "inside the table", "drawn": "drawn when asked for, so none can be missing"}
+    depth = "" if summary.pictures == "drawn" else f", {_DEPTHS[summary.checked]}"
+    screen.print(f"  images: {kinds[summary.pictures]}{depth}")
     if summary.checked != "labels":
         _print_some(screen, "missing", summary.missing)
         _print_some(screen, "broken", [f"{image.name}: {image.why}" for image in summary.broken])

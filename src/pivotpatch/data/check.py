@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -157,16 +157,10 @@ def check_data(sets: Sequence[RecordSet], *, depth: Depth = "headers", progress:
 
 
 class _Look(NamedTuple):
-    """What one look at an image tells.
+    """What one look at an image tells."""
 
-    Attributes:
-        key: the same for the same content; at a file's header, only a first sieve.
-        fault: why it cannot be decoded.
-        missing: whether its file is not there.
-    """
-
-    key: bytes = b""
-    fault: str = ""
+    key: bytes = b""  # the same for the same content; at a file's header, only a first sieve
+    fault: str = ""  # why it cannot be decoded
     missing: bool = False
 
 
@@ -249,9 +243,7 @@ def _hash_file(path: Path) -> bytes:
         return hashlib.file_digest(file, "blake2b").digest()
 
 
-def _summarise(
-    records: RecordSet, looks: Sequence[_Look], *, checked: Depth, duplicates: tuple[tuple[str, ...], ...]
-) -> DataSummary:
+def _summarise(records: RecordSet, looks: Sequence[_Look], **found: Any) -> DataSummary:
     unknown = 0 if records.unknown is None else len(records.unknown.indices)
     return DataSummary(
         address=records.name,
@@ -262,10 +254,9 @@ def _summarise(
         histogram=tuple(np.bincount(np.diff(records.positive.offsets)).tolist()),
         cooccurrence=count_cooccurrence(records),
         pictures=_find_kind(records),
-        checked=checked,
         missing=tuple(_name(records, i) for i, look in enumerate(looks) if look.missing),
         broken=tuple(BrokenImage(_name(records, i), look.fault) for i, look in enumerate(looks) if look.fault),
-        duplicates=duplicates,
+        **found,
     )
 
 

@@ -29,18 +29,11 @@ def cache_folder() -> Path:
 
 
 class RowGroup(NamedTuple):
-    """A row group of a Parquet file.
-
-    Attributes:
-        path: the file.
-        number: which of its row groups.
-        before: rows of the file that come before.
-        rows: rows of the group.
-    """
+    """A row group of a Parquet file."""
 
     path: Path
     number: int
-    before: int
+    before: int  # rows of the file that come before
     rows: int
 
     def values(self, leaf: str) -> Iterator[pa.Scalar]:

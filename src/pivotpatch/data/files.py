@@ -27,7 +27,8 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise InputError(str(path), f"cannot be read ({error.strerror})", "check the location and its rights") from None
     except UnicodeDecodeError as error:
-        wrong = f"not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start})"
+        line = error.object.count(b"\n", 0, error.start) + 1
+        wrong = f"line {line} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start})"
         raise InputError(str(path), wrong, "save the file as UTF-8") from None
     if not text.strip():
         raise InputError(str(path), "the file is empty", "copy or download it again")
@@ -49,8 +50,13 @@ def read_json(path: Path, *, convert: Callable[[dict[str, object]], object] | No
         raise
     except RecursionError:
         raise InputError(str(path), "the JSON is nested too deeply", "check that it is the right file") from None
-    except ValueError as error:  # also a number with thousands of digits
-        raise InputError(str(path), f"not valid JSON ({error})", "correct it, or copy the file again") from None
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        wrong = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        wrong = f"the JSON is cut short ({wrong})" if cut else f"not valid JSON ({wrong})"
+        raise InputError(str(path), wrong, "correct it, or copy or download the file again") from None
+    except ValueError as error:  # a number with thousands of digits
+        raise InputError(str(path), f"not valid JSON ({error})", "correct it there") from None
 
 
 def check_name(name: str, *, where: str) -> None:

@@ -42,17 +42,16 @@ def read_folder(
 
     Args:
         location: the folder.
-        split: name of a sub-folder, or of a split of the table in Hugging Face's layouts; None takes all.
-        layout: `sidecar` (photo.jpg and photo.txt, one label per line or separated by commas), `label_folders`
-            (cats/1.jpg), `parquet` (Parquet files here or in `data`), `metadata` (metadata.csv, .jsonl or .parquet
-            beside the images), or `auto` to look.
+        split: name of a sub-folder, or of a split of the table in the last two layouts; None takes all.
+        layout: `sidecar` (photo.jpg and photo.txt), `label_folders` (cats/1.jpg), `parquet` (Parquet files here or in
+            `data`), `metadata` (metadata.csv, .jsonl or .parquet beside the images), or `auto` to look.
         merge: in label folders, take the same file name under several labels as one image with all of them.
         missing: with sidecars, an image without one is an `error`, or has no label (`empty`).
-        names: file of all labels in order, a JSON list or one per line; `labels.json` in the folder if there.
-        image: with `parquet` and `metadata`, column of the images; this and what follows as in `read_table`.
-        labels: column of labels.
-        split_column: column of the split.
-        allow_escape: accept images outside the folder.
+        names: file of all labels in order; this and what follows as in `read_table`.
+        image: column of the images, in the last two layouts.
+        labels: column of labels, likewise.
+        split_column: column of the split, likewise.
+        allow_escape: accept images outside the folder, likewise.
     """
     folder, address = Path(location), f"folder:{location}"
     if not folder.is_dir():
@@ -61,46 +60,34 @@ def read_folder(
     splits = _find_splits(folder)
     tables = _find_tables(folder, splits, layout)
     if tables is not None:
-        options = TableOptions(
-            image=image, labels=labels, names=names, split_column=split_column, allow_escape=allow_escape
-        )
+        options = TableOptions(image, labels, None, names, split_column, None, allow_escape)
         return read_tables(tables, split, name=address, options=options)
     if split is not None and split not in splits:
         todo = choose_one_of(split, splits) if splits else f"put its images into {folder / split}"
         raise InputError(location, f"there is no split {split!r}", todo)
     found = _list_files(folder, depth=1 if splits else 0)
-    paths, known = found.images, find_label_names(folder, names)
+    known = find_label_names(folder, names)
     if layout == "sidecar" or (layout == "auto" and any(_sidecar(path) in found.texts for path in found.images)):
         required = None if missing == "empty" else f"{split}/" if split else ""
-        encoded = _read_sidecars(folder, found, known, required=required)
+        paths, encoded = found.images, _read_sidecars(folder, found, known, required=required)
     else:
         groups = _group_by_label(folder, found, merge=merge)
         paths, lists = list(groups), pa.chunked_array([list(groups.values())])
         encoded = encode_label_column(lists, known, delimiter="", name_row=lambda row: str(folder / paths[row]))
-    everything = RecordSet(
-        f"{address}@{split}" if split else address,
-        encoded.space,
-        images=FileStore(folder, pa.array(paths, pa.large_string())),
-        positive=encoded.positive,
-        unknown=encoded.unknown,
-    )
+    images = FileStore(folder, pa.array(paths, pa.large_string()))
+    records = RecordSet(address, encoded.space, images=images, positive=encoded.positive, unknown=encoded.unknown)
     if split is None:
-        return everything
-    return everything.select(np.flatnonzero([path.startswith(f"{split}/") for path in paths]))
+        return records
+    records.name = f"{address}@{split}"
+    return records.select(np.flatnonzero([path.startswith(f"{split}/") for path in paths]))
 
 
 class _Found(NamedTuple):
-    """What a folder holds.
-
-    Attributes:
-        images: their paths, from the folder.
-        texts: text files, any of which may be an image's sidecar.
-        depth: leading parts of a path that name its split.
-    """
+    """What a folder holds, as paths from it."""
 
     images: list[str]
-    texts: set[str]
-    depth: int
+    texts: set[str]  # any of which may be an image's sidecar
+    depth: int  # leading parts of a path that name its split
 
 
 def _find_splits(folder: Path) -> list[str]:
@@ -146,20 +133,10 @@ def _sidecar(path: str) -> str:
 
 
 def _read_sidecars(folder: Path, found: _Found, names: Sequence[str] | None, *, required: str | None) -> TableLabels:
-    """Labels from the text file beside each image.
-
-    Args:
-        folder: the data set.
-        found: what it holds.
-        names: all labels in order, if known.
-        required: how the paths begin that must have a sidecar; None where none must.
-    """
+    """Labels from the text file beside each image; all paths that begin with `required` must have one."""
     sidecars = [_sidecar(path) for path in found.images]
-    lost = [
-        path
-        for path, text in zip(found.images, sidecars, strict=True)
-        if required is not None and text not in found.texts and path.startswith(required)
-    ]
+    lost = [path for path, text in zip(found.images, sidecars, strict=True) if text not in found.texts]
+    lost = [path for path in lost if required is not None and path.startswith(required)]
     if lost:
         wrong = f"{len(lost)} images have no text file beside them, e.g. {lost[0]}"
         todo = f"write {_sidecar(lost[0])}, or take them without labels with ?missing=empty"

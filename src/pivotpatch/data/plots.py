@@ -29,12 +29,29 @@ def plot_overview(summary: DataSummary) -> Figure:
     )
     if len(order) < len(summary.labels):
         title += f"\nonly the {_MOST} most frequent labels are drawn"
-    figure = Figure(figsize=(side + 7, side + 3.4), layout="constrained")
+    figure = Figure(figsize=(side + 7, side + 3.4), layout="constrained", dpi=150)
     figure.suptitle(title, parse_math=False)
     areas = figure.add_gridspec(2, 2, width_ratios=[3.6, side + 3.4], height_ratios=[2, side + 1])
     _draw_histogram(figure.add_subplot(areas[0, 0]), summary)
     _draw_bars(figure.add_subplot(areas[1, 0]), summary, order)
     _draw_matrix(figure.add_subplot(areas[:, 1]), summary, np.sort(order))
+    return figure
+
+
+def plot_cooccurrence(summary: DataSummary) -> Figure:
+    """P(column | row) of all pairs of labels as a matrix of shades; of many labels, the most frequent."""
+    order = np.argsort(-summary.label_counts, kind="stable")[:_MOST]
+    side = max(_ROW * len(order), 4.0)
+    figure = Figure(figsize=(side + 3.4, side + 2), layout="constrained", dpi=150)
+    _draw_matrix(figure.add_subplot(), summary, np.sort(order))
+    return figure
+
+
+def plot_label_counts(summary: DataSummary) -> Figure:
+    """Images of each label as bars, the most frequent first."""
+    order = np.argsort(-summary.label_counts, kind="stable")[:_MOST]
+    figure = Figure(figsize=(3.6, _ROW * len(order) + 1), layout="constrained", dpi=150)
+    _draw_bars(figure.add_subplot(), summary, order)
     return figure
 
 

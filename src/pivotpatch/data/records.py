@@ -34,9 +34,10 @@ class LabelSpace:
 
     def __post_init__(self) -> None:
         twice = [name for name, count in Counter(self.names).items() if count > 1]
-        if twice or not self.names:
-            wrong = f"{shorten(twice)} stand twice" if twice else "there is no label at all"
-            raise InputError("labels", wrong, "give at least one, each with a name of its own")
+        if twice:
+            raise InputError("labels", f"{shorten(twice)} stand twice", "give each label one name")
+        if not self.names:
+            raise InputError("labels", "there is no label at all", "give at least one")
         for name in self.names:
             check_name(name, where="labels")
 

@@ -9,7 +9,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -177,7 +177,7 @@ def write_split(
             else:
                 images, root = _relative_paths(records, folder)
                 options |= {"root": root} if root else {}
-                _write_paths(written, kind, images, list(_label_texts(records)), splits)
+                _write_paths(written, kind, images, _write_labels(records), splits)
     return SplitTable(path, {name: str(Address("table", str(path), name, options)) for name in parts})
 
 
@@ -206,12 +206,13 @@ def _relative_paths(records: RecordSet, folder: Path) -> tuple[list[str], str | 
     return [os.path.relpath(path, root) for path in paths], root
 
 
-def _label_texts(records: RecordSet) -> Iterator[list[str]]:
+def _write_labels(records: RecordSet) -> list[list[str]]:
     """The labels of each record as a table writes them."""
-    names = records.labels.names
-    for index in range(len(records)):
-        unknown = () if records.unknown is None else records.unknown[index]
-        yield [names[i] for i in records.positive[index]] + [UNKNOWN_MARK + names[i] for i in unknown]
+    names, unknown = records.labels.names, records.unknown or LabelLists.from_lists([()] * len(records))
+    marked = [UNKNOWN_MARK + name for name in names]
+    return [
+        [names[i] for i in records.positive[row]] + [marked[i] for i in unknown[row]] for row in range(len(records))
+    ]
 
 
 def _write_paths(
@@ -234,12 +235,12 @@ def _write_paths(
 
 def _write_embedded(path: Path, records: RecordSet, splits: Sequence[str]) -> None:
     """Write a table with the images in it, a batch at a time."""
-    schema, labels = _SCHEMA.set(0, pa.field("image", _EMBEDDED)), _label_texts(records)
+    schema = _SCHEMA.set(0, pa.field("image", _EMBEDDED))
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, len(records), _BATCH):
             chosen = records[start : start + _BATCH]
             images = [{"bytes": _encode(record.image), "path": record.name} for record in chosen]
-            rows = {"image": images, "labels": [next(labels) for _ in images], "split": splits[start:][:_BATCH]}
+            rows = {"image": images, "labels": _write_labels(chosen), "split": splits[start:][:_BATCH]}
             writer.write_table(pa.table(rows, schema=schema))
 
 

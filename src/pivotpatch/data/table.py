@@ -57,20 +57,16 @@ def read_table(
 ) -> RecordSet:
     """Read a table of images and labels.
 
-    Labels are one column, of delimited text or of lists; a label written with a leading `?` is unknown. Or they are one
-    column each: 1 present, 0 absent, -1 or nothing unknown. The label space is that of the whole table, whatever the
-    split, so that splits agree.
+    Labels are one column, of delimited text or of lists, where `?cat` is unknown; or one column each: 1 present, 0
+    absent, -1 or nothing unknown. The label space is that of the whole table, so that splits agree.
 
     Args:
         location: a CSV, TSV, JSON lines or Parquet file, a folder of Parquet files, or a glob pattern.
-        split: rows to take: by the split column or, where several files have none, by the files' names
-            (`train-00000-of-00004.parquet` is `train`). None takes all.
+        split: rows to take, by the split column or by the files' names (`train-00000-of-00004.parquet`); None: all.
         image: column of paths or of encoded images; found by its name if not given.
-        labels: column of labels; found by its name if not given. Where there is none, all other columns are taken as
-            one label each, or those that `names` lists.
+        labels: column of labels; found by its name. Where there is none, all other columns are labels, or `names`.
         delimiter: stands between labels in a text; `|`, `;` or `,` is found if not given. Empty: one label per text.
-        names: file of all labels in order, a JSON list or one per line; `labels.json` beside the table if there. Else
-            labels come in alphabetical order, columns in their own.
+        names: file of all labels in order, a JSON list or one per line; `labels.json` beside the table if there.
         split_column: column of the split, `split` if not given.
         root: folder that paths of images start from, that of the table if not given.
         allow_escape: accept images outside the root.
@@ -80,22 +76,13 @@ def read_table(
 
 
 class _Columns(NamedTuple):
-    """Which column of a table is what.
-
-    Attributes:
-        image: the images, or their paths.
-        pixels: the column of encoded images as Parquet names it; None where images are files.
-        path: the column of paths or names as Parquet names it, None where images have none.
-        labels: the one column of labels, or the columns that are a label each.
-        hot: whether each column of `labels` is one label.
-        split: the split, None where there is no such column.
-    """
+    """Which column of a table is what; `image.bytes` and the like as Parquet names a field."""
 
     image: str
-    pixels: str | None
-    path: str | None
+    pixels: str | None  # the encoded images, None where they are files
+    path: str | None  # their paths or names
     labels: Sequence[str]
-    hot: bool
+    hot: bool  # whether each column of `labels` is one label
     split: str | None
 
 
@@ -122,13 +109,14 @@ def read_tables(tables: TableFiles, split: str | None, *, name: str, options: Ta
 
 
 def _read_records(tables: TableFiles, split: str | None, *, name: str, options: TableOptions) -> RecordSet:
-    first = tables.files[0].path
+    first, *others = (file.path for file in tables.files)
     schema = read_schema(first)
     names = find_label_names(tables.folder, options.names)
     columns = _choose_columns(schema, names, where=str(first), options=options)
+    if columns.hot and names is None:  # a label column that only some files have is an error where it is read
+        more = dict.fromkeys(name for path in others for name in read_schema(path).names if name not in schema.names)
+        columns = columns._replace(labels=[*columns.labels, *more])
     wanted = [column for column in (columns.path, *columns.labels, columns.split) if column is not None]
-    if columns.hot and names is None:
-        _check_same_columns([file.path for file in tables.files], schema.names)
     pieces = [read_columns(file.path, wanted) for file in tables.files]
     starts = np.cumsum([0, *(piece.num_rows for piece in pieces)]).tolist()
     rows = _Rows(join_tables(first, pieces), tables, starts)
@@ -183,15 +171,6 @@ def _choose_columns(schema: pa.Schema, names: Sequence[str] | None, *, where: st
         wrong = f"no column of labels beside {image!r}" + (f", and none for {shorten(missing)}" if missing else "")
         raise InputError(where, wrong, "name it with ?labels=COLUMN, or add it")
     return _Columns(image, pixels, path, hot, True, split)
-
-
-def _check_same_columns(paths: Sequence[Path], columns: Sequence[str]) -> None:
-    """Refuse a label column that only a later file has: the first file's columns are all that are read."""
-    for path in paths[1:]:
-        more = sorted(set(read_schema(path).names) - set(columns))
-        if more:
-            wrong = f"column {more[0]!r} is not in {paths[0].name}, where columns are labels"
-            raise InputError(str(path), wrong, "give all files the same columns, or list the labels with ?names=FILE")
 
 
 def _choose_rows(rows: _Rows, column: str | None, split: str | None) -> NDArray[np.int64] | None:

@@ -198,12 +198,11 @@ def _json_rows(path: Path) -> Iterator[dict[str, object]]:
                 continue
             try:
                 row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except (ValueError, RecursionError) as error:  # also what is not UTF-8
-                wrong = f"not JSON ({quote_fault(error)})"
+                if not isinstance(row, dict):
+                    raise TypeError("write one object per line")
+            except (ValueError, TypeError, RecursionError) as error:  # also what is not UTF-8
+                wrong = f"no JSON object ({quote_fault(error)})"
                 raise InputError(f"{path}, line {number}", wrong, "correct it, or copy the file again") from None
-            if not isinstance(row, dict):
-                wrong = f"holds {line[:40].decode(errors='replace').strip()!r}"
-                raise InputError(f"{path}, line {number}", wrong, "write one JSON object per line")
             yield row
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pivotpatch.data.files import check_name, read_json, read_text
 from pivotpatch.data.records import LabelLists, LabelSpace
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, choose_one_of, quote
 
 # Delimiters that are looked for where none is given, the least likely in a label's own name first.
 DELIMITERS = "|;,"
@@ -82,7 +82,7 @@ def encode_label_column(
         return name_row(int(rows[np.argmax(codes == code)]))
 
     if pa.types.is_integer(flat.type):
-        pieces = _name_numbers(pieces, names, name_piece)
+        pieces = _name_numbers(pieces, names or (), name_piece)
     written = [_read_label(piece, strip=is_text) for piece in pieces]
     gap = ("", False) if is_text else None  # a place between two delimiters that holds no label
     if names is None:
@@ -98,15 +98,14 @@ def encode_label_column(
             raise InputError(name_piece(code), f"unknown label {label!r}", choose_one_of(label, names))
     ids = np.array([index.get(label, -1) for label, _ in written], dtype=np.int64)[codes]
     unknown = np.array([unknown for _, unknown in written], dtype=bool)[codes]
-    space = LabelSpace(tuple(names))
-    return _pack(space, rows, ids, present=~unknown & (ids >= 0), unknown=unknown, count=len(values), name_row=name_row)
+    there = ids >= 0
+    return _pack(tuple(names), rows[there], ids[there], unknown=unknown[there], count=len(values), name_row=name_row)
 
 
 def encode_label_columns(columns: Mapping[str, pa.ChunkedArray], *, name_row: NameRow) -> TableLabels:
     """Labels from one column each: 1 present, 0 absent; -1, nothing and not-a-number are unknown."""
-    space = LabelSpace(tuple(columns))
-    count = len(columns[space.names[0]])
-    states = np.empty((count, len(space)), dtype=np.int8)
+    count = len(next(iter(columns.values())))
+    states = np.empty((count, len(columns)), dtype=np.int8)
     for place, (name, values) in enumerate(columns.items()):
         if pa.types.is_null(values.type) or pa.types.is_nested(values.type):  # nothing in any row, or no number
             texts = [None if value is None else str(value) for value in values.to_pylist()]
@@ -117,14 +116,13 @@ def encode_label_columns(columns: Mapping[str, pa.ChunkedArray], *, name_row: Na
         known = [_read_state(value) for value in coded.dictionary.to_pylist()]
         if None in known:
             code = known.index(None)
-            wrong = f"no column of labels was found, and column {name!r} is not one of 0, 1 and -1: it holds "
+            held = quote(coded.dictionary[code].as_py())
+            wrong = f"no column of labels was found, and column {name!r} is not one of 0, 1 and -1: it holds {held}"
             todo = "give ?labels=COLUMN, or a file that lists the 0/1 columns with ?names=FILE"
-            value = repr(coded.dictionary[code].as_py())[:40]
-            raise InputError(name_row(int(np.argmax(codes == code))), wrong + value, todo)
+            raise InputError(name_row(int(np.argmax(codes == code))), wrong, todo)
         states[:, place] = np.array([*known, -1], dtype=np.int8)[codes]
     rows, ids = np.nonzero(states)
-    present = states[rows, ids] == 1
-    return _pack(space, rows, ids, present=present, unknown=~present, count=count, name_row=name_row)
+    return _pack(tuple(columns), rows, ids, unknown=states[rows, ids] < 0, count=count, name_row=name_row)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -139,33 +137,26 @@ def _flatten(values: pa.ChunkedArray, delimiter: str | None, name_row: NameRow) 
         if delimiter:
             values = pc.split_pattern(values, pattern=delimiter)
     rows, flat = np.arange(len(values)), values
-    is_list = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
-    if is_list or pa.types.is_fixed_size_list(values.type):
-        lengths = pc.list_value_length(values)
-        _refuse_null(lengths, rows, name_row)
-        rows, flat = np.repeat(rows, lengths.to_numpy()), pc.list_flatten(values)
+    missing = flat.is_null().to_numpy()
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+        rows, flat = pc.list_parent_indices(values).to_numpy(), pc.list_flatten(values)
+        missing[rows[flat.is_null().to_numpy()]] = True
+    if missing.any():
+        where, todo = name_row(int(missing.argmax())), "write an empty list where no label is present"
+        raise InputError(where, "a label is missing (null)", todo)
     if pa.types.is_null(flat.type):  # every list is empty
         flat = flat.cast(pa.string())
     if not (_is_text(flat.type) or pa.types.is_integer(flat.type)):
         raise InputError(name_row(0), f"labels are of type {values.type}", "write text, lists of text, or 0/1 columns")
-    _refuse_null(flat, rows, name_row)
     return rows, flat.combine_chunks()
 
 
-def _refuse_null(values: pa.ChunkedArray, rows: NDArray[np.int64], name_row: NameRow) -> None:
-    if values.null_count:
-        row = int(rows[np.flatnonzero(values.is_null().to_numpy())[0]])
-        raise InputError(name_row(row), "a label is missing (null)", "write an empty list where no label is present")
-
-
-def _name_numbers(numbers: Sequence[int], names: Sequence[str] | None, name_piece: NameRow) -> list[str]:
+def _name_numbers(numbers: Sequence[int], names: Sequence[str], name_piece: NameRow) -> list[str]:
     for code, number in enumerate(numbers):
-        if names is None or not 0 <= number < len(names):
-            wrong = f"label number {number} " + (
-                "has no name" if names is None else f"is outside 0 to {len(names) - 1}"
-            )
+        if not 0 <= number < len(names):
+            wrong = f"label number {number} has no name among {len(names)}"
             raise InputError(name_piece(code), wrong, "give the names of all labels in order with ?names=FILE")
-    return [(names or ())[number] for number in numbers]
+    return [names[number] for number in numbers]
 
 
 def _read_label(piece: str, *, strip: bool) -> tuple[str, bool]:
@@ -189,21 +180,20 @@ def _read_state(value: object) -> int | None:
 
 
 def _pack(
-    space: LabelSpace,
+    names: tuple[str, ...],
     rows: NDArray[np.int64],
     ids: NDArray[np.int64],
     *,
-    present: NDArray[np.bool_],
     unknown: NDArray[np.bool_],
     count: int,
     name_row: NameRow,
 ) -> TableLabels:
     """Lists of the labels that are present and unknown, each label once per row and in order."""
-    keys = rows * len(space) + ids
-    both = np.intersect1d(keys[present], keys[unknown]) if unknown.any() else ids[:0]
+    keys = rows * len(names) + ids
+    both = np.intersect1d(keys[~unknown], keys[unknown]) if unknown.any() else keys[:0]
     if both.size:
-        row, label = divmod(int(both[0]), len(space))
-        wrong = f"label {space.names[label]!r} is both present and unknown"
+        row, label = divmod(int(both[0]), len(names))
+        wrong = f"label {names[label]!r} is both present and unknown"
         raise InputError(name_row(row), wrong, f"write it with or without {UNKNOWN_MARK}")
-    lists = [LabelLists.from_pairs(rows[kept], ids[kept], count=count) for kept in (present, unknown)]
-    return TableLabels(space, lists[0], lists[1] if unknown.any() else None)
+    present, unsure = (LabelLists.from_pairs(rows[kept], ids[kept], count=count) for kept in (~unknown, unknown))
+    return TableLabels(LabelSpace(names), present, unsure if unknown.any() else None)
