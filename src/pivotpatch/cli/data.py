@@ -127,13 +127,13 @@ def run_check(args: argparse.Namespace) -> int:
     """Summarise data sets; missing or broken images are an error, after all has been told."""
     from pivotpatch.cli.console import show_progress
     from pivotpatch.data.address import open_records
-    from pivotpatch.data.check import check_data
+    from pivotpatch.data.check import Depth, check_data
 
     if args.plot and args.plot.suffix.lower() not in PLOT_SUFFIXES:
         raise InputError(str(args.plot), "is of no known kind of image", f"end it in {' or '.join(PLOT_SUFFIXES)}")
     sets = [open_records(address) for address in args.addresses]
     with show_progress("images") as progress:
-        depth = "labels" if args.fast else "pixels" if args.decode else "headers"
+        depth: Depth = "labels" if args.fast else "pixels" if args.decode else "headers"
         report = check_data(sets, depth=depth, progress=progress.tell)
     if args.json:
         print(json.dumps(report.to_dict()))

@@ -233,8 +233,8 @@ def _find_equal(
         equal: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
         for place, record in group:
             source = sets[place].images.source(sets[place].place(record))
-            whole = depth == "headers" and isinstance(source, Path)
-            equal[_hash_file(source) if whole else key].append((place, record))
+            content = _hash_file(source) if depth == "headers" and isinstance(source, Path) else key
+            equal[content].append((place, record))
         yield from (members for members in equal.values() if len(members) > 1)
 
 

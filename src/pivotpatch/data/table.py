@@ -157,7 +157,8 @@ def _choose_columns(schema: pa.Schema, names: Sequence[str] | None, *, where: st
     split = options.split_column or find_column((SPLIT_COLUMN,), columns)
     kind = schema.field(image).type
     fields = {field.name for field in kind} if pa.types.is_struct(kind) else set()
-    pixels, path = None, image
+    pixels: str | None = None
+    path: str | None = image
     if "bytes" in fields:
         pixels, path = f"{image}.bytes", f"{image}.path" if "path" in fields else None
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
