@@ -15,7 +15,7 @@ GOOD = "image,labels\na.jpg,cat\n"
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("t.csv", b"", r"t\.csv: damaged or cut short \(Empty CSV file\); correct it, or copy"),
+    ("t.csv", b"", r"t\.csv: the file is empty; copy or write it again"),
     ("t.csv", b"image,labels\n", r"t\.csv: the table has no rows; give at least one image"),
     ("t.csv", b"image,labels\na,cat\nb,caf\xe9\n", r"Row #3: CSV conversion error to string: invalid UTF8 data"),
     ("t.csv", GOOD.encode("utf-16"), r"t\.csv: damaged or cut short"),

@@ -209,10 +209,10 @@ def _print_some(screen: "Screen", what: str, items: Sequence[str], *, most: int 
 def _tabulate_histogram(summary: "DataSummary", *, most: int = 16) -> "Table":
     """How many images have how many labels, in at most `most` rows."""
     step = -(-len(summary.histogram) // most)
-    sums = {start: sum(summary.histogram[start : start + step]) for start in range(0, len(summary.histogram), step)}
-    ends = {start: min(start + step, len(summary.histogram)) - 1 for start in sums}
-    names = [str(start) if start == ends[start] else f"{start}-{ends[start]}" for start in sums]
-    rows = ([name, f"{count:,}", count / max(sums.values())] for name, count in zip(names, sums.values(), strict=True))
+    bins = [(start, summary.histogram[start : start + step]) for start in range(0, len(summary.histogram), step)]
+    names = [str(start) if len(counts) == 1 else f"{start}-{start + len(counts) - 1}" for start, counts in bins]
+    sums = [sum(counts) for _, counts in bins]
+    rows = ([name, f"{count:,}", count / max(sums)] for name, count in zip(names, sums, strict=True))
     return _tabulate(["labels per image", "images"], rows)
 
 

@@ -67,6 +67,8 @@ def find_tables(location: str) -> TableFiles:
 
 def read_schema(path: Path) -> pa.Schema:
     """The columns of a table file; those of JSON lines have type null, which is known only once they are read."""
+    if not path.stat().st_size:
+        raise InputError(str(path), "the file is empty", "copy or write it again")
     if path.suffix.lower() == ".parquet":
         with open_parquet(path) as file:
             _check_count(path, file.metadata.num_columns)
