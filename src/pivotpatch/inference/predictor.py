@@ -17,7 +17,7 @@ from pivotpatch.accel.fusing import fuse_activations
 from pivotpatch.accel.rewrites import quicken_inference
 from pivotpatch.core.adaptive import check_effort
 from pivotpatch.data.decoding import decode_image, decode_with_size
-from pivotpatch.data.picture_paths import locate_file
+from pivotpatch.data.files import locate_file
 from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.inference.engine import Engine, TorchEngine
 from pivotpatch.inference.foreign import open_foreign
