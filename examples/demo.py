@@ -35,7 +35,7 @@ from pivotpatch.audit.cooccurrence import decide, rate_pairs
 from pivotpatch.cli.train_text import show_training
 from pivotpatch.core.patches import resize_images
 from pivotpatch.core.policies import PerLabel
-from pivotpatch.data.loading import hold_pictures, make_loader
+from pivotpatch.data.loading import hold_images, make_loader
 from pivotpatch.data.scenes import SCENE_LABELS, ScenePlan, SceneStore, companion, draw_scene, read_scenes
 from pivotpatch.inference.plots import Case, plot_case, plot_pair
 from pivotpatch.inference.scores import Scores
@@ -181,7 +181,7 @@ def judge(trained: Trained, split: str, *, count: int) -> Answers:
     pat_i = PatchInference(trained.baseline, lam=PAT_I_LAM)
     found = {}
     with show_training() as shown:
-        held = hold_pictures(records, size=(SCENE, SCENE), progress=shown.progress)
+        held = hold_images(records, size=(SCENE, SCENE), progress=shown.progress)
         small = replace(held, images=resize_images(held.images, (INPUT, INPUT)))
         for row, model, pictures, side in (
             (RESIZED, pat_i, small, INPUT),

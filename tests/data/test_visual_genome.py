@@ -1,5 +1,4 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_given_map_decides_labels_and_their_order(root: Path) -> None:
-    forms = {"path": ["sidewalk", "pavement"], "plant": ["tree"], "zoo": [], "timepiece": ["CLOCK", "watch"]}
+    # A name under two labels goes to the later.
+    forms = {"path": ["sidewalk", "tree"], "plant": ["tree"], "zoo": [], "timepiece": ["CLOCK", "watch"]}
     (root / "map.json").write_text(json.dumps(forms))
     records = open_records(f"vg:{root}?label_map=map.json")
     assert records.labels.names == ("path", "plant", "zoo", "timepiece")
@@ -62,12 +62,6 @@ def test_a_given_map_decides_labels_and_their_order(root: Path) -> None:
         f"VG_100K/{i}.jpg": set() if i == 4 else {"timepiece", "plant" if i % 2 else "path"}
         for i in [1, 2, 3, 4, 5, 713, 1592, 61512, 107902, 2417997]
     }
-
-
-def test_a_name_under_two_labels_goes_to_the_later(root: Path) -> None:
-    (root / "map.json").write_text('{"wood": ["tree", "log"], "plant": ["tree"]}')
-    records = read_visual_genome(str(root), None, label_map="map.json")
-    assert set.union(*labels_by_name(records).values()) == {"plant"}
 
 
 @pytest.mark.skipif(not PUBLISHED_MAP.exists(), reason="the published label map is not here")
@@ -78,14 +72,6 @@ def test_the_published_map_is_read(tmp_path: Path) -> None:
     records = read_visual_genome(str(tmp_path), None, label_map=str(PUBLISHED_MAP))
     assert len(records.labels) == 256
     assert [records.labels.names[record.positive[0]] for record in records] == list(later.values())
-
-
-def test_records_stand_by_id_whatever_the_order_of_the_file(root: Path) -> None:
-    before = labels_by_name(read_visual_genome(str(root), "train", min_images=1))
-    images = json.loads((root / "objects.json").read_text())
-    write(root, images[::-1])
-    after = labels_by_name(read_visual_genome(str(root), "train", min_images=1))
-    assert list(before.items()) == list(after.items())
 
 
 def test_splits_are_disjoint_complete_and_reproducible(root: Path) -> None:
@@ -108,7 +94,7 @@ def test_the_permutation_is_the_stated_one() -> None:
     assert sorted([*first.train, *first.test]) == list(range(1000))
 
 
-def test_pictures_are_looked_up_in_both_folders(root: Path) -> None:
+def test_images_are_looked_up_in_both_folders(root: Path) -> None:
     for image_id in (1, 3):
         (root / f"VG_100K_2/{image_id}.jpg").touch()
     records = read_visual_genome(str(root), None, min_images=1)
@@ -121,14 +107,8 @@ def test_pictures_are_looked_up_in_both_folders(root: Path) -> None:
     assert records[0].image == root / "VG_100K_2/1.jpg"
     for folder in ("VG_100K", "VG_100K_2"):
         (root / folder).rename(root / f"{folder}_moved")
-    with pytest.raises(InputError, match="there is neither VG_100K nor VG_100K_2; unpack the pictures there"):
+    with pytest.raises(InputError, match="there is neither VG_100K nor VG_100K_2; unpack the images there"):
         read_visual_genome(str(root), None, min_images=1)
-
-
-def test_own_map_merges_spellings(tmp_path: Path) -> None:
-    names = ["t-shirt", "T  Shirt", "tshirt", "T-Shirt", "shirt", "t-shirt."]
-    forms = label_map(tmp_path, [make_image(i, (name, None)) for i, name in enumerate(names)])
-    assert forms == {"t-shirt": ["t-shirt", "t shirt", "tshirt"], "shirt": ["shirt"]}
 
 
 @pytest.mark.parametrize(
@@ -148,11 +128,6 @@ def test_own_map_does_not_cut_words_that_are_no_plural(tmp_path: Path, names: tu
     assert len(label_map(tmp_path, [make_image(1, (names[0], None), (names[1], None))])) == 2
 
 
-def test_synsets_keep_a_plural_apart(tmp_path: Path) -> None:
-    images = [make_image(1, ("blind", "blind_person.n.01")), make_image(2, ("blinds", "window_blind.n.01"))]
-    assert len(label_map(tmp_path, images)) == 2
-
-
 def test_own_map_merges_by_the_synset_of_most_objects(tmp_path: Path) -> None:
     images = [
         make_image(1, ("bike", "bicycle.n.01"), ("bicycle", "bicycle.n.01"), ("motorbike", "minibike.n.01")),
@@ -165,6 +140,16 @@ def test_own_map_merges_by_the_synset_of_most_objects(tmp_path: Path) -> None:
         "cycle": ["cycle"],
         "motorbike": ["motorbike"],
     }
+
+
+def test_own_map_merges_spellings_but_no_synsets_that_differ(tmp_path: Path) -> None:
+    names = ["t-shirt", "T  Shirt", "tshirt", "T-Shirt", "shirt", "t-shirt."]
+    forms = label_map(tmp_path, [make_image(i, (name, None)) for i, name in enumerate(names)])
+    assert forms == {"t-shirt": ["t-shirt", "t shirt", "tshirt"], "shirt": ["shirt"]}
+    images = [make_image(1, ("blind", "blind_person.n.01")), make_image(2, ("blinds", "window_blind.n.01"))]
+    assert len(label_map(tmp_path, images)) == 2
+    odd = ["№ 1", "café, bar", "大きい木", "---", "a/b"]
+    assert list(label_map(tmp_path, [make_image(1, *((name, None) for name in odd))])) == sorted(odd)
 
 
 def test_objects_with_several_names_show_all_but_prove_no_synset(tmp_path: Path) -> None:
@@ -220,29 +205,24 @@ def test_release_1_0_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        ([], "not a list of images with their objects; give objects.json"),
-        ({"images": []}, "not a list of images with their objects"),
-        ([{"image_id": 1}], "not a list of images with their objects"),
-        ([7], "not a list of images with their objects"),
         ([make_image(5), make_image(3), make_image(5)], "image 5 stands twice; remove one of them"),
-        (
-            [{"image_id": "5", "objects": []}],
-            "an image with id '5' and objects of type list; give an integer from 0 to 2\\*\\*63 - 1 and a list",
+        *(
+            (images, "not a list of images with their objects, names and synsets; give objects.json")
+            for images in (
+                [],
+                {"images": []},
+                [{"image_id": 1}],
+                [7],
+                [{"image_id": "x", "objects": []}],
+                [{"image_id": 10**30, "objects": []}],
+                [{"image_id": 5, "objects": None}],
+                [{"image_id": 5, "objects": [{"names": "clock"}]}],
+                [{"image_id": 5, "objects": [make_object(1, ["a"], []), {"x": 1}]}],
+                [{"image_id": 5, "objects": [0]}],
+                [{"image_id": 5, "objects": [{"names": [["a"]]}]}],
+                [{"image_id": 5, "objects": [{"names": [1]}]}],
+            )
         ),
-        (
-            [{"image_id": 10**30, "objects": []}],
-            "an image with id 10{30} and objects of type list; give an integer from",
-        ),
-        ([{"image_id": -1, "objects": []}], "an image with id -1 and objects"),
-        ([{"image_id": 5, "objects": None}], "an image with id 5 and objects of type NoneType"),
-        (
-            [{"image_id": 5, "objects": [{"names": "clock"}]}],
-            "image 5, object 0: names or synsets are not lists of str",
-        ),
-        ([{"image_id": 5, "objects": [make_object(1, ["a"], []), {"x": 1}]}], "image 5, object 1: names or synsets"),
-        ([{"image_id": 5, "objects": [0]}], "image 5, object 0: names or synsets are not lists"),
-        ([{"image_id": 5, "objects": [{"names": [["a"]]}]}], "image 5, object 0: names or synsets are not lists"),
-        ([{"image_id": 5, "objects": [{"names": ["a"], "synsets": [1]}]}], "image 5, object 0: names or synsets"),
     ],
 )
 def test_damaged_content_is_refused(tmp_path: Path, images: object, message: str) -> None:
@@ -252,43 +232,17 @@ def test_damaged_content_is_refused(tmp_path: Path, images: object, message: str
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda content: content[: len(content) // 2], r"the JSON is cut short \(line 1, column \d+"),
-        (lambda content: b"", "the file is empty"),
-        (
-            lambda content: content.replace(b"tree", "arbre taillé".encode("latin-1")),
-            r"line 1 is not UTF-8 \(byte 0xe9",
-        ),
-    ],
-)
-def test_damaged_files_are_refused(root: Path, damage: Callable[[bytes], bytes], message: str) -> None:
-    path = root / "objects.json"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(InputError, match=rf"objects\.json: {message}"):
-        read_visual_genome(str(root), None)
-
-
-@pytest.mark.parametrize(
     ("content", "message"),
     [
         ("[]", r"not a JSON object; give \{"),
         ('{"tree": "tree"}', r"the names of 'tree' are not a list of words; give for example"),
-        ('{"tree": ["tree", 3]}', "the names of 'tree' are not a list of words"),
         ('{"tree": ["tree", " . "]}', "the names of 'tree' are not a list of words"),
-        ('{"tr\\tee": ["tree"]}', r"the name 'tr\\tee' is blank or holds control characters"),
-        ('{"tree": ["tree"', "the JSON is cut short"),
     ],
 )
 def test_damaged_maps_are_refused(root: Path, content: str, message: str) -> None:
     (root / "map.json").write_text(content)
     with pytest.raises(InputError, match=rf"map\.json: {message}"):
         read_visual_genome(str(root), None, label_map="map.json")
-
-
-def test_odd_names_are_labels_like_others(tmp_path: Path) -> None:
-    names = ["№ 1", "café, bar", "大きい木", "---", "a/b"]
-    assert list(label_map(tmp_path, [make_image(1, *((name, None) for name in names))])) == sorted(names)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +254,6 @@ def test_odd_names_are_labels_like_others(tmp_path: Path) -> None:
         ("vg:{root}?label_map=gone.json", r"gone\.json: there is no such file"),
         ("vg:{root}", "no label has min_images=500 among 10 images; lower min_images"),
         ("vg:{root}?num_labels=-1", "min_images is 500 and num_labels -1; give 1 or more for both"),
-        ("vg:{root}?num_labels=0&min_images=1", "min_images is 1 and num_labels 0; give 1 or more"),
-        ("vg:{root}?min_images=0", "min_images is 0 and num_labels 256; give 1 or more"),
     ],
 )
 def test_wrong_requests_are_refused(root: Path, address: str, message: str) -> None:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from pivotpatch.data.decoding import check_header, decode_image
 from pivotpatch.data.embedded import EmbeddedStore
+from pivotpatch.data.loading import hold_signals
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
-from pivotpatch.data.workers import hold_signals
 from pivotpatch.errors import InputError
 
 Depth = Literal["labels", "headers", "pixels"]
