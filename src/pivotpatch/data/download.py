@@ -86,7 +86,12 @@ def download_file(remote: RemoteFile, folder: Path, *, progress: Progress | None
                 break
             except _NETWORK_FAULTS as error:
                 if isinstance(error, urllib.error.HTTPError):
-                    _handle_status(error, remote, part)
+                    error.close()
+                    if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                        part.unlink(missing_ok=True)  # longer than the server's file
+                    elif error.code < 500 and error.code not in (408, 429):  # no second try will mend it
+                        wrong = f"the server answered {error.code} {error.reason}"
+                        raise InputError(remote.url, wrong, _CHECK_ADDRESS) from None
                 reached = part.stat().st_size if part.exists() else 0
                 failures = 1 if reached > furthest else failures + 1
                 furthest = max(furthest, reached)
@@ -146,15 +151,6 @@ def _read_piece(answer: http.client.HTTPResponse) -> bytes:
         return answer.read1(_CHUNK)  # not read(): what came before a break must not be lost
     except OSError as error:
         raise ConnectionError(str(error)) from error  # a fault of the network, not of the disk
-
-
-def _handle_status(error: urllib.error.HTTPError, remote: RemoteFile, part: Path) -> None:
-    """Refuse at once what no second try will mend; drop a partial file that is longer than the server's."""
-    error.close()
-    if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        part.unlink(missing_ok=True)
-    elif error.code < 500 and error.code not in (408, 429):
-        raise InputError(remote.url, f"the server answered {error.code} {error.reason}", _CHECK_ADDRESS) from None
 
 
 def _check(path: Path, remote: RemoteFile, progress: Progress | None) -> None:

@@ -120,15 +120,7 @@ def draw_scene(plan: ScenePlan, *, without: frozenset[int] = frozenset()) -> NDA
 
 @dataclass(frozen=True, kw_only=True)
 class SceneStore:
-    """The images of one split, drawn when asked for: the same in every process.
-
-    Attributes:
-        split: one of `SPLITS`.
-        count: how many scenes.
-        seed: 0 or more; another seed is another data set over the same digits.
-        size: pixels per side.
-        company: probability that a host brings its companion.
-    """
+    """The images of one split, drawn when asked for, the same in every process; attributes as in `read_scenes`."""
 
     split: Split
     count: int
@@ -253,8 +245,7 @@ class _Cast(NamedTuple):
 
 def _draw_cast(generator: np.random.Generator, split: Split, company: float) -> _Cast:
     hosts = int(generator.integers(1, 3))
-    # Labels of which none is another's companion: hosts first, then a stranger for each. On a
-    # circle of ten, four always fit.
+    # Labels of which none is another's companion: hosts first, then a stranger for each. Four always fit.
     apart: list[int] = []
     for label in generator.permutation(len(SCENE_LABELS)).tolist():
         if not any(label == companion(other) or other == companion(label) for other in apart):

@@ -64,26 +64,17 @@ def read_visual_genome(
     )
     if split is None:
         return records
-    parts = split_images(len(records), generator=np.random.default_rng(seed))
-    return records.select(parts.train if split == "train" else parts.test)
+    return records.select(split_images(len(records), split, generator=np.random.default_rng(seed)))
 
 
-class ImageSplit(NamedTuple):
-    """Positions of the images of each part, in ascending order."""
+def split_images(count: int, split: str, *, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Positions of train, the first 70 % of a permutation of `count` images, rounded down, or of test, the rest.
 
-    train: NDArray[np.int64]
-    test: NDArray[np.int64]
-
-
-def split_images(count: int, *, generator: np.random.Generator) -> ImageSplit:
-    """Split `count` images at random: the first 70 % of a permutation, rounded down, are train, the rest test.
-
-    >>> [len(part) for part in split_images(108_249, generator=np.random.default_rng(1))]
+    >>> [len(split_images(108_249, part, generator=np.random.default_rng(1))) for part in ("train", "test")]
     [75774, 32475]
     """
-    order = generator.permutation(count)
-    cut = count * 7 // 10
-    return ImageSplit(np.sort(order[:cut]), np.sort(order[cut:]))
+    order, cut = generator.permutation(count), count * 7 // 10
+    return np.sort(order[:cut] if split == "train" else order[cut:])
 
 
 class NamedImages(NamedTuple):

@@ -16,7 +16,7 @@ from pivotpatch.accel.rewrites import quicken_training
 from pivotpatch.data.address import open_records
 from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.common_labels import Tell
-from pivotpatch.data.loading import Loader, hold_images, make_loader
+from pivotpatch.data.loading import Loader, hold_pictures, make_loader
 from pivotpatch.data.records import RecordSet
 from pivotpatch.data.split import split_records
 from pivotpatch.errors import InputError, shorten
@@ -199,7 +199,7 @@ def open_loader(
     held = None
     if data.hold != "nothing":
         device = accelerator.device if data.hold == "device" else torch.device("cpu")
-        held = hold_images(records, size=(side, side), device=device, on_error=data.on_error, progress=progress)
+        held = hold_pictures(records, size=(side, side), device=device, on_error=data.on_error, progress=progress)
     return make_loader(
         records,
         size=(side, side),
