@@ -49,7 +49,11 @@ class Augmentation(NamedTuple):
     operation: Tensor
     strength: Tensor
 
-    def select(self, rows: Tensor | slice) -> "Augmentation":
+    def split(self, count: int) -> tuple["Augmentation", "Augmentation"]:
+        """That of the first `count` views, and that of the others."""
+        return Augmentation(*(part[:count] for part in self)), Augmentation(*(part[count:] for part in self))
+
+    def select(self, rows: Tensor) -> "Augmentation":
         """That of the views that `rows` (M,) names, in that order."""
         return Augmentation(*(part[rows] for part in self))
 
@@ -214,8 +218,7 @@ def make_views(
     if augmentation is not None and patches.shape[3:] == views.shape[2:]:  # all at once
         joined = finish(torch.cat([views, patches.flatten(0, 1)]), augmentation)
         return Views(*split_views(joined, patches=patches.shape[1]))
-    whole = None if augmentation is None else augmentation.select(slice(count))
-    parts = None if augmentation is None else augmentation.select(slice(count, None))
+    whole, parts = (None, None) if augmentation is None else augmentation.split(count)
     return Views(finish(views, whole), finish(patches.flatten(0, 1), parts).unflatten(0, patches.shape[:2]))
 
 
