@@ -117,6 +117,7 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: b
         wrong = f"{len(augmentation.flip)} augmentations for views of shape {tuple(views.shape)}, {views.dtype}"
         raise InputError("apply_augmentation", wrong, "draw B * (1 + P) for uint8 RGB views (B * (1 + P), 3, H, W)")
     with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
+        views = views.contiguous()
         flip, cutout, colour = (send_tensor(part, views.device) for part in augmentation[:3])
         if augmentation.flip.any():
             views = _choose(_flip, compiled=compiled)(views, flip)
@@ -156,14 +157,20 @@ def _operate(views: Tensor, operation: Tensor, strength: Tensor, *, compiled: bo
     """Apply one operation (N,) of strength (N,) to each view, all that share one together."""
     order = operation.argsort(stable=True)
     counts = operation.bincount(minlength=len(OPERATIONS)).tolist()
-    groups = views[send_tensor(order, views.device)].split(counts)
+    groups = _take(views, order).split(counts)
     strengths = send_tensor(strength[order], views.device).reshape(-1, 1, 1, 1).split(counts)
     results = [
         _choose(kind.apply, compiled=compiled)(group, force)
         for kind, group, force in zip(OPERATIONS.values(), groups, strengths, strict=True)
         if len(group)
     ]
-    return torch.cat(results)[send_tensor(order.argsort(), views.device)]
+    return _take(torch.cat(results), order.argsort())
+
+
+def _take(views: Tensor, rows: Tensor) -> Tensor:
+    """Views of these rows, eight bytes at a time where possible: a GPU moves them in the time of one."""
+    words = views.view(torch.int64) if views.shape[-1] % 8 == 0 else views
+    return words[send_tensor(rows, views.device)].view(torch.uint8)
 
 
 @torch.no_grad()
