@@ -1,6 +1,6 @@
 """Make the views of a batch on its device: resize, cut, augment each on its own, normalise."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from torch import Tensor
 from pivotpatch.accel.cutting import cut_byte_patches
 from pivotpatch.accel.device import send_tensor
 from pivotpatch.core.patches import check_images, resize_images, split_views
-from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS, warp_views
+from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS
 from pivotpatch.errors import InputError
 
 
@@ -30,15 +30,6 @@ class AugmentPolicy:
     cutout: float = 0.5
     operations: int = 2
     magnitude: float = 9
-
-    def __post_init__(self) -> None:
-        limits = {"flip": 1, "cutout": 1, "magnitude": MAX_MAGNITUDE}
-        for name, high in limits.items():
-            value = getattr(self, name)
-            if not 0 <= value <= high:
-                raise InputError("augment policy", f"{name} is {value}", f"give 0 to {high}")
-        if self.operations < 0:
-            raise InputError("augment policy", f"operations is {self.operations}", "give 0 or more")
 
 
 class Augmentation(NamedTuple):
@@ -68,7 +59,7 @@ class Augmentation(NamedTuple):
 
 
 class Views(NamedTuple):
-    """What the network sees.
+    """What the model sees.
 
     Attributes:
         image: (B,C,H,W).
@@ -90,8 +81,6 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
         generator: on the CPU, whatever the device of the views: the host decides which views take which operation,
             so that it need never wait for the device.
     """
-    if generator.device.type != "cpu":
-        raise InputError("draw_augmentation", f"the generator is on {generator.device}", "give one on the CPU")
     slots = (count, policy.operations)
     flip = torch.rand(count, generator=generator) < policy.flip
     centre = torch.rand(count, 2, generator=generator)
@@ -110,16 +99,6 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
     )
 
 
-def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
-    """A function, or what it is compiled to."""
-    return _compile(function) if compiled else function
-
-
-@cache
-def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return torch.compile(function)  # the number of views becomes a variable once it has changed
-
-
 @torch.no_grad()
 def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: bool = False) -> Tensor:
     """Flip, cover a box, then apply the drawn operations.
@@ -134,106 +113,64 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: b
         Views of the same shape and device; `views` is left as it is.
     """
     check_images(views, "apply_augmentation")
-    if views.dtype != torch.uint8 or views.shape[1] != 3:
-        wrong = f"views are {views.dtype} of shape {tuple(views.shape)}"
-        raise InputError("apply_augmentation", wrong, "give uint8 RGB (N, 3, H, W)")
-    _check_drawn(augmentation, views=len(views))
+    if views.dtype != torch.uint8 or views.shape[1] != 3 or len(views) != len(augmentation.flip):
+        wrong = f"{len(augmentation.flip)} augmentations for views of shape {tuple(views.shape)}, {views.dtype}"
+        raise InputError("apply_augmentation", wrong, "draw B * (1 + P) for uint8 RGB views (B * (1 + P), 3, H, W)")
     with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
         views = views.contiguous()
+        flip, cutout, colour = (send_tensor(part, views.device) for part in augmentation[:3])
         if augmentation.flip.any():
-            views = _flip(views, augmentation.flip)
+            views = _choose(_flip, compiled=compiled)(views, flip)
         if (augmentation.cutout[:, :2] < augmentation.cutout[:, 2:]).any():
-            views = _cover(views, augmentation, compiled=compiled)
-        rows = torch.arange(len(views))
+            views = _choose(_cover, compiled=compiled)(views, cutout, colour)
         for operation, strength in zip(augmentation.operation.T, augmentation.strength.T, strict=True):
-            views, rows = _operate(views, rows, operation=operation, strength=strength, compiled=compiled)
-        return views if augmentation.operation.shape[1] == 0 else _gather(views, send_tensor(rows, views.device))
+            views = _operate(views, operation, strength, compiled=compiled)
+        return views
 
 
-def _as_words(views: Tensor) -> Tensor:
-    """The same memory eight bytes at a time, where its rows allow it: a GPU moves them in the time of one."""
-    return views.view(torch.int64) if views.shape[-1] % 8 == 0 else views
+def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
+    """A function, or what it is compiled to."""
+    return _compile(function) if compiled else function
 
 
-def _gather(views: Tensor, rows: Tensor) -> Tensor:
-    return _as_words(views)[rows].view(torch.uint8)
-
-
-def _join(parts: Iterable[Tensor]) -> Tensor:
-    return torch.cat([_as_words(part.contiguous()) for part in parts]).view(torch.uint8)
-
-
-def _check_drawn(augmentation: Augmentation, *, views: int) -> None:
-    if len(augmentation.flip) != views:
-        wrong = f"{len(augmentation.flip)} augmentations for {views} views"
-        raise InputError("apply_augmentation", wrong, "draw one a view, for a batch with patches B * (1 + P)")
+@cache
+def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function)  # the number of views becomes a variable once it has changed
 
 
 def _flip(views: Tensor, flip: Tensor) -> Tensor:
     """Flip some views."""
-    result, rows = views.clone(), send_tensor(flip.nonzero().flatten(), views.device)
-    _as_words(result).index_copy_(0, rows, _as_words(_gather(views, rows).flip(-1)))
-    return result
+    return torch.where(flip[:, None, None, None], views.flip(-1), views)
 
 
-def _cover(views: Tensor, augmentation: Augmentation, *, compiled: bool) -> Tensor:
+def _cover(views: Tensor, cutout: Tensor, colour: Tensor) -> Tensor:
     """Fill each view's box: the pixels whose centre it holds."""
-    top, left, bottom, right = send_tensor(augmentation.cutout, views.device)[:, :, None, None, None].unbind(1)
+    top, left, bottom, right = cutout[:, :, None, None, None].unbind(1)
     height, width = views.shape[-2:]
     y = ((torch.arange(height, device=views.device) + 0.5) / height)[:, None]
     x = (torch.arange(width, device=views.device) + 0.5) / width
-    words = _as_words(views)
-    colour = send_tensor(augmentation.colour, views.device)[:, :, None, None].expand(-1, -1, 1, words.element_size())
-    # All bits of what a box holds, none of the rest: such masks work on words of any size.
-    rows = -((top <= y) & (y < bottom)).to(words.dtype)
-    columns = _as_words(-((left <= x) & (x < right)).to(torch.uint8))
-    paint = _choose(_paint, compiled=compiled)
-    return paint(words, colour.contiguous().view(words.dtype), rows & columns).view(torch.uint8)
+    inside = (top <= y) & (y < bottom) & (left <= x) & (x < right)
+    return torch.where(inside, colour[:, :, None, None], views)
 
 
-def _paint(words: Tensor, colour: Tensor, mask: Tensor) -> Tensor:
-    """The bits of the colour where the mask has them, else those that are there."""
-    return (words ^ colour).bitwise_and_(mask).bitwise_xor_(words)
+def _operate(views: Tensor, operation: Tensor, strength: Tensor, *, compiled: bool) -> Tensor:
+    """Apply one operation (N,) of strength (N,) to each view, all that share one together."""
+    order = operation.argsort(stable=True)
+    counts = operation.bincount(minlength=len(OPERATIONS)).tolist()
+    groups = _take(views, order).split(counts)
+    strengths = send_tensor(strength[order], views.device).reshape(-1, 1, 1, 1).split(counts)
+    results = [
+        _choose(kind.apply, compiled=compiled)(group, force)
+        for kind, group, force in zip(OPERATIONS.values(), groups, strengths, strict=True)
+        if len(group)
+    ]
+    return _take(torch.cat(results), order.argsort())
 
 
-class _Moved(NamedTuple):
-    """Views in another order.
-
-    Attributes:
-        views: (N,3,H,W).
-        rows: (N,) on the CPU, where each of them lies now.
-    """
-
-    views: Tensor
-    rows: Tensor
-
-
-def _operate(views: Tensor, rows: Tensor, *, operation: Tensor, strength: Tensor, compiled: bool) -> _Moved:
-    """Apply one operation (N,) of strength (N,) to each view, which lies in its row (N,): all that share one together.
-
-    Every launch costs the host time, whatever the number of views; those that only move pixels share theirs. Results
-    stay in the order of the operations, so that they are written once.
-    """
-    kinds, (height, width) = list(OPERATIONS.values()), views.shape[-2:]
-    moving = torch.tensor([kind.matrix is not None for kind in kinds])
-    order = torch.argsort(operation + len(kinds) * moving[operation], stable=True)  # the moving ones come last
-    counts = operation.bincount(minlength=len(kinds)).tolist()
-    places, forces = send_tensor(rows[order], views.device), strength[order]
-    sent = send_tensor(forces, views.device).reshape(-1, 1, 1, 1)
-    results, start, matrices = [], 0, []
-    for kind, count in sorted(zip(kinds, counts, strict=True), key=lambda each: each[0].matrix is not None):
-        part = slice(start, start + count)
-        start += count
-        if kind.matrix is not None:
-            matrices.append(kind.matrix(forces[part], height, width))
-        elif count:
-            apply = _choose(kind.apply, compiled=compiled)
-            results.append(apply(_gather(views, places[part]), sent[part]))
-    matrix = torch.cat(matrices)
-    if len(matrix):
-        warp = _choose(warp_views, compiled=compiled)
-        results.append(warp(_gather(views, places[-len(matrix) :]), send_tensor(matrix, views.device)))
-    return _Moved(_join(results), order.argsort())
+def _take(views: Tensor, rows: Tensor) -> Tensor:
+    """Views of these rows, eight bytes at a time where possible: a GPU moves them in the time of one."""
+    words = views.view(torch.int64) if views.shape[-1] % 8 == 0 else views
+    return words[send_tensor(rows, views.device)].view(torch.uint8)
 
 
 @torch.no_grad()
@@ -250,16 +187,16 @@ def make_views(
     augmentation: Augmentation | None = None,
     compiled: bool = False,
 ) -> Views:
-    """Turn a batch from the loader into what the network sees.
+    """Turn a batch from the loader into what the model sees.
 
     Args:
         images: (B,3,h,w) uint8 at the loader's size, on the device that is to do the work.
-        size: H and W, the network's input.
-        mean: (3,) of the network's normalisation, for pixels from 0 to 1; a tensor on the device spares a transfer.
+        size: H and W, the model's input.
+        mean: (3,) of the model's normalisation, for pixels from 0 to 1; a tensor on the device spares a transfer.
         std: (3,) likewise.
         grid: patches per side, P = grid * grid; 0 for none.
         overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
-        native: cut the patches from `images` rather than from the image resized to the network's input, so that
+        native: cut the patches from `images` rather than from the image resized to the model's input, so that
             they keep the detail of a larger source.
         patch_size: h and w of each patch; H and W by default.
         augmentation: of B * (1 + P) views, all images first, then the patches image by image; none by default.
@@ -272,39 +209,24 @@ def make_views(
     if images.dtype != torch.uint8:
         raise InputError("make_views", f"images are {images.dtype}", "give uint8 as the loader does")
     views, count = _choose(resize_images, compiled=compiled)(images, size), images.shape[0]
-    finish = _Finish(_per_channel(mean, views.device), _per_channel(std, views.device), compiled)
+    channels = _per_channel(mean, views.device), _per_channel(std, views.device)
+
+    def finish(views: Tensor, augmentation: Augmentation | None) -> Tensor:
+        if augmentation is not None:
+            views = apply_augmentation(views, augmentation, compiled=compiled)
+        return _choose(_normalise, compiled=compiled)(views, *channels)
+
     if grid == 0:
         image = finish(views, augmentation)
         return Views(image, image.new_empty(count, 0, *image.shape[1:]))
     seen = size if patch_size is None else patch_size
     patches = cut_byte_patches(images if native else views, grid=grid, overlap=overlap, size=seen)
     views = views.contiguous()  # as the patches are: putting both into one batch is then much faster
-    if augmentation is not None:
-        _check_drawn(augmentation, views=count * (1 + patches.shape[1]))
-        if patches.shape[3:] == views.shape[2:]:  # all at once
-            joined = finish(_join([views, patches.flatten(0, 1)]), augmentation)
-            return Views(*split_views(joined, patches=patches.shape[1]))
+    if augmentation is not None and patches.shape[3:] == views.shape[2:]:  # all at once
+        joined = finish(torch.cat([views, patches.flatten(0, 1)]), augmentation)
+        return Views(*split_views(joined, patches=patches.shape[1]))
     whole, parts = (None, None) if augmentation is None else augmentation.split(count)
     return Views(finish(views, whole), finish(patches.flatten(0, 1), parts).unflatten(0, patches.shape[:2]))
-
-
-class _Finish(NamedTuple):
-    """Augments and normalises views (N,3,H,W).
-
-    Attributes:
-        mean: (3,1,1) of pixels from 0 to 1.
-        std: (3,1,1) likewise.
-        compiled: as in `make_views`.
-    """
-
-    mean: Tensor
-    std: Tensor
-    compiled: bool
-
-    def __call__(self, views: Tensor, augmentation: Augmentation | None) -> Tensor:
-        if augmentation is not None:
-            views = apply_augmentation(views, augmentation, compiled=self.compiled)
-        return _choose(_normalise, compiled=self.compiled)(views, self.mean, self.std)
 
 
 def _normalise(views: Tensor, mean: Tensor, std: Tensor) -> Tensor:
