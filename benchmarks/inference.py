@@ -34,7 +34,7 @@ from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.patches import patch_boxes, resize_images
 from pivotpatch.inference.predictor import prepare_engine
-from pivotpatch.inference.scoring import make_network_views
+from pivotpatch.models.views import make_network_views
 from pivotpatch.training.processes import own_settings
 from pivotpatch.tuning.effort import find_cutoffs
 

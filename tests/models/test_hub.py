@@ -8,10 +8,10 @@ import torch
 from hub_server import HubServer, HubUser, serving_hub
 from huggingface_hub import ModelCard
 from made_networks import LABELS, fit_made_up, make_network
+from pivotpatch.models.hub import Card
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
 from pivotpatch.errors import InputError
-from pivotpatch.models.card import Card
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, SharedClassifier
 
 FILES = ["README.md", "model.json", "model.safetensors"]
@@ -266,7 +266,7 @@ def test_without_a_connection_nothing_is_waited_for(tmp_path: Path) -> None:
 def test_a_network_is_sent_with_its_card(hub: HubServer, users: tuple[HubUser, HubUser], tmp_path: Path) -> None:
     make_network().save_pretrained(tmp_path / "m")
     code = dedent(f"""
-        from pivotpatch.models.card import Card
+        from pivotpatch.models.hub import Card
         from pivotpatch.models.classifier import Classifier
         model = Classifier.from_pretrained({str(tmp_path / "m")!r})
         def push(name, **options):

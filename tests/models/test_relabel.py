@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, SharedClassifier
+from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, SharedClassifier, load_relabelled
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.relabel import load_relabelled
 
 OLD, NEW = ("cat", "dog", "sofa"), ("lamp", "sofa", "cat", "tree", "moon")
 OPTIONS = {"linear": {}, "query2label": {"width": 32}, "ml_decoder": {"width": 32}}
