@@ -28,7 +28,7 @@ from torch import Tensor
 from training import profile
 
 from pivotpatch import PatchClassifier
-from pivotpatch.accel.folding import fold_norms
+from pivotpatch.accel.inference import fold_norms
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import combine_logits

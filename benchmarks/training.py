@@ -31,7 +31,7 @@ from recording import describe_machine, write_json
 from torch import Tensor
 
 from pivotpatch import AsymmetricLoss, PatchClassifier
-from pivotpatch.accel.rewrites import quicken_training
+from pivotpatch.accel import quicken_training
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.models.views import Views, make_network_views

@@ -123,3 +123,35 @@ def test_importing_the_package_does_not_wait_for_torch() -> None:
     code = "import pivotpatch, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def find_circle(package: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, given what each imports; none where there is no circle."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        done.add(name)
+        return next((found for other in sorted(package[name]) if (found := visit(other, [*path, name]))), [])
+
+    return next((found for name in package if (found := visit(name, []))), [])
+
+
+@pytest.mark.parametrize("name", sorted({layer for layer, _ in modules()}))
+def test_no_module_of_a_package_imports_itself_by_way_of_others(name: str) -> None:
+    """Imports inside functions count: they only hide a circle."""
+    sources = {path.stem: path.read_text("utf-8") for path in (PACKAGE / name).glob("*.py") if path.stem != "__init__"}
+    package: dict[str, set[str]] = {}
+    for stem, source in sources.items():
+        inside = [module.split(".") for module in imported_modules(source)]
+        package[stem] = {parts[2] for parts in inside if parts[:2] == ["pivotpatch", name] and len(parts) > 2}
+        package[stem] = package[stem] & sources.keys() - {stem}
+    assert find_circle(package) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

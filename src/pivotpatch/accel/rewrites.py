@@ -1,11 +1,11 @@
-"""Parts of a network replaced by such as a GPU computes faster, with the same result (`quick_layers`, `pooling`).
+"""Parts of a model replaced by such as a GPU computes faster, with the same result (`quick_layers`, `pooling`).
 
 Each was slow for a reason of its own in a profile of training (docs/performance.md): a first convolution over three
-channels has products with short rows, the compiler's statistics of a batch norm divide for every pixel, its way back
-of a maximum does sums for every pixel, torch takes a blur in another order of memory, cuDNN copies what has no
+channels has products with short rows, the compiler's statistics of a batch norm divide for every pixel, its backward
+pass of a max pool does sums for every pixel, torch takes a blur in another order of memory, cuDNN copies what has no
 multiple of 8 channels, and the gradient behind a block's last ReLU was computed anew for all that it is given to.
 
-For training (`quicken_training`) a network keeps its weights and their names; for inference (`quicken_inference`) new
+For training (`quicken_training`) a model keeps its weights and their names; for inference (`rewrite_for_inference`) new
 weights are computed from them once.
 """
 
@@ -111,7 +111,7 @@ def quicken_training(network: nn.Module) -> None:
         rewrite(network)
 
 
-def quicken_inference(network: nn.Module) -> None:
+def rewrite_for_inference(network: nn.Module) -> None:
     """The same for a network in evaluation mode whose batch norms are folded; its weights are computed anew."""
     _replace(network, lambda child: _fold_stem(child) if _is_stem(child) else None)
     for part in network.modules():

@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
+from pivotpatch.accel import quicken_inference
 from pivotpatch.accel.device import has_bfloat16
-from pivotpatch.accel.folding import fold_norms
-from pivotpatch.accel.fusing import fuse_activations
-from pivotpatch.accel.rewrites import quicken_inference
 from pivotpatch.core.adaptive import check_effort
 from pivotpatch.data.decoding import decode_image, decode_with_size
 from pivotpatch.data.picture_paths import locate_file
@@ -217,14 +215,8 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
     dtype = _choose_dtype(device)
     if fold and isinstance(model, SharedClassifier):
         seen = model.preprocessing.image_size
-        backbone = fold_norms(model.backbone, side=seen if model.backbone.fixed_size else min(seen, _TRIED))
-        if device.type == "cuda":
-            quicken_inference(backbone)
-            backbone.network = fuse_activations(backbone.network)
-            for part in backbone.modules():
-                if type(part) is nn.Conv2d:  # not one that makes its weights anew at every look
-                    part.to(dtype)  # once, not at every look
-        model.backbone = backbone
+        side = seen if model.backbone.fixed_size else min(seen, _TRIED)
+        model.backbone = quicken_inference(model.backbone, side=side, device=device, dtype=dtype)
     return TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=effort)
 
 

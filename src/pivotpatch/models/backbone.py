@@ -94,7 +94,7 @@ class Backbone(nn.Module):
             raise InputError(
                 "backbone",
                 f"images are {images.shape[2]} x {images.shape[3]} pixels",
-                f"resize them to {self.fixed_size}, or build the network with another image_size",
+                f"resize them to {self.fixed_size}, or build the model with another image_size",
             )
         features: Tensor = self.network.forward_features(images)
         if not isinstance(features, Tensor):

@@ -36,8 +36,8 @@ def find_checkpoint(name: str | os.PathLike[str]) -> Path:
         return bundled
     if not path.is_dir():
         known = f"{correct_scheme(str(path))}{choose_one_of(str(path), BUNDLED)}"
-        wrong = "is no folder" if path.exists() else "is neither a bundled model nor a folder or file that is there"
-        raise InputError(str(path), wrong, f"{known}; or give the folder of a run or checkpoint")
+        wrong = "is a file" if path.exists() else "is neither a bundled model nor a folder or file that is there"
+        raise InputError(str(path), wrong, f"{known}; or give the folder of a run or checkpoint, or an .onnx file")
     if (path / DESCRIPTION).exists() or not any((path / part).exists() for part in _RUN):
         return path
     if not (path / "best").is_dir():

@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from pivotpatch.accel import quicken_training
 from pivotpatch.accel.device import has_bfloat16
-from pivotpatch.accel.rewrites import quicken_training
 from pivotpatch.data.address import open_records
 from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.common_labels import Tell
