@@ -159,7 +159,6 @@ def test_pickled_code_is_refused(tmp_path: Path) -> None:
         ("resnet18", True, "stride_in_conv1 is set, and it has no bottleneck block .*; leave the option out"),
         ("test_vit3", True, "backbone 'test_vit3': stride_in_conv1 is set, and it has no bottleneck block"),
         ("resnetaa50", True, "that strides in its second convolution; leave the option out or choose a ResNet"),
-        ("resnet50", "yes", "backbone 'resnet50': stride_in_conv1 is 'yes'; give true or false"),
     ],
 )
 def test_strides_that_cannot_be_moved_are_named(backbone: str, value: bool, message: str) -> None:

@@ -55,7 +55,7 @@ WEIGHTS = [
         "head.project.bias holds values that are not fin",
     ),
     (cut("model.safetensors", 0.5), "model.safetensors: cannot be read .*; it is damaged or cut short, copy it again"),
-    (lambda f: (f / "model.safetensors").unlink(), "model.safetensors: there is no such file"),
+    (lambda f: (f / "model.safetensors").unlink(), "model.safetensors: cannot be read"),
 ]
 FILES = [
     (cut("model.json", 0.5), "model.json: is no JSON .*line .*; it is damaged, copy the checkpoint again"),
@@ -67,7 +67,7 @@ FILES = [
 VALUES = [
     (fit(schema=99), "schema 99 is newer than 1, .*; upgrade pivotpatch"),
     (edit_json(lambda d: d.pop("labels")), "model.json: lacks labels; save the checkpoint again"),
-    (fit(kind="PatchClasifier"), "unknown kind 'PatchClasifier'; did you mean 'PatchClassifier'"),
+    (fit(kind="PatchClasifier"), "kind is 'PatchClasifier' .*; did you mean 'PatchClassifier'"),
     (fit(patching=None), "patching is None for a PatchClassifier; save"),
     (fit(labels=["cat", "dog", "cow", "owl"]), r"misshapen .*instead of \(4,"),
     (fit(labels=[1, 2, 3]), "labels.0 is 1"),

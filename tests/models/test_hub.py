@@ -98,13 +98,13 @@ def test_a_card_says_what_the_network_knows(tmp_path: Path) -> None:
     rows = dict(line[2:-2].rsplit(" | ", 1) for line in card.splitlines() if line.startswith("| ") and line != "| | |")
     assert rows["mAP \\| test"] == "81.25"
     assert rows["mAP val"] == "80 ± 1"
-    assert rows["kind"] == "PatchClassifier"
-    assert rows["backbone"] == "timm's test_resnet"
-    assert rows["preprocessing"].startswith("RGB from 0 to 1, stretched to 32 x 32 pixels, mean [0.5, 0.5, 0.5]")
-    assert rows["patches"].startswith("2 x 2, overlapping by 0.25 of their side, cut from the image at 64 pixels")
-    assert (rows["lam"], rows["temperature"], rows["thresholds"]) == ("0.5", "0.3", "fitted per label")
-    assert rows["calibration"] == "platt, of the tde logits"
-    assert json.loads(card.split("```json\n")[1].split("\n```")[0]) == list(LABELS)
+    model_block, label_block = (part.split("\n```")[0] for part in card.split("```json\n")[1:])
+    facts = json.loads(model_block)
+    assert (facts["kind"], facts["architecture"]["backbone"]) == ("PatchClassifier", "test_resnet")
+    assert facts["preprocessing"]["image_size"] == 32
+    assert (facts["patching"]["overlap"], facts["patching"]["source_size"]) == (0.25, 64)
+    assert facts["fitted"] == ["thresholds", "calibration"]
+    assert json.loads(label_block) == list(LABELS)
 
 
 def test_the_code_on_a_card_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_what_the_hub_refuses_is_said_in_one_line(
         ("me/gated", {}, "who ask; ask on its page, then set HF_TOKEN or run `hf auth login`"),
         ("me/other", {}, "me/other: holds no model.json, so it is another kind of model; check the name"),
         ("me/cut", {}, "model.safetensors: cannot be read"),
-        ("me/light", {}, "model.safetensors: there is no such file"),
+        ("me/light", {}, "model.safetensors: cannot be read"),
     ]
     code = dedent("""
         import json
@@ -291,4 +291,4 @@ def test_a_network_is_sent_with_its_card(hub: HubServer, users: tuple[HubUser, H
 
 def test_a_compiled_network_is_saved_as_what_it_is(tmp_path: Path) -> None:
     torch.compile(make_network()).save_pretrained(tmp_path / "m")  # type: ignore[attr-defined]
-    assert "| kind | PatchClassifier |" in (tmp_path / "m" / "README.md").read_text("utf-8")
+    assert '"kind": "PatchClassifier"' in (tmp_path / "m" / "README.md").read_text("utf-8")

@@ -179,11 +179,9 @@ def _find_size(network: Any, where: str) -> int:
 
 def _fetch(name_or_folder: str | os.PathLike[str], *, also: Sequence[str], revision: str | None) -> Path:
     folder = fetch_folder(name_or_folder, needed=CONFIG, also=also, revision=revision)
-    if not (folder / CONFIG).is_file():
-        raise InputError(str(folder), f"holds no {CONFIG}", "check the path")
-    if not any(folder.glob("*.safetensors")):
-        wrong = "holds no weights as safetensors, and others can run code when they are opened"
-        raise InputError(os.fspath(name_or_folder), wrong, "save it again with safetensors")
+    if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
+        wrong = f"holds no {CONFIG}, or no weights as safetensors; others can run code when they are opened"
+        raise InputError(os.fspath(name_or_folder), wrong, "check the path, or save it again with safetensors")
     return folder
 
 

@@ -96,12 +96,7 @@ class Query2LabelHead(Head):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        if width % 4 or width % attention_heads:
-            raise InputError(
-                "Query2Label",
-                f"width {width} with {attention_heads} attention heads",
-                "give a multiple of 4 and of them",
-            )
+        assert width % 4 == 0, "width is no multiple of 4"  # `make_head` tells it to the user
         self.labels = labels
         self.width = width
         self.enter = nn.Conv2d(features, width, kernel_size=1)
@@ -181,10 +176,6 @@ class MLDecoderHead(Head):
         self.labels = labels
         self.width = width
         self.groups = min(labels, 100 if groups is None else groups)
-        if self.groups < 1 or width % 8:
-            raise InputError(
-                "ML-Decoder", f"{groups} groups of width {width}", "give 1 group or more, width a multiple of 8"
-            )
         self.enter = nn.Linear(features, width)
         self.decoder = TransformerDecoderLayerOptimal(width, nhead=8, dim_feedforward=2048, dropout=0.1)
         self.register_buffer("queries", torch.randn(self.groups, width))
@@ -222,8 +213,6 @@ def make_head(name: str, *, features: int, labels: int, options: Mapping[str, He
     check_numbers(options or {}, f"head {name!r}")
     try:
         return HEADS[name](features, labels, **(options or {}))
-    except InputError:
-        raise
     except Exception as error:  # numbers that are none of a size
         wrong = f"cannot be built with {quote(dict(options or {}))}: {quote_fault(error)}"
         raise InputError(f"head {name!r}", wrong, "change what it does not take") from error

@@ -57,6 +57,8 @@ def write_card(model: nn.Module, card: Card, *, title: str, address: str) -> str
         address: what `Predictor.load` opens the model by.
     """
     told = describe_model(model)
+    facts = {name: told[name] for name in ("kind", "architecture", "preprocessing", "patching")}
+    facts["fitted"] = [name for name in ("thresholds", "calibration", "adaptive") if told[name] is not None]
     header = ModelCardData(
         library_name="pivotpatch",
         pipeline_tag="image-classification",
@@ -71,43 +73,17 @@ def write_card(model: nn.Module, card: Card, *, title: str, address: str) -> str
         f"{len(told['labels'])} labels an image has; any number of them may hold.",
         card.text.strip(),
         "\n".join(("```python", *use, 'print(predictor("photo.jpg").tags)', "```")),
-        _tabulate("Results", card.metrics) if card.metrics else "",
-        _tabulate("Model", _list_facts(told)),
+        _tabulate(card.metrics) if card.metrics else "",
+        f"## Model\n\n```json\n{json.dumps(facts, indent=2)}\n```",
         # On one line that begins with a bracket no label can end the block.
         f"## Labels\n\n```json\n{json.dumps(told['labels'], ensure_ascii=False)}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _list_facts(told: Mapping[str, Any]) -> dict[str, str]:
-    """One line per fact of a model.json."""
-    built, seen, cut, fitted = (told[name] for name in ("architecture", "preprocessing", "patching", "calibration"))
-    size = seen["image_size"]
-    facts = {
-        "kind": told["kind"],
-        "backbone": f"timm's {built['backbone']}",
-        "head": built["head"],
-        "preprocessing": f"RGB from 0 to 1, stretched to {size} x {size} pixels, "
-        f"mean {seen['mean']}, standard deviation {seen['std']}",
-    }
-    if cut is not None:
-        source = "the resized image" if cut["source_size"] is None else f"the image at {cut['source_size']} pixels"
-        overlap = f", overlapping by {cut['overlap']:g} of their side" if cut["overlap"] else ""
-        grid = f"{cut['grid']} x {cut['grid']}{overlap}"
-        facts["patches"] = f"{grid}, cut from {source}, seen at {cut['patch_size'] or size} pixels"
-        facts["lam"], facts["temperature"] = f"{cut['lam']:g}", f"{cut['temperature']:g}"
-    facts["thresholds"] = "not fitted, 0.5 for all" if told["thresholds"] is None else "fitted per label"
-    facts["calibration"] = "not fitted" if fitted is None else f"{fitted['method']}, of the {fitted['kind']} logits"
-    if cut is not None:
-        again = f"closer, at {cut['closer_size']} pixels" if cut["closer_size"] else "at the patches"
-        look = f"between 0 and 1 the second look is {again}"
-        facts["effort"] = "not fitted, 0 or 1" if told["adaptive"] is None else look
-    return facts
-
-
-def _tabulate(title: str, facts: Mapping[str, float | str]) -> str:
-    rows = (f"| {_one_line(name)} | {_one_line(f'{value}')} |" for name, value in facts.items())
-    return "\n".join((f"## {title}", "", "| | |", "|---|---|", *rows))
+def _tabulate(metrics: Mapping[str, float | str]) -> str:
+    rows = (f"| {_one_line(name)} | {_one_line(f'{value}')} |" for name, value in metrics.items())
+    return "\n".join(("## Results", "", "| | |", "|---|---|", *rows))
 
 
 def _one_line(text: str) -> str:
@@ -189,27 +165,27 @@ def _explaining(name: str, sought: str = "") -> Iterator[None]:
         yield
     except InputError:
         raise
-    except HFValidationError:
-        raise InputError(name, f"{sought}is no owner/name on the hub", "check what you gave") from None
-    except GatedRepoError as error:
-        raise InputError(name, "its owner gives it to those who ask", f"ask on its page, then {_LOG_IN}") from error
-    except RepositoryNotFoundError as error:
-        wrong = f"{sought}the hub shows no such model"
-        raise InputError(name, wrong, f"check the name; if it is private, {_LOG_IN}") from error
-    except RevisionNotFoundError as error:
-        raise InputError(name, "the hub has no such revision of it", "check the branch, tag or commit") from error
-    except LocalEntryNotFoundError as error:
-        raise InputError(name, f"{sought}the hub cannot be reached", "check the name and the connection") from error
-    except _FAULTS as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        may = f"{_LOG_IN}, with a token that allows it"
-        todo = may if status in (401, 403) else "check the connection, or try again later"
-        said = f"status {status}" if status else _say_briefly(error)
-        raise InputError(name, f"the hub cannot be used ({said})", todo) from error
-    except ValueError as error:  # its opinion of a card
-        raise InputError(name, f"the hub refuses it ({_say_briefly(error)})", "change the card") from error
+    except (ValueError, *_FAULTS) as error:
+        raise InputError(name, *_explain(error, sought)) from error
 
 
-def _say_briefly(error: Exception) -> str:
-    """In one line."""
-    return f"{type(error).__name__}: {quote_fault(error)}"
+def _explain(error: Exception, sought: str) -> tuple[str, str]:
+    """What is wrong, and what to do."""
+    said = f"{type(error).__name__}: {quote_fault(error)}"
+    match error:
+        case HFValidationError():
+            return f"{sought}is no owner/name on the hub", "check what you gave"
+        case GatedRepoError():
+            return "its owner gives it to those who ask", f"ask on its page, then {_LOG_IN}"
+        case RepositoryNotFoundError():
+            return f"{sought}the hub shows no such model", f"check the name; if it is private, {_LOG_IN}"
+        case RevisionNotFoundError():
+            return "the hub has no such revision of it", "check the branch, tag or commit"
+        case LocalEntryNotFoundError():
+            return f"{sought}the hub cannot be reached", "check the name and the connection"
+        case ValueError():  # its opinion of a card
+            return f"the hub refuses it ({said})", "change the card"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    may = f"{_LOG_IN}, with a token that allows it"
+    todo = may if status in (401, 403) else "check the connection, or try again later"
+    return f"the hub cannot be used ({f'status {status}' if status else said})", todo

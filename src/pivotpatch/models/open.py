@@ -1,6 +1,5 @@
 """Open a model by whatever a user calls it."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import Classifier
-from pivotpatch.models.foreign import CONFIG, load_timm, load_transformers
+from pivotpatch.models.foreign import load_timm, load_transformers
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.named import BUNDLED, correct_scheme, find_bundled, is_named
 from pivotpatch.models.saving import CARD, DESCRIPTION, WEIGHTS
@@ -53,9 +52,6 @@ def _open_named(name: str) -> Classifier:
     try:
         model = loaders[scheme](place, revision=tail or None)
     except InputError as error:
-        fitting = _find_scheme(Path(place))
-        if fitting not in (None, scheme):
-            raise InputError(name, f"does not hold what {scheme}: opens", f"give {fitting}:{whole}") from error
         where, wrong, todo = error.parts
         itself = any(said.rstrip("/").endswith(where) for said in (place, whole))  # a file of it keeps its own name
         raise InputError(name if itself else where, wrong, todo) from error
@@ -65,16 +61,3 @@ def _open_named(name: str) -> Classifier:
 
 def _load_hub(place: str, *, revision: str | None) -> Classifier:
     return load_checkpoint(fetch_folder(place, needed=DESCRIPTION, also=(WEIGHTS, CARD), revision=revision))
-
-
-def _find_scheme(folder: Path) -> str | None:
-    """The scheme that opens what is in a folder; None where its files do not make it plain."""
-    if (folder / DESCRIPTION).is_file():
-        return "hub"
-    try:
-        config = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    keys = {"architecture": "timm", "model_type": "transformers"}
-    told = [scheme for key, scheme in keys.items() if isinstance(config, dict) and key in config]
-    return told[0] if len(told) == 1 else None

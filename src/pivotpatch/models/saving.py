@@ -236,11 +236,8 @@ def _validate(content: object, where: str, *, todo: str) -> Description:
         return described
     name = ".".join(map(str, fault["loc"])) or "content"
     value, reason = quote(fault["input"]), fault["msg"]
-    if fault["type"] == "missing":
-        raise InputError(where, f"lacks {name}", todo)
-    if name == "kind":
-        raise InputError(where, f"unknown kind {value}", choose_one_of(value, get_args(Kind)))
-    raise InputError(where, f"{name} is {value} ({reason})", todo)
+    wrong = f"lacks {name}" if fault["type"] == "missing" else f"{name} is {value} ({reason})"
+    raise InputError(where, wrong, choose_one_of(value, get_args(Kind)) if name == "kind" else todo)
 
 
 def _check_counts(described: Description, where: str) -> None:

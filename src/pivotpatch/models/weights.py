@@ -22,7 +22,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     A variance of batch norm that was too large for float16 comes back as the largest that is not: training moves it
     to its place, which it could not from infinity.
     """
-    state = _read(path)
+    if not path.is_file():
+        raise InputError(str(path), "there is no such file", "check the path")
+    state: dict[str, Tensor]
+    state = _read_safetensors(path, load_file) if path.suffix == ".safetensors" else _read_torch(path)
     for name, value in state.items():
         if value.is_floating_point() and not value.isfinite().all():
             if not (name.endswith("running_var") and value.dtype == torch.float16 and not value.isnan().any()):
@@ -31,12 +34,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        found: dict[str, Tensor] = _read_safetensors(path, load_file)
-        return found
-    if not path.is_file():
-        raise InputError(str(path), "there is no such file", "check the path")
+def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch reports a damaged file in many ways
@@ -57,8 +55,6 @@ def _read_shapes(path: Path) -> list[tuple[int, ...]]:
 
 
 def _read_safetensors(path: Path, read: Callable[[Path], Any]) -> Any:
-    if not path.is_file():
-        raise InputError(str(path), "there is no such file", "check the path")
     try:
         return read(path)
     except (SafetensorError, OSError) as error:
