@@ -88,17 +88,6 @@ def test_somebody_elses_network_is_not_trained(here: Path, capsys: Errors) -> No
     assert not Path("run").exists()
 
 
-def test_a_mistyped_scheme_is_corrected(here: Path, capsys: Errors) -> None:
-    told = "Timm:theirs: is neither a bundled model nor a folder or file that is there; did you mean 'timm:theirs'? kn"
-    assert fail(capsys, "Timm:theirs", *WORDS).startswith(told)
-    assert main(["predict", "0.png", "--model", "HUB:me/tags"]) == 1
-    told = "HUB:me/tags: is neither a bundled model nor a folder or file that is there; did you mean 'hub:me/tags'? kn"
-    assert told in capsys.readouterr().err
-    assert main(["train", "photos.csv", "model.start_from=Hub:me/tags", "--out", "run"]) == 1
-    told = "Hub:me/tags: is neither a bundled model nor a folder or file that is there; did you mean 'hub:me/tags'? kn"
-    assert told in capsys.readouterr().err
-
-
 def drop_names() -> None:
     path = Path("theirs", "config.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "label_names": None}))

@@ -57,8 +57,11 @@ def test_published_weights_match_key_by_key(backbone: str, name: str) -> None:
         assert torch.isfinite(model(torch.rand(1, 3, 64, 64))).all()
 
 
-@pytest.mark.parametrize("form", ["safetensors", "state_dict", "model", "module.", "bare"])
-@pytest.mark.parametrize(("name", "size"), [("test_resnet", 64), ("levit_128s", 224), ("convnext_atto", 64)])
+@pytest.mark.parametrize(
+    ("name", "size", "form"),
+    [("test_resnet", 64, form) for form in ("safetensors", "state_dict", "model", "module.", "bare")]
+    + [("levit_128s", 224, "bare"), ("convnext_atto", 64, "bare")],
+)
 def test_local_weights_are_loaded_and_the_classifier_left_out(name: str, size: int, form: str, tmp_path: Path) -> None:
     full = timm.create_model(name, pretrained=False, num_classes=10)
     path = tmp_path / ("w.safetensors" if form == "safetensors" else "w.pth")

@@ -33,13 +33,15 @@ def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     again = Calibration("tde", "platt_per_label", (0.75, 1.0, 1.5), (0.0, -1.0, 1 / 7))
     model.adaptive = Adaptive(image, (0.0, 1 / 3, 1 / 3, 0.75), again)
     model.preprocessing = replace(model.preprocessing, image_size=96)
+    assert isinstance(model, PatchClassifier)
+    model.patch_only = True
     save_checkpoint(model, tmp_path / "deep" / "model")
     state = torch.random.get_rng_state()
     loaded = load_checkpoint(tmp_path / "deep" / "model")
     assert torch.equal(torch.random.get_rng_state(), state)
     assert isinstance(loaded, PatchClassifier)
     assert (loaded.grid, loaded.overlap, loaded.source_size, loaded.patch_size) == (3, 0.25, 320, 96)
-    assert (loaded.closer_size, loaded.lam, loaded.temperature) == (240, 0.5, 2.0)
+    assert (loaded.closer_size, loaded.lam, loaded.temperature, loaded.patch_only) == (240, 0.5, 2.0, True)
     assert loaded.thresholds == (0.1, 0.2, 0.3)
     assert loaded.calibration == model.calibration
     assert loaded.adaptive == model.adaptive
@@ -47,14 +49,6 @@ def test_everything_comes_back(model: Classifier, tmp_path: Path) -> None:
     assert loaded.architecture == model.architecture
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
     assert not loaded.training
-
-
-@pytest.mark.parametrize("patch_only", [False, True])
-def test_what_a_network_was_trained_on_comes_back(patch_only: bool, tmp_path: Path) -> None:
-    save_checkpoint(PatchClassifier("test_resnet", LABELS, patch_only=patch_only), tmp_path / "m")
-    loaded = load_checkpoint(tmp_path / "m")
-    assert isinstance(loaded, PatchClassifier)
-    assert loaded.patch_only is patch_only
 
 
 def test_a_file_from_before_some_options_is_read(folder: Path) -> None:

@@ -192,17 +192,6 @@ def test_images_that_do_not_suit_the_network_are_named() -> None:
         PatchClassifier(small(), LABELS)(torch.rand(1, 3, 64, 64), source=torch.rand(1, 3, 32, 64))
 
 
-def test_what_an_architecture_says_is_not_said_again() -> None:
-    with pytest.raises(
-        InputError, match="PatchClassifier: an Architecture is given, and head 'ml_decoder' .* besides; say"
-    ):
-        PatchClassifier(small(), LABELS, head="ml_decoder")
-    with pytest.raises(
-        InputError, match="MultiLabelClassifier: an Architecture is given, .* image_size 64 besides; say"
-    ):
-        MultiLabelClassifier(small(), LABELS, image_size=64)
-
-
 def test_smaller_patches_are_seen_at_their_own_size() -> None:
     torch.manual_seed(0)
     model = PatchClassifier(small(), LABELS, patch_size=32).eval()
@@ -261,20 +250,6 @@ def test_bad_patching_is_named() -> None:
 def test_bad_choices_are_named(build, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match=message):
         build()
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((1, 4, 64, 64), r"backbone: images have 4 channels; give RGB, \(B, 3, H, W\)"),
-        ((3, 64, 64), r"images have shape \(3, 64, 64\); add the batch dimension"),
-        ((0, 3, 64, 64), "the batch is empty"),
-    ],
-)
-def test_bad_images_are_named(shape: tuple[int, ...], message: str) -> None:
-    for kind in (MultiLabelClassifier, PatchClassifier):
-        with pytest.raises(InputError, match=message):
-            kind(small(), LABELS)(torch.rand(shape))
 
 
 def test_another_mixture_is_the_same_logits_mixed_anew() -> None:

@@ -124,14 +124,6 @@ def test_positions_are_sines_of_the_relative_place() -> None:
             torch.testing.assert_close(code[row * 5 + column], torch.tensor(expected))
 
 
-def test_positions_are_distinct_and_size_independent() -> None:
-    code = encode_positions(5, 6, width=32)
-    distances = torch.cdist(code, code) + 10 * torch.eye(30)
-    assert distances.min() > 0.05
-    # The relative middle has one code, whatever the size of the map.
-    torch.testing.assert_close(encode_positions(2, 2, width=32)[0], encode_positions(4, 4, width=32)[5])
-
-
 def test_ml_decoder_groups_labels() -> None:
     head = MLDecoderHead(6, 250, groups=40, width=16)
     assert head.queries.shape == (40, 16)

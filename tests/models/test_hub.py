@@ -210,20 +210,6 @@ def test_what_the_hub_refuses_is_said_in_one_line(
     assert "me/other/model.safetensors" not in hub.fetched
 
 
-def test_nobody_to_ask_is_said(users: tuple[HubUser, HubUser]) -> None:
-    code = dedent("""
-        from pivotpatch import MultiLabelClassifier
-        for act in (MultiLabelClassifier.from_pretrained, MultiLabelClassifier("test_resnet", ["cat"]).push_to_hub):
-            try:
-                act("me/unheard-of")
-            except ValueError as error:
-                print(error)
-    """)
-    fetching, pushing = users[1].run(code)
-    assert fetching.startswith("me/unheard-of: is no folder that is there, and the hub cannot be reached; check the")
-    assert pushing.startswith("me/unheard-of: the hub cannot be used (OfflineModeIsEnabled")
-
-
 def test_without_a_connection_nothing_is_waited_for(tmp_path: Path) -> None:
     make_network().save_pretrained(tmp_path / "m")
     code = dedent("""

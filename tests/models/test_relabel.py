@@ -55,14 +55,6 @@ def test_a_label_that_was_not_known_keeps_its_own_weights_and_all_else_is_taken(
                 torch.testing.assert_close(value.select(place, row), wanted)
 
 
-def test_as_many_labels_of_other_names_are_not_taken_for_the_same() -> None:
-    trained = make(MultiLabelClassifier, "linear", OLD, seed=0)
-    model = make(MultiLabelClassifier, "linear", ("sofa", "cat", "tree"), seed=1)
-    images = torch.rand(2, 3, 64, 64)
-    load_relabelled(model, trained)
-    torch.testing.assert_close(answer(model, images)["sofa"], answer(trained, images)["sofa"])
-
-
 def test_the_same_labels_are_the_same_network_also_where_a_decoder_groups_them() -> None:
     labels = tuple(f"label {number}" for number in range(120))  # more than ML-Decoder has groups
     trained = make(MultiLabelClassifier, "ml_decoder", labels, seed=0)

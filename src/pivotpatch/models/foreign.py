@@ -181,7 +181,7 @@ def _fetch(name_or_folder: str | os.PathLike[str], *, also: Sequence[str], revis
     folder = fetch_folder(name_or_folder, needed=CONFIG, also=also, revision=revision)
     if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
         wrong = f"holds no {CONFIG}, or no weights as safetensors; others can run code when they are opened"
-        raise InputError(os.fspath(name_or_folder), wrong, "check the path, or save it again with safetensors")
+        raise InputError(str(Path(name_or_folder)), wrong, "check the path, or save it again with safetensors")
     return folder
 
 
