@@ -40,7 +40,7 @@ def imported_modules(source: str, *, strings: bool = True) -> set[str]:
         elif (
             strings and isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value)
         ):
-            found.add(node.value.partition(":")[0])  # given to import_module
+            found.add(str(node.value).partition(":")[0])  # given to import_module
     return found
 
 
