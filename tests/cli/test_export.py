@@ -31,6 +31,7 @@ def fail(words: list[str], capsys: Output) -> str:
     return captured.err
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_file_of_its_name(run: Path, capsys: Output) -> None:
     assert main(["export", str(run), "--half"]) == 0
     captured = capsys.readouterr()

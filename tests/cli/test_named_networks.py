@@ -76,6 +76,7 @@ def test_what_is_fitted_needs_a_place(here: Path, capsys: Errors) -> None:
     assert "wrote tuned" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_exported_file_has_the_name_without_the_scheme(here: Path) -> None:
     assert main(["export", "timm:theirs"]) == 0
     assert main(["predict", "0.png", "--model", "theirs.onnx"]) == 0

@@ -132,6 +132,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         MultiLabelClassifier("test_resnet", LABELS, weights=tmp_path / "w.safetensors")
 
 
+@pytest.mark.slow
 def test_weights_that_cannot_be_fetched_are_explained(tmp_path: Path) -> None:
     code = (
         "from pivotpatch import InputError, MultiLabelClassifier\n"

@@ -92,7 +92,7 @@ def _is_compiled_for_gpu(images: Tensor) -> bool:
 class _NormBySums(torch.autograd.Function):
     """A batch norm whose mean and variance come from two sums, of x - s and of its square, and an activation.
 
-    The backward pass looks at x alone to know where the activation bends, and not at the result, which would be read too.
+    The backward pass looks at x alone to know where the activation bends, and not at the result as well.
     """
 
     @staticmethod
