@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
 from pivotpatch.models.limits import check_numbers
 
-HeadOption = int | float | None
+HeadOption = int | float | bool | None
 
 
 class Head(nn.Module):

@@ -39,7 +39,7 @@ class _Architecture(_Part):
     head: Text
     image_size: Side | None
     backbone_options: dict[str, str | int | float | bool | None]
-    head_options: dict[str, int | float | None]
+    head_options: dict[str, int | float | bool | None]
 
 
 class _Preprocessing(_Part):
