@@ -7,7 +7,7 @@ from made_networks import fit_made_up, make_network, make_pictures
 
 from pivotpatch.cli.main import main
 from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.inference.exported import open_exported
+from pivotpatch.inference.exported import OnnxEngine
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 
 Output = pytest.CaptureFixture[str]
@@ -31,6 +31,7 @@ def fail(words: list[str], capsys: Output) -> str:
     return captured.err
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_file_of_its_name(run: Path, capsys: Output) -> None:
     assert main(["export", str(run), "--half"]) == 0
     captured = capsys.readouterr()
@@ -46,7 +47,7 @@ def test_a_run_becomes_a_file_of_its_name(run: Path, capsys: Output) -> None:
     model = make_network()
     fit_made_up(model)
     pictures = make_pictures(2, 32, 32)
-    said, expected = open_exported("my-run.onnx")(pictures), TorchEngine(model)(pictures)
+    said, expected = OnnxEngine("my-run.onnx")(pictures), TorchEngine(model)(pictures)
     assert 0 < (said.probs - expected.probs).abs().max() < 0.02
     torch.testing.assert_close(said.weights, expected.weights, rtol=0, atol=0.02)
 
@@ -71,20 +72,12 @@ def test_a_run_becomes_a_checkpoint_of_half_the_bytes(run: Path, capsys: Output)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["my-run", "--format", "package", "--half"], "--half: a package keeps float32; leave it out"),
-        (["my-run", "--out", "tags.pt2"], "tags.pt2: is no name for a file of format onnx; end it in .onnx"),
-        (["my-run", "--out", "none/tags.onnx"], "none/tags.onnx: there is no folder none; make it first"),
+        (["my-run", "--out", "tags.pt2"], "tags.pt2: is no name for an ONNX file; give one that ends in .onnx"),
+        (["my-run", "--out", "none/tags.onnx"], "none/tags.onnx: is no name for an ONNX file"),
         (["no-run"], "no-run: is neither a bundled model nor a folder or file"),
-        (["my-run/best/model.json"], "my-run/best/model.json: is no exported network"),
+        (["my-run/best/model.json"], "my-run/best/model.json: is a file"),
     ],
 )
 def test_what_cannot_be_meant_is_told(words: list[str], said: str, run: Path, capsys: Output) -> None:
     assert said in fail(words, capsys)
     assert [path.name for path in Path().iterdir()] == ["my-run"]
-
-
-def test_an_unknown_format_is_wrong_usage(run: Path, capsys: Output) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["export", str(run), "--format", "tflite"])
-    assert caught.value.code == 2
-    assert "choose from" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""Make the views of a batch on its device: resize, cut, augment each on its own, normalise."""
+"""Augment the views of a batch on its device, each on its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.accel.cutting import cut_byte_patches
 from pivotpatch.accel.device import send_tensor
-from pivotpatch.core.patches import check_images, resize_images, split_views
+from pivotpatch.core.patches import check_images
 from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS
 from pivotpatch.errors import InputError
 
@@ -57,19 +56,9 @@ class Augmentation(NamedTuple):
         """That of the views that `rows` (M,) names, in that order."""
         return Augmentation(*(part[rows] for part in self))
 
-
-class Views(NamedTuple):
-    """What the model sees.
-
-    Attributes:
-        image: (B,C,H,W).
-        patches: (B,P,C,h,w).
-        closer: (B,C,S,S) the whole image once more, larger; None where it is not wanted.
-    """
-
-    image: Tensor
-    patches: Tensor
-    closer: Tensor | None = None
+    def apply(self, views: Tensor, *, compiled: bool = False) -> Tensor:
+        """Augment views (N,3,H,W); see `apply_augmentation`."""
+        return apply_augmentation(views, self, compiled=compiled)
 
 
 def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Generator) -> Augmentation:
@@ -171,68 +160,3 @@ def _take(views: Tensor, rows: Tensor) -> Tensor:
     """Views of these rows, eight bytes at a time where possible: a GPU moves them in the time of one."""
     words = views.view(torch.int64) if views.shape[-1] % 8 == 0 else views
     return words[send_tensor(rows, views.device)].view(torch.uint8)
-
-
-@torch.no_grad()
-def make_views(
-    images: Tensor,
-    *,
-    size: tuple[int, int],
-    mean: Sequence[float] | Tensor,
-    std: Sequence[float] | Tensor,
-    grid: int = 2,
-    overlap: float = 0.0,
-    native: bool = False,
-    patch_size: tuple[int, int] | None = None,
-    augmentation: Augmentation | None = None,
-    compiled: bool = False,
-) -> Views:
-    """Turn a batch from the loader into what the model sees.
-
-    Args:
-        images: (B,3,h,w) uint8 at the loader's size, on the device that is to do the work.
-        size: H and W, the model's input.
-        mean: (3,) of the model's normalisation, for pixels from 0 to 1; a tensor on the device spares a transfer.
-        std: (3,) likewise.
-        grid: patches per side, P = grid * grid; 0 for none.
-        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
-        native: cut the patches from `images` rather than from the image resized to the model's input, so that
-            they keep the detail of a larger source.
-        patch_size: h and w of each patch; H and W by default.
-        augmentation: of B * (1 + P) views, all images first, then the patches image by image; none by default.
-        compiled: as in `apply_augmentation`, also for what else is done to the pixels.
-
-    Returns:
-        Views of (B,3,H,W) and (B,P,3,h,w), float32.
-    """
-    check_images(images, "make_views")
-    if images.dtype != torch.uint8:
-        raise InputError("make_views", f"images are {images.dtype}", "give uint8 as the loader does")
-    views, count = _choose(resize_images, compiled=compiled)(images, size), images.shape[0]
-    channels = _per_channel(mean, views.device), _per_channel(std, views.device)
-
-    def finish(views: Tensor, augmentation: Augmentation | None) -> Tensor:
-        if augmentation is not None:
-            views = apply_augmentation(views, augmentation, compiled=compiled)
-        return _choose(_normalise, compiled=compiled)(views, *channels)
-
-    if grid == 0:
-        image = finish(views, augmentation)
-        return Views(image, image.new_empty(count, 0, *image.shape[1:]))
-    seen = size if patch_size is None else patch_size
-    patches = cut_byte_patches(images if native else views, grid=grid, overlap=overlap, size=seen)
-    views = views.contiguous()  # as the patches are: putting both into one batch is then much faster
-    if augmentation is not None and patches.shape[3:] == views.shape[2:]:  # all at once
-        joined = finish(torch.cat([views, patches.flatten(0, 1)]), augmentation)
-        return Views(*split_views(joined, patches=patches.shape[1]))
-    whole, parts = (None, None) if augmentation is None else augmentation.split(count)
-    return Views(finish(views, whole), finish(patches.flatten(0, 1), parts).unflatten(0, patches.shape[:2]))
-
-
-def _normalise(views: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    return torch.addcmul(-mean / std, views, 1 / (255 * std))
-
-
-def _per_channel(values: Sequence[float] | Tensor, device: torch.device) -> Tensor:
-    tensor = torch.as_tensor(values, dtype=torch.float32)
-    return (tensor if tensor.device == device else send_tensor(tensor, device)).reshape(-1, 1, 1)

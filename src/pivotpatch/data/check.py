@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from pivotpatch.data.decoding import check_header, decode_image
 from pivotpatch.data.embedded import EmbeddedStore
-from pivotpatch.data.loading import hold_signals
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.errors import InputError
 

@@ -9,6 +9,7 @@ from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.foreign import ForeignClassifier, load_timm, load_transformers
 from pivotpatch.models.limits import check_views
+from pivotpatch.models.preprocessing import Preprocessing
 
 
 def open_transformers(
@@ -16,6 +17,7 @@ def open_transformers(
     *,
     labels: Sequence[str] | None = None,
     multi_label: bool = False,
+    preprocessing: Preprocessing | None = None,
     pat: bool = True,
     device: str | torch.device | None = None,
     revision: str | None = None,
@@ -25,14 +27,17 @@ def open_transformers(
     Args:
         name_or_folder: see `load_transformers`, also for `labels`, `multi_label` and `revision`.
         labels: names of the L labels, in place of those that its configuration states.
-        multi_label: say that it was trained for several labels a picture where its configuration does not.
+        multi_label: say that it was trained for several labels per image where its configuration does not.
+        preprocessing: what is done to images, in place of what its processor's configuration states.
         pat: look at 2 x 2 patches too, cut from the picture at twice the network's size (PAT-I), for five times the
             work. On by default: it is what this package adds to a network, it needs no training, and it says where a
             label comes from; nobody has fitted thresholds that it could spoil.
         device: where to run; the CPU by default.
         revision: a branch, tag or commit of the hub's.
     """
-    model = load_transformers(name_or_folder, labels=labels, multi_label=multi_label, revision=revision)
+    model = load_transformers(
+        name_or_folder, labels=labels, multi_label=multi_label, preprocessing=preprocessing, revision=revision
+    )
     return open_foreign(model, pat=pat, device=device)
 
 

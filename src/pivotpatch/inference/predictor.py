@@ -9,24 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
+from pivotpatch.accel import quicken_inference
 from pivotpatch.accel.device import has_bfloat16
-from pivotpatch.accel.folding import fold_norms
-from pivotpatch.accel.fusing import fuse_activations
-from pivotpatch.accel.rewrites import quicken_inference
 from pivotpatch.core.adaptive import check_effort
 from pivotpatch.data.decoding import decode_image, decode_with_size
 from pivotpatch.data.files import locate_file
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Engine, TorchEngine
 from pivotpatch.inference.foreign import open_foreign
 from pivotpatch.inference.prediction import Prediction, fit
-from pivotpatch.models.bundled import BUNDLED, find_bundled
-from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.foreign import ForeignClassifier
-from pivotpatch.models.named import correct_scheme, is_named, load_named
+from pivotpatch.models.named import is_named
+from pivotpatch.models.open import open_model
 
 EXPORTED = (".onnx", ".pt2")
 """How the names of exported networks end."""
@@ -107,9 +104,7 @@ class Predictor:
             wrong = f"a {type(name_or_folder).__name__} is no name nor folder"
             raise InputError("Predictor.load", wrong, f"give one; for a network {_ENGINE}") from None
         path, chosen = Path(name), _choose_device(device)
-        if is_named(name):
-            return cls(_open_named(name, device=chosen, effort=effort, fold=fold))
-        if path.suffix.lower() in EXPORTED and not path.is_dir():
+        if path.suffix.lower() in EXPORTED and not path.is_dir() and not is_named(name):
             from pivotpatch.inference.exported import open_exported
 
             if device is not None and chosen.type != "cpu":
@@ -118,8 +113,13 @@ class Predictor:
                 wrong = f"exported networks look at the patches of every picture, effort is {effort:g}"
                 raise InputError(str(path), wrong, "leave effort out, or give the run or checkpoint")
             return cls(open_exported(path))
-        folder = find_checkpoint(name_or_folder)
-        return cls(prepare_engine(load_checkpoint(folder), device=chosen, effort=effort, fold=fold))
+        model = open_model(name)
+        if isinstance(model, ForeignClassifier):
+            if 0 < effort < 1:
+                wrong = f"is {effort:g}, but PAT-I looks at the patches of all images or of none"
+                raise InputError("effort", wrong, "give 1 or 0")
+            return cls(open_foreign(model, pat=effort == 1, device=chosen))
+        return cls(prepare_engine(model, device=chosen, effort=effort, fold=fold))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -215,45 +215,9 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
     dtype = _choose_dtype(device)
     if fold and isinstance(model, SharedClassifier):
         seen = model.preprocessing.image_size
-        backbone = fold_norms(model.backbone, side=seen if model.backbone.fixed_size else min(seen, _TRIED))
-        if device.type == "cuda":
-            quicken_inference(backbone)
-            backbone.network = fuse_activations(backbone.network)
-            for part in backbone.modules():
-                if type(part) is nn.Conv2d:  # not one that makes its weights anew at every look
-                    part.to(dtype)  # once, not at every look
-        model.backbone = backbone
+        side = seen if model.backbone.fixed_size else min(seen, _TRIED)
+        model.backbone = quicken_inference(model.backbone, side=side, device=device, dtype=dtype)
     return TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=effort)
-
-
-def _open_named(name: str, *, device: torch.device, effort: float, fold: bool) -> TorchEngine:
-    """An engine for a network by name; around somebody else's, PAT-I."""
-    if 0 < effort < 1 and not name.startswith("hub:"):
-        wrong = f"is {effort:g}, but PAT-I looks at the patches of all pictures or of none"
-        raise InputError("effort", wrong, "give 1 or 0")
-    model = load_named(name)
-    if isinstance(model, ForeignClassifier):
-        return open_foreign(model, pat=effort == 1, device=device)
-    return prepare_engine(model, device=device, effort=effort, fold=fold)
-
-
-def find_checkpoint(name_or_folder: str | os.PathLike[str]) -> Path:
-    """The checkpoint of a bundled model, or that a run or checkpoint folder holds."""
-    bundled, path = find_bundled(os.fspath(name_or_folder)), Path(name_or_folder)
-    if bundled is not None:
-        return bundled
-    if not path.exists():
-        known = f"{correct_scheme(str(path))}{choose_one_of(str(path), BUNDLED)}"
-        todo = f"{known}; or give the folder of a run or checkpoint, or an exported file"
-        raise InputError(str(path), "is neither a bundled model nor a folder or file that is there", todo)
-    if path.is_file():
-        todo = f"give the folder of a run or checkpoint, or a file that ends in {' or '.join(EXPORTED)}"
-        raise InputError(str(path), "is no exported network", todo)
-    if (path / DESCRIPTION).exists() or not ((path / "best").is_dir() or (path / "last").is_dir()):
-        return path
-    if not (path / "best").is_dir():
-        raise InputError(str(path), "the run has no best network yet", f"train on, or give {path / 'last'}")
-    return path / "best"
 
 
 def _get_pixels(picture: object, where: str) -> bytes | Image.Image | NDArray[np.uint8]:
