@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pivotpatch.cli.audit_options import DEFAULTS, refuse_unused, split_pairs
 from pivotpatch.cli.figures import decode_small, write_figures
-from pivotpatch.cli.policies import read_policy
-from pivotpatch.cli.sources import open_pictures, open_source, read_score_file
+from pivotpatch.cli.sources import open_pictures, open_source, read_policy, read_score_file
 from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
@@ -334,7 +333,7 @@ def _open_network(what: str | Path) -> "Classifier | PatchInference":
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    network = open_source(what, action="audit").model
+    network = open_source(what).model
     if network is None:
         raise InputError(str(what), "holds scores, no network", "give a run or a checkpoint")
     return network if isinstance(network, PatchClassifier) else PatchInference(network)
