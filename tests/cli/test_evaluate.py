@@ -200,7 +200,7 @@ def test_a_model_trained_on_patches_alone_is_judged_by_its_patches(here: Path, c
         ("model", "model: is a folder, not a file of scores; make some first: pivotpatch evaluate model DATA --save x"),
         ("tagger", "tagger: is a model, not a file of scores; make some first: pivotpatch evaluate tagger DATA --sa"),
         ("few.csv", "few.csv: 20 "),
-        ("other.csv", "other.csv: 1 labels of the other scores have no scores (fish); score them too, or leave them"),
+        ("other.csv", "other.csv: 1 labels of the other scores have no scores (fish)"),
         ("few.csv --on-error skip", "few.csv: 20 "),
     ],
 )
@@ -302,7 +302,7 @@ def test_several_processes_read_a_file_once(here: Path) -> None:
         ("model other.csv", "table:other.csv: no image has any of the labels; give images that have some"),
         ("model horse.csv", "table:horse.csv: the model knows none of its labels (horse); known: cat, dog"),
         ("s.csv --workers 0", "--workers: s.csv holds scores, no model; leave it out"),
-        ("s.csv --baseline t.csv", "t.csv: 1 pictures are not in the other scores (c)"),
+        ("s.csv --baseline t.csv", "t.csv: 1 "),
     ],
 )
 def test_a_mistake_is_one_line(words: str, message: str, here: Path, capsys: Errors) -> None:

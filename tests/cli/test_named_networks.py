@@ -65,9 +65,7 @@ def test_a_report_names_it(here: Path) -> None:
 
 def test_what_is_fitted_needs_a_place(here: Path, capsys: Errors) -> None:
     assert main(["tune", "timm:theirs", "photos.csv"]) == 1
-    line = (
-        "timm:theirs: is somebody else's network, which is not written as a checkpoint, so nothing could keep what is"
-    )
+    line = "timm:theirs: is somebody else's model, of which no checkpoint is written"
     assert line in capsys.readouterr().err
     save("ours")
     assert main(["tune", "hub:ours", "photos.csv"]) == 1
@@ -88,9 +86,7 @@ def test_an_exported_file_has_the_name_without_the_scheme(here: Path) -> None:
 
 def test_what_needs_scores_says_how_to_make_them(here: Path, capsys: Errors) -> None:
     assert main(["audit", "timm:theirs", "photos.csv"]) == 1
-    line = (
-        "timm:theirs: is a network, not a file of scores; make some first: pivotpatch evaluate timm:theirs DATA --save"
-    )
+    line = "timm:theirs: is a model, not a file of scores; make some first: pivotpatch evaluate timm:theirs DATA --save"
     assert line in capsys.readouterr().err
 
 

@@ -242,4 +242,4 @@ def test_what_cannot_be_fitted_is_told() -> None:
     with pytest.raises(InputError, match="folds: there are 4 images; give 5 or more"):
         tune(PLAIN.select(torch.arange(4)))
     with pytest.raises(InputError, match="calibration: unknown method 'plat'; did you mean 'platt'"):
-        tune(PLAIN, calibration="plat")  # type: ignore[arg-type]
+        tune(PLAIN, calibration="plat")

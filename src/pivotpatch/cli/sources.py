@@ -150,8 +150,11 @@ def read_policy(text: str, labels: Sequence[str], *, others: tuple[str, ...] = (
         raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
     if name in others or not value:
         return None
+    from pivotpatch.data.address import read_address
     from pivotpatch.training.build import open_aligned
 
+    if read_address(value) is None:
+        raise InputError("--policy", f"{value!r} is no address nor a table or folder that is there", "check the path")
     return PriorMatched.from_target(open_aligned(value, labels).target())
 
 

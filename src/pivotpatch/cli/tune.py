@@ -308,6 +308,7 @@ def _finish(
 
     model, place = source.model, args.out or source.checkpoint
     assert model is not None
+    assert place is not None
     list_not_read(scored.not_read)
     found = tune_scores(
         scored.scores,

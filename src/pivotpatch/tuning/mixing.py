@@ -110,7 +110,7 @@ def fit_mixing(
         temperatures = ()
     temperatures = tuple(dict.fromkeys([used.temperature, *temperatures]))
     fold, target = draw_folds(len(scores)), scores.target
-    kept = [slice(None), *(fold != number for number in range(FOLDS))]
+    kept = [fold >= 0, *(fold != number for number in range(FOLDS))]
     pairs = [Pair(lam, temperature) for temperature in temperatures for lam in lams]
     means = torch.empty(len(kept), len(pairs), dtype=torch.float64)
     for column, pair in enumerate(pairs):
@@ -121,8 +121,8 @@ def fit_mixing(
     logits = {"before": scores.remix().scaled("tde").float(), "shared": _mix_out_of_fold(scores, best, unseen)}
     judged = {name: average_precision(values, target).mean for name, values in logits.items()}
     drawn = resample_average_precision(logits, target, resamples=resamples, generator=generator)
-    before = Mixture("as scored", *used, logits["before"], judged["before"])
-    shared = Mixture("shared", *best, logits["shared"], judged["shared"], tuple(unseen))
+    before = Mixture("as scored", used.lam, used.temperature, logits["before"], judged["before"])
+    shared = Mixture("shared", best.lam, best.temperature, logits["shared"], judged["shared"], tuple(unseen))
     gain = drawn.bound_mean("shared", minus="before")
     by_lam, by_temperature = np.argsort(lams), np.argsort(temperatures)
     return MixingStudy(
