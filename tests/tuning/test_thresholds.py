@@ -1,6 +1,5 @@
 """Fitted thresholds against a search through every threshold there is."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pivotpatch.core.metrics import precision_recall
-from pivotpatch.core.policies import PerLabel
 from pivotpatch.errors import InputError
 from pivotpatch.tuning.thresholds import (
     BestF1,
@@ -84,25 +82,15 @@ def test_rows_say_what_the_policy_does(goal: Goal) -> None:
     assert [row.label for row in fitted.rows] == list("abcdef")
 
 
-def test_json_and_float32_keep_every_decision() -> None:
-    probs, target = draw()
-    fitted = fit_thresholds(probs, target, goal=BestF1())
-    again = json.loads(json.dumps(fitted.values))
-    assert torch.equal(PerLabel(tuple(again)).decide(probs), fitted.policy.decide(probs))
-
-
 def test_neighbouring_floats_are_parted() -> None:
     low = np.float32(0.7)
     high = np.nextafter(low, np.float32(1))
     probs = torch.tensor([[low], [high], [0.1]])
     fitted = fit_thresholds(probs, torch.tensor([[0.0], [1.0], [0.0]]), goal=BestF1(), min_positives=1)
     assert fitted.policy.decide(probs).flatten().tolist() == [False, True, False]
-
-
-def test_a_threshold_lies_halfway() -> None:
-    probs = torch.tensor([[0.9], [0.5], [0.25]], dtype=torch.float64)
-    fitted = fit_thresholds(probs, torch.tensor([[1.0], [0.0], [0.0]]), goal=BestF1(), min_positives=1)
-    assert fitted.values[0] == pytest.approx(0.7)
+    apart = torch.tensor([[0.9], [0.5], [0.25]], dtype=torch.float64)
+    halfway = fit_thresholds(apart, torch.tensor([[1.0], [0.0], [0.0]]), goal=BestF1(), min_positives=1)
+    assert halfway.values[0] == pytest.approx(0.7)
 
 
 def test_probabilities_of_exactly_one_and_zero() -> None:

@@ -61,6 +61,9 @@ def test_calibration_belongs_to_the_new_mixture_and_thresholds_to_calibrated_pro
     mixed = SCORES.remix(lam=mixture.lam, temperature=mixture.temperature)
     calibration = fit_calibration(mixed.scaled("tde"), SCORES.target, kind="tde", method="platt")
     assert found.calibration == calibration
+    honest = judge_calibration(torch.sigmoid(mixture.logits), SCORES.target, labels=LABELS)
+    assert found.qualities["none"] == honest  # and the new mixture is judged out of fold
+    assert honest != judge_calibration(mixed.probs("tde"), SCORES.target, labels=LABELS)
     probs = calibration.apply(mixed.scaled("tde"))
     assert found.thresholds == fit_thresholds(probs, SCORES.target, goal=BEST_F1, labels=LABELS)
 
@@ -90,17 +93,6 @@ def test_probabilities_are_judged_out_of_fold() -> None:
     assert found.method == best
     assert found.curves["after"].ece == pytest.approx(found.qualities[best].overall.ece_width)
     assert found.curves["before"].ece == pytest.approx(found.qualities["before"].overall.ece_width)
-
-
-def test_a_new_mixture_is_judged_out_of_fold_too() -> None:
-    generator = torch.Generator().manual_seed(5)
-    noise = replace(SCORES, target=(torch.rand(SCORES.target.shape, generator=generator) < 0.3).float())
-    found, study = tune(noise, mixing="global"), fit(noise)
-    honest = judge_calibration(torch.sigmoid(study.shared.logits), noise.target, labels=LABELS)
-    fitted_to = noise.remix(lam=study.shared.lam, temperature=study.shared.temperature)
-    assert found.qualities["none"] == honest
-    assert honest != judge_calibration(fitted_to.probs("tde"), noise.target, labels=LABELS)
-    assert found.qualities["before"] == judge_calibration(noise.probs("tde"), noise.target, labels=LABELS)
 
 
 def test_decisions_are_judged_out_of_fold() -> None:
@@ -151,12 +143,6 @@ def test_a_model_keeps_all_three(mixing: Mixing) -> None:
     assert (model.calibration, model.thresholds) == (None, found.thresholds.values)
 
 
-def test_without_patches_in_the_scores_the_temperature_stays() -> None:
-    found = tune(replace(SCORES, patch_logits=None, weights=None), mixing="global")
-    assert found.temperature == 1.0
-    assert found.lam != 1.0
-
-
 def test_effort_is_fitted_to_the_new_mixture_and_judged_on_honest_logits() -> None:
     found = tune(SCORES, mixing="global", calibration="platt")
     assert found.mixing is not None
@@ -195,18 +181,6 @@ def test_a_closer_look_is_mixed_as_the_patches_are_out_of_fold() -> None:
         replace(plain.adaptive, again=own),
     )
     assert found.lam == plain.lam
-
-
-def test_a_closer_look_that_is_the_patches_is_judged_as_they_are() -> None:
-    """Targets by chance are fitted by a lam that would flatter the images that chose it."""
-    generator = torch.Generator().manual_seed(3)
-    scores = make_scores(LABELS, count=60)
-    noise = replace(scores, target=(torch.rand(scores.target.shape, generator=generator) < 0.3).float())
-    found = tune(noise, mixing="global", calibration="platt", closer=CloserLook(48, 4.0, noise))
-    patches = tune(noise, mixing="global", calibration="platt").effort
-    assert found.effort is not None
-    assert patches is not None
-    assert found.effort.points == patches.points
 
 
 def test_a_model_is_told_how_to_look_again() -> None:
