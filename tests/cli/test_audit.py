@@ -372,7 +372,7 @@ def test_options_that_a_part_does_not_look_at_are_refused(
         ),
         (["run", "--effect", "--count", "3"], "--count: it means nothing beside --effect; leave one of the two out"),
         (["three.csv", "--label-errors"], "--label-errors: 3 pictures are too few to calibrate by; give 5 or more"),
-        (["tagger"], "tagger: is a network, not a file of scores; make some first: pivotpatch evaluate tagger DATA"),
+        (["tagger"], "tagger: is a model, not a file of scores; make some first: pivotpatch evaluate tagger DATA"),
         (["run"], "make some first: pivotpatch evaluate run DATA --save x.parquet --keep-patches"),
         (["pat.parquet", "--baseline", "run"], "run: is a folder, not a file of scores"),
         (["pat.parquet", "--effect"], "pat.parquet: holds scores, no network; give a run or a checkpoint"),

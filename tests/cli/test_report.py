@@ -229,7 +229,7 @@ def test_a_run_that_has_just_begun_has_no_report(runs: Path, here: Path, capsys:
     (here / "new").mkdir()
     (here / "new" / "config.toml").write_text((runs / "pat" / "config.toml").read_text())
     assert main(["report", "new"]) == 1
-    assert "new: the run has no best network yet; train on, or report on new/last" in capsys.readouterr().err
+    assert "new: the run has no best model yet; train on, or give new/last" in capsys.readouterr().err
 
 
 def test_help_does_not_wait_for_torch() -> None:

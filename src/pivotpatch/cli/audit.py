@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pivotpatch.cli.audit_options import DEFAULTS, refuse_unused, split_pairs
 from pivotpatch.cli.figures import decode_small, write_figures
-from pivotpatch.cli.policies import read_policy
-from pivotpatch.cli.sources import open_pictures, open_source, read_score_file
+from pivotpatch.cli.sources import open_pictures, open_source, read_policy, read_score_file
 from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
