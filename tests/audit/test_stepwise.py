@@ -1,7 +1,7 @@
 """Step-wise evaluation against scikit-learn, and the study of image scale."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_a_model_without_patches_has_no_steps(scores: Scores) -> None:
         evaluate_steps(replace(scores, logits={"image": scores.get("image")}))
 
 
-def test_the_scale_study_sets_tde_beside_the_patches_of_another_network(scores: Scores) -> None:
+def test_the_scale_study_sets_tde_beside_the_patches_of_another_model(scores: Scores) -> None:
     alone = replace(scores, logits={"patch": scores.get("patch")})
     found = study_scale(scores, alone, resamples=200, generator=torch.Generator().manual_seed(0))
     known = [0, 1, 3]
@@ -70,14 +70,4 @@ def test_the_scale_study_sets_tde_beside_the_patches_of_another_network(scores: 
     assert found.difference.value == pytest.approx(oracle[1] - oracle[0])
     assert found.difference.low < found.difference.value < found.difference.high
     assert found.labels == ("cat", "dog", "hat")
-    assert json.dumps(found.to_dict(), allow_nan=False)
-
-
-def test_scores_of_other_pictures_are_refused(scores: Scores) -> None:
-    for change, message in (
-        ({"pictures": scores.pictures[::-1]}, "pictures differ"),
-        ({"labels": scores.labels[::-1]}, "labels differ"),
-        ({"target": 1 - scores.target}, "targets differ"),
-    ):
-        with pytest.raises(InputError, match=message):
-            study_scale(scores, replace(scores, **change), generator=torch.Generator())
+    assert json.dumps(asdict(found), allow_nan=False)

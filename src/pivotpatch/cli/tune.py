@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.cli.figures import write_figures
 from pivotpatch.cli.sources import (
     Scored,
     Source,
@@ -294,6 +293,7 @@ def _store(source: Source, found: "Tuning", folder: "RunFolder | None", out: Pat
 
 
 def _draw(found: "Tuning", folder: Path) -> None:
+    from pivotpatch.cli.console import write_figures
     from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
 
     figures = {"reliability": plot_reliability(found.curves)}
