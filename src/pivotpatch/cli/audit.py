@@ -47,7 +47,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="find out which labels a model gives because of co-occurrence",
         description="Audit scores that `pivotpatch evaluate --save` wrote, or anybody's.",
     )
-    parts = audit.add_subparsers(title="parts", required=True, metavar="PART")
+    parts = audit.add_subparsers(title="parts", required=True)
 
     def add(
         name: str, part_of: "Callable[[argparse.Namespace], _Told]", words: str, figures: str, text: str
@@ -127,7 +127,7 @@ def _run_part(args: argparse.Namespace) -> int:
     else:
         screen = Screen()
         for part in found.shown:
-            screen.print(part, soft_wrap=isinstance(part, str))
+            screen.print(part, soft_wrap=False)
     if args.plot is not None:
         write_figures(found.draw(), args.plot)
     return 0
@@ -288,7 +288,7 @@ def _audit_label_errors(args: argparse.Namespace) -> _Told:
     for error in found:
         probs = f"{error.probability:.3f}", f"{error.self_confidence:.3f}"
         table.add_row(error.label, error.direction, *probs, error.picture)
-    line = "p: calibrated probability of the label; self-confidence: 1 is usual for the label"
+    line = "p: calibrated probability; self-confidence: 1 is usual for the label"
 
     def draw() -> "dict[str, Figure]":
         captions = [f"{error.rank}. {error.label}: {error.direction}?\np = {error.probability:.2f}" for error in found]
