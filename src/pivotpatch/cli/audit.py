@@ -60,17 +60,17 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         part.set_defaults(run=_run_part, part=part_of, form=words, figures=figures.split())
         return part
 
-    told = "conditional FPR and TPR of labels that co-occur, the worst first"
+    told = "FPR and TPR of labels that co-occur, the worst first"
     pairs = add("pairs", _audit_pairs, "SCORES [DATA]", "pairs worst_pairs false_positives", told)
     told = "AP of image, patch and TDE logits, label by label"
     steps = add("steps", _audit_steps, "SCORES [DATA]", "steps", told)
-    told = "TDE logits against a model that was trained on patches alone"
+    told = "TDE logits against a model of patches alone"
     add("scale", _audit_scale, "SCORES PATCH_SCORES [DATA]", "scale", told)
     told = "labels that are probably missing or wrong"
     errors = add("label-errors", _audit_label_errors, "SCORES [DATA]", "label_errors", told)
     told = "the clearest images for and against a baseline"
     cases = add("cases", _audit_cases, "SCORES [DATA]", "case_*", told)
-    told = "how well logits track the true direct effect, on scenes"
+    told = "how well logits track direct effects, on scenes"
     effect = add("effect", _audit_effect, "MODEL [SCENES]", "direct_effect", told)
 
     pairs.add_argument("--baseline", type=Path, metavar="SCORES", help="compare with this, image by image")
