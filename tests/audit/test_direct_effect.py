@@ -75,12 +75,6 @@ def test_patch_inference_is_judged_by_the_effects_in_its_model(model: MultiLabel
     assert torch.allclose(trained.logits["tde"], wrapped.logits["tde"], atol=1e-4)
 
 
-def test_a_part_of_the_records_is_scored_in_its_own_order(model: MultiLabelClassifier) -> None:
-    records = read_scenes("", "test-same", count=8, size=64)
-    whole, part = (measure_direct_effects(model, chosen) for chosen in (records, records.select(np.array([6, 2]))))
-    assert torch.allclose(part.effect, whole.effect[[6, 2]], atol=1e-4)
-
-
 def test_labels_may_stand_in_another_order_and_beside_others(model: MultiLabelClassifier) -> None:
     records = read_scenes("", "test-same", count=8, size=64)
     strong = deepcopy(model)

@@ -8,7 +8,6 @@ from pivotpatch.audit.cooccurrence import decide, rate_pairs
 from pivotpatch.audit.label_errors import find_label_errors
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.policies import Fixed, PerLabel
-from pivotpatch.errors import InputError
 from pivotpatch.report.findings import PAIRS_PER_LABEL, PANELS, Findings, Subject, gather_findings
 from pivotpatch.tuning.calibration import reliability
 
@@ -101,12 +100,6 @@ def test_thresholds_of_calibrated_probabilities_decide_alike_everywhere() -> Non
     assert decided.precision == pytest.approx((hits / (expected & known).sum(0)).tolist())
     assert found.evaluation.kinds["image"].decided is None  # these thresholds say nothing of it
     assert replace(SUBJECT, policy=Fixed(0.3)).thresholds == (0.3,) * 10
-
-
-def test_other_images_cannot_be_compared() -> None:
-    fewer = replace(BASELINE, scores=BASELINE.scores.select(torch.arange(299)))
-    with pytest.raises(InputError, match="images differ"):
-        gather(SUBJECT, fewer)
 
 
 def test_curves_tell_logits_apart_whose_probabilities_are_all_one(found: Findings) -> None:

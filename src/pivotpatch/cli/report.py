@@ -21,8 +21,6 @@ from pivotpatch.cli.sources import (
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
     from pivotpatch.inference.scoring import Progress
@@ -71,7 +69,10 @@ def run_report(args: argparse.Namespace) -> int:
     source = open_source(args.words[0], action="report on")
     other = None if args.baseline is None else open_source(args.baseline, action="report on")
     judged = _find_judged(args.words[1:], [source] if other is None else [source, other])
+    import torch
+
     from pivotpatch.cli.console import show_progress
+    from pivotpatch.report import gather_findings, write_report
     from pivotpatch.training.processes import join_processes
 
     state = join_processes()
@@ -81,9 +82,16 @@ def run_report(args: argparse.Namespace) -> int:
         if other is not None:
             baseline = _make_subject(other, judged, like=subject.scores, on_error=args.on_error, progress=shown.tell)
             if len(baseline.scores) < len(subject.scores):  # both are judged by what both could read
-                subject = replace(subject, scores=subject.scores.select(_get_indices(baseline.scores)))
+                assert baseline.scores.indices is not None
+                subject = replace(subject, scores=subject.scores.select(baseline.scores.indices))
         if state.is_main_process:
-            size = _write(subject, baseline, judged.records, args, progress=shown.tell)
+            generator = torch.Generator().manual_seed(SEED)
+            findings = gather_findings(
+                subject, baseline=baseline, images=args.images, generator=generator, progress=shown.tell
+            )
+            size = write_report(
+                args.out, findings, subject, baseline=baseline, records=judged.records, images=args.images
+            )
     if state.is_main_process:
         print(f"wrote {args.out}, {size / 1e6:.2f} MB")
     state.destroy_process_group()
@@ -168,12 +176,8 @@ def _choose_records(source: Source, records: "RecordSet | None", like: "Scores |
     if unknown:
         wrong = f"it does not know {len(unknown)} of the {len(like.labels)} labels that are judged ({shorten(unknown)})"
         raise InputError(str(source.path), wrong, "give a baseline that does")
-    return records.select(_get_indices(like).numpy()).keep_labels(like.labels)
-
-
-def _get_indices(scores: "Scores") -> "Tensor":
-    assert scores.indices is not None
-    return scores.indices
+    assert like.indices is not None
+    return records.select(like.indices.numpy()).keep_labels(like.labels)
 
 
 def _drop_shares(scores: "Scores") -> "Scores":
@@ -224,20 +228,3 @@ def _tell_run(source: Source) -> dict[str, str]:
     metrics = json.loads(path.read_text("utf-8"))
     took, best = timedelta(seconds=round(metrics["seconds"])), metrics["best_step"]
     return {"training": f"{metrics['steps']:,} steps in {took} on {source.config.data.train}; step {best:,} was chosen"}
-
-
-def _write(
-    subject: "Subject",
-    baseline: "Subject | None",
-    records: "RecordSet | None",
-    args: argparse.Namespace,
-    *,
-    progress: "Progress",
-) -> int:
-    import torch
-
-    from pivotpatch.report import gather_findings, write_report
-
-    generator = torch.Generator().manual_seed(SEED)
-    findings = gather_findings(subject, baseline=baseline, images=args.images, generator=generator, progress=progress)
-    return write_report(args.out, findings, subject, baseline=baseline, records=records, images=args.images)

@@ -72,13 +72,7 @@ class Subject:
 
 
 class WorstPair(NamedTuple):
-    """A label that is given where its context is shown and the label is not.
-
-    Attributes:
-        rates: of the pair, as in `PairRates.to_dict`.
-        reference: the reference's conditional FPR, where there is one.
-        examples: images behind it, the most confident first.
-    """
+    """A pair's rates as in `PairRates.to_dict`, the reference's conditional FPR, and images behind it."""
 
     rates: Mapping[str, Any]
     reference: float | None
@@ -124,13 +118,6 @@ class Findings:
         return self.evaluation.difference or self.evaluation.gain
 
 
-class _Reference(NamedTuple):
-    """What a model is compared with: a baseline, or its own image logits."""
-
-    text: str
-    scores: Scores
-
-
 def gather_findings(
     subject: Subject,
     *,
@@ -153,7 +140,9 @@ def gather_findings(
         progress: told what is done.
     """
     scores, other = subject.scores, None if baseline is None else baseline.scores
-    reference = _find_reference(subject, baseline)
+    reference = other
+    if baseline is None and scores.ranking != "image" and "image" in scores.logits:
+        reference = replace(scores, logits={"image": scores.get("image")}, patch_logits=None, weights=None)
     progress("measure", 0, 3)
     evaluation = _evaluate(subject, other, resamples, generator)
     theirs = None if baseline is None else _evaluate(baseline, None, resamples, generator)
@@ -170,10 +159,11 @@ def gather_findings(
             quality = judge_calibration(values, scores.target, labels=scores.labels)
             calibration[name] = Calibrated(reliability(values, scores.target), quality)
     progress("measure", 3, 3)
+    named = "the image logits of the same model" if baseline is None else f"the baseline {baseline.name}"
     return Findings(
         evaluation=evaluation,
         baseline=theirs,
-        reference=None if reference is None else reference.text,
+        reference=named if reference is not None else None,
         panels=_make_panels(scores, other, _choose_labels(evaluation)),
         comparison=comparison,
         worst=worst,
@@ -194,16 +184,6 @@ def _evaluate(subject: Subject, baseline: Scores | None, resamples: int, generat
         baseline=baseline,
         generator=generator,
     )
-
-
-def _find_reference(subject: Subject, baseline: Subject | None) -> _Reference | None:
-    scores = subject.scores
-    if baseline is not None:
-        return _Reference(f"the baseline {baseline.name}", baseline.scores)
-    if scores.ranking == "image" or "image" not in scores.logits:
-        return None
-    alone = replace(scores, logits={"image": scores.get("image")}, patch_logits=None, weights=None)
-    return _Reference("the image logits of the same model", alone)
 
 
 def _choose_labels(evaluation: Evaluation) -> list[int]:
@@ -237,14 +217,17 @@ def _rank(logits: Tensor) -> Tensor:
     return ranks
 
 
-def _audit(
-    scores: Scores, reference: _Reference | None, count: int
-) -> tuple[PairComparison | None, tuple[WorstPair, ...]]:
+class _Audited(NamedTuple):
+    comparison: PairComparison | None
+    worst: tuple[WorstPair, ...]
+
+
+def _audit(scores: Scores, reference: Scores | None, count: int) -> _Audited:
     """Pairs under decisions that models can be compared by: each label is given to as many images as show it."""
     rates = rate_pairs(scores)
     if not len(rates):
-        return None, ()
-    comparison = None if reference is None else compare_pairs(rates, rate_pairs(reference.scores))
+        return _Audited(None, ())
+    comparison = None if reference is None else compare_pairs(rates, rate_pairs(reference))
     theirs = {}
     if comparison is not None:
         theirs = dict(zip(rates.names, comparison.baseline.fpr.tolist(), strict=True))
@@ -261,20 +244,20 @@ def _audit(
         worst.append(WorstPair(row, theirs.get((label, context)), tuple(found)))
         if len(worst) == count:
             break
-    return comparison, tuple(worst)
+    return _Audited(comparison, tuple(worst))
 
 
-def _find_cases(scores: Scores, reference: _Reference | None, count: int, *, named: bool) -> tuple[CaseStudy, ...]:
+def _find_cases(scores: Scores, reference: Scores | None, count: int, *, named: bool) -> tuple[CaseStudy, ...]:
     """The greatest gains and the greatest losses over a reference, half of each, no label twice among either."""
     if reference is None or scores.weights is None:
         return ()
     target = scores.target
-    rise = scores.probs(scores.ranking) - reference.scores.probs(reference.scores.ranking)
+    rise = scores.probs(scores.ranking) - reference.probs(reference.ranking)
     gain = torch.where(target == 1, rise, -rise).masked_fill(target.isnan(), 0.0)
     best, worst = gain.max(dim=0), gain.min(dim=0)
     gained = [label for label in best.values.argsort(descending=True).tolist() if best.values[label] > 0]
     lost = [label for label in worst.values.argsort().tolist() if worst.values[label] < 0]
     chosen = [(int(best.indices[label]), label) for label in gained[: count - count // 2]]
     chosen += [(int(worst.indices[label]), label) for label in lost[: count // 2]]
-    rival = reference.scores if named else None
+    rival = reference if named else None
     return tuple(study_case(scores, row, label=label, baseline=rival) for row, label in chosen)

@@ -15,7 +15,6 @@ from markupsafe import Markup, escape
 
 from pivotpatch import __version__
 from pivotpatch.audit.cases import CaseStudy
-from pivotpatch.audit.evaluation import KindEvaluation
 from pivotpatch.audit.plots import plot_pair_curves
 from pivotpatch.core.metrics import DEFINITIONS
 from pivotpatch.core.patches import PatchBox, patch_boxes
@@ -102,6 +101,12 @@ def render_report(
     album = Album(subject.scores, records, count=images, room=ROOM_FOR_IMAGES)
     evaluation, kept = findings.evaluation, _keep_labels(findings)
     counted = evaluation.kinds[evaluation.ranking]
+    results = {NAMES[kind]: each for kind, each in evaluation.kinds.items()}
+    columns = ["label", "positives", *(f"AP {name}" for name in results)]
+    if findings.difference is not None:
+        columns.append("over baseline" if findings.baseline else "TDE − image")
+    if baseline is not None and findings.baseline is not None:
+        results[f"baseline {baseline.name}"] = findings.baseline.kinds[findings.baseline.ranking]
     script = (_PAGE / "report.js").read_text("utf-8")
     context: dict[str, Any] = {
         "title": f"Report on {subject.name}",
@@ -117,11 +122,11 @@ def render_report(
         "definition": DEFINITIONS[evaluation.definition],
         "names": NAMES,
         "measures": _MEASURES,
-        "results": _list_results(findings, baseline),
+        "results": results,
         "facts": _list_facts(subject, baseline, records),
         "fitted_here": [each.name for each in (subject, baseline) if each is not None and each.fitted_here],
         "skipped": len(counted.precision.skipped),
-        "columns": _list_columns(findings),
+        "columns": [*columns, "threshold", "precision", "recall"],
         "rows": _list_rows(findings, subject, kept),
         "left_out": len(evaluation.labels) - len(kept),
         "cases": [_show_case(study, album, subject.scores.overlap) for study in findings.cases],
@@ -179,20 +184,12 @@ def _name_sections(context: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, (text, there) in headings.items() if there}
 
 
-def _list_results(findings: Findings, baseline: Subject | None) -> dict[str, KindEvaluation]:
-    results = {NAMES[kind]: each for kind, each in findings.evaluation.kinds.items()}
-    if baseline is not None and findings.baseline is not None:
-        results[f"baseline {baseline.name}"] = findings.baseline.kinds[findings.baseline.ranking]
-    return results
-
-
 def _list_facts(subject: Subject, baseline: Subject | None, records: RecordSet | None) -> dict[str, str]:
     scores = subject.scores
     missing = 0 if records is None else len(records) - len(scores)
     facts = {
         "data": records.name if records is not None else "as the scores tell it",
-        "images": f"{len(scores):,}"
-        + (f" of {len(scores) + missing:,}; {missing:,} have no scores" if missing else ""),
+        "images": f"{len(scores):,}" + (f" of {len(records or ()):,}; {missing:,} have no scores" if missing else ""),
         "labels": f"{len(scores.labels):,}",
         **subject.facts,
     }
@@ -211,12 +208,6 @@ def _keep_labels(findings: Findings) -> list[int]:
             break
         kept.append(label)
     return sorted(kept)
-
-
-def _list_columns(findings: Findings) -> list[str]:
-    gain = [] if findings.difference is None else ["over baseline" if findings.baseline else "TDE − image"]
-    kinds = [f"AP {NAMES[kind]}" for kind in findings.evaluation.kinds]
-    return ["label", "positives", *kinds, *gain, "threshold", "precision", "recall"]
 
 
 def _list_rows(findings: Findings, subject: Subject, labels: Iterable[int]) -> Iterator[list[str]]:
