@@ -155,6 +155,8 @@ def test_everything_is_drawn_and_nothing_is_overwritten(
     drawn = sorted(path.stem for path in plots.iterdir())
     cases = [f"case_{number}" for number in (1, 2, 3, 4)]
     assert drawn == sorted([*cases, "false_positives", "label_errors", "pairs", "scale", "steps", "worst_pairs"])
+    audit("pairs", "pat.parquet", *BESIDE, "--pair", "one;zero", "--plot", str(tmp_path / "given"))
+    assert [path.name for path in (tmp_path / "given").iterdir()] == ["pairs.png"]
     before = (plots / "steps.png").stat().st_mtime_ns
     audit("steps", "pat.parquet", "--plot", str(plots), "--overwrite")
     assert (plots / "steps.png").stat().st_mtime_ns > before

@@ -159,7 +159,8 @@ def _audit_pairs(args: argparse.Namespace) -> _Told:
     ]
     plain = {"worst": worst, **(comparison or rates).to_dict()}
     shown = _show_pairs(rates, ranked, behind, comparison, count=args.count)
-    return _Told(plain, shown, lambda: _draw_pairs(args, ranked, behind, comparison, records))
+    listed = _first(ranked, args.count) if pairs is None else rates
+    return _Told(plain, shown, lambda: _draw_pairs(args, listed, behind, comparison, records))
 
 
 def _show_pairs(
@@ -168,7 +169,7 @@ def _show_pairs(
     """The worst pairs, those without a conditional FPR last, and the most confident image behind each."""
     from pivotpatch.audit.cooccurrence import FEW
 
-    shown: list[str | Table] = [f"{len(rates):,} pairs of labels; decisions by {rates.definition}; rates in per cent"]
+    shown: list[str | Table] = [f"{len(rates):,} pairs, rates in per cent; decisions by {rates.definition}"]
     unrated = rates.select((rates.fpr_counts == 0).nonzero()[:, 0])
     if len(unrated):
         shown.append(f"without a CFPR, for no image shows the context alone: {len(unrated):,}")
@@ -212,7 +213,7 @@ def _percent(value: float | None, *, few: bool = False) -> str:
 
 def _draw_pairs(
     args: argparse.Namespace,
-    ranked: "PairRates",
+    listed: "PairRates",
     behind: "Behind",
     comparison: "PairComparison | None",
     records: "RecordSet | None",
@@ -220,11 +221,11 @@ def _draw_pairs(
     from pivotpatch.audit.plots import plot_pair_curves, plot_pairs, plot_sheet
 
     figures, names = {}, (Path(args.words[0]).stem, "" if args.baseline is None else args.baseline.stem)
-    if behind:
+    if len(listed):
         theirs = None if comparison is None else comparison.baseline
-        figures["worst_pairs"] = plot_pairs(_first(ranked, args.count), baseline=theirs, names=names)
-    if comparison is not None and len(comparison.model) and args.pair is None:
-        figures["pairs"] = plot_pair_curves(comparison, names=names)
+        figures["worst_pairs" if args.pair is None else "pairs"] = plot_pairs(listed, baseline=theirs, names=names)
+        if comparison is not None and args.pair is None:
+            figures["pairs"] = plot_pair_curves(comparison, names=names)
     captions: dict[int, str] = {}  # by row: no image twice
     for (label, context), images in behind.items():
         found = next((each for each in images if each.row not in captions), None)
@@ -245,8 +246,8 @@ def _audit_steps(args: argparse.Namespace) -> _Told:
     lines = [
         f"AP is the {DEFINITIONS[found.definition]}, in per cent",
         f"mAP: image {mean['image']}, patches {mean['patch']}, TDE {mean['tde']}",
-        f"TDE beats the better of the two in {100 * found.share_gained:.0f} % of {len(found.steps)} labels, "
-        f"by {mean['gain']} points in the mean",
+        f"TDE beats the better of the two in {100 * found.share_gained:.0f} % of {len(found.steps)} labels; "
+        f"mean gain {mean['gain']}",
     ]
     if found.skipped:
         lines.append(f"without a positive image and skipped: {shorten(found.skipped)}")
