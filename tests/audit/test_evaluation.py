@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -110,15 +109,6 @@ def test_fitted_thresholds_speak_of_their_kind_and_its_calibrated_probabilities(
     assert found["patch"].decided is None
     probs = torch.sigmoid(2 * scores.logits["tde"] / 1.5 + torch.tensor(calibration.offset))
     assert found["tde"].decided == precision_recall(probs, scores.target, policy=policy, labels=LABELS)
-
-
-def test_it_can_be_written_as_json() -> None:
-    other = replace(make_scores(), logits=make_scores(3).logits)
-    found = evaluate_scores(make_scores(), baseline=other, resamples=20, generator=seeded())
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert plain["mAP"]["tde"] == found.kinds["tde"].precision.mean
-    assert plain["average_precision"] == "step-wise sum over recall (scikit-learn)"
-    assert set(plain["difference"]["interval"]) == {"value", "low", "high"}
 
 
 @pytest.mark.parametrize(

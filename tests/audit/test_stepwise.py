@@ -46,13 +46,6 @@ def test_each_step_is_scikit_learns_and_the_gain_is_over_the_better_part(scores:
     assert json.loads(json.dumps(found.to_dict()))["labels"][0]["label"] == "cat"
 
 
-def test_two_equal_parts_gain_nothing(scores: Scores) -> None:
-    image = scores.get("image")
-    found = evaluate_steps(replace(scores, logits={"image": image, "patch": image, "tde": 2 * image}))
-    assert found.mean["gain"] == 0
-    assert found.share_gained == 0
-
-
 def test_a_model_without_patches_has_no_steps(scores: Scores) -> None:
     with pytest.raises(InputError, match="there are no 'patch' logits"):
         evaluate_steps(replace(scores, logits={"image": scores.get("image")}))
