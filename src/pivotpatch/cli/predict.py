@@ -207,7 +207,7 @@ def _check_explained(place: Path, *, several: bool) -> None:
 
 def _explain(prediction: "Prediction", tags: "tuple[Tag, ...]", file: Path) -> None:
     """Draw the tags that are told, or the most probable labels where there are none."""
-    from pivotpatch.cli.figures import write_figures
+    from pivotpatch.cli.console import write_figures
     from pivotpatch.inference.plots import plot_tags
 
     shown = tags[:DRAWN] or prediction.top(3)
