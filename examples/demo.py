@@ -32,7 +32,7 @@ from pivotpatch import (
 )
 from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.audit.cooccurrence import decide, rate_pairs
-from pivotpatch.cli.train_text import show_training
+from pivotpatch.cli.train import show_training
 from pivotpatch.core.patches import resize_images
 from pivotpatch.core.policies import PerLabel
 from pivotpatch.data.loading import hold_pictures, make_loader

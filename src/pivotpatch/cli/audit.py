@@ -257,7 +257,7 @@ def _audit_effect(args: argparse.Namespace) -> int:
     from pivotpatch.audit.direct_effect import find_judged_network, measure_direct_effects, track_effects
     from pivotpatch.audit.plots import plot_effects
     from pivotpatch.cli.audit_text import print_effects
-    from pivotpatch.cli.train_text import show_training
+    from pivotpatch.cli.train import show_training
     from pivotpatch.data.address import open_records
     from pivotpatch.models.named import shorten_name
 

@@ -76,7 +76,7 @@ def run_report(args: argparse.Namespace) -> int:
     if args.on_error and all(each.model is None for each in sources):
         raise InputError("--on-error", f"{source.path} holds scores, no network", "leave it out")
     pictures = _find_pictures(args.words[1:], sources)
-    from pivotpatch.cli.train_text import show_training
+    from pivotpatch.cli.train import show_training
     from pivotpatch.training.processes import join_processes
 
     state = join_processes()

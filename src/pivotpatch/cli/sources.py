@@ -157,8 +157,9 @@ def score_source(
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.scoring import score_pictures
     from pivotpatch.models.classifier import Classifier
-    from pivotpatch.training.build import choose_dtype, open_loader
+    from pivotpatch.training.build import open_loader
     from pivotpatch.training.processes import gather_named, make_accelerator, own_settings
+    from pivotpatch.training.resources import choose_dtype
 
     accelerator = make_accelerator(config)
     model = model.to(accelerator.device)

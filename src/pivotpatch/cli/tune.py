@@ -223,7 +223,7 @@ def _look_closer(source: Source, records: "RecordSet | None", scores: "Scores", 
 
 
 def _score(source: Source, records: "RecordSet | None", *, closer_size: int | None = None) -> Scored:
-    from pivotpatch.cli.train_text import show_training
+    from pivotpatch.cli.train import show_training
     from pivotpatch.training.config import load_config
 
     assert source.model is not None

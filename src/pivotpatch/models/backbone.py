@@ -69,7 +69,7 @@ class Backbone(nn.Module):
             raise InputError(
                 f"backbone {name!r}",
                 f"its weights cannot be fetched ({type(error).__name__})",
-                "check the connection or give a local file with weights=",
+                "check the connection, or give a local file: model.weights=FILE, in Python weights=",
             ) from error
         except InputError:
             raise

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pivotpatch.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, install_hint, quote_fault
 from pivotpatch.models.allowance import Allowance
 from pivotpatch.models.backbone import convert_names
 from pivotpatch.models.checkpoint import WEIGHTS
@@ -197,7 +197,7 @@ def _import_transformers() -> Any:
     try:
         return import_module("transformers")
     except ImportError:
-        raise InputError("transformers", "is not installed", "pip install pivotpatch[transformers]") from None
+        raise InputError("transformers", "is not installed", install_hint("transformers")) from None
 
 
 @contextmanager
