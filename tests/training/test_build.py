@@ -90,9 +90,7 @@ def test_it_is_told_which_labels_are_new(labels: tuple[str, ...], line: str | No
 def test_a_model_per_label_cannot_go_on_with_other_labels(tmp_path: Path) -> None:
     save_checkpoint(IndependentClassifier("test_vit", LABELS, image_size=32), tmp_path / "first")
     config = load_config(None, [f"model.start_from={tmp_path / 'first'}", "task.kind=independent"])
-    with pytest.raises(
-        InputError, match="IndependentClassifier, which task.kind=independent cannot train"
-    ):
+    with pytest.raises(InputError, match="IndependentClassifier, which task.kind=independent cannot train"):
         make_model(config, NEW_LABELS)
 
 

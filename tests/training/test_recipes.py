@@ -210,7 +210,7 @@ def test_the_documentation_lists_every_recipe_with_its_figure() -> None:
     text = (ROOT / "docs" / "training.md").read_text()
     table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in re.findall(r"^\|.*\|$", text, re.M)]
     start = next(place for place, row in enumerate(table) if row[0] == "recipe")
-    methods, told = table[start][1:4], {}
+    methods, told = table[start][1:4], dict[str, str]()
     for stem, *figures in table[start + 2 :]:
         if not NAME.fullmatch(f"{stem}-asl"):
             break

@@ -13,7 +13,7 @@ from pivotpatch.data.loading import Batch
 from pivotpatch.training.build import Run, build_run
 from pivotpatch.training.config import RunConfig, load_config
 from pivotpatch.training.processes import make_accelerator
-from pivotpatch.training.step import compile_run, compute_gradients, take_step
+from pivotpatch.training.step import compile_run, compute_gradients, take_step, time_step
 
 SMALL = (
     "data.val_fraction=0",
@@ -281,6 +281,15 @@ def test_a_compiled_model_is_the_same(changes: tuple[str, ...], images: str, mon
     for count in (4, 3):
         batch = take_first(plain, count)
         assert_same(find_gradient(compiled, batch), find_gradient(plain, batch))
+
+
+def test_timing_a_step_changes_nothing(images: str) -> None:
+    run = make_run(images, "model.backbone=test_resnet", "model.image_size=64")
+    before = {name: value.clone() for name, value in run.task.state_dict().items()}
+    assert time_step(run) > 0
+    assert any(name.endswith("running_var") for name in before)
+    assert all(torch.equal(value, before[name]) for name, value in run.task.state_dict().items())
+    assert all(weight.grad is None for weight in run.task.parameters())
 
 
 def test_a_step_returns_losses_images_and_norm(images: str) -> None:

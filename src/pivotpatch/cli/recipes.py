@@ -56,14 +56,16 @@ def _describe(recipe: "Recipe") -> dict[str, str | float | None]:
 
 def _print_table(rows: list[dict[str, str | float | None]]) -> None:
     """Names begin with the data and end with the method; the backbone gives way where the screen is narrow."""
+    from rich.text import Text
+
     from pivotpatch.cli.console import Screen, make_table
 
     table = make_table(["name", "backbone", "head", "mAP"])
-    table.columns[0].no_wrap = True
-    for column in table.columns[1:3]:
-        column.justify, column.overflow = "left", "ellipsis"
+    table.columns[0].no_wrap, table.columns[1].no_wrap = True, False
+    table.columns[1].justify = table.columns[2].justify = "left"
     for row in rows:
         published = row["published_map"]
         figure = "-" if published is None else f"{published:.1f}"
-        table.add_row(str(row["name"]), str(row["backbone"]), str(row["head"]), figure)
+        backbone = Text(str(row["backbone"]), no_wrap=True, overflow="ellipsis")
+        table.add_row(str(row["name"]), backbone, str(row["head"]), figure)
     Screen().print(table)

@@ -14,7 +14,7 @@ from pivotpatch.inference.scoring import score_images
 from pivotpatch.training.build import Run, build_run, none_read
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.processes import gather_named, own_settings
-from pivotpatch.training.step import compile_run, take_step
+from pivotpatch.training.step import compile_run, take_step, wait_for_device
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell | None = 
         for _ in range(2):  # the first one also compiles, and chooses kernels
             started = time.perf_counter()
             take_step(run, batch, step=0, rows=np.arange(len(batch.indices)))
-            _wait(run)
+            wait_for_device(run)
             per_step = time.perf_counter() - started
         per_validation = 0.0 if run.val_loader is None else _time_validation(run, run.val_loader)
     failures = [failure for each in (run.loader, run.val_loader) if each is not None for failure in each.failures]
@@ -112,10 +112,5 @@ def _time_validation(run: Run, loader: Loader) -> float:
     started = time.perf_counter()
     with torch.inference_mode(), torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32):
         score_images(model, batch.images.to(device))
-    _wait(run)
+    wait_for_device(run)
     return (time.perf_counter() - started) * len(loader)
-
-
-def _wait(run: Run) -> None:
-    if run.accelerator.device.type == "cuda":
-        torch.cuda.synchronize(run.accelerator.device)

@@ -46,32 +46,20 @@ class FitResult(NamedTuple):
 
 
 class _Interrupted(Exception):  # noqa: N818  # nothing went wrong
-    """Somebody asked the run to stop, and all that it needs to go on is saved."""
-
-    def __init__(self, asked: Signals) -> None:
-        super().__init__(asked)
-        self.asked = asked
+    """Somebody asked the run to stop by the signal in `args`, and all that it needs to go on is saved."""
 
 
-class _Listeners(NamedTuple):
-    """Who hears of a run: how far it is, each entry of the log, and a line now and then."""
-
-    progress: Progress
-    report: Report
-    tell: Tell
-
-
-def _listen(progress: Progress | None, report: Report | None, tell: Tell | None) -> _Listeners:
-    return _Listeners(progress or (lambda *_: None), report or (lambda _: None), tell or (lambda _: None))
+def _ignore(*_: object) -> None:
+    """Hear nothing."""
 
 
 def fit(
     config: RunConfig,
     out: Path,
     *,
-    progress: Progress | None = None,
-    report: Report | None = None,
-    tell: Tell | None = None,
+    progress: Progress = _ignore,
+    report: Report = _ignore,
+    tell: Tell = _ignore,
 ) -> FitResult:
     """Train, in a new folder.
 
@@ -85,28 +73,25 @@ def fit(
     accelerator = make_accelerator(config, out)
     folder = RunFolder(out, config, writes=accelerator.is_main_process)
     folder.check_free()
-    listeners = _listen(progress, report, tell)
     with closing(folder), own_settings(accelerator.device):
-        run = build_run(config, accelerator, progress=listeners.progress, tell=listeners.tell)
+        run = build_run(config, accelerator, progress=progress, tell=tell)
         compile_run(run, steps_left=run.total_steps)
         folder.create(run.choices)  # only now: a wrong configuration leaves nothing that the next attempt stumbles on
-        return _train(run, folder, RunState(records=len(run.records)), listeners=listeners)
+        trainer = _Trainer(run, folder, RunState(records=len(run.records)), progress=progress, report=report)
+        return _train(trainer, tell)
 
 
-def resume(
-    out: Path, *, progress: Progress | None = None, report: Report | None = None, tell: Tell | None = None
-) -> FitResult:
+def resume(out: Path, *, progress: Progress = _ignore, report: Report = _ignore, tell: Tell = _ignore) -> FitResult:
     """Go on with a run where its folder says it is, mid-epoch too; as if it had never stopped."""
     processes = join_processes()
     folder = RunFolder.open(out, writes=processes.is_main_process)
-    listeners = _listen(progress, report, tell)
     with closing(folder), own_settings(processes.device):
         processes.wait_for_everyone()  # until the folder is tidy
         state = folder.load_state()
         folder.check_resumable(state)
         accelerator = make_accelerator(folder.config, out)
         saved = folder.last if state.step > 0 else None
-        run = build_run(folder.config, accelerator, saved=saved, progress=listeners.progress)
+        run = build_run(folder.config, accelerator, saved=saved, progress=progress)
         if saved is None:
             state.records = len(run.records)
         else:
@@ -114,7 +99,7 @@ def resume(
             restore_training(run, folder.load_tensors(accelerator.device))
         compile_run(run, steps_left=run.total_steps - state.step)
         folder.cut_log(state.logged)
-        return _train(run, folder, state, listeners=listeners)
+        return _train(_Trainer(run, folder, state, progress=progress, report=report), tell)
 
 
 def _check_images(run: Run, state: RunState) -> None:
@@ -127,21 +112,18 @@ def _check_images(run: Run, state: RunState) -> None:
         raise InputError(where, "its labels are not those that the run began with", todo)
 
 
-def _train(run: Run, folder: RunFolder, state: RunState, *, listeners: _Listeners) -> FitResult:
+def _train(trainer: "_Trainer", tell: Tell) -> FitResult:
+    run, folder = trainer.run, trainer.folder
     for line in run.choices.values():
-        listeners.tell(line)
-    with StopSignals() as stop:
-        trainer = _Trainer(run, folder, state, stop=stop, listeners=listeners)
-        try:
-            with open_trackers(run.accelerator, run.config, step=state.step):
-                result = trainer.train()
-            folder.write_metrics(result.metrics)
-        except InputError as error:
-            where, wrong, todo = error.parts
-            safe = "nothing was saved yet"
-            if trainer.saved:
-                safe = f"last/ holds step {trainer.saved}, --resume goes on there"
-            raise InputError(where, wrong, f"{todo}; {safe}") from error
+        tell(line)
+    try:
+        with trainer.stop, open_trackers(run.accelerator, run.config, step=trainer.state.step):
+            result = trainer.train()
+        folder.write_metrics(result.metrics)
+    except InputError as error:
+        where, wrong, todo = error.parts
+        safe = f"last/ holds step {trainer.saved}, --resume goes on there" if trainer.saved else "nothing was saved yet"
+        raise InputError(where, wrong, f"{todo}; {safe}") from error
     return result
 
 
@@ -156,14 +138,13 @@ class _Trainer:
         recent: steps whose numbers are still on the device (reading each would wait for it), with their images.
     """
 
-    def __init__(
-        self, run: Run, folder: RunFolder, state: RunState, *, stop: StopSignals, listeners: _Listeners
-    ) -> None:
+    def __init__(self, run: Run, folder: RunFolder, state: RunState, *, progress: Progress, report: Report) -> None:
         self.run = run
         self.folder = folder
         self.state = state
-        self.stop = stop
-        self.listeners = listeners
+        self.progress = progress
+        self.report = report
+        self.stop = StopSignals()
         self.saved = state.step
         self.recent: list[tuple[Tensor, Tensor]] = []
         self._began = time.perf_counter() - state.seconds
@@ -175,7 +156,7 @@ class _Trainer:
             self.take_steps()
             tested = self.test()
         except _Interrupted as interrupted:
-            return FitResult(self.describe(finished=False), interrupted.asked)
+            return FitResult(self.describe(finished=False), interrupted.args[0])
         return FitResult({**self.describe(finished=True), "test": tested}, None)
 
     def take_steps(self) -> None:
@@ -243,7 +224,7 @@ class _Trainer:
             moment, (before, since) = time.perf_counter(), self._logged
             self._logged = (moment, step)
             self.write(sum_up_steps(run, self.state, since=since, seconds=moment - before))
-        self.listeners.progress("train", step, run.total_steps)
+        self.progress("train", step, run.total_steps)
 
     def write(self, entry: dict[str, Any]) -> None:
         """Add an entry to the log, the trackers and what the caller sees."""
@@ -252,7 +233,7 @@ class _Trainer:
         told = {name: value for name, value in entry.items() if name != "step"}
         with explain_disk_faults(self.folder.root):
             self.run.accelerator.log(told, step=entry["step"])
-        self.listeners.report(entry)
+        self.report(entry)
 
     def save(self) -> None:
         """Save all that is needed to go on, once it is known to be sound."""
@@ -272,7 +253,7 @@ class _Trainer:
         def watch(_what: str, done: int, total: int | None) -> None:
             if self.stop.received is not None and self.run.accelerator.num_processes == 1:
                 raise _Interrupted(self.stop.received)
-            self.listeners.progress(what, done, total)
+            self.progress(what, done, total)
 
         run = self.run
         scores = score_pictures(

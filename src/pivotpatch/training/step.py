@@ -148,7 +148,7 @@ def compile_run(run: Run, *, steps_left: int) -> None:
     setting, device = run.config.precision.compile, run.accelerator.device
     measured = setting == "auto" and device.type == "cuda"
     compiled, why = choose_compile(
-        setting, steps_left=steps_left, seconds_per_step=_time_step(run) if measured else None
+        setting, steps_left=steps_left, seconds_per_step=time_step(run) if measured else None
     )
     if measured and compiled and not can_run(_compile_something, device):
         compiled, why = False, "precision.compile is false: torch.compile does not work on this machine"
@@ -163,8 +163,8 @@ def _compile_something(device: torch.device) -> None:
     torch.compile(torch.neg)(torch.ones(8, device=device))
 
 
-def _time_step(run: Run) -> float:
-    """Seconds of a forward and backward pass, the slowest process's; weights and statistics stay what they were."""
+def time_step(run: Run) -> float:
+    """Seconds of a forward and backward pass of the slowest process; the run stays what it was."""
     accelerator, size = run.accelerator, run.task.model.picture_size
     count = -(-run.config.train.batch_size // accelerator.num_processes)
     black = Batch(
@@ -173,19 +173,26 @@ def _time_step(run: Run) -> float:
         torch.arange(count),
         (),
     )
-    buffers = {buffer: buffer.clone() for buffer in run.task.buffers()}
+    buffers = [(buffer, buffer.clone()) for buffer in run.task.buffers()]
     for _ in range(2):  # the first one also chooses kernels
-        torch.cuda.synchronize(accelerator.device)
+        wait_for_device(run)
         began = time.perf_counter()
         compute_gradients(run, black, step=0, rows=np.arange(count))
-        torch.cuda.synchronize(accelerator.device)
+        wait_for_device(run)
         seconds = time.perf_counter() - began
     run.optimiser.zero_grad()
-    for buffer, value in buffers.items():
+    for buffer, value in buffers:
         buffer.copy_(value)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(accelerator.device)
+    if accelerator.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(accelerator.device)
     return float(accelerator.gather(torch.tensor([seconds], device=accelerator.device)).max())
+
+
+def wait_for_device(run: Run) -> None:
+    """Wait until a GPU has done what it was asked to."""
+    if run.accelerator.device.type == "cuda":
+        torch.cuda.synchronize(run.accelerator.device)
 
 
 def list_weights(optimiser: torch.optim.Optimizer) -> list[Tensor]:
