@@ -51,16 +51,11 @@ class Run:
     """A run that is ready to go.
 
     Attributes:
-        config: what it was built from.
-        accelerator: device and processes.
-        records: the training images.
-        loader: of this process's share of them.
-        val_loader: of its share of the validation images, where there are any.
+        records: the training images; `loader` gives this process's share of them, `val_loader` that of validation.
         tests: the test sets by address, opened now so that a wrong address is known before days of training.
         task: model and loss.
         step_module: the task as it is called in training: the same, or wrapped for several processes.
         average: the running average of the model, where one is kept.
-        optimiser: over the model's weights.
         policy: of augmentation.
         dtype: of autocast.
         held_bytes: of the images that stay decoded.

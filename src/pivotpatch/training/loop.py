@@ -117,9 +117,10 @@ def _train(trainer: "_Trainer", tell: Tell) -> FitResult:
     for line in run.choices.values():
         tell(line)
     try:
-        with trainer.stop, open_trackers(run.accelerator, run.config, step=trainer.state.step):
-            result = trainer.train()
-        folder.write_metrics(result.metrics)
+        with trainer.stop:
+            with open_trackers(run.accelerator, run.config, step=trainer.state.step):
+                result = trainer.train()
+            folder.write_metrics(result.metrics)
     except InputError as error:
         where, wrong, todo = error.parts
         safe = f"last/ holds step {trainer.saved}, --resume goes on there" if trainer.saved else "nothing was saved yet"
