@@ -6,7 +6,8 @@ Three ways, one after the other, on the same generated JPEG files (640 x 480):
 
 - published: five views of a sample through PIL in workers, NCHW, fp16 autocast with a scaled loss, an average of the
   weights tensor by tensor, and a look at the loss after each step;
-- ours: the project's loader, step and average, as `pivotpatch train` takes them;
+- ours: the project's loader, step and average with the defaults of `pivotpatch train`: it decides itself whether to
+  compile and where images are held, and says so (--set data.hold=nothing decodes them for every step);
 - floor: forward and backward of the same network, compiled and rewritten as ours, on augmented views of some of those
   pictures that lie on the device, nothing else.
 
@@ -39,6 +40,7 @@ from pivotpatch.training.task import PatchTask
 
 LABELS = 80
 PROFILED = 3  # steps in a profile
+RUN_STEPS = 50_000  # left of the run whose steps are timed: 80 epochs of COCO with 128 images per step
 LOOKED_AT = 8  # steps whose sections are timed, after the others
 
 
@@ -256,7 +258,7 @@ def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, devi
     from pivotpatch.training.build import build_run
     from pivotpatch.training.config import load_config
     from pivotpatch.training.processes import make_accelerator, own_settings
-    from pivotpatch.training.step import Watch, take_step
+    from pivotpatch.training.step import Watch, compile_run, take_step
 
     table = paths[0].parent / "pictures.csv"
     rows = [f"{path.name},label {index % LABELS}" for index, path in enumerate(paths)]
@@ -271,7 +273,6 @@ def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, devi
             "model.pretrained=false",
             f"model.image_size={args.size}",
             f"train.batch_size={args.batch}",
-            f"precision.compile={'true' if device.type == 'cuda' else 'false'}",
             "output.trackers=[]",
             *args.set,
         ],
@@ -279,6 +280,8 @@ def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, devi
     accelerator = make_accelerator(config, paths[0].parent / "run")
     with own_settings(accelerator.device):
         run = build_run(config, accelerator)
+        compile_run(run, steps_left=RUN_STEPS)
+        print("\n".join(run.choices.values()), flush=True)
         count = 0
 
         def batches() -> Iterator[Any]:

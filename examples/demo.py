@@ -141,12 +141,12 @@ def train(size: Size, seed: int) -> Trained:
         plain = run("the plain model", configure(size, "image", epochs=views, seed=seed), place / "plain")
         start = run("the start of PAT-T", configure(size, "image", epochs=size.first, seed=seed), place / "start")
         patch = configure(size, "patch", epochs=size.epochs, seed=seed, start=start)
-        models = load_checkpoint(plain), load_checkpoint(run("PAT-T", patch, place / "patch"))
-    for model in models:
+        trained, pat = load_checkpoint(plain), load_checkpoint(run("PAT-T", patch, place / "patch"))
+    for model in (trained, pat):
         model.to(Accelerator().device).to(memory_format=torch.channels_last)
-    assert isinstance(models[0], MultiLabelClassifier)
-    assert isinstance(models[1], PatchClassifier)
-    return Trained(*models)
+    assert isinstance(trained, MultiLabelClassifier)
+    assert isinstance(pat, PatchClassifier)
+    return Trained(trained, pat)
 
 
 def judge(trained: Trained, split: str, *, count: int) -> Answers:

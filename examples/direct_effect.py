@@ -16,7 +16,7 @@ from rich.table import Table
 from pivotpatch import PatchInference
 from pivotpatch.audit.direct_effect import EffectTracking, measure_direct_effects, track_effects
 from pivotpatch.audit.plots import plot_effects
-from pivotpatch.cli.train_text import show_training
+from pivotpatch.cli.train import show_training
 from pivotpatch.core.bootstrap import Interval
 from pivotpatch.data.address import open_records
 from pivotpatch.models.checkpoint import load_checkpoint

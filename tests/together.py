@@ -32,7 +32,7 @@ def find_gradients(config: RunConfig) -> list[Arrays]:
     for number, (share, batch) in enumerate(zip(list(sampler), run.loader, strict=True)):
         rows = sampler.rows(number)[np.isin(share, batch.indices)]
         parts = compute_gradients(run, batch, step=number, rows=rows)
-        found: Arrays = {"parts": parts.numpy(), "pictures": batch.indices.numpy()}
+        found: Arrays = {"parts": parts.numpy(), "images": batch.indices.numpy()}
         for name, weight in run.task.model.named_parameters():
             found |= {name: weight.grad.numpy().copy()} if weight.grad is not None else {}
         run.task.zero_grad()
@@ -41,7 +41,7 @@ def find_gradients(config: RunConfig) -> list[Arrays]:
 
 
 def train_epoch(config: RunConfig) -> list[Arrays]:
-    """The network in training and the one that is kept, after an epoch."""
+    """The model in training and the one that is kept, after an epoch."""
     run = build_run(config, make_accelerator(config))
     sampler = run.loader.epoch_sampler
     for number, (share, batch) in enumerate(zip(list(sampler), run.loader, strict=True)):
@@ -50,7 +50,7 @@ def train_epoch(config: RunConfig) -> list[Arrays]:
 
 
 def score_counts(config: RunConfig, counts: list[int]) -> list[Arrays]:
-    """Scores of the first pictures, for each count of them."""
+    """Scores of the first images, for each count of them."""
     accelerator = make_accelerator(config)
     run = build_run(config, accelerator)
     found: list[Arrays] = []

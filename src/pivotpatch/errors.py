@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 # Control characters, the two separators of lines that are none, and halves of UTF-16 pairs, which no screen can show.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -86,3 +87,15 @@ def shorten(names: Iterable[str], *, limit: int = 3) -> str:
     listed = list(names)
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(map(cut, listed[:limit])) + more
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs an optional part: from the clone, where there is one.
+
+    >>> install_hint("app").startswith("pip install ")
+    True
+    """
+    root = Path(__file__).parents[2]
+    if not (root / "pyproject.toml").is_file():
+        return f"pip install 'pivotpatch[{extra}]'"
+    return f"pip install -e '{'.' if Path.cwd() == root else root}[{extra}]'"

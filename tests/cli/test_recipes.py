@@ -1,34 +1,22 @@
 import json
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from pivotpatch.cli.main import main
-from pivotpatch.training.config import load_config
-from pivotpatch.training.recipes import list_recipes
+from pivotpatch.training import list_recipes, load_config
 
 
-def test_all_recipes_are_listed_with_what_they_train(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_recipes_are_listed_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[0] for row in rows] == [recipe.name for recipe in list_recipes()]
-    assert ["coco-tresnet_l-pat", "coco", "tresnet_l.miil_in1k_448", "linear", "patch", "88.7"] in rows
-    assert ["coco-resnet101-int", "coco", "resnet101.tv_in1k", "linear", "independent", "-"] in rows
-    swin = "swin_large_patch4_window12_384.ms_in22k"  # the longest, whole where no screen limits it
-    assert ["coco-swin_l_21k-q2l-asl", "coco", swin, "query2label", "image", "90.5"] in rows
-
-
-def test_a_narrow_screen_keeps_names_and_figures_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    done = subprocess.run([sys.executable, "-m", "pivotpatch", "recipes"], capture_output=True, text=True, check=True)
-    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines[1:]]
     assert [row[0] for row in rows] == [recipe.name for recipe in list_recipes()]
     assert [row[-1] for row in rows] == [f"{r.published:.1f}" if r.published else "-" for r in list_recipes()]
-    assert all(len(line) <= 80 for line in done.stdout.splitlines()[2:])
+    assert ["coco-tresnet_l-pat", "tresnet_l.miil_in1k_448", "linear", "88.7"] in rows
+    assert max(map(len, lines)) <= 80
 
 
 def test_machines_read_the_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,13 +43,8 @@ def test_one_recipe_is_printed_to_be_changed(tmp_path: Path, capsys: pytest.Capt
         assert out == recipe.path.read_text("utf-8")
         (tmp_path / "mine.toml").write_text(out)
         assert load_config(tmp_path / "mine.toml") == load_config(recipe.path)
-
-
-def test_json_of_one_recipe_holds_the_defaults_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "coco-resnet101-pat", "--json"]) == 0
-    settings = json.loads(capsys.readouterr().out)
-    assert settings["model"]["image_size"] == 448
-    assert settings["ema"]["decay"] == 0.9997
+    assert json.loads(capsys.readouterr().out)["ema"]["decay"] == 0.9997  # the defaults too
 
 
 def test_an_unknown_or_broken_recipe_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,10 +55,7 @@ def test_an_unknown_or_broken_recipe_is_one_line(tmp_path: Path, capsys: pytest.
     broken = tmp_path / "mine.toml"
     broken.write_text("[train]\nepoch = 3\n")
     assert main(["recipes", str(broken)]) == 1
-    assert capsys.readouterr().err == (
-        f"pivotpatch: {broken}: unknown key 'train.epoch';"
-        " did you mean 'epochs'? known: accumulate, batch_size, epochs, seed\n"
-    )
+    assert f"{broken}: unknown key 'train.epoch'; did you mean 'epochs'?" in capsys.readouterr().err
 
 
 def test_neither_help_nor_the_list_waits_for_torch() -> None:
@@ -89,8 +69,3 @@ def test_neither_help_nor_the_list_waits_for_torch() -> None:
     out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     assert "HEAVY []\n" in out
     assert out.endswith("False\n")
-
-
-def test_a_printed_recipe_is_toml(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["recipes", "coco-tresnet_l-q2l-pat"])
-    assert tomllib.loads(capsys.readouterr().out)["model"]["head_options"] == {"width": 2432}

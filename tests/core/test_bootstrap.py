@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pivotpatch.audit import bootstrap
+from pivotpatch.core import bootstrap
 from pivotpatch.core.bootstrap import Interval, ResampledPrecision, resample_average_precision
 from pivotpatch.core.metrics import Definition, average_precision
 from pivotpatch.errors import InputError

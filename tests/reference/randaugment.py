@@ -1,5 +1,6 @@
 """The published RandAugment's operations, by Pillow: magnitude is a step from 0 to 9."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -47,7 +48,7 @@ OPERATIONS: dict[str, Operation] = {
     "equalize": lambda image, _m, _sign, _place: ImageOps.equalize(image),
     "contrast": lambda image, m, sign, _place: ImageEnhance.Contrast(image).enhance(1 + sign * steps(0, 0.9, m)),
     "color": lambda image, m, sign, _place: ImageEnhance.Color(image).enhance(1 + sign * steps(0, 0.9, m)),
-    "solarize": lambda image, m, _sign, _place: ImageOps.solarize(image, steps(256, 0, m)),
+    "solarize": lambda image, m, _sign, _place: ImageOps.solarize(image, math.ceil(steps(256, 0, m))),
     "brightness": lambda image, m, sign, _place: ImageEnhance.Brightness(image).enhance(1 + sign * steps(0, 0.9, m)),
 }
 

@@ -2,9 +2,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_process import SHORT, crash, when
+from run_process import SHORT, crash, read_run, when
 
-from pivotpatch.training.loop import fit
+from pivotpatch.training import fit
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What `SHORT` leaves where nothing stops it."""
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    fit(SHORT, folder)
+    return read_run(folder)
 
 
 @pytest.fixture(scope="session")

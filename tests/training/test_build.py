@@ -14,9 +14,8 @@ from pivotpatch.models.classifier import Classifier, IndependentClassifier, Mult
 from pivotpatch.models.named import find_bundled
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import build_run, make_model
-from pivotpatch.training.config import load_config
+from pivotpatch.training.config import find_recipe, load_config
 from pivotpatch.training.processes import make_accelerator
-from pivotpatch.training.recipes import find_recipe
 
 LABELS = ("cat", "dog")
 NEW_LABELS = ("lamp", "dog", "sofa")
@@ -35,7 +34,7 @@ NEW_LABELS = ("lamp", "dog", "sofa")
 def test_what_was_fitted_to_other_weights_does_not_go_on(kind: type[Classifier], task: str, tmp_path: Path) -> None:
     model = kind("test_vit", LABELS, image_size=32)
     if isinstance(model, PatchClassifier):
-        model.set_mixing(lam=torch.tensor([0.5, 2.0]), temperature=0.25)
+        model.set_mixing(lam=2.0, temperature=0.25)
     model.thresholds = (0.3, 0.4)
     model.calibration = Calibration("image", "platt", (2.0, 2.0), (1.0, 1.0))
     model.adaptive = Adaptive(model.calibration, (0.0, 0.5))
@@ -51,7 +50,7 @@ def test_what_was_fitted_to_other_weights_does_not_go_on(kind: type[Classifier],
         assert again.patch_only == (task == "patch_only")
 
 
-def test_a_network_by_name_is_trained_further(tmp_path: Path) -> None:
+def test_a_model_by_name_is_trained_further(tmp_path: Path) -> None:
     model = PatchClassifier("test_vit", LABELS, image_size=32)
     save_checkpoint(model, tmp_path / "first")
     again = make_model(load_config(None, [f"model.start_from=hub:{tmp_path / 'first'}", "task.kind=patch"]), LABELS)
@@ -59,21 +58,13 @@ def test_a_network_by_name_is_trained_further(tmp_path: Path) -> None:
     assert all(torch.equal(value, held[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("task", ["patch", "patch_only"])
-def test_a_new_network_knows_whether_it_will_see_the_whole_image(task: str) -> None:
-    settings = ["model.backbone=test_vit", "model.image_size=32", "model.pretrained=false", f"task.kind={task}"]
-    model = make_model(load_config(None, settings), LABELS)
-    assert isinstance(model, PatchClassifier)
-    assert model.patch_only == (task == "patch_only")
-
-
 @pytest.mark.parametrize("task", ["image", "patch"])
-def test_an_ordinary_network_may_go_on_with_other_labels(task: str, tmp_path: Path) -> None:
+def test_an_ordinary_model_may_go_on_with_other_labels(task: str, tmp_path: Path) -> None:
     first = MultiLabelClassifier("test_vit", LABELS, image_size=32)
     save_checkpoint(first, tmp_path / "first")
     config, told = load_config(None, [f"model.start_from={tmp_path / 'first'}", f"task.kind={task}"]), list[str]()
     again = make_model(config, NEW_LABELS, tell=told.append)
-    assert told == ["starting from a network that knows 1 of 3 labels: dog; new: lamp, sofa"]
+    assert told == ["starting from a model that knows 1 of 3 labels: dog; new: lamp, sofa"]
     assert isinstance(again, PatchClassifier if task == "patch" else MultiLabelClassifier)
     assert again.labels == NEW_LABELS
     shared = [model.state_dict()["head.project.weight"][model.labels.index("dog")] for model in (again, first)]
@@ -84,8 +75,8 @@ def test_an_ordinary_network_may_go_on_with_other_labels(task: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("labels", "line"),
     [
-        (("dog",), "starting from a network that knows 1 of 1 labels: dog"),
-        (("lamp",), "starting from a network that knows 0 of 1 labels; new: lamp"),
+        (("dog",), "starting from a model that knows 1 of 1 labels: dog"),
+        (("lamp",), "starting from a model that knows 0 of 1 labels; new: lamp"),
         (("dog", "cat"), None),
     ],
 )
@@ -96,10 +87,10 @@ def test_it_is_told_which_labels_are_new(labels: tuple[str, ...], line: str | No
     assert told == ([] if line is None else [line])
 
 
-def test_a_network_a_label_cannot_go_on_with_other_labels(tmp_path: Path) -> None:
+def test_a_model_per_label_cannot_go_on_with_other_labels(tmp_path: Path) -> None:
     save_checkpoint(IndependentClassifier("test_vit", LABELS, image_size=32), tmp_path / "first")
     config = load_config(None, [f"model.start_from={tmp_path / 'first'}", "task.kind=independent"])
-    with pytest.raises(InputError, match="first: it has a network for each of its 2 labels, and the pictures"):
+    with pytest.raises(InputError, match="IndependentClassifier, which task.kind=independent cannot train"):
         make_model(config, NEW_LABELS)
 
 
@@ -116,7 +107,7 @@ def test_the_tagger_goes_on_with_labels_of_your_own() -> None:
     assert torch.equal(next(again.backbone.parameters()), next(tagger.backbone.parameters()))
 
 
-def test_labels_that_no_picture_has_are_told(tmp_path: Path) -> None:
+def test_labels_that_no_image_has_are_told(tmp_path: Path) -> None:
     Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
     table = tmp_path / "photos.csv"
     changes = [f"data.train=table:{table}", "data.val_fraction=0", "data.workers=0"]
@@ -125,4 +116,4 @@ def test_labels_that_no_picture_has_are_told(tmp_path: Path) -> None:
     for row in ("1,0,1,0", "1,1,1,1"):
         table.write_text(f"image,cat,dog,owl,yak\na.png,{row}\n")
         build_run(config, make_accelerator(config, tmp_path / "run"), tell=told.append)
-    assert told == ["no picture to train on has 2 of 4 labels, so nothing finds them: dog, yak"]
+    assert told == ["no training image has 2 of 4 labels, so none is learned: dog, yak"]

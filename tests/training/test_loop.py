@@ -1,34 +1,32 @@
-"""The loop trains and reports what its task says, and nothing else."""
+"""The loop trains and reports what its task says; what it says in numbers; and numbers that are not finite."""
 
+import re
 from pathlib import Path
 
 import pytest
-from run_process import read_run
+import torch
+from made_scores import make_scores
+from reference.average_precision import envelope
+from run_process import make_config
+from sklearn.metrics import average_precision_score
 
-from pivotpatch.models.checkpoint import load_checkpoint
+from pivotpatch.errors import InputError
+from pivotpatch.inference.scores import Scores
+from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.training.config import load_config
-from pivotpatch.training.folder import read_log
-from pivotpatch.training.loop import fit, resume
+from pivotpatch.training import fit, resume
+from pivotpatch.training.build import Run, build_run, open_training_records
+from pivotpatch.training.folder import RunFolder, RunState, read_log
+from pivotpatch.training.metrics import describe_run, explain_nonfinite, measure_scores, sum_up_steps
+from pivotpatch.training.processes import make_accelerator
 
-SETTINGS = [
-    "data.train=scenes:@train?count=24&size=32",
-    "data.val_fraction=0.5",
-    "data.hold=memory",
-    "model.backbone=test_resnet",
-    "model.pretrained=false",
-    "model.image_size=32",
-    "train.epochs=1",
-    "train.batch_size=6",
-    "output.trackers=[]",
-]
+ROWS = [[8.0, 4.0, 4.0, 1.0], [3.0, 1.0, 1.0, 5.0], [2.0, 0.0, 5.0, 3.0]]  # loss of images and patches, images, norm
 
 
 @pytest.mark.parametrize(
     ("changes", "parts", "judged"),
     [
         (["task.kind=image"], {"image"}, {"image"}),
-        (["task.kind=patch"], {"image", "patch"}, {"image", "patch", "tde"}),
         (["task.closer_size=48"], {"image", "patch", "closer"}, {"image", "patch", "tde"}),
         (["task.kind=patch_only"], {"patch"}, {"patch"}),
         (["task.kind=independent", 'data.labels=["one", "two"]'], {"image"}, {"image"}),
@@ -38,7 +36,7 @@ SETTINGS = [
 def test_the_log_tells_of_each_part_of_the_task(
     changes: list[str], parts: set[str], judged: set[str], tmp_path: Path
 ) -> None:
-    result = fit(load_config(None, [*SETTINGS, *changes]), tmp_path / "run")
+    result = fit(make_config("train.epochs=1", *changes), tmp_path / "run")
     *steps, last = read_log(tmp_path / "run")
     assert {key.removeprefix("loss_") for key in steps[-1] if key.startswith("loss_")} == parts
     assert {key.removeprefix("val_mAP_") for key in last if key.startswith("val_mAP_")} == judged
@@ -47,19 +45,121 @@ def test_the_log_tells_of_each_part_of_the_task(
     assert steps[-1]["loss"] == pytest.approx(total)
 
 
-def test_a_run_that_learns_to_look_closer_keeps_that_and_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    config = load_config(None, [*SETTINGS, "train.epochs=2", "output.save_every=1", "task.closer_size=48"])
+def make_run(*changes: str) -> Run:
+    config = make_config("data.hold=nothing", *changes)
+    return build_run(config, make_accelerator(config))
 
-    def crash(stage: str, done: int, _total: int | None) -> None:
-        if (stage, done) == ("train", 3):
-            raise ZeroDivisionError
 
-    fit(config, tmp_path / "whole")
-    with pytest.raises(ZeroDivisionError):
-        fit(config, tmp_path / "crashed", progress=crash)
-    resume(tmp_path / "crashed")
-    assert read_run(tmp_path / "crashed") == read_run(tmp_path / "whole")
-    for name in ("best", "last"):
-        model = load_checkpoint(tmp_path / "whole" / name)
-        assert isinstance(model, PatchClassifier)
-        assert model.closer_size == 48
+@pytest.fixture(scope="module")
+def run() -> Run:
+    """Of PAT-T, with seven steps per epoch."""
+    return make_run()
+
+
+def test_an_entry_is_the_mean_over_images_and_the_steps_are_counted_once(run: Run) -> None:
+    state = RunState(step=10, pending=[*ROWS], pictures=7, train_seconds=1.0)
+    entry = sum_up_steps(run, state, since=7, seconds=4.0)
+    assert entry == {
+        "step": 10,
+        "epoch": pytest.approx(10 / 7),
+        "loss": pytest.approx(18 / 10),
+        "loss_image": pytest.approx(13 / 10),
+        "loss_patch": pytest.approx(5 / 10),
+        "gradient_norm": pytest.approx(3.0),  # of steps, however many images they had
+        "lr": run.optimiser.param_groups[0]["lr"],
+        "pictures_per_second": pytest.approx(10 / 4),
+    }
+    assert (state.pending, state.pictures, state.train_seconds) == ([], 17, 5.0)
+    empty = sum_up_steps(run, RunState(step=1, pending=[[0.0, 0.0, 0.0, 0.5]]), since=0, seconds=1.0)
+    assert (empty["loss"], empty["pictures_per_second"]) == (0, 0)  # nothing could be read
+
+
+def test_steps_from_before_a_resume_have_losses_but_no_time(run: Run) -> None:
+    whole, resumed = (RunState(step=10, pending=[*ROWS]) for _ in range(2))
+    expected = sum_up_steps(run, whole, since=7, seconds=4.0)
+    entry = sum_up_steps(run, resumed, since=9, seconds=4.0)  # one of the three was taken since
+    assert entry.pop("pictures_per_second") == pytest.approx(expected.pop("pictures_per_second") / 3)
+    assert entry == expected
+    assert resumed.pictures == 4  # a third of ten, and never none
+
+
+def mean_precision(scores: Scores, kind: str, definition: str) -> float:
+    """By scikit-learn, or by walking down every threshold."""
+    means = []
+    for logits, target in zip(scores.logits[kind].T, scores.target.T, strict=True):
+        known = ~target.isnan()
+        said, true = logits[known].tolist(), target[known].tolist()
+        means.append(average_precision_score(true, said) if definition == "step" else envelope(said, true))
+    return sum(means) / len(means)
+
+
+@pytest.mark.parametrize(
+    ("kind", "definition", "expected"),
+    [("patch", "step", ["image", "patch", "tde"]), ("image", "envelope", ["image"]), ("patch_only", "step", ["patch"])],
+)
+def test_what_a_task_trains_is_measured_as_the_configuration_says(
+    kind: str, definition: str, expected: list[str]
+) -> None:
+    scores = make_scores(("cat", "dog", "cup"))
+    found = measure_scores(make_run(f"task.kind={kind}", f"evaluation.definition={definition}"), scores)
+    assert list(found) == expected
+    for name, each in found.items():
+        assert (each.labels, each.definition) == (("cat", "dog", "cup"), definition)
+        assert each.mean == pytest.approx(mean_precision(scores, name, definition))
+
+
+def test_the_best_step_is_that_of_validation_or_else_the_last(run: Run) -> None:
+    state = RunState(step=14, best=0.75, best_step=7, pictures=98, train_seconds=4.0, not_read={"b": "2", "a": "1"})
+    told = describe_run(run, state, seconds=9.0, finished=True)
+    assert (told["steps"], told["epochs"], told["pictures_per_second"]) == (14, 2, 24.5)
+    assert (told["best_step"], told["best_val_mAP"]) == (7, 0.75)
+    assert told["chosen_by"] == "validation mAP of the tde logits"
+    assert list(told["not_read"].items()) == [("a", "1"), ("b", "2")]
+    alone = describe_run(make_run("data.val_fraction=0"), RunState(step=14), seconds=9.0, finished=True)
+    assert (alone["best_step"], alone["chosen_by"]) == (14, "nothing, the last step")
+    assert describe_run(run, RunState(), seconds=2.0, finished=False)["pictures_per_second"] is None
+
+
+def test_a_run_that_diverges_names_images_and_keeps_its_last_good_state(tmp_path: Path) -> None:
+    out, config = tmp_path / "run", make_config("optimiser.lr=1e30", "output.save_every=1")
+    with pytest.raises(InputError) as caught:
+        fit(config, out)
+    told = re.fullmatch(
+        r"step (\d+): the loss of (.+), (.+), (.+) and 5 more is not finite \(nan, gradient norm nan\); "
+        r"lower optimiser.lr, .*; last/ holds step (\d+), --resume goes on there",
+        str(caught.value),
+    )
+    assert told, caught.value
+    step = int(told[1])
+    assert int(told[5]) == step - 1
+    folder = RunFolder.open(out)
+    assert folder.load_state().step == step - 1 > 0
+    tensors = [*load_checkpoint(folder.last).state_dict().values(), *folder.load_tensors(torch.device("cpu")).values()]
+    assert all(torch.isfinite(value).all() for value in tensors)
+    records = open_training_records(config).train
+    assert {told[2], told[3], told[4]} <= {record.name for record in records}
+    folder.close()
+    with pytest.raises(InputError, match=f"step {step}: the loss of {re.escape(told[2])}, "):
+        resume(out)  # the same again
+
+
+def test_what_a_finite_loss_hides_is_not_saved(tmp_path: Path) -> None:
+    """A variance overflows; what batch norm makes of it is 0, which costs a finite loss."""
+    model = PatchClassifier("test_resnet", open_training_records(make_config()).train.labels.names)
+    next(model.backbone.parameters()).data *= 1e25
+    save_checkpoint(model, tmp_path / "start")
+    start = (f"model.start_from={tmp_path / 'start'}", "model.backbone=resnet101.tv_in1k", "model.image_size=")
+    with pytest.raises(InputError, match=r"step 1: model\..*running_var is not finite; lower .*nothing was saved yet"):
+        fit(make_config(*start, "output.save_every=1"), tmp_path / "run")
+    assert not (tmp_path / "run" / "last").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "row", "message"),
+    [
+        (1, [torch.nan, 1.0, 2.0, 1.0], "step 1: the loss of .* check the weights it began with"),
+        (4, [1.0, 1.0, 2.0, torch.inf], "step 4: the gradient of .* lower optimiser.lr, set optimiser.clip_norm"),
+    ],
+)
+def test_what_is_not_finite_is_told_apart(step: int, row: list[float], message: str, run: Run) -> None:
+    assert re.match(message, str(explain_nonfinite(run, step=step, indices=torch.tensor([0, 3]), numbers=row)))

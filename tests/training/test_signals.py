@@ -1,3 +1,5 @@
+"""Ctrl-C and SIGTERM: a run finishes its step, saves, and goes on later to the same end."""
+
 import json
 import os
 import shlex
@@ -6,50 +8,34 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from run_process import PICTURES, SMALL, TrainingProcess, make_config, read_run, read_step
+from run_process import IMAGES, SHORT, SMALL, TrainingProcess, make_config, read_run, read_step, when
 
 from pivotpatch.cli.main import main
-from pivotpatch.training.config import RunConfig
-from pivotpatch.training.loop import fit, resume
+from pivotpatch.training import fit, resume
 from pivotpatch.training.signals import StopSignals
 
-pytestmark = pytest.mark.slow
-
-SHORT = make_config("train.epochs=2", "task.kind=image", "model.image_size=64", f"data.test={PICTURES}")
-
-
-def at(what: str, done: int, do: Callable[[], object]) -> Callable[[str, int, int | None], None]:
-    """Do something when a run is so far."""
-
-    def progress(stage: str, number: int, _total: int | None) -> None:
-        if (stage, number) == (what, done):
-            do()
-
-    return progress
+TESTED = make_config("task.kind=image", f"data.test={IMAGES}")
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """A run that never stopped."""
+def tested_reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("reference") / "run"
-    fit(SHORT, folder)
+    fit(TESTED, folder)
     return read_run(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("what", "done", "saved", "logged"),
+    ("number", "what", "done", "saved", "logged"),
     [
-        ("train", 6, 6, [5]),  # finishes the step
-        ("train", 7, 7, [5, 7]),  # the last of an epoch: not evaluated any more
-        ("validate", 2, 7, [5, 7]),  # the evaluation is given up, and done again
-        (f"test {PICTURES}", 3, 14, [5, 7, 7, 10, 14, 14]),
+        (signal.SIGINT, "train", 6, 6, [5]),  # finishes the step
+        pytest.param(signal.SIGTERM, "train", 7, 7, [5, 7], marks=pytest.mark.slow),  # not evaluated any more
+        (signal.SIGINT, "validate", 2, 7, [5, 7]),  # the evaluation is given up, and done again
+        pytest.param(signal.SIGTERM, "test", 3, 14, [5, 7, 7, 10, 14, 14], marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
@@ -59,21 +45,22 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
     saved: int,
     logged: list[int],
     tmp_path: Path,
-    reference: dict[str, object],
+    tested_reference: dict[str, object],
 ) -> None:
-    out = tmp_path / "run"
-    result = fit(SHORT, out, progress=at(what, done, lambda: signal.raise_signal(number)))
+    out, before = tmp_path / "run", signal.getsignal(number)
+    result = fit(TESTED, out, progress=when(what, done, lambda: signal.raise_signal(number)))
     assert result.stopped_by is number
+    assert signal.getsignal(number) == before
     assert result.metrics == json.loads((out / "metrics.json").read_text())
     assert not result.metrics["finished"]
     assert "test" not in result.metrics
     assert read_step(out) == saved
     assert [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()] == logged
     assert resume(out).stopped_by is None
-    assert read_run(out) == reference
+    assert read_run(out) == tested_reference
 
 
-def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path, reference: dict[str, object]) -> None:
+def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
     def press_twice() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the terminal's and the launcher's
@@ -81,17 +68,8 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path, reference: dict[str,
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        fit(SHORT, tmp_path / "run", progress=at("train", 6, press_twice))
+        fit(SHORT, tmp_path / "run", progress=when("train", 6, press_twice))
     assert read_step(tmp_path / "run") == 4
-    resume(tmp_path / "run")
-    assert read_run(tmp_path / "run") == reference
-
-
-def test_ctrl_c_before_the_first_step_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
-    press = at("decode pictures", 20, lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        fit(SHORT, tmp_path / "run", progress=press)
-    assert not (tmp_path / "run").exists()
 
 
 class Pressing(StringIO):
@@ -108,13 +86,12 @@ class Pressing(StringIO):
         return done
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("options", "words", "told"),
+    ("options", "words", "number", "told"),
     [
-        (["--out", "new"], "decode pictures: ", "began"),
-        (["--dry-run"], "no picture to train on has", "began"),
-        (["--resume", "run"], "decode pictures: ", "went on"),
+        (["--out", "new"], "decode ", signal.SIGINT, "began"),
+        (["--dry-run"], "no training image has", signal.SIGTERM, "began"),
+        (["--resume", "run"], "decode ", signal.SIGTERM, "went on"),
     ],
 )
 def test_a_command_that_is_stopped_before_the_first_step_says_that_nothing_is_lost(
@@ -133,69 +110,33 @@ def test_a_command_that_is_stopped_before_the_first_step_says_that_nothing_is_lo
     assert {asking: signal.getsignal(asking) for asking in before} == before
 
 
-def test_a_real_process_that_is_stopped_before_the_first_step_says_so(tmp_path: Path) -> None:
-    words = [*SMALL, "data.train=scenes:@train?count=20000&size=64"]  # drawing them takes long enough
-    command = [sys.executable, "-m", "pivotpatch", "train", *words, "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    while not (line := process.stderr.readline()).startswith("decode pictures: "):
-        assert line, "it ended before"
-    process.send_signal(signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=120)
-    assert (process.returncode, stdout) == (128 + signal.SIGTERM, "")
-    assert stderr == "stopped by SIGTERM before training began; nothing is lost\n"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_handlers_of_the_caller_return() -> None:
+def test_the_first_signal_counts_and_handlers_return() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with StopSignals() as stop:
-        assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
         signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)  # the first one counts
+        signal.raise_signal(signal.SIGINT)
         assert stop.received is signal.SIGTERM
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_the_handlers_return_after_an_error(tmp_path: Path) -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with pytest.raises(ZeroDivisionError):
-        fit(SHORT, tmp_path / "run", progress=at("train", 1, lambda: 1 // 0))
-    assert {number: signal.getsignal(number) for number in before} == before
+def test_another_thread_leaves_signals_alone() -> None:
+    seen = []
 
+    def enter() -> None:
+        with StopSignals() as stop:
+            seen.extend([signal.getsignal(signal.SIGINT), stop.received])
 
-def test_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
-    before, seen = signal.getsignal(signal.SIGINT), []
-
-    def watch() -> None:
-        seen.append(signal.getsignal(signal.SIGINT))
-
-    def train(config: RunConfig) -> None:
-        seen.append(fit(config, tmp_path / "run", progress=at("train", 1, watch)).stopped_by)
-
-    thread = threading.Thread(target=train, args=(make_config("train.epochs=1", "data.val_fraction=0"),))
+    thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert seen == [before, None]
+    assert seen == [signal.getsignal(signal.SIGINT), None]
 
 
-@pytest.fixture(scope="module")
-def long_reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    folder = tmp_path_factory.mktemp("long") / "run"
-    assert TrainingProcess(folder, make_config("train.epochs=6")).wait() == 0
-    return read_run(folder)
-
-
-@pytest.mark.parametrize(
-    ("number", "changes"),
-    [(signal.SIGINT, ["data.hold=nothing", "data.workers=1"]), (signal.SIGTERM, [])],
-)
-def test_a_real_process_stops_and_says_how_to_go_on(
-    number: signal.Signals, changes: list[str], tmp_path: Path, long_reference: dict[str, object]
-) -> None:
-    """Ctrl-C reaches the whole group, the processes that decode as well; SIGTERM the process alone."""
-    out = tmp_path / "a run"
-    words = [*SMALL, *changes, "train.epochs=6"]
+@pytest.mark.slow
+def test_a_real_process_stops_and_says_how_to_go_on(tmp_path: Path) -> None:
+    """Ctrl-C reaches the whole group, the processes that decode as well."""
+    out, number = tmp_path / "a run", signal.SIGINT
+    words = [*SMALL, "data.hold=nothing", "data.workers=1", "train.epochs=6"]
     command = [sys.executable, "-m", "pivotpatch", "train", *words, "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -203,13 +144,14 @@ def test_a_real_process_stops_and_says_how_to_go_on(
     )
     while process.poll() is None and not (out / "last").exists():
         time.sleep(0.01)
-    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    os.killpg(process.pid, number)
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 128 + number, stderr
     goes_on = f"pivotpatch train --resume {shlex.quote(str(out))} goes on"
     assert stderr.splitlines()[-1] == f"stopped by {number.name}; {goes_on}"
     assert "Traceback" not in stderr
     assert f"{read_step(out)} steps in " in stdout
-    (out / "curves.png").unlink()  # which the verb draws, and the process below does not
+    (out / "curves.png").unlink()  # which the verb draws, and the processes below do not
     assert TrainingProcess(out).wait() == 0
-    assert read_run(out) == long_reference
+    assert TrainingProcess(tmp_path / "whole", make_config("train.epochs=6")).wait() == 0
+    assert read_run(out) == read_run(tmp_path / "whole")

@@ -10,17 +10,16 @@ from torch import Tensor, nn
 
 from pivotpatch.core.losses import binary_cross_entropy
 from pivotpatch.data.loading import Batch
-from pivotpatch.errors import InputError
 from pivotpatch.training.build import Run, build_run
 from pivotpatch.training.config import RunConfig, load_config
 from pivotpatch.training.processes import make_accelerator
-from pivotpatch.training.step import compute_gradients, take_step
+from pivotpatch.training.step import compile_run, compute_gradients, take_step, time_step
 
 SMALL = (
     "data.val_fraction=0",
     "data.workers=0",
     "data.on_error=skip",
-    "model.backbone=test_vit",  # layer norms: a picture does not feel its neighbours
+    "model.backbone=test_vit",  # layer norms: an image does not feel its neighbours
     "model.pretrained=false",
     "model.image_size=32",
     "train.epochs=1",
@@ -32,14 +31,14 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Nine pictures of two labels, some unknown; one is no picture at all."""
-    root = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Nine images of two labels, some unknown; one is no image at all."""
+    root = tmp_path_factory.mktemp("images")
     labels = ["cat", "dog", "cat|dog", "", "cat|?dog", "?cat|?dog", "dog|?cat", "cat", "dog"]
     for place in range(9):
         pixels = np.random.default_rng(place).integers(0, 256, (40, 36, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(root / f"{place}.png")
-    (root / "4.png").write_bytes(b"no picture")
+    (root / "4.png").write_bytes(b"no image")
     rows = "".join(f"{place}.png,{text}\n" for place, text in enumerate(labels))
     (root / "photos.csv").write_text(f"image,labels\n{rows}")
     return f"table:{root / 'photos.csv'}"
@@ -54,12 +53,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make_config(pictures: str, *changes: str) -> RunConfig:
-    return load_config(None, [f"data.train={pictures}", *SMALL, *changes])
+def make_config(images: str, *changes: str) -> RunConfig:
+    return load_config(None, [f"data.train={images}", *SMALL, *changes])
 
 
-def make_run(pictures: str, *changes: str) -> Run:
-    config = make_config(pictures, *changes)
+def make_run(images: str, *changes: str) -> Run:
+    config = make_config(images, *changes)
     return build_run(config, make_accelerator(config))
 
 
@@ -85,36 +84,33 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], *, tolera
         torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance * scale, msg=name)
 
 
-KINDS = pytest.mark.parametrize("kind", ["image", "patch", "patch_only", "independent"])
-REDUCTIONS = pytest.mark.parametrize("reduction", ["sum", "mean"])
-
-
-@KINDS
-@REDUCTIONS
-def test_two_processes_give_the_gradients_of_one(kind: str, reduction: str, pictures: str) -> None:
-    """Nine pictures in batches of 4, 4 and 1, of which one cannot be read: shares are uneven, and one is empty."""
-    config = make_config(pictures, f"task.kind={kind}", f"loss.reduction={reduction}")
-    compare_gradients(config)
-
-
 CLOSER = ("task.closer_size=48", "model.backbone_options={dynamic_img_size = true}")
+MEAN = "loss.reduction=mean"
 
 
-@pytest.mark.parametrize("changes", [("train.accumulate=2",), ("train.batch_size=1",), CLOSER])
-def test_two_processes_give_the_gradients_of_one_in_any_parts(changes: tuple[str, ...], pictures: str) -> None:
-    """In batches of one, a process is always empty, and both are where the picture cannot be read."""
-    compare_gradients(make_config(pictures, "loss.reduction=mean", *changes))
-
-
-def compare_gradients(config: RunConfig) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (MEAN,),
+        pytest.param(("task.kind=image",), marks=pytest.mark.slow),
+        pytest.param(("task.kind=patch_only", MEAN), marks=pytest.mark.slow),
+        pytest.param(("task.kind=independent", MEAN), marks=pytest.mark.slow),
+        pytest.param(("train.accumulate=2", *CLOSER), marks=pytest.mark.slow),
+        pytest.param(("train.batch_size=1", MEAN), marks=pytest.mark.slow),  # a process is always empty
+    ],
+    ids=" ".join,
+)
+def test_two_processes_give_the_gradients_of_one(changes: tuple[str, ...], images: str) -> None:
+    """Nine images in batches of 4, 4 and 1, of which one cannot be read: shares are uneven, and one is empty."""
+    config = make_config(images, *changes)
     alone, (first, second) = find_gradients(config), run_together(find_gradients, config)
-    shares = [(len(mine["pictures"]), len(theirs["pictures"])) for mine, theirs in zip(first, second, strict=True)]
+    shares = [(len(mine["images"]), len(theirs["images"])) for mine, theirs in zip(first, second, strict=True)]
     assert (1, 0) in shares
     assert config.train.batch_size > 1 or (0, 0) in shares
     for one, mine, theirs in zip(alone, first, second, strict=True):
-        assert sorted(one["pictures"]) == sorted([*mine["pictures"], *theirs["pictures"]])
+        assert sorted(one["images"]) == sorted([*mine["images"], *theirs["images"]])
         np.testing.assert_allclose(mine["parts"] + theirs["parts"], one["parts"], rtol=1e-5)
-        names = one.keys() - {"parts", "pictures"}
+        names = one.keys() - {"parts", "images"}
         largest = max(np.abs(one[name]).max() for name in names)
         assert (largest > 0) == (one["parts"].sum() > 0)
         for name in names:
@@ -122,8 +118,9 @@ def compare_gradients(config: RunConfig) -> None:
             np.testing.assert_allclose(mine[name], one[name], rtol=1e-4, atol=1e-5 * largest, err_msg=name)
 
 
-def test_two_processes_train_the_network_of_one(pictures: str) -> None:
-    config = make_config(pictures, "optimiser.clip_norm=1", "optimiser.lr=0.01", "ema.decay=0.5")
+@pytest.mark.slow
+def test_two_processes_train_the_model_of_one(images: str) -> None:
+    config = make_config(images, "optimiser.clip_norm=1", "optimiser.lr=0.01", "ema.decay=0.5")
     alone, (first, second) = train_epoch(config), run_together(train_epoch, config)
     for one, mine, theirs in zip(alone, first, second, strict=True):
         for name, value in one.items():
@@ -131,14 +128,15 @@ def test_two_processes_train_the_network_of_one(pictures: str) -> None:
             # Adam divides by the size of a gradient, also where it is mere rounding, as for what a softmax ignores.
             near = np.isclose(mine[name], value, rtol=0, atol=1e-5)
             assert near.mean() > 0.9 or name.endswith(("qkv.bias", "weight_projection.bias")), name
-    start = make_run(pictures).task.model.state_dict()
+    start = make_run(images).task.model.state_dict()
     assert all(
-        np.abs(network["head.project.weight"] - start["head.project.weight"].numpy()).max() > 1e-3 for network in alone
+        np.abs(model["head.project.weight"] - start["head.project.weight"].numpy()).max() > 1e-3 for model in alone
     )
 
 
-def test_processes_agree_on_what_batch_norms_have_seen(pictures: str) -> None:
-    config = make_config(pictures, "model.backbone=test_resnet", "model.image_size=64", "ema.decay=0.5")
+@pytest.mark.slow
+def test_processes_agree_on_what_batch_norms_have_seen(images: str) -> None:
+    config = make_config(images, "model.backbone=test_resnet", "model.image_size=64", "ema.decay=0.5")
     (first, kept), (second, kept_there) = run_together(train_epoch, config)
     statistics = [name for name in first if name.endswith(("running_mean", "running_var"))]
     assert statistics
@@ -148,9 +146,10 @@ def test_processes_agree_on_what_batch_norms_have_seen(pictures: str) -> None:
         np.testing.assert_array_equal(kept[name], kept_there[name], err_msg=name)
 
 
-def test_two_processes_score_every_picture_once(pictures: str) -> None:
+@pytest.mark.slow
+def test_two_processes_score_every_image_once(images: str) -> None:
     counts = [1, 2, 5, 7]
-    config = make_config(pictures)
+    config = make_config(images)
     alone, both = score_counts(config, counts), run_together(score_counts, config, counts)
     for one, *found in zip(alone, *both, strict=True):
         for part in found:
@@ -160,27 +159,15 @@ def test_two_processes_score_every_picture_once(pictures: str) -> None:
     assert [len(one["indices"]) for one in alone] == [1, 2, 4, 6]  # one of five cannot be read
 
 
-@KINDS
-@REDUCTIONS
-def test_accumulation_gives_the_gradient_of_one_pass(kind: str, reduction: str, pictures: str) -> None:
-    changes = (f"task.kind={kind}", f"loss.reduction={reduction}")
-    whole, parts = make_run(pictures, *changes), make_run(pictures, *changes, "train.accumulate=3")
+@pytest.mark.parametrize("changes", [("task.kind=image", MEAN), (), ("task.kind=patch_only",), (MEAN, *CLOSER)])
+def test_accumulation_gives_the_gradient_of_one_pass(changes: tuple[str, ...], images: str) -> None:
+    whole, parts = make_run(images, *changes), make_run(images, *changes, "train.accumulate=3")
     assert_same(find_gradient(parts, take_first(parts)), find_gradient(whole, take_first(whole)))
 
 
-@REDUCTIONS
-def test_accumulation_looks_closer_as_one_pass_does(reduction: str, pictures: str) -> None:
-    changes = (*CLOSER, f"loss.reduction={reduction}")
-    whole, parts = make_run(pictures, *changes), make_run(pictures, *changes, "train.accumulate=3")
-    expected = find_gradient(whole, take_first(whole))
-    assert_same(find_gradient(parts, take_first(parts)), expected)
-    without = make_run(pictures, *changes, "task.closer_size=")
-    assert_different(find_gradient(without, take_first(without)), expected)
-
-
-def test_a_mean_is_over_the_labels_that_are_known(pictures: str) -> None:
+def test_a_mean_is_over_the_labels_that_are_known(images: str) -> None:
     plain = ("augment.flip=0", "augment.cutout=0", "augment.operations=0")  # the views are the images
-    run = make_run(pictures, "loss.reduction=mean", "loss.name=binary_cross_entropy", "task.kind=image", *plain)
+    run = make_run(images, "loss.reduction=mean", "loss.name=binary_cross_entropy", "task.kind=image", *plain)
     batch = take_first(run)
     found = find_gradient(run, batch)
     logits = run.task.model(run.task.make_views(batch.images).image)
@@ -189,22 +176,22 @@ def test_a_mean_is_over_the_labels_that_are_known(pictures: str) -> None:
     assert_same(found, expected)
 
 
-def test_a_batch_of_which_nothing_is_known_pulls_at_nothing(pictures: str) -> None:
-    run = make_run(pictures, "loss.reduction=mean")
+def test_a_batch_of_which_nothing_is_known_pulls_at_nothing(images: str) -> None:
+    run = make_run(images, "loss.reduction=mean")
     batch = take_first(run)
     gradients = find_gradient(run, batch._replace(target=torch.full_like(batch.target, torch.nan)))
     assert all(not value.any() for value in gradients.values())
 
 
-def test_what_is_drawn_depends_on_seed_and_step_alone(pictures: str) -> None:
-    run, again = make_run(pictures), make_run(pictures)
+def test_what_is_drawn_depends_on_seed_and_step_alone(images: str) -> None:
+    run, again = make_run(images), make_run(images)
     first = find_gradient(run, take_first(run), step=3)
     torch.rand(7)
     find_gradient(run, take_first(run), step=2)
     torch.manual_seed(12345)
     assert_same(find_gradient(again, take_first(again), step=3), first, tolerance=0)
     assert_different(find_gradient(run, take_first(run), step=4), first)
-    other = make_run(pictures, "train.seed=2")
+    other = make_run(images, "train.seed=2")
     other.task.load_state_dict(run.task.state_dict())
     assert_different(find_gradient(other, take_first(other), step=3), first)
 
@@ -214,9 +201,9 @@ def assert_different(found: dict[str, Tensor], expected: dict[str, Tensor]) -> N
 
 
 @pytest.mark.parametrize("changes", [(), CLOSER])
-def test_a_picture_has_the_augmentation_of_its_row(changes: tuple[str, ...], pictures: str) -> None:
+def test_an_image_has_the_augmentation_of_its_row(changes: tuple[str, ...], images: str) -> None:
     """So that the share of a process, and a batch with a gap, see what the whole batch would have seen."""
-    run = make_run(pictures, *changes)
+    run = make_run(images, *changes)
     batch = take_first(run)
     whole = find_gradient(run, batch)
     summed: dict[str, Tensor] = {}
@@ -228,9 +215,9 @@ def test_a_picture_has_the_augmentation_of_its_row(changes: tuple[str, ...], pic
     assert_different(find_gradient(run, batch, rows=[3, 2, 1, 0]), whole)
 
 
-def test_dropout_is_drawn_from_seed_and_step_too(pictures: str) -> None:
+def test_dropout_is_drawn_from_seed_and_step_too(images: str) -> None:
     option = "model.backbone_options={drop_path_rate = 0.5, proj_drop_rate = 0.5}"
-    run = make_run(pictures, option)
+    run = make_run(images, option)
     first = find_gradient(run, take_first(run), step=3)
     torch.manual_seed(12345)
     assert_same(find_gradient(run, take_first(run), step=3), first, tolerance=0)
@@ -250,10 +237,10 @@ class Watch(nn.Module):
         return cost
 
 
-@KINDS
-def test_autocast_keeps_losses_in_float32(kind: str, pictures: str) -> None:
-    run = make_run(pictures, "precision.dtype=bfloat16", f"task.kind={kind}")
-    exact = make_run(pictures, f"task.kind={kind}")
+@pytest.mark.parametrize("kind", ["image", "patch"])
+def test_autocast_keeps_losses_in_float32(kind: str, images: str) -> None:
+    run = make_run(images, "precision.dtype=bfloat16", f"task.kind={kind}")
+    exact = make_run(images, f"task.kind={kind}")
     run.task.loss = watch = Watch(run.task.loss)
     batch = take_first(run)
     numbers = take_step(run, batch, step=0, rows=np.arange(4))
@@ -266,10 +253,9 @@ def test_autocast_keeps_losses_in_float32(kind: str, pictures: str) -> None:
     assert all(weight.dtype == torch.float32 for weight in run.task.parameters())
 
 
-@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
-def test_the_order_in_memory_changes_no_number(backbone: str, pictures: str) -> None:
-    changes = (f"model.backbone={backbone}", "model.image_size=64")
-    last, first = make_run(pictures, *changes), make_run(pictures, *changes, "precision.channels_last=false")
+def test_the_order_in_memory_changes_no_number(images: str) -> None:
+    changes = ("model.backbone=test_resnet", "model.image_size=64")
+    last, first = make_run(images, *changes), make_run(images, *changes, "precision.channels_last=false")
     filters = [weight for weight in last.task.parameters() if weight.ndim == 4 and min(weight.shape[1:3]) > 1]
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in filters)
     assert last.average is not None
@@ -283,29 +269,31 @@ def test_the_order_in_memory_changes_no_number(backbone: str, pictures: str) -> 
     assert_same(dict(last.task.named_parameters()), dict(first.task.named_parameters()), tolerance=1e-6)
 
 
-def test_a_picture_too_small_to_be_normed_alone_is_told(pictures: str) -> None:
-    run = make_run(pictures, "model.backbone=resnet18", "task.kind=image")
-    find_gradient(run, take_first(run, 2))
-    with pytest.raises(InputError, match="train.batch_size: a step of one picture, .* choose another train.batch_size"):
-        find_gradient(run, take_first(run, 1))
-
-
 @pytest.mark.parametrize("changes", [(), CLOSER])
-def test_a_compiled_network_is_the_same(
-    changes: tuple[str, ...], pictures: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_model_is_the_same(changes: tuple[str, ...], images: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced whole, but run without the code generator, which takes a minute."""
     compile_eagerly = partialmethod(nn.Module.compile, backend="eager", fullgraph=True)
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
-    plain, compiled = make_run(pictures, *changes), make_run(pictures, *changes, "precision.compile=true")
+    plain, compiled = make_run(images, *changes), make_run(images, *changes, "precision.compile=true")
+    compile_run(compiled, steps_left=1)
+    assert compiled.compiled
     assert compiled.task.state_dict().keys() == plain.task.state_dict().keys()
     for count in (4, 3):
         batch = take_first(plain, count)
         assert_same(find_gradient(compiled, batch), find_gradient(plain, batch))
 
 
-def test_a_step_returns_losses_pictures_and_norm(pictures: str) -> None:
-    run, again = make_run(pictures, "optimiser.clip_norm=0.1"), make_run(pictures)
+def test_timing_a_step_changes_nothing(images: str) -> None:
+    run = make_run(images, "model.backbone=test_resnet", "model.image_size=64")
+    before = {name: value.clone() for name, value in run.task.state_dict().items()}
+    assert time_step(run) > 0
+    assert any(name.endswith("running_var") for name in before)
+    assert all(torch.equal(value, before[name]) for name, value in run.task.state_dict().items())
+    assert all(weight.grad is None for weight in run.task.parameters())
+
+
+def test_a_step_returns_losses_images_and_norm(images: str) -> None:
+    run, again = make_run(images, "optimiser.clip_norm=0.1"), make_run(images)
     batch = take_first(run)
     gradients = find_gradient(again, batch)
     norm = torch.stack([value.square().sum() for value in gradients.values()]).sum().sqrt()
@@ -316,16 +304,16 @@ def test_a_step_returns_losses_pictures_and_norm(pictures: str) -> None:
     assert all(weight.grad is None for weight in run.task.parameters())
 
 
-def test_clipping_limits_the_gradient(pictures: str) -> None:
-    run = make_run(pictures, "optimiser.clip_norm=0.1", "train.epochs=100")
+def test_clipping_limits_the_gradient(images: str) -> None:
+    run = make_run(images, "optimiser.clip_norm=0.1", "train.epochs=100")
     take_step(run, take_first(run), step=0, rows=np.arange(4))
     moments = [state["exp_avg"] for state in run.optimiser.state.values()]
     norm = torch.stack([moment.square().sum() for moment in moments]).sum().sqrt()
     assert norm.item() == pytest.approx(0.1 * (1 - 0.95), rel=1e-4)  # the first moment after one step
 
 
-def test_a_step_follows_the_cycle_and_moves_the_average(pictures: str) -> None:
-    run = make_run(pictures, "train.epochs=10", "optimiser.lr=0.01")
+def test_a_step_follows_the_cycle_and_moves_the_average(images: str) -> None:
+    run = make_run(images, "train.epochs=10", "optimiser.lr=0.01")
     assert run.total_steps == 30
     assert run.average is not None
     before = {name: value.clone() for name, value in run.task.model.state_dict().items()}

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from pivotpatch.core.patches import cut_patches, resize_images
 from pivotpatch.data.augment import AugmentPolicy, apply_augmentation, draw_augmentation
-from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views
@@ -116,14 +115,14 @@ def test_pat_is_equation_5(section: LossSection) -> None:
 
 
 def make_closer_model() -> PatchClassifier:
-    """A network without batch norms that takes images of 32 and, on a closer look, of 48 pixels."""
+    """A model without batch norms that takes images of 32 and, on a closer look, of 48 pixels."""
     torch.manual_seed(0)
     flexible = Architecture("test_vit", image_size=32, backbone_options={"dynamic_img_size": True})
     return PatchClassifier(flexible, LABELS, closer_size=48, lam=0.7, temperature=0.5)
 
 
 def closer_cost(model: PatchClassifier, closer: Tensor, section: LossSection) -> float:
-    """Both losses of the larger image, whose map has three places a side: one picture and one label at a time."""
+    """Both losses of the larger image, whose map has three places a side: one image and one label at a time."""
     total = 0.0
     with torch.no_grad():
         for features, known in zip(model.backbone(closer), TARGET.tolist(), strict=True):
@@ -139,8 +138,8 @@ def closer_cost(model: PatchClassifier, closer: Tensor, section: LossSection) ->
     return total
 
 
-@SECTIONS
-def test_a_closer_look_is_a_part_of_its_own(section: LossSection) -> None:
+def test_a_closer_look_is_a_part_of_its_own() -> None:
+    section = ASYMMETRIC
     model, views = make_closer_model().double(), make_views()
     closer = torch.randn(3, 3, 48, 48, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     task = PatchTask(model, make_loss(section))
@@ -171,7 +170,7 @@ def test_each_view_has_an_augmentation_of_its_own_and_the_larger_image_is_the_la
     assert views.closer is not None
     assert plain.closer is not None
     for place in range(3):
-        others = range(3 + 5 * place, 3 + 5 * (place + 1))  # after all images, picture by picture
+        others = range(3 + 5 * place, 3 + 5 * (place + 1))  # after all images, image by image
         torch.testing.assert_close(views.image[place], make_one(whole[place], place))
         for patch in range(4):
             expected = make_one(patches[place, patch], others[patch])
@@ -180,14 +179,6 @@ def test_each_view_has_an_augmentation_of_its_own_and_the_larger_image_is_the_la
         torch.testing.assert_close(plain.closer[place], (larger[place] / 255 - mean) / std)
     for name, value in views._asdict().items():
         assert (value - getattr(plain, name)).abs().mean() > 0.1, name  # something was drawn
-
-
-def test_other_networks_have_no_closer_view() -> None:
-    images = torch.zeros(2, 3, 40, 40, dtype=torch.uint8)
-    model = make_closer_model()
-    model.closer_size = None
-    task = PatchTask(model, make_loss(ASYMMETRIC))
-    assert (task.parts, task.views_per_image, task.make_views(images).closer) == (("image", "patch"), 5, None)
 
 
 def test_lam_is_no_part_of_training() -> None:
@@ -200,22 +191,17 @@ def test_lam_is_no_part_of_training() -> None:
     assert totals[0] == totals[1]
 
 
-@SECTIONS
-def test_patch_only_is_the_loss_of_the_pooled_logits(section: LossSection) -> None:
+def test_patch_only_is_the_loss_of_the_pooled_logits_and_never_sees_the_whole_image() -> None:
     model, views = make_patch_model(), make_views()
-    result = PatchOnlyTask(model, make_loss(section))(views, TARGET)
-    assert result.total.item() == pytest.approx(patch_costs(model, views, section)[1], rel=1e-9)
-    result.total.backward()
-    check_gradient(model, lambda: patch_costs(model, views, section)[1])
-
-
-def test_patch_only_never_sees_the_whole_image_and_trains_all_that_it_says() -> None:
-    model, views = make_patch_model(), make_views()
-    task = PatchOnlyTask(model, make_loss(ASYMMETRIC))
     seen: list[int] = []
-    model.backbone.register_forward_hook(lambda _module, inputs, _output: seen.append(len(inputs[0])))
-    task(Views(torch.full_like(views.image, NAN), views.patches), TARGET).total.backward()
+    hook = model.backbone.register_forward_hook(lambda _module, inputs, _output: seen.append(len(inputs[0])))
+    task = PatchOnlyTask(model, make_loss(ASYMMETRIC))
+    result = task(Views(torch.full_like(views.image, NAN), views.patches), TARGET)
     assert seen == [3 * 4]
+    hook.remove()
+    assert result.total.item() == pytest.approx(patch_costs(model, views, ASYMMETRIC)[1], rel=1e-9)
+    result.total.backward()
+    check_gradient(model, lambda: patch_costs(model, views, ASYMMETRIC)[1])
     assert all(weight.grad is not None and torch.isfinite(weight.grad).all() for weight in trained(model).values())
     assert set(dict(model.named_parameters())) - set(trained(model)) == {"head.project.weight", "head.project.bias"}
 
@@ -240,7 +226,7 @@ def make_independent(seed: int = 0) -> IndependentClassifier:
     return IndependentClassifier("test_vit", LABELS, image_size=32).double()
 
 
-def test_the_loss_of_one_label_touches_its_own_network_alone() -> None:
+def test_the_loss_of_one_label_touches_its_own_model_alone() -> None:
     model = make_independent()
     task = WholeImageTask(model, make_loss(ASYMMETRIC))
     only_dog = torch.full_like(TARGET, NAN)
@@ -259,7 +245,7 @@ def take_steps(model: Classifier, target: Tensor) -> None:
         optimiser.zero_grad()
 
 
-def test_networks_trained_together_are_those_trained_alone() -> None:
+def test_models_trained_together_are_those_trained_alone() -> None:
     together, start = make_independent(), make_independent()
     take_steps(together, TARGET)
     for place, (member, alone) in enumerate(zip(together.members, start.members, strict=True)):
@@ -269,7 +255,7 @@ def test_networks_trained_together_are_those_trained_alone() -> None:
             torch.testing.assert_close(weight, alone.state_dict()[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
-def test_a_task_makes_the_views_of_its_network() -> None:
+def test_a_task_makes_the_views_of_its_model() -> None:
     images = torch.randint(256, (2, 3, 48, 48), dtype=torch.uint8)
     baseline = WholeImageTask(MultiLabelClassifier("test_vit", LABELS, image_size=32), make_loss(ASYMMETRIC))
     views = baseline.make_views(images)
@@ -279,7 +265,7 @@ def test_a_task_makes_the_views_of_its_network() -> None:
     views = PatchTask(model, make_loss(ASYMMETRIC)).make_views(images)
     assert PatchTask(model, make_loss(ASYMMETRIC)).views_per_image == 10
     mean, std = (torch.tensor(values)[:, None, None] for values in (model.preprocessing.mean, model.preprocessing.std))
-    # Native patches at half overlap are 24 of 48 pixels: the first is the corner, grown to the network's input.
+    # Native patches at half overlap are 24 of 48 pixels: the first is the corner, grown to the model's input.
     corner = nn.functional.interpolate(images[:, :, :24, :24].float(), (32, 32), mode="bilinear")
     one_level = 1.1 / 255 / std.min().item()
     torch.testing.assert_close(views.patches[:, 0], (corner / 255 - mean) / std, rtol=0, atol=one_level)
@@ -290,8 +276,6 @@ def test_the_loss_has_the_numbers_of_its_section() -> None:
     section = LossSection(gamma_neg=2, gamma_pos=0.5, clip=0.2)
     expected = sum(cost(*row, section) for row in zip(logits.tolist(), target.tolist(), strict=True))
     assert make_loss(section)(logits, target).item() == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(InputError, match="give both as"):
-        make_loss(section)(logits, target[:, :2])
 
 
 def test_focusing_factors_are_constant_where_the_section_says_so() -> None:

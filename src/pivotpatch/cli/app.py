@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, install_hint
 
 _TOKEN = re.compile(r"[\w.~+/=-]{8,}", re.ASCII)
 
@@ -52,7 +52,7 @@ def run_app(args: argparse.Namespace) -> int:
     try:
         from pivotpatch.app.server import Access, is_loopback, open_socket, serve
     except ModuleNotFoundError as error:
-        raise InputError(str(error.name).partition(".")[0], "is not installed", "pip install pivotpatch[app]") from None
+        raise InputError(str(error.name).partition(".")[0], "is not installed", install_hint("app")) from None
     from pivotpatch.inference.predictor import Predictor
 
     token = _choose_token(args.token)

@@ -218,7 +218,7 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
     """Tag pictures to a file, until it is finished or a signal asks to stop."""
     from pivotpatch.cli.predict_text import show_tagging
     from pivotpatch.inference.bulk import check_out, tag_pictures
-    from pivotpatch.training.build import count_workers
+    from pivotpatch.training.resources import count_workers
     from pivotpatch.training.signals import StopSignals
 
     check_out(args.out, share, overwrite=args.overwrite, resume=args.resume)

@@ -5,10 +5,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pivotpatch.training.recipes import Recipe
-
-# Where no terminal says how wide it is, so wide that no line is broken.
-_WIDTH = 120
+    from pivotpatch.training.config import Recipe
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -26,8 +23,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_recipes(args: argparse.Namespace) -> int:
     """List all recipes, or print one."""
-    from pivotpatch.training.config import load_config
-    from pivotpatch.training.recipes import find_recipe, list_recipes
+    from pivotpatch.training.config import find_recipe, list_recipes, load_config
 
     if args.name is not None:
         path = find_recipe(args.name)
@@ -59,28 +55,17 @@ def _describe(recipe: "Recipe") -> dict[str, str | float | None]:
 
 
 def _print_table(rows: list[dict[str, str | float | None]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    """Names begin with the data and end with the method; the backbone gives way where the screen is narrow."""
     from rich.text import Text
 
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for heading in ("name", "data", "backbone", "head", "task"):
-        table.add_column(heading, no_wrap=heading != "backbone")  # the one that gives way on a narrow screen
-    table.add_column("paper\nmAP", justify="right")
+    from pivotpatch.cli.console import Screen, make_table
+
+    table = make_table(["name", "backbone", "head", "mAP"])
+    table.columns[0].no_wrap, table.columns[1].no_wrap = True, False
+    table.columns[1].justify = table.columns[2].justify = "left"
     for row in rows:
         published = row["published_map"]
-        table.add_row(
-            str(row["name"]),
-            str(row["data"] or "yours").partition(":")[0],
-            Text(str(row["backbone"]), no_wrap=True, overflow="ellipsis"),
-            str(row["head"]),
-            str(row["task"]),
-            "-" if published is None else f"{published:.1f}",
-        )
-    # Printed by print, so that a reader who went away is met as in every other verb.
-    with console.capture() as printed:
-        console.print(table)
-    print(printed.get(), end="")
+        figure = "-" if published is None else f"{published:.1f}"
+        backbone = Text(str(row["backbone"]), no_wrap=True, overflow="ellipsis")
+        table.add_row(str(row["name"]), backbone, str(row["head"]), figure)
+    Screen().print(table)

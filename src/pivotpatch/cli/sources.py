@@ -176,8 +176,9 @@ def score_source(
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.scoring import score_pictures
     from pivotpatch.models.classifier import Classifier
-    from pivotpatch.training.build import choose_dtype, open_loader
+    from pivotpatch.training.build import open_loader
     from pivotpatch.training.processes import gather_named, make_accelerator, own_settings
+    from pivotpatch.training.resources import choose_dtype
 
     if len(records.positive.indices) == 0:
         raise InputError(records.name, "no image has any of the labels", "give images that have some")

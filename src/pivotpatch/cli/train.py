@@ -4,35 +4,36 @@ import argparse
 import json
 import re
 import shlex
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pivotpatch.cli.sources import list_not_read
 from pivotpatch.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
     from pivotpatch.training.config import RunConfig
+    from pivotpatch.training.dry_run import DryRun
     from pivotpatch.training.loop import FitResult
 
 OVERRIDE = re.compile(r"\w+(\.\w+)*\s*=")
 RUNS = Path("runs")
-CURVES = "curves.png"
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb."""
     train = verbs.add_parser(
         "train",
-        help="train a network, or go on with a run",
-        description="Train a network. Ctrl-C finishes the step and saves; --resume goes on as if nothing had happened.",
+        help="train a model, or go on with a run",
+        description="Train a model. Ctrl-C finishes the step and saves; --resume goes on as if nothing had happened.",
         epilog="Several GPUs: torchrun --nproc-per-node N -m pivotpatch train ...",
     )
     train.add_argument(
         "words",
         nargs="*",
         metavar="WORD",
-        help="a recipe (see pivotpatch recipes) or a .toml file; an address of pictures or a file with their list; "
+        help="a recipe (see pivotpatch recipes) or a .toml file; an address of images or a file with their list; "
         "and changes such as train.epochs=3, the last word wins",
     )
     place = train.add_mutually_exclusive_group()
@@ -81,13 +82,13 @@ def _begin(args: argparse.Namespace) -> _Ended | None:
         print(dump_config(config, explained=True), end="")
         return None
     if config.data.train is None:
-        wrong, todo = "no pictures are named", "give an address such as table:photos.csv, or data.train=..."
+        wrong, todo = "no images are named", "give an address such as table:photos.csv, or data.train=..."
         raise InputError("pivotpatch train", wrong, todo)
+    _check_prepared(config.data.train)
     if args.dry_run:
         _try(config, as_json=args.json)
         return None
     from pivotpatch.cli.console import tell
-    from pivotpatch.cli.train_text import show_training
     from pivotpatch.training.loop import fit
 
     out = args.out or RUNS / name
@@ -98,8 +99,7 @@ def _begin(args: argparse.Namespace) -> _Ended | None:
 def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
     """A name for the run and its configuration, from a recipe, an address and changes in any order."""
     from pivotpatch.data.address import read_address
-    from pivotpatch.training.config import load_config
-    from pivotpatch.training.recipes import find_recipe, list_recipes
+    from pivotpatch.training.config import find_recipe, list_recipes, load_config
 
     recipe, addresses, changes = None, [], []
     named = {known.name for known in list_recipes()}  # a folder of the same name, say of a run, does not hide it
@@ -116,32 +116,42 @@ def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
         else:
             raise InputError(f"{word!r}", f"a second recipe besides {recipe.stem!r}", "give one")
     if len(addresses) > 1:
-        raise InputError(
-            f"{addresses[1]!r}", "a second set of pictures", "give one, and others by data.val= or data.test="
-        )
+        todo = "give one, and others by data.val= or data.test="
+        raise InputError(f"{addresses[1]!r}", "a second set of images", todo)
     given = [f"data.train={json.dumps(address)}" for address in addresses]
     if given:
-        given += ["data.val=", "data.test=[]"]  # a recipe's belong to its own training pictures
+        given += ["data.val=", "data.test=[]"]  # a recipe's belong to its own training images
     config = load_config(recipe, [*given, *changes])
     name = recipe.stem if recipe else f"{config.task.kind}-{config.model.backbone}"
     return name, config
 
 
+def _check_prepared(address: str) -> None:
+    """Say how to get the data of a recipe where it is not there yet."""
+    from pivotpatch.data.prepare import PLANS
+
+    for name in PLANS:
+        root = f"data/{name}"
+        if f":{root}" in address and not Path(root).exists():
+            todo = f"run pivotpatch data prepare {name} --root {root}, or give images of your own"
+            raise InputError(address, f"there is no folder {root}", todo)
+
+
 def _resume(args: argparse.Namespace) -> _Ended:
     if args.words or args.show_config or args.dry_run:
         raise InputError("--resume", "a run goes on with the configuration it has", "give the folder alone")
-    from pivotpatch.cli.train_text import show_training
+    from pivotpatch.cli.console import tell
     from pivotpatch.training.loop import resume
 
     with show_training() as shown:
-        return _Ended(resume(args.resume, progress=shown.progress, report=shown.report), args.resume)
+        return _Ended(resume(args.resume, progress=shown.progress, report=shown.report, tell=tell), args.resume)
 
 
 def _try(config: "RunConfig", *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from pivotpatch.cli.console import tell
-    from pivotpatch.cli.train_text import print_dry_run
+    from pivotpatch.cli.sources import list_not_read
     from pivotpatch.training.dry_run import try_run
     from pivotpatch.training.processes import make_accelerator
 
@@ -152,15 +162,39 @@ def _try(config: "RunConfig", *, as_json: bool) -> None:
         if as_json:
             print(json.dumps(asdict(tried)))
         else:
-            print_dry_run(tried)
+            _print_dry_run(tried)
     accelerator.end_training()
+
+
+def _print_dry_run(tried: "DryRun") -> None:
+    from pivotpatch.cli.console import Screen, make_table
+
+    rows = {
+        "device": f"{tried.device}, {tried.processes} process{'es' if tried.processes > 1 else ''}",
+        "model": f"{tried.weights / 1e6:.1f} million weights, {tried.labels} labels",
+        "images": f"{tried.pictures:,} to train on, {tried.val_pictures:,} to validate",
+        "steps": f"{tried.steps:,}, {tried.seconds_per_step:.3g} s each",
+        "validation": f"{tried.seconds_per_validation:.3g} s each time",
+        "time": f"about {timedelta(seconds=round(tried.seconds))}, if decoding keeps up",
+        "memory": f"{tried.memory_bytes / 1e9:.2f} GB, and {tried.held_bytes / 1e9:.2f} GB for decoded images",
+        "chosen": "\n".join(tried.choices.values()),
+    }
+    table = make_table(["", ""])
+    table.show_header = False
+    table.columns[1].justify, table.columns[1].no_wrap = "left", False
+    for name, text in rows.items():
+        table.add_row(name, text)
+    Screen().print(table)
 
 
 def _end(result: "FitResult", out: Path, *, as_json: bool) -> int:
     """Tell what came of it, in the first process alone."""
     from accelerate import PartialState
 
-    from pivotpatch.cli.train_text import print_result
+    from pivotpatch.cli.console import tell, write_figures
+    from pivotpatch.cli.sources import list_not_read
+    from pivotpatch.training.folder import read_log
+    from pivotpatch.training.plots import plot_curves
 
     state = PartialState()
     if state.is_main_process:
@@ -168,21 +202,59 @@ def _end(result: "FitResult", out: Path, *, as_json: bool) -> int:
         if as_json:
             print(json.dumps(result.metrics))
         else:
-            print_result(result, out)
-        _draw_curves(out)
+            _print_result(result.metrics, out)
+        write_figures({"curves": plot_curves({"": read_log(out)})}, out)
         if result.stopped_by is not None:
             goes_on = f"pivotpatch train --resume {shlex.quote(str(out))} goes on"
-            print(f"stopped by {result.stopped_by.name}; {goes_on}", file=sys.stderr)
+            tell(f"stopped by {result.stopped_by.name}; {goes_on}")
     state.destroy_process_group()
     return 0 if result.stopped_by is None else 128 + result.stopped_by
 
 
-def _draw_curves(out: Path) -> None:
-    """Draw what the log of a run says."""
-    from pivotpatch.training.folder import read_log
-    from pivotpatch.training.plots import plot_curves
-    from pivotpatch.writing import explain_disk_faults, replacing
+def _print_result(metrics: dict[str, Any], out: Path) -> None:
+    from pivotpatch.cli.console import Screen, make_table
 
-    with explain_disk_faults(out), replacing(out / CURVES) as written:
-        plot_curves({"": read_log(out)}).savefig(written, format="png")
-    print(f"drew {out / CURVES}", file=sys.stderr)
+    screen = Screen()
+    if metrics["best_val_mAP"] is not None:
+        best = f"{100 * metrics['best_val_mAP']:.2f} ({metrics['ranking']} logits, step {metrics['best_step']})"
+        screen.print(f"best validation mAP {best}")
+    tests: dict[str, Any] = metrics.get("test", {})
+    if tests:
+        names = list(next(iter(tests.values())))
+        table = make_table(["test mAP (%)", *names])
+        for address, found in tests.items():
+            table.add_row(address, *(f"{100 * found[name]['mean']:.2f}" for name in names))
+        screen.print(table)
+    took = timedelta(seconds=round(metrics["seconds"]))
+    place = out / ("best" if metrics["finished"] or metrics["best_val_mAP"] is not None else "last")
+    screen.print(f"{metrics['steps']} steps in {took}; the model is in {place}")
+
+
+class Shown(NamedTuple):
+    """Where a run tells of itself: how far it is, and each entry of its log."""
+
+    progress: Callable[[str, int, int | None], None]
+    report: Callable[[dict[str, Any]], None]
+
+
+@contextmanager
+def show_training() -> Iterator[Shown]:
+    """Show a run on stderr: bars on a terminal, else a line now and then; only in the first process."""
+    from pivotpatch.cli.console import show_progress, tell
+
+    with show_progress(outer="train") as shown:
+
+        def report(entry: dict[str, Any]) -> None:
+            if "loss" in entry:
+                parts = [f"{value:.3g}" for name, value in entry.items() if name.startswith("loss_")]
+                loss = f"loss {entry['loss']:.3g}" + (f" ({' + '.join(parts)})" if len(parts) > 1 else "")
+                shown.note("train", f"{loss}, {entry['pictures_per_second']:.3g} images/s")
+            else:
+                means = [
+                    f"{name.removeprefix('val_mAP_')} {100 * value:.2f}"
+                    for name, value in entry.items()
+                    if "mAP" in name
+                ]
+                tell(f"epoch {entry['epoch']}: validation mAP {', '.join(means)}")
+
+        yield Shown(shown.tell, report)

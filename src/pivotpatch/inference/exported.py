@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from pivotpatch.core.patches import check_images
-from pivotpatch.errors import InputError, choose_one_of, quote_fault
+from pivotpatch.errors import InputError, choose_one_of, install_hint, quote_fault
 from pivotpatch.inference.engine import Answer, check_answer
 from pivotpatch.models.limits import GRID, Side
 
@@ -165,7 +165,7 @@ def import_extra(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise InputError(name, "is not installed", "pip install pivotpatch[onnx]") from None
+        raise InputError(name, "is not installed", install_hint("onnx")) from None
 
 
 def _check_file(path: str | Path) -> Path:

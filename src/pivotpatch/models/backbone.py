@@ -66,9 +66,11 @@ class Backbone(nn.Module):
                 self.fixed_size = int(arguments.get("img_size") or get_pretrained_cfg_value(name, "input_size")[-1])
             self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
         except OSError as error:  # what the hub's client raises for want of a connection and of a cached copy
-            wrong = f"its weights cannot be fetched ({type(error).__name__})"
-            todo = "check the connection or give a local file with weights="
-            raise InputError(f"backbone {name!r}", wrong, todo) from error
+            raise InputError(
+                f"backbone {name!r}",
+                f"its weights cannot be fetched ({type(error).__name__})",
+                "check the connection, or give a local file: model.weights=FILE, in Python weights=",
+            ) from error
         except InputError:
             raise
         except Exception as error:  # options of a wrong kind break it in as many ways as timm has models

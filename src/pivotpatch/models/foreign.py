@@ -12,7 +12,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, install_hint, quote_fault
 from pivotpatch.models.backbone import convert_names
 from pivotpatch.models.classifier import Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
@@ -199,7 +199,7 @@ def _import_transformers() -> Any:
     try:
         return import_module("transformers")
     except ImportError:
-        raise InputError("transformers", "is not installed", "pip install pivotpatch[transformers]") from None
+        raise InputError("transformers", "is not installed", install_hint("transformers")) from None
 
 
 @contextmanager

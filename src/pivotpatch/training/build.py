@@ -1,8 +1,7 @@
-"""From a configuration to everything a run needs: records, loaders, network, task, optimiser."""
+"""From a configuration to everything a run needs: records, loaders, model, task, optimiser."""
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,8 +10,6 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from pivotpatch.accel import quicken_training
-from pivotpatch.accel.device import has_bfloat16
 from pivotpatch.data.address import open_records
 from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.loading import Loader, hold_pictures, make_loader
@@ -31,14 +28,21 @@ from pivotpatch.models.classifier import (
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.open import open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.training.config import ModelSection, RunConfig, TaskSection
+from pivotpatch.training.config import RunConfig, TaskSection
 from pivotpatch.training.optimiser import WeightAverage, make_average, make_optimiser
-from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageTask, make_loss
+from pivotpatch.training.resources import (
+    Place,
+    choose_dtype,
+    choose_hold,
+    count_workers,
+    measure_free_memory,
+)
+from pivotpatch.training.task import Task, make_task
 
-SPLIT_SEED = 0  # the same pictures are held out whatever the seed of the run, so that runs can be compared
+SPLIT_SEED = 0  # the same images are held out whatever the seed of the run, so that runs can be compared
 Progress = Callable[[str, int, int | None], None]
 Kind = TypeVar("Kind", bound=SharedClassifier)
-_NAMED = 10  # labels in a line that tells of a network or of pictures
+_NAMED = 10  # labels in a line about a model or about images
 
 
 @dataclass
@@ -46,18 +50,16 @@ class Run:
     """A run that is ready to go.
 
     Attributes:
-        config: what it was built from.
-        accelerator: device and processes.
-        records: the training pictures.
-        loader: of this process's share of them.
-        val_loader: of its share of the validation pictures, where there are any.
+        records: the training images; `loader` gives this process's share of them, `val_loader` that of validation.
         tests: the test sets by address, opened now so that a wrong address is known before days of training.
-        task: network and loss.
+        task: model and loss.
         step_module: the task as it is called in training: the same, or wrapped for several processes.
-        average: the running average of the network, where one is kept.
-        optimiser: over the network's weights.
+        average: the running average of the model, where one is kept.
         policy: of augmentation.
         dtype: of autocast.
+        held_bytes: of the images that stay decoded.
+        compiled: whether steps are compiled, see `compile_run`.
+        choices: what "auto" was decided to be, and why; a line each, by the name of the setting.
     """
 
     config: RunConfig
@@ -72,10 +74,13 @@ class Run:
     optimiser: torch.optim.Adam
     policy: AugmentPolicy
     dtype: torch.dtype
+    held_bytes: int
+    compiled: bool = False
+    choices: dict[str, str] = field(default_factory=dict)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of one pass over the training pictures."""
+        """Steps of one pass over the training images."""
         return self.loader.epoch_sampler.batches
 
     @property
@@ -85,7 +90,7 @@ class Run:
 
     @property
     def model(self) -> Classifier:
-        """The network that is evaluated and kept: the average, where there is one."""
+        """The model that is evaluated and kept: the average, where there is one."""
         return self.task.model if self.average is None else self.average.module
 
 
@@ -94,30 +99,33 @@ def build_run(
     accelerator: Accelerator,
     *,
     saved: Path | None = None,
+    decode: bool = True,
     progress: Progress | None = None,
     tell: Tell | None = None,
 ) -> Run:
-    """Build a run; the network's first weights depend on the configuration alone.
+    """Build a run; the model's first weights depend on the configuration alone.
 
     Args:
         config: what to build.
         accelerator: device and processes.
-        saved: a checkpoint of this very run, to build the network from instead.
-        progress: told what is done while pictures are decoded to be held.
-        tell: as in `make_model`; told which labels no picture has, too.
+        saved: a checkpoint of this very run, to build the model from instead.
+        decode: decode the images that are to be held; else each is decoded when it is needed.
+        progress: told what is done while images are decoded to be held.
+        tell: as in `make_model`; told which labels no image has, too.
     """
     records, val = open_training_records(config)
     tests = {address: open_aligned(address, records.labels.names) for address in config.data.test}
-    for scored in (*tests.values(), *([] if val is None else [val])):
-        if len(scored.positive.indices) == 0:
-            raise InputError(scored.name, "no picture has any of the labels, so nothing can be ranked", "give others")
+    scored = [*tests.values(), *([] if val is None else [val])]
+    for each in scored:
+        if len(each.positive.indices) == 0:
+            raise InputError(each.name, "no image has any of the labels, so nothing can be ranked", "give others")
     never = np.flatnonzero(np.bincount(records.positive.indices, minlength=len(records.labels)) == 0)
     if tell is not None and len(never):
         named = shorten([records.labels.names[place] for place in never], limit=_NAMED)
-        tell(f"no picture to train on has {len(never)} of {len(records.labels)} labels, so nothing finds them: {named}")
+        tell(f"no training image has {len(never)} of {len(records.labels)} labels, so none is learned: {named}")
     if val is None and config.evaluation.patience is not None:
         todo = "give data.val or data.val_fraction, or leave it out"
-        raise InputError("evaluation.patience", "there are no validation pictures to judge by", todo)
+        raise InputError("evaluation.patience", "there are no validation images to judge by", todo)
     # Every process draws the same weights, whatever was drawn before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
@@ -127,41 +135,50 @@ def build_run(
     task = make_task(model.to(accelerator.device).train(), config)
     step_module: nn.Module = accelerator.prepare_model(task) if accelerator.num_processes > 1 else task
     average = make_average(task.model, config.ema)  # not before, for the wrapper may move the weights
-    optimiser = make_optimiser(task.model, config.optimiser)
-    if config.precision.compile:
-        step_module.compile(dynamic=False)
-        if accelerator.device.type == "cuda":  # last, for it keeps the names of weights, but not the types of layers
-            quicken_training(task.model)
+    image_bytes = (len(records) + (0 if val is None else len(val))) * 3 * model.picture_size**2
+    place, why = choose_hold(
+        config.data.hold,
+        image_bytes=image_bytes,
+        epochs=config.train.epochs,
+        free=measure_free_memory(accelerator),
+    )
+
+    def load(part: RecordSet, *, training: bool) -> Loader:
+        hold: Place = place if decode else "nothing"
+        return open_loader(
+            part, config, model=model, accelerator=accelerator, training=training, hold=hold, progress=progress
+        )
+
     return Run(
         config=config,
         accelerator=accelerator,
         records=records,
-        loader=open_loader(records, config, model=model, accelerator=accelerator, training=True, progress=progress),
-        val_loader=None
-        if val is None
-        else open_loader(val, config, model=model, accelerator=accelerator, progress=progress),
+        loader=load(records, training=True),
+        val_loader=None if val is None else load(val, training=False),
         tests=tests,
         task=task,
         step_module=step_module,
         average=average,
-        optimiser=optimiser,
+        optimiser=make_optimiser(task.model, config.optimiser),
         policy=AugmentPolicy(**config.augment.model_dump()),
         dtype=choose_dtype(config, accelerator.device),
+        held_bytes=0 if place == "nothing" else image_bytes,
+        choices={"data.hold": why},
     )
 
 
 class TrainingRecords(NamedTuple):
-    """The pictures that are trained on, and those that choose the network, where there are any."""
+    """The images that are trained on, and those that choose the model, where there are any."""
 
     train: RecordSet
     val: RecordSet | None
 
 
 def open_training_records(config: RunConfig) -> TrainingRecords:
-    """Read the training pictures and hold the validation part out of them, or read that too."""
+    """Read the training images and hold the validation part out of them, or read that too."""
     data = config.data
     if data.train is None:
-        raise InputError("data.train", "no pictures are named", "name them, for example data.train=table:photos.csv")
+        raise InputError("data.train", "no images are named", "name them, for example data.train=table:photos.csv")
     train = open_aligned(data.train, data.labels)
     if data.val is not None:
         return TrainingRecords(train, open_aligned(data.val, train.labels.names))
@@ -191,13 +208,14 @@ def open_loader(
     accelerator: Accelerator,
     training: bool = False,
     size: int | None = None,
+    hold: Place = "nothing",
     progress: Progress | None = None,
 ) -> Loader:
-    """A loader of this process's share of some pictures, at the size that a network wants or at another."""
+    """A loader of this process's share of some images, at the size that a model wants or at another."""
     data, side = config.data, size or model.picture_size
     held = None
-    if data.hold != "nothing":
-        device = accelerator.device if data.hold == "device" else torch.device("cpu")
+    if hold != "nothing":
+        device = accelerator.device if hold == "device" else torch.device("cpu")
         held = hold_pictures(records, size=(side, side), device=device, on_error=data.on_error, progress=progress)
     return make_loader(
         records,
@@ -215,35 +233,28 @@ def open_loader(
 
 
 def none_read(records: RecordSet) -> InputError:
-    """The error of a record set all of whose pictures were skipped."""
-    return InputError(records.name, "none of the pictures could be read", "see pivotpatch data check")
-
-
-def count_workers() -> int:
-    """This process's share of the cores that it may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 12), 1)
+    """The error of a record set all of whose images were skipped."""
+    return InputError(records.name, "none of the images could be read", "see pivotpatch data check")
 
 
 def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell | None = None) -> Classifier:
-    """The network of a configuration: new, or from a checkpoint.
+    """The model of a configuration: new, or from a checkpoint.
 
     Args:
         config: says which.
-        labels: of the pictures.
+        labels: of the images.
         tell: told in one line which of them a checkpoint with other labels knows already.
     """
     section, task = config.model, config.task
     if section.start_from is not None:
-        return _continue(section, task, labels, tell=tell)
+        return _continue(section.start_from, config, labels, tell=tell)
     architecture = Architecture(
         section.backbone, section.head, section.image_size, section.backbone_options, section.head_options
     )
     pretrained = section.pretrained and section.weights is None
     if task.kind in ("patch", "patch_only"):
-        return PatchClassifier(
-            architecture, labels, pretrained=pretrained, weights=section.weights, **_say_patching(task)
-        )
+        patching = _say_patching(task)
+        return PatchClassifier(architecture, labels, pretrained=pretrained, weights=section.weights, **patching)
     kind = IndependentClassifier if task.kind == "independent" else MultiLabelClassifier
     return kind(architecture, labels, pretrained=pretrained, weights=section.weights)
 
@@ -253,64 +264,39 @@ def _say_patching(task: TaskSection) -> dict[str, Any]:
     return {**task.model_dump(exclude={"kind"}), "patch_only": task.kind == "patch_only"}
 
 
-def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...], *, tell: Tell | None) -> Classifier:
-    """Train a checkpoint's network further, for other labels too; PAT-T may start from an ordinary one."""
-    assert section.start_from is not None
-    start = section.start_from
+def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: Tell | None) -> Classifier:
+    """Train a checkpoint's model further, for other labels too; PAT-T may start from an ordinary one."""
+    section, task = config.model, config.task
     model = open_model(start)
     if isinstance(model, ForeignClassifier):
-        raise InputError(start, "is somebody else's network, which is asked, not trained", "give a checkpoint of ours")
+        raise InputError(start, "is a model of another library, which cannot be trained", "give a checkpoint of ours")
     model.thresholds = model.calibration = model.adaptive = None  # they belong to the weights that they were fitted to
     said = section.model_dump(exclude={"start_from", "pretrained"}, exclude_defaults=True)
     for name, value in said.items():
         if getattr(model.architecture, name, None) != value:
-            wrong = f"is {value!r}, but {section.start_from} decides it"
-            raise InputError(
-                f"model.{name}", wrong, f"leave it out, or write model.{name}= after a recipe that says it"
-            )
-    if model.labels != labels and isinstance(model, IndependentClassifier):
-        wrong = f"it has a network for each of its {len(model.labels)} labels, and the pictures have others"
-        raise InputError(section.start_from, wrong, "give pictures with the same labels in the same order")
+            todo = f"leave it out, or write model.{name}= after a recipe that says it"
+            raise InputError(f"model.{name}", f"is {value!r}, but {start} decides it", todo)
     if task.kind in ("patch", "patch_only"):
-        patching = _say_patching(task)
         if isinstance(model, MultiLabelClassifier):
             again = _take_over(MultiLabelClassifier(model.architecture, labels), model, tell=tell)
-            return PatchClassifier.from_classifier(again, **patching)
+            return PatchClassifier.from_classifier(again, **_say_patching(task))
         if isinstance(model, PatchClassifier):
-            return _take_over(PatchClassifier(model.architecture, labels, **patching), model, tell=tell)
-    elif task.kind == "independent" and isinstance(model, IndependentClassifier):
-        return model
+            return _take_over(PatchClassifier(model.architecture, labels, **_say_patching(task)), model, tell=tell)
     elif task.kind == "image" and isinstance(model, MultiLabelClassifier):
         return _take_over(MultiLabelClassifier(model.architecture, labels), model, tell=tell)
-    wrong = f"it is a {type(model).__name__}, which the task {task.kind!r} cannot train"
-    raise InputError(section.start_from, wrong, "choose another checkpoint or task")
+    elif task.kind == "independent" and isinstance(model, IndependentClassifier) and model.labels == labels:
+        return model
+    wrong = f"it is a {type(model).__name__}, which task.kind={task.kind} cannot train for these {len(labels)} labels"
+    raise InputError(start, wrong, "choose another checkpoint or task")
 
 
 def _take_over(model: Kind, trained: Kind, *, tell: Tell | None) -> Kind:
-    """A network with what another of its kind has learnt, see `load_relabelled`."""
+    """A model with what another of its kind has learned, see `load_relabelled`."""
     model.preprocessing = trained.preprocessing
     known = load_relabelled(model, trained)
     if tell is not None and set(model.labels) != set(trained.labels):
         new = [name for name in model.labels if name not in trained.labels]
         taken = f": {shorten(known, limit=_NAMED)}" if known else ""
         anew = f"; new: {shorten(new, limit=_NAMED)}" if new else ""
-        tell(f"starting from a network that knows {len(known)} of {len(model.labels)} labels{taken}{anew}")
+        tell(f"starting from a model that knows {len(known)} of {len(model.labels)} labels{taken}{anew}")
     return model
-
-
-def make_task(model: Classifier, config: RunConfig) -> Task:
-    """The task that a configuration names, around a network."""
-    loss = make_loss(config.loss)
-    if not isinstance(model, PatchClassifier):
-        return WholeImageTask(model, loss)
-    if config.task.kind == "patch_only":
-        return PatchOnlyTask(model, loss)
-    return PatchTask(model, loss)
-
-
-def choose_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
-    """The dtype of autocast, float32 for none."""
-    choice = config.precision.dtype
-    if choice == "auto":
-        choice = "bfloat16" if has_bfloat16(device) else "float32"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[choice]

@@ -1,16 +1,22 @@
-"""What a training run is: one schema with defaults and documentation; recipes and overrides are diffs from it."""
+"""What a training run is: one schema with defaults; the package's recipes and overrides are diffs from it."""
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from pivotpatch.errors import InputError, choose_one_of, cut, quote
+from pivotpatch.errors import InputError, choose_one_of, cut, quote, quote_fault
 from pivotpatch.models.limits import Grid, Side
+
+_FOLDER = Path(__file__).parents[1] / "recipes"
+# What the first two lines of a recipe say, as comments.
+_COMMENTS = re.compile(r"# (?P<title>.+)\n# published mAP: (?P<published>none|\d+\.\d) \((?P<source>.+)\)\n")
 
 Positive = Annotated[int, Field(ge=1, strict=True)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -26,30 +32,30 @@ class Section(BaseModel):
 
 
 class DataSection(Section):
-    """Which pictures."""
+    """Which images."""
 
-    train: str | None = Field(None, description="address of the training pictures")
-    val: str | None = Field(None, description="address of the validation pictures; else part of train is held out")
+    train: str | None = Field(None, description="address of the training images")
+    val: str | None = Field(None, description="address of the validation images; else part of train is held out")
     val_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.1, description="part of train that is held out where there is no val; 0 trains on all and selects nothing"
     )
-    test: Names = Field((), description="addresses that the chosen network is evaluated on at the end")
+    test: Names = Field((), description="addresses that the chosen model is evaluated on at the end")
     labels: Names | None = Field(None, description="train for these labels only")
     workers: Annotated[int, Field(ge=0, strict=True)] | None = Field(
         None, description="processes that decode, for each training process; else its share of the cores, at most 12"
     )
-    hold: Literal["nothing", "memory", "device"] = Field(
-        "nothing", description="where decoded pictures stay, so that each is decoded once a run: 3 bytes a pixel"
+    hold: Literal["auto", "device", "memory", "nothing"] = Field(
+        "auto", description="where decoded images stay (3 bytes per pixel); auto: on the GPU or in RAM where they fit"
     )
-    on_error: Literal["error", "skip"] = Field("error", description="what a picture that cannot be read does")
+    on_error: Literal["error", "skip"] = Field("error", description="what an image that cannot be read does")
 
 
 class ModelSection(Section):
-    """Which network."""
+    """Which model."""
 
     backbone: str = Field("resnet101.tv_in1k", description="a timm model, with the tag of its weights after a dot")
     head: Literal["linear", "query2label", "ml_decoder"] = Field("linear", description="kind of head")
-    image_size: Side | None = Field(None, description="pixels a side of the network's input; None is its own")
+    image_size: Side | None = Field(None, description="pixels per side of the model's input; None is its own")
     pretrained: bool = Field(True, description="fetch timm's weights for the backbone")
     weights: str | None = Field(None, description="local file of weights for the backbone instead")
     start_from: str | None = Field(None, description="checkpoint folder, tagger or hub:owner/name to train further")
@@ -63,20 +69,20 @@ class TaskSection(Section):
     kind: Literal["image", "patch", "patch_only", "independent"] = Field(
         "patch",
         description="image: the baseline (DeT); patch: PAT-T, eq. 5; patch_only: the study of image scale; "
-        "independent: a backbone a label (InT)",
+        "independent: a backbone per label (InT)",
     )
     grid: Grid = Field(2, description="patches per side")
     overlap: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="part of a patch that its neighbour shares")
     lam: NonNegative = Field(1.0, description="weight of the patches in the total direct effect")
     temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="of the patch weights")
     source_size: Side | None = Field(
-        None, description="pixels a side to cut native patches from; else they are cut from the network's input"
+        None, description="pixels per side to cut native patches from; else they are cut from the model's input"
     )
     patch_size: Side | None = Field(
-        None, description="pixels a side at which the network sees a patch; None is model.image_size, less is cheaper"
+        None, description="pixels per side at which the model sees a patch; None is model.image_size, less is cheaper"
     )
     closer_size: Side | None = Field(
-        None, description="patch: pixels a side of a closer look at the whole picture, for efforts between 0 and 1"
+        None, description="patch: pixels per side of a closer look at the whole image, for efforts between 0 and 1"
     )
 
     @field_validator("closer_size")
@@ -137,17 +143,19 @@ class PrecisionSection(Section):
     """How numbers are held."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="autocast dtype of the network; auto is bfloat16 on a GPU that has it, else float32"
+        "auto", description="autocast dtype of the model; auto is bfloat16 on a GPU that has it, else float32"
     )
     channels_last: bool = Field(True, description="memory order of images and weights")
-    compile: bool = Field(False, description="compile the network with torch.compile")
+    compile: Literal["auto", True, False] = Field(
+        "auto", description="torch.compile; auto: on a GPU, where the steps that are left pay for it"
+    )
 
 
 class TrainSection(Section):
     """How long and how much at once."""
 
-    epochs: Positive = Field(80, description="passes over the training pictures")
-    batch_size: Positive = Field(128, description="pictures a step, over all processes")
+    epochs: Positive = Field(80, description="passes over the training images")
+    batch_size: Positive = Field(128, description="images per step, over all processes")
     accumulate: Positive = Field(1, description="parts that each process computes its share of a batch in")
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = Field(
         1, description="of weights, order and augmentation"
@@ -155,10 +163,10 @@ class TrainSection(Section):
 
 
 class EvaluationSection(Section):
-    """When and how the validation pictures are looked at."""
+    """When and how the validation images are scored."""
 
     every: Positive = Field(1, description="epochs between evaluations")
-    batch_size: Positive = Field(128, description="pictures at once, over all processes")
+    batch_size: Positive = Field(128, description="images at once, over all processes")
     definition: Literal["step", "envelope"] = Field("step", description="of average precision")
     patience: Positive | None = Field(None, description="evaluations without a gain before the run stops early")
 
@@ -207,28 +215,65 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
     return _validate(values, where="config")
 
 
-def dump_config(config: RunConfig, *, only_changes: bool = False, explained: bool = False) -> str:
+def dump_config(config: RunConfig, *, explained: bool = False) -> str:
     """A configuration as TOML.
 
     Args:
         config: what to write.
-        only_changes: leave out what equals the defaults.
         explained: say behind each key what it means, and name the optional ones that have no value.
     """
-    held = config.model_dump(mode="json", exclude_defaults=only_changes)
     lines = []
-    for section, values in held.items():
+    for section, values in config.model_dump(mode="json").items():
         fields = type(getattr(config, section)).model_fields
-        written = []
+        lines.append(f"[{section}]")
         for key, value in values.items():
             line = f"# {key} =" if value is None else f"{key} = {_to_toml(value)}"
             if explained:
-                written.append(f"{line:<40}  # {fields[key].description}")
+                lines.append(f"{line:<40}  # {fields[key].description}")
             elif value is not None:
-                written.append(line)
-        if written:
-            lines += [f"[{section}]", *written, ""]
+                lines.append(line)
+        lines.append("")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe of the package and what was published for it.
+
+    Attributes:
+        name: what `find_recipe` knows it by.
+        path: its file.
+        title: what it trains, in one line.
+        published: mAP in per cent; None where the paper has none.
+        source: the table and row of the figure, or why there is none.
+    """
+
+    name: str
+    path: Path
+    title: str
+    published: float | None
+    source: str
+
+
+def list_recipes() -> list[Recipe]:
+    """All recipes of the package, by name."""
+    recipes = []
+    for path in sorted(_FOLDER.glob("*.toml")):
+        said = _COMMENTS.match(path.read_text("utf-8"))
+        assert said is not None, path
+        published = None if said["published"] == "none" else float(said["published"])
+        recipes.append(Recipe(path.stem, path, said["title"], published, said["source"]))
+    return recipes
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe: of the package by name, or the path of a `.toml` file, which need not exist."""
+    if name.endswith(".toml"):
+        return Path(name)
+    known = {path.stem: path for path in _FOLDER.glob("*.toml")}
+    if name not in known:
+        raise InputError(f"recipe {name!r}", "there is none of that name", choose_one_of(name, known))
+    return known[name]
 
 
 def _read_recipe(path: Path) -> dict[str, dict[str, object]]:
@@ -236,10 +281,8 @@ def _read_recipe(path: Path) -> dict[str, dict[str, object]]:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise InputError(str(path), "there is no such recipe", "see pivotpatch recipes, or give a TOML file") from None
-    except RecursionError:
-        raise InputError(str(path), "the TOML is nested too deeply", "check that it is the right file") from None
-    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
-        raise InputError(str(path), f"is no TOML ({error})", "correct it there") from None
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, nested too deeply, or thousands of digits
+        raise InputError(str(path), f"is not valid TOML ({quote_fault(error)})", "correct it there") from None
 
 
 def _parse_override(text: str) -> tuple[str, str, object]:
@@ -269,7 +312,8 @@ def _validate(values: Mapping[str, object], *, where: str) -> RunConfig:
         raise InputError(where, f"unknown key {quote(name)}", choose_one_of(place[-1], known))
     value = fault["input"]
     if fault["type"] == "literal_error":
-        choices = fault["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+        choices = fault["ctx"]["expected"].replace(" or ", ", ").replace("'", "").replace("True", "true")
+        choices = choices.replace("False", "false").split(", ")
         raise InputError(where, f"{name} is {quote(value)}", choose_one_of(str(value), choices))
     message = fault["msg"]
     raise InputError(where, f"{name} is {quote(value)}", message[0].lower() + message[1:])

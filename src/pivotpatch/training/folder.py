@@ -9,18 +9,20 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from pivotpatch import __version__
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, quote_fault
 from pivotpatch.models.checkpoint import save_checkpoint, write_checkpoint
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.training.config import RunConfig, dump_config, load_config
@@ -45,11 +47,11 @@ class RunState(BaseModel):
         waited: evaluations since then.
         seconds: time that training has taken, over all starts.
         train_seconds: the part of it that was spent on steps.
-        pictures: how many they trained on, so far as they are logged.
-        pending: numbers of the steps since the last entry of the log, one row a step.
+        pictures: images they trained on, so far as they are logged.
+        pending: numbers of the steps since the last entry of the log, one row per step.
         logged: entries of the log.
-        not_read: pictures that could not be read, each with what was wrong with it.
-        records: pictures that there are to train on.
+        not_read: images that could not be read, each with what was wrong with it.
+        records: images that there are to train on.
         config: the configuration that it was saved under.
     """
 
@@ -110,14 +112,14 @@ class RunFolder:
             todo = "choose another folder" + (", or --resume it" if (root / CONFIG).is_file() else "")
             raise InputError(str(root), "exists already and is not empty", todo)
 
-    def create(self) -> None:
-        """Begin a run in a folder that is new or empty."""
+    def create(self, choices: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Begin a run in a folder that is new or empty; `choices` are noted beside the versions of libraries."""
         if self.writes:
             with explain_disk_faults(self.root):
                 self.check_free()
                 self.root.mkdir(parents=True, exist_ok=True)
                 self._claim()
-                self._write(ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
+                self._write(ENVIRONMENT, _to_json({**describe_environment(), "choices": dict(choices)}))
                 self._write(CONFIG, dump_config(self.config))
 
     def close(self) -> None:
@@ -133,7 +135,7 @@ class RunFolder:
 
     @property
     def best(self) -> Path:
-        """The network that validation chose."""
+        """The model that validation chose."""
         return self.root / "best"
 
     def save_last(self, model: Classifier, tensors: dict[str, Tensor], state: RunState) -> None:
@@ -160,13 +162,17 @@ class RunFolder:
         try:
             return RunState.model_validate_json(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(str(path), f"cannot be read ({_say_briefly(error)})", DAMAGED) from None
+            raise InputError(str(path), f"cannot be read ({quote_fault(error)})", DAMAGED) from None
 
-    def check_whole(self, state: RunState) -> None:
-        """Refuse to go on where something of the run is gone, or its configuration was changed meanwhile."""
+    def check_resumable(self, state: RunState) -> None:
+        """Refuse a run that is at its end, of which something is gone, or whose configuration was changed."""
+        again = f"start another with model.start_from={self.last}"
+        if self._is_finished():
+            todo = f"start another; model.start_from={self.best} begins with its weights"
+            raise InputError(str(self.root), "the run has come to its end", todo)
         if state.best is not None and not self.best.exists():
-            todo = f"put it back, or start another with model.start_from={self.last}"
-            raise InputError(str(self.best), f"is not there, though step {state.best_step} was kept in it", todo)
+            wrong = f"is not there, though step {state.best_step} was kept in it"
+            raise InputError(str(self.best), wrong, f"put it back, or {again}")
         if state.step == 0 and self.best.exists():
             raise InputError(str(self.last), "is not there, so the run cannot go on", "put it back, or start anew")
         held = self.config.model_dump(mode="json")
@@ -175,11 +181,9 @@ class RunFolder:
                 now = held.get(section, {}).get(key)
                 if now != value and not {section, f"{section}.{key}"} & CHANGEABLE:
                     wrong = f"{section}.{key} is {now!r}, the run began with {value!r}"
-                    todo = f"give back what it was, or start another with model.start_from={self.last}"
-                    raise InputError(str(self.root / CONFIG), wrong, todo)
+                    raise InputError(str(self.root / CONFIG), wrong, f"give back what it was, or {again}")
 
-    def is_finished(self) -> bool:
-        """Whether the run came to its end."""
+    def _is_finished(self) -> bool:
         path = self.root / METRICS
         try:
             return path.is_file() and bool(json.loads(path.read_text("utf-8"))["finished"])
@@ -194,7 +198,7 @@ class RunFolder:
             with safe_open(path, framework="pt", device=place) as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
         except (OSError, SafetensorError) as error:
-            raise InputError(str(path), f"cannot be read ({_say_briefly(error)})", DAMAGED) from None
+            raise InputError(str(path), f"cannot be read ({quote_fault(error)})", DAMAGED) from None
 
     def add_to_log(self, entry: dict[str, object]) -> None:
         """Append a line to the log."""
@@ -216,7 +220,7 @@ class RunFolder:
         """Replace metrics.json."""
         if self.writes:
             with explain_disk_faults(self.root):
-                self._write(METRICS, json.dumps(metrics, indent=2) + "\n")
+                self._write(METRICS, _to_json(metrics))
 
     def _write(self, name: str, text: str) -> None:
         with replacing(self.root / name) as written, written.open("w", encoding="utf-8") as file:
@@ -242,12 +246,8 @@ class RunFolder:
                 shutil.rmtree(scratch)
 
 
-def _say_briefly(error: Exception) -> str:
-    """What is wrong, in one line."""
-    if isinstance(error, ValidationError):
-        fault = error.errors()[0]
-        return ": ".join([*map(str, fault["loc"]), fault["msg"]])
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+def _to_json(content: Mapping[str, object]) -> str:
+    return json.dumps(content, indent=2) + "\n"
 
 
 def read_log(root: Path) -> list[dict[str, Any]]:
@@ -260,9 +260,8 @@ def read_log(root: Path) -> list[dict[str, Any]]:
         try:
             entries.append(dict(json.loads(line)))
         except (ValueError, TypeError):
-            raise InputError(
-                str(path), f"line {number} is not what a run writes", "mend that line, or remove the file"
-            ) from None
+            wrong, todo = f"line {number} is not what a run writes", "mend that line, or remove the file"
+            raise InputError(str(path), wrong, todo) from None
     return entries
 
 

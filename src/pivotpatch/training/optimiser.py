@@ -70,7 +70,7 @@ def set_cycle_point(optimiser: torch.optim.Adam, point: CyclePoint, *, peak: flo
 class WeightAverage(ModelEmaV3):  # type: ignore[misc]  # timm is not typed
     """Timm's running average of weights and buffers, which finds its tensors once and not at every step.
 
-    Every update must be from the network that it was made of.
+    Every update must be from the model that it was made of.
     """
 
     def __init__(self, model: nn.Module, *, decay: float, warmup: bool) -> None:
@@ -82,7 +82,7 @@ class WeightAverage(ModelEmaV3):  # type: ignore[misc]  # timm is not typed
         self._copied = list(compress(own, copied)), list(compress(theirs, copied))
 
     def apply_update_(self, model: nn.Module, decay: float) -> None:  # noqa: ARG002  # timm's signature
-        """Move the average towards the network; what is counted in whole numbers is copied."""
+        """Move the average towards the model; what is counted in whole numbers is copied."""
         torch._foreach_lerp_(*self._averaged, weight=1 - decay)
         if self._copied[0]:
             torch._foreach_copy_(*self._copied)

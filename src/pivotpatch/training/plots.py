@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pivotpatch.inference.plots import RUNS
@@ -24,41 +23,22 @@ def plot_curves(logs: Mapping[str, LogEntries]) -> Figure:
     """
     figure = Figure(figsize=(9.0, 3.6), dpi=150, layout="constrained")
     losses, scores = figure.subplots(1, 2)
-    for number, (name, log) in enumerate(logs.items()):
-        colour = RUNS[number % len(RUNS)]
-        _draw_losses(losses, log, name=name, colour=colour)
-        _draw_scores(scores, log, name=name, colour=colour)
-    losses.set(xlabel="epoch", ylabel="loss a picture")
+    for number, (run, log) in enumerate(logs.items()):
+        for axes, prefix, scale, marker in ((losses, "loss_", 1, ""), (scores, "val_mAP_", 100, ".")):
+            kinds = dict.fromkeys(key.removeprefix(prefix) for entry in log for key in entry if key.startswith(prefix))
+            for kind in kinds:
+                points = [(each["epoch"], scale * each[prefix + kind]) for each in log if prefix + kind in each]
+                axes.plot(
+                    *zip(*points, strict=True),
+                    linestyle=_STYLES.get(kind, "-."),
+                    color=RUNS[number % len(RUNS)],
+                    marker=marker,
+                    label=f"{run}, {kind}" if run else kind,
+                )
+    losses.set(xlabel="epoch", ylabel="loss per image")
     scores.set(xlabel="epoch", ylabel="validation mAP (%)")
     for axes in (losses, scores):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8)
     return figure
-
-
-def _draw_losses(axes: Axes, log: LogEntries, *, name: str, colour: str) -> None:
-    parts = [key for entry in log for key in entry if key.startswith("loss_")]
-    entries = [entry for entry in log if "loss" in entry]
-    for part in dict.fromkeys(parts):
-        kind = part.removeprefix("loss_")
-        axes.plot(
-            [entry["epoch"] for entry in entries],
-            [entry[part] for entry in entries],
-            _STYLES.get(kind, "-."),
-            color=colour,
-            label=_name(name, kind),
-        )
-
-
-def _draw_scores(axes: Axes, log: LogEntries, *, name: str, colour: str) -> None:
-    entries = [entry for entry in log if "loss" not in entry]
-    for kind, style in _STYLES.items():
-        points = [(entry["epoch"], 100 * entry[f"val_mAP_{kind}"]) for entry in entries if f"val_mAP_{kind}" in entry]
-        if points:
-            epochs, values = zip(*points, strict=True)
-            axes.plot(epochs, values, style, color=colour, marker=".", label=_name(name, kind))
-
-
-def _name(run: str, kind: str) -> str:
-    return f"{run}, {kind}" if run else kind

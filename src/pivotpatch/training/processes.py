@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import LoggerType, ProjectConfiguration, gather_object, parse_flag_from_env
+from accelerate.utils import ProjectConfiguration, gather_object, parse_flag_from_env
 
 from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.training.config import RunConfig
@@ -32,14 +32,11 @@ def join_processes() -> PartialState:
 
 def make_accelerator(config: RunConfig, out: Path | None = None) -> Accelerator:
     """Device and processes; with a folder to write to, also the trackers that a configuration names."""
-    names = config.output.trackers
-    installed = [str(name) for name in get_available_trackers()]
-    known = [str(kind.value) for kind in LoggerType if kind != LoggerType.ALL]
+    names, installed = config.output.trackers, [str(name) for name in get_available_trackers()]
     for name in names:
-        if name not in known:
-            raise InputError("output.trackers", f"unknown tracker {name!r}", choose_one_of(name, known))
         if name not in installed:
-            raise InputError("output.trackers", f"{name} is not installed", "install it, or leave it out")
+            todo = f"install it, or leave it out; {choose_one_of(name, installed)}"
+            raise InputError("output.trackers", f"there is no {name!r} here", todo)
     state = join_processes()
     writes = out is not None and len(names) > 0
     return Accelerator(

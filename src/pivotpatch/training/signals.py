@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
-_Handler = Callable[[int, FrameType | None], None]
 _ASKING = (signal.SIGINT, signal.SIGTERM)
 # Seconds in which signals are one request: Ctrl-C reaches a process from the terminal and again from its launcher.
 _TOGETHER = 1.0
@@ -24,13 +22,14 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._since = 0.0
+        self._handling = _handle_by(self._note)
 
     def __enter__(self) -> "StopSignals":
-        self._old = _set_handlers(self._note)
+        self._handling.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        _restore_handlers(self._old)
+        self._handling.__exit__(None, None, None)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -59,21 +58,17 @@ def raise_signals() -> Iterator[None]:
     def stop(number: int, _frame: FrameType | None) -> None:
         raise StoppedEarly(signal.Signals(number))
 
-    old = _set_handlers(stop)
+    with _handle_by(stop):
+        yield
+
+
+@contextmanager
+def _handle_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    # Python lets only the main thread set handlers; elsewhere the caller decides when to stop.
+    main = threading.current_thread() is threading.main_thread()
+    old = {number: signal.signal(number, handler) for number in _ASKING} if main else {}
     try:
         yield
     finally:
-        _restore_handlers(old)
-
-
-def _set_handlers(handler: _Handler) -> dict[signal.Signals, Any]:
-    """Give signals to a handler; return those that had them before."""
-    # Python lets only the main thread set handlers; elsewhere the caller decides when to stop.
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {number: signal.signal(number, handler) for number in _ASKING}
-
-
-def _restore_handlers(old: dict[signal.Signals, Any]) -> None:
-    for number, handler in old.items():
-        signal.signal(number, handler)
+        for number, before in old.items():
+            signal.signal(number, before)

@@ -1,7 +1,8 @@
 """One step: views, loss, gradients, update. What is drawn depends on seed, step and process alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -9,12 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import record_function
 
+from pivotpatch.accel.device import can_run
+from pivotpatch.accel.rewrites import quicken_training
 from pivotpatch.data.augment import Augmentation, draw_augmentation
 from pivotpatch.data.loading import Batch
-from pivotpatch.errors import InputError
 from pivotpatch.models.weights import load_exactly
 from pivotpatch.training.build import Run
 from pivotpatch.training.optimiser import find_cycle_point, set_cycle_point
+from pivotpatch.training.resources import choose_compile
 
 Watch = Callable[[str], AbstractContextManager[object]]
 """Is entered around each section of a step by its name: "transfer" of the images to the device, "views", "forward",
@@ -28,30 +31,29 @@ def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64], wat
         run: what is trained.
         batch: the share; it may be empty, the process then only takes part.
         step: how many steps were taken before.
-        rows: positions of the share's pictures in the whole batch.
+        rows: positions of the share's images in the whole batch.
         watch: what is to know of the step's sections; torch's profiler by default, if it is on.
 
     Returns:
-        (K + 2,) on the device: the K parts of the loss summed over the share, how many pictures it has, and the
+        (K + 2,) on the device: the K parts of the loss summed over the share, how many images it has, and the
         norm of the gradient of the whole batch.
     """
     config = run.config
     point = find_cycle_point(step, total=run.total_steps, warmup=config.schedule.warmup)
     set_cycle_point(run.optimiser, point, peak=config.optimiser.lr)
     parts = compute_gradients(run, batch, step=step, rows=rows, watch=watch)
-    weights = [weight for group in run.optimiser.param_groups for weight in group["params"]]
     with watch("norm"):
-        norm = _clip(weights, config.optimiser.clip_norm)
+        norm = _clip(list_weights(run.optimiser), config.optimiser.clip_norm)
     with watch("optimiser"):
         run.optimiser.step()
         run.optimiser.zero_grad()
     if run.accelerator.num_processes > 1:
-        _agree_on_statistics(run, pictures=len(batch.indices))
+        _agree_on_statistics(run, images=len(batch.indices))
     if run.average is not None:
         with watch("average"):
             run.average.update(run.task.model, step=step + 1)
-    pictures = parts.new_full((1,), len(batch.indices))  # filled on the device, which so need not be waited for
-    return torch.cat([parts, pictures, norm[None]])
+    count = parts.new_full((1,), len(batch.indices))  # filled on the device, which so need not be waited for
+    return torch.cat([parts, count, norm[None]])
 
 
 def _clip(weights: Sequence[Tensor], limit: float | None) -> Tensor:
@@ -80,7 +82,7 @@ def compute_gradients(
         generator=torch.Generator().manual_seed(_mix(config.train.seed, step)),
     )
     images, target = batch.images, batch.target
-    if len(images) == 0:  # a black picture of which nothing is known costs nothing, but takes part in every exchange
+    if len(images) == 0:  # a black image of which nothing is known costs nothing, but takes part in every exchange
         images, target = images.new_zeros(1, *images.shape[1:]), target.new_full((1, target.shape[1]), torch.nan)
         rows = np.zeros(1, dtype=np.int64)
     with watch("transfer"):
@@ -88,7 +90,7 @@ def compute_gradients(
     scale = _find_scale(run, target)
     total = torch.zeros(len(run.task.parts), device=device)
     whole = (images, target, torch.from_numpy(rows))
-    compiled = config.precision.compile and device.type == "cuda"  # a CPU gains nothing that is worth the wait
+    compiled = run.compiled and device.type == "cuda"
     shares = list(zip(*(part.chunk(config.train.accumulate) for part in whole), strict=True))
     for number, (pixels, truth, places) in enumerate(shares, 1):
         drawn = _take(augmentation, places, views=run.task.views_per_image)
@@ -96,7 +98,7 @@ def compute_gradients(
             views = run.task.make_views(pixels, augmentation=drawn, compiled=compiled)
         with nullcontext() if number == len(shares) else run.accelerator.no_sync(run.step_module):
             autocast = torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32)
-            with watch("forward"), autocast, _explain_lone_picture():
+            with watch("forward"), autocast:
                 loss = run.step_module(views, truth.to(device, non_blocking=True))
             with watch("backward"):
                 (loss.total * scale).backward()
@@ -104,26 +106,13 @@ def compute_gradients(
     return total
 
 
-@contextmanager
-def _explain_lone_picture() -> Iterator[None]:
-    """Say what to do where a batch norm is given one value, which torch refuses to norm."""
-    try:
-        yield
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        wrong = "a step of one picture, as the last of an epoch may be, is too little for the network's batch norms"
-        todo = "choose another train.batch_size or train.accumulate, or a larger model.image_size"
-        raise InputError("train.batch_size", wrong, todo) from None
-
-
-def _agree_on_statistics(run: Run, *, pictures: int) -> None:
-    """Give every process the mean of what batch norms have seen, so that all evaluate and save the same network."""
+def _agree_on_statistics(run: Run, *, images: int) -> None:
+    """Give every process the mean of what batch norms have seen, so that all evaluate and save the same model."""
     named = run.task.model.named_buffers()
     held = [buffer for name, buffer in named if name.endswith(("running_mean", "running_var"))]
     if not held:
         return
-    weight = max(pictures, 1e-6)  # where no process has a picture, all have seen the same black one
+    weight = max(images, 1e-6)  # where no process has an image, all have seen the same black one
     total = run.accelerator.reduce(torch.cat([held[0].new_ones(1), *held]) * weight, "sum")
     means = (total[1:] / total[0]).split([len(buffer) for buffer in held])
     for buffer, mean in zip(held, means, strict=True):
@@ -143,7 +132,7 @@ def _find_scale(run: Run, target: Tensor) -> Tensor | float:
 
 
 def _take(augmentation: Augmentation, places: Tensor, *, views: int) -> Augmentation:
-    """What was drawn for some pictures of a batch, in the order of `make_views`: images first, then patches."""
+    """What was drawn for some images of a batch, in the order of `make_views`: images first, then patches."""
     drawn = places[:, None] * views + torch.arange(views)
     order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
     return augmentation.select(order)
@@ -152,6 +141,63 @@ def _take(augmentation: Augmentation, places: Tensor, *, views: int) -> Augmenta
 def _mix(*numbers: int) -> int:
     """A seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def compile_run(run: Run, *, steps_left: int) -> None:
+    """Compile a run's steps where the configuration says so, or where that pays within the steps that are left."""
+    setting, device = run.config.precision.compile, run.accelerator.device
+    measured = setting == "auto" and device.type == "cuda"
+    compiled, why = choose_compile(
+        setting, steps_left=steps_left, seconds_per_step=time_step(run) if measured else None
+    )
+    if measured and compiled and not can_run(_compile_something, device):
+        compiled, why = False, "precision.compile is false: torch.compile does not work on this machine"
+    run.compiled, run.choices["precision.compile"] = compiled, why
+    if compiled:
+        run.step_module.compile(dynamic=False)
+        if device.type == "cuda":  # last, for it keeps the names of weights, but not the types of layers
+            quicken_training(run.task.model)
+
+
+def _compile_something(device: torch.device) -> None:
+    torch.compile(lambda values: values + 1)(torch.ones(8, device=device))
+
+
+def time_step(run: Run) -> float:
+    """Seconds of a forward and backward pass of the slowest process; the run stays what it was."""
+    accelerator, size = run.accelerator, run.task.model.picture_size
+    count = -(-run.config.train.batch_size // accelerator.num_processes)
+    black = Batch(
+        torch.zeros(count, size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2),
+        torch.full((count, len(run.records.labels)), torch.nan),
+        torch.arange(count),
+        (),
+    )
+    buffers = [(buffer, buffer.clone()) for buffer in run.task.buffers()]
+    for _ in range(2):  # the first one also chooses kernels
+        wait_for_device(run)
+        began = time.perf_counter()
+        compute_gradients(run, black, step=0, rows=np.arange(count))
+        wait_for_device(run)
+        seconds = time.perf_counter() - began
+    run.optimiser.zero_grad()
+    for buffer, value in buffers:
+        buffer.copy_(value)
+    if accelerator.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(accelerator.device)
+    return float(accelerator.gather(torch.tensor([seconds], device=accelerator.device)).max())
+
+
+def wait_for_device(run: Run) -> None:
+    """Wait until a GPU has done what it was asked to."""
+    if run.accelerator.device.type == "cuda":
+        torch.cuda.synchronize(run.accelerator.device)
+
+
+def list_weights(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    """What an optimiser moves."""
+    return [weight for group in optimiser.param_groups for weight in group["params"]]
 
 
 def collect_training(run: Run) -> dict[str, Tensor]:
@@ -170,9 +216,8 @@ def restore_training(run: Run, tensors: Mapping[str, Tensor]) -> None:
         parts[part][rest] = value
     load_exactly(run.task.model, parts["model"], where="training state")
     names = {id(weight): name for name, weight in run.task.model.named_parameters()}
-    weights = [weight for group in run.optimiser.param_groups for weight in group["params"]]
     moments: dict[int, dict[str, Tensor]] = {}
-    for place, weight in enumerate(weights):
+    for place, weight in enumerate(list_weights(run.optimiser)):
         prefix = f"{names[id(weight)]}."
         found = {key: parts["optimiser"].get(prefix + key) for key in ("step", "exp_avg", "exp_avg_sq")}
         moments[place] = {key: _lay_out(value, weight) for key, value in found.items() if value is not None}

@@ -10,14 +10,14 @@ from pivotpatch.data.augment import Augmentation
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_closer_view, make_network_views
-from pivotpatch.training.config import LossSection
+from pivotpatch.training.config import LossSection, RunConfig
 
 
 class TaskLoss(NamedTuple):
-    """What a batch costs, summed over its pictures and labels.
+    """What a batch costs, summed over its images and labels.
 
     Attributes:
-        total: a scalar to go back from.
+        total: a scalar, to be differentiated.
         parts: (K,) its summands, detached, in the order of the task's `parts`.
     """
 
@@ -26,13 +26,13 @@ class TaskLoss(NamedTuple):
 
 
 class Task(nn.Module):
-    """A network and what it is trained for.
+    """A model and what it is trained for.
 
     Attributes:
-        model: the network.
+        model: the model.
         loss: of logits (B,L) against target (B,L), summed.
         parts: names of the loss's summands.
-        ranking: which of a network's logits its networks are compared by.
+        ranking: the kind of logits that checkpoints are compared by.
     """
 
     parts: tuple[str, ...]
@@ -72,7 +72,7 @@ class WholeImageTask(Task):
 class PatchTask(Task):
     """PAT-T, equation 5: loss(p, y) + loss(q, y), unweighted, with no loss on the sum.
 
-    A network that takes closer looks is trained for them too: by the same two losses of the larger image.
+    A model that takes closer looks is trained for them too, by the same two losses of the larger image.
     """
 
     model: PatchClassifier
@@ -114,7 +114,7 @@ class PatchTask(Task):
 
 
 class PatchOnlyTask(Task):
-    """The paper's study of image scale: loss(q, y); no whole image passes the network."""
+    """The paper's study of image scale: loss(q, y); no whole image passes the model."""
 
     model: PatchClassifier
     parts = ("patch",)
@@ -128,6 +128,14 @@ class PatchOnlyTask(Task):
         """Loss of the pooled patch logits."""
         cost = self.loss(self.model.forward_patches(views.patches), target)
         return TaskLoss(cost, cost.detach()[None])
+
+
+def make_task(model: Classifier, config: RunConfig) -> Task:
+    """The task that a configuration names, around a model."""
+    loss = make_loss(config.loss)
+    if not isinstance(model, PatchClassifier):
+        return WholeImageTask(model, loss)
+    return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
 
 
 def make_loss(section: LossSection) -> nn.Module:
