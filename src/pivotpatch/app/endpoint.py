@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 from pivotpatch import __version__
 from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
 from pivotpatch.errors import InputError, choose_one_of
-from pivotpatch.inference.bulk import TagRule
+from pivotpatch.inference.prediction import TagRule
 from pivotpatch.inference.predictor import ModelError
 
 MAX_HELD = 8 * MAX_BYTES

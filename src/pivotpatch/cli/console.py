@@ -45,6 +45,16 @@ def make_table(headings: list[str]) -> Table:
     return table
 
 
+def draw_bar(share: float, *, width: int = 24) -> str:
+    """A bar of eighths of a block, as long as a share of the width; what is above 0 is seen.
+
+    >>> draw_bar(0.5), draw_bar(0.0001)
+    ('████████████', '▏')
+    """
+    eighths = max(round(share * width * 8), int(share > 0))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
 def tell(line: str) -> None:
     """Print a line to stderr, once for all processes."""
     if os.environ.get("RANK", "0") == "0":

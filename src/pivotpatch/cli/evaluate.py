@@ -232,7 +232,7 @@ def _name_pictures(records: "RecordSet") -> tuple[str, ...]:
 def _score(subject: _Subject, args: argparse.Namespace) -> Scored:
     """Score the pictures, in all processes together."""
     from pivotpatch.cli.train_text import show_training
-    from pivotpatch.inference.score_content import check_pictures
+    from pivotpatch.inference.score_file import check_pictures
     from pivotpatch.models.checkpoint import fingerprint
     from pivotpatch.training.config import load_config
 

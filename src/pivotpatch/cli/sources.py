@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pivotpatch.core.policies import PerLabel
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
-    from pivotpatch.inference.score_content import Scale
+    from pivotpatch.inference.score_file import Scale
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
     from pivotpatch.training.config import RunConfig
