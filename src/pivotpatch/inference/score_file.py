@@ -172,7 +172,7 @@ def _read_own(path: Path, schema: pa.Schema, note: bytes) -> _Content:
         told = json.loads(note)
         version, labels = int(told["schema"]), tuple(map(str, told["labels"]))
         noted = {name: told[name] for name in _NOTED if told.get(name) is not None}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise InputError(where, "its note about labels cannot be read", _DAMAGED) from None
     if version > _SCHEMA:
         raise InputError(where, f"schema {version} is newer than {_SCHEMA}, the newest known", "upgrade pivotpatch")
