@@ -94,8 +94,6 @@ def test_rows_are_those_of_a_predictor(name: str, workers: int, here: Path) -> N
     assert torch.equal(torch.get_rng_state(), before)
 
 
-
-
 @pytest.mark.parametrize(
     "rule", [TagRule(threshold=0.7), TagRule(threshold=0.5, top_k=1), TagRule(top_k=9), TagRule(0.0)]
 )
@@ -125,8 +123,6 @@ def test_tags_are_a_data_set_of_their_own(name: str, here: Path) -> None:
     records = open_records(f"table:out/{name}?image=picture&root=.")
     known = [records.labels.names[place] for place in records[3].positive]
     assert (records[3].name, sorted(known)) == (expect()[3]["picture"], sorted(expect()[3]["labels"]))
-
-
 
 
 def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
@@ -385,7 +381,3 @@ def test_damaged_work_is_named(here: Path) -> None:
         tag("tags.csv")
     tag("tags.csv", overwrite=True)
     check_finished("tags.csv")
-
-
-
-

@@ -167,7 +167,7 @@ def test_a_wrong_note_is_told(changes: dict[str, Any], message: str, tmp_path: P
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.set_column(2, "image", pa.array([None] * 5, pa.list_(pa.float32(), 4))), "column 'image' .*damaged"),
+        (lambda t: t.set_column(2, "image", pa.array([None] * 5, pa.list_(pa.float32(), 4))), "'image' .*damaged"),
         (lambda t: t.set_column(2, "image", pa.array([1.0] * 5)), "column 'image' is double for 4 labels.*damaged"),
         (lambda t: t.drop_columns(["picture"]), "no column 'picture'; it is damaged"),
         (lambda t: t.drop_columns(["weights"]), "'patch_logits' or 'weights' are missing; it is damaged"),
@@ -232,7 +232,7 @@ def test_a_table_of_probabilities_ranks_and_decides_as_they_do(tmp_path: Path) -
     [
         ((0.5, 0.25), "auto", (0, -np.log(3)), ["scores from 0.25 to 0.5 are taken for probabilities"]),
         ((-3, 0.5), "auto", (-3, 0.5), ["scores from -3 to 0.5 are taken for logits"]),
-        ((0.2, 97), "auto", (0.2, 97), ["scores from 0.2 to 97 are taken for logits; divide by 100 if they are per cent"]),
+        ((2, 97), "auto", (2, 97), ["scores from 2 to 97 are taken for logits; divide by 100 if they are per cent"]),
         ((0.5, 0.25), "logits", (0.5, 0.25), []),
         ((0.5, 0.25), "probs", (0, -np.log(3)), []),
     ],
@@ -322,7 +322,7 @@ def test_a_few_images_without_scores_are_left_out_and_told(photos: RecordSet, tm
         ("picture,cat,dog,target:cat\na,1,1,1\n", r"1 labels have no scores or no target column \(dog\); known: cat"),
         ("picture,image:cat,split\na,1,x\n", "column 'split' stands beside those of a stated kind; leave it out"),
         ("picture,cat,target:cat\na.jpg,1,1\nb.jpg,many,1\n", r"row 3 \(the header is row 1\) holds 'many' where num"),
-        ("picture,dog\nd.jpg,0.1\na.jpg,nan\nc.jpg,1\nb.jpg,2\n", r"a number of 'image' is nan \(row 1, label 0\); find"),
+        ("picture,dog\nd.jpg,0.1\na.jpg,nan\nc.jpg,1\nb.jpg,2\n", r"'image' is nan \(row 1, label 0\); find"),
         ("picture,cat,target:cat\na.jpg,1,2\n", "the target holds 2; write 1, 0, or -1 for unknown"),
         ("picture,image:cat,lam\na,1,1\nb,1,2\n", "column 'lam' changes from row to row; give one value"),
         ("picture\na\n", "labels: there is no label at all"),
