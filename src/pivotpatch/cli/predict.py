@@ -195,6 +195,8 @@ def _predict(predictor: "Predictor", paths: Iterable[str], *, stop: bool) -> "It
 
 def _print(prediction: "Prediction", tags: "Sequence[Tag]", *, threshold: float | None, detailed: bool) -> None:
     """An image's tags as a table or in a line; one that is not above its threshold, or one for all, is in brackets."""
+    from rich.padding import Padding
+
     from pivotpatch.cli.console import Screen, draw_bar, make_table
 
     names = [
@@ -215,19 +217,18 @@ def _print(prediction: "Prediction", tags: "Sequence[Tag]", *, threshold: float 
         return
     patched = prediction.weights is not None
     table = make_table(
-        ["  tag", *(("both (TDE)", "", "image", "patches", "pivot patch") if patched else ("probability", ""))]
+        ["tag", *(("both (TDE)", "", "image", "patches", "pivot patch") if patched else ("probability", ""))]
     )
     table.columns[0].overflow = "fold"  # the only one that gives way: numbers stay whole
     for place in (2, -1):
         table.columns[place].justify = "left"
     for tag, name in zip(tags, names, strict=True):
-        cells = [f"  {name}", f"{tag.prob:.2f}", draw_bar(tag.prob, width=BAR)]
+        cells = [name, f"{tag.prob:.2f}", draw_bar(tag.prob, width=BAR)]
         if tag.patch_prob is not None and tag.box is not None:
             pivot = f"{place_in_words(tag.box, prediction.size)} {max(tag.weights or ()):.0%}"
             cells += [f"{tag.image_prob:.2f}", f"{tag.patch_prob:.2f}", pivot]
         table.add_row(*cells, style="" if name == tag.label else "dim")
-    screen.print(table)
-    screen.print()
+    screen.print(Padding(table, (0, 0, 1, 2), expand=False))
 
 
 def place_in_words(box: "PatchBox", size: tuple[int, int]) -> str:
