@@ -7,7 +7,7 @@ from made_networks import fit_made_up, make_network, make_pictures
 
 from pivotpatch.cli.main import main
 from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.inference.exported import open_exported
+from pivotpatch.inference.exported import OnnxEngine
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 
 Output = pytest.CaptureFixture[str]
@@ -46,7 +46,7 @@ def test_a_run_becomes_a_file_of_its_name(run: Path, capsys: Output) -> None:
     model = make_network()
     fit_made_up(model)
     pictures = make_pictures(2, 32, 32)
-    said, expected = open_exported("my-run.onnx")(pictures), TorchEngine(model)(pictures)
+    said, expected = OnnxEngine("my-run.onnx")(pictures), TorchEngine(model)(pictures)
     assert 0 < (said.probs - expected.probs).abs().max() < 0.02
     torch.testing.assert_close(said.weights, expected.weights, rtol=0, atol=0.02)
 
