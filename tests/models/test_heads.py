@@ -1,12 +1,10 @@
-import math
-
 import pytest
 import torch
-from torch import nn
+from reference.query2label import position, query2label_logits
+from torch import Tensor, nn
 
 from pivotpatch.errors import InputError
 from pivotpatch.models.heads import (
-    AttentionLayer,
     GroupProjection,
     LinearHead,
     MLDecoderHead,
@@ -14,6 +12,7 @@ from pivotpatch.models.heads import (
     encode_positions,
     make_head,
 )
+from pivotpatch.models.published import rename_query2label
 
 
 def test_linear_head_is_pooling_and_a_linear_layer() -> None:
@@ -38,73 +37,55 @@ def test_group_projection_is_one_dot_product_a_label(labels: int, queries: int) 
         torch.testing.assert_close(logits[:, k], expected)
 
 
-def test_query2label_has_the_published_shape_by_default() -> None:
+@pytest.mark.parametrize(("width", "millions"), [(2048, 151.4), (2432, 191.0)])
+def test_query2label_has_the_published_shape_by_default(width: int, millions: float) -> None:
     with torch.device("meta"):
-        head = Query2LabelHead(64, 80)
+        head = Query2LabelHead(width, 80)
+    assert sum(weights.numel() for weights in head.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
     assert (len(head.encoder), len(head.decoder)) == (1, 2)
-    assert [m.num_heads for m in head.modules() if isinstance(m, nn.MultiheadAttention)] == [4] * 5
-    assert max(m.out_features for m in head.modules() if isinstance(m, nn.Linear)) == 8192
-    assert head.queries.shape == (80, 2048)
+    assert [m.num_heads for m in head.modules() if isinstance(m, nn.MultiheadAttention)] == [4] * 3
 
 
-def copy_weights(layer: AttentionLayer, reference: nn.Module) -> None:
-    """Give a layer of torch's own the weights of ours."""
-    names = {
-        "self_attention": "self_attn",
-        "self_norm": "norm1",
-        "image_attention": "multihead_attn",
-        "image_norm": "norm2",
-        "feedforward.0": "linear1",
-        "feedforward.3": "linear2",
-        "feedforward_norm": "norm3" if hasattr(layer, "image_attention") else "norm2",
-    }
-    state = {}
-    for key, value in layer.state_dict().items():
-        part = next(name for name in names if key.startswith(f"{name}."))
-        state[names[part] + key.removeprefix(part)] = value
-    reference.load_state_dict(state)
+def make_published(*, width: int, labels: int, self_attention: bool) -> dict[str, Tensor]:
+    """Random weights of one encoder and two decoder layers, under the authors' names."""
+    attention = {"in_proj_weight": (3 * width, width), "in_proj_bias": (3 * width,)}
+    attention |= {"out_proj.weight": (width, width), "out_proj.bias": (width,)}
+    layer: dict[str, tuple[int, ...]] = {"linear1.weight": (24, width), "linear1.bias": (24,)}
+    layer |= {"linear2.weight": (width, 24), "linear2.bias": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {"query_embed.weight": (labels, width)}
+    shapes |= {"fc.W": (1, labels, width), "fc.b": (1, labels)}
+    looks = {"decoder.layers.0": ["multihead_attn"], "decoder.layers.1": ["multihead_attn"]}
+    if self_attention:
+        looks = {name: ["self_attn", *kinds] for name, kinds in looks.items()}
+    for name, kinds in {"encoder.layers.0": ["self_attn"], **looks}.items():
+        shapes |= {f"transformer.{name}.{key}": shape for key, shape in layer.items()}
+        shapes |= {f"transformer.{name}.{kind}.{key}": shape for kind in kinds for key, shape in attention.items()}
+    norms = ["decoder.norm", "encoder.layers.0.norm1", "encoder.layers.0.norm2"]
+    norms += [
+        f"decoder.layers.{at}.norm{number}" for at in (0, 1) for number in ((1, 2, 3) if self_attention else (2, 3))
+    ]
+    shapes |= {f"transformer.{name}.{key}": (width,) for name in norms for key in ("weight", "bias")}
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
 
 
-def test_encoder_layer_is_torchs_with_positions_on_queries_and_keys() -> None:
-    torch.manual_seed(0)
-    layer = AttentionLayer(16, 4, feedforward=32, dropout=0.1, attend_image=False).eval()
-    reference = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
-    copy_weights(layer, reference)
-    tokens, positions = torch.randn(2, 5, 16), torch.randn(5, 16)
-    torch.testing.assert_close(layer(tokens, positions=torch.zeros(5, 16)), reference(tokens))
-    placed = tokens + positions
-    found = reference.self_attn(placed, placed, tokens)[0]
-    normed = reference.norm1(tokens + found)
-    expected = reference.norm2(normed + reference.linear2(torch.relu(reference.linear1(normed))))
-    torch.testing.assert_close(layer(tokens, positions=positions), expected)
-
-
-def test_decoder_layer_is_torchs_with_positions_on_keys() -> None:
-    torch.manual_seed(0)
-    layer = AttentionLayer(16, 4, feedforward=32, dropout=0.1, attend_image=True).eval()
-    reference = nn.TransformerDecoderLayer(16, 4, 32, batch_first=True).eval()
-    copy_weights(layer, reference)
-    labels, image, positions = torch.randn(2, 3, 16), torch.randn(2, 5, 16), torch.randn(5, 16)
-    torch.testing.assert_close(layer(labels, positions=torch.zeros(5, 16), image=image), reference(labels, image))
-    labels_seen = reference.norm1(labels + reference.self_attn(labels, labels, labels)[0])
-    found = reference.multihead_attn(labels_seen, image + positions, image)[0]
-    normed = reference.norm2(labels_seen + found)
-    expected = reference.norm3(normed + reference.linear2(torch.relu(reference.linear1(normed))))
-    torch.testing.assert_close(layer(labels, positions=positions, image=image), expected)
-
-
-def test_query2label_is_its_layers_in_order() -> None:
-    torch.manual_seed(0)
-    head = Query2LabelHead(6, 3, width=16, feedforward=32).eval()
-    features = torch.rand(2, 6, 4, 5)
-    positions = encode_positions(4, 5, width=16)
-    image = head.enter(features).flatten(2).transpose(1, 2)
-    image = head.encoder[0](image, positions=positions)
-    labels = head.queries.expand(2, -1, -1)
-    for layer in head.decoder:
-        labels = layer(labels, positions=positions, image=image)
-    torch.testing.assert_close(head(features), head.project(labels))
+@pytest.mark.parametrize("self_attention", [False, True])
+def test_query2label_gives_the_published_logits_of_published_weights(self_attention: bool) -> None:
+    state = make_published(width=16, labels=3, self_attention=self_attention)
+    features = torch.randn(2, 16, 2, 3, dtype=torch.float64)
+    head = Query2LabelHead(16, 3, feedforward=24, self_attention=self_attention).double().eval()
+    head.load_state_dict(rename_query2label(state))
+    expected = query2label_logits(state, features, heads=4, encoder_layers=1, decoder_layers=2)
+    torch.testing.assert_close(head(features), expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(head(features), head(features.flip(3)), atol=1e-4)  # places matter
+
+
+def test_query2label_projects_where_it_must_or_is_told_to() -> None:
+    assert isinstance(Query2LabelHead(16, 3, feedforward=8).enter, nn.Identity)
+    assert isinstance(Query2LabelHead(16, 3, feedforward=8, projection=True).enter, nn.Conv2d)
+    assert isinstance(Query2LabelHead(6, 3, feedforward=8, width=16).enter, nn.Conv2d)
+    with pytest.raises(InputError, match="without a projection from 6 channels"):
+        Query2LabelHead(6, 3, feedforward=8, width=16, projection=False)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 7), (14, 14)])
@@ -117,11 +98,7 @@ def test_positions_are_sines_of_the_relative_place() -> None:
     code = encode_positions(4, 5, width=8)
     for row in range(4):
         for column in range(5):
-            expected = []
-            for place in ((row + 1) / 4, (column + 1) / 5):
-                angles = [2 * math.pi * place, 2 * math.pi * place / 100]  # frequencies 10000^-0 and 10000^-(1/2)
-                expected += [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
-            torch.testing.assert_close(code[row * 5 + column], torch.tensor(expected))
+            torch.testing.assert_close(code[row * 5 + column], position((row + 1) / 4, (column + 1) / 5, 8).float())
 
 
 def test_positions_are_distinct_and_size_independent() -> None:

@@ -7,6 +7,7 @@ that the decoder heads share one decoder among image, patch and weight logits.
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from timm.layers.ml_decoder import TransformerDecoderLayerOptimal
@@ -77,10 +78,10 @@ class GroupProjection(nn.Module):
 
 
 class Query2LabelHead(Head):
-    """Query2Label: a transformer in which each label's query looks for its place in the image.
+    """Query2Label as published: a transformer in which each label's query looks for its place in the image.
 
-    The embedding is (B,L,W). Positions enter queries and keys as fixed sines of the relative row
-    and column, so that any input size has an encoding.
+    The encoder works on the places of the feature map. The decoder's tokens, one per label, begin at zero; the label
+    queries are added to them as positions in every layer. The embedding is (B,L,W).
     """
 
     def __init__(
@@ -88,33 +89,53 @@ class Query2LabelHead(Head):
         features: int,
         labels: int,
         *,
-        width: int = 2048,
+        width: int | None = None,
+        projection: bool | None = None,
+        self_attention: bool = False,
         encoder_layers: int = 1,
         decoder_layers: int = 2,
         attention_heads: int = 4,
         feedforward: int = 8192,
         dropout: float = 0.1,
     ) -> None:
+        """Build one.
+
+        Args:
+            features: channels D of the feature map.
+            labels: how many.
+            width: of tokens; D by default.
+            projection: begin with a 1 x 1 convolution D -> W; by default only where W is not D.
+            self_attention: let the labels attend to each other in the decoder.
+            encoder_layers: over the image.
+            decoder_layers: from labels to image.
+            attention_heads: of each attention.
+            feedforward: inner width of the feed-forward part.
+            dropout: of attention, feed-forward and their sums.
+        """
         super().__init__()
-        if width % 4 or width % attention_heads:
-            raise InputError(
-                "Query2Label",
-                f"width {width} with {attention_heads} attention heads",
-                "give a multiple of 4 and of them",
-            )
         self.labels = labels
-        self.width = width
-        self.enter = nn.Conv2d(features, width, kernel_size=1)
-        self.queries = nn.Parameter(torch.randn(labels, width))
-        self.encoder = nn.ModuleList(
-            AttentionLayer(width, attention_heads, feedforward=feedforward, dropout=dropout, attend_image=False)
-            for _ in range(encoder_layers)
-        )
-        self.decoder = nn.ModuleList(
-            AttentionLayer(width, attention_heads, feedforward=feedforward, dropout=dropout, attend_image=True)
-            for _ in range(decoder_layers)
-        )
+        self.width = features if width is None else width
+        if self.width % 4 or self.width % attention_heads:
+            wrong = f"width {self.width} with {attention_heads} attention heads"
+            raise InputError("Query2Label", wrong, "give a multiple of 4 and of them")
+        if projection is False and self.width != features:
+            wrong = f"width {self.width} without a projection from {features} channels"
+            raise InputError("Query2Label", wrong, "leave out width or projection")
+        enters = projection or self.width != features
+        self.enter = nn.Conv2d(features, self.width, kernel_size=1) if enters else nn.Identity()
+        self.queries = nn.Parameter(torch.randn(labels, self.width))
+
+        def make_layers(count: int, *, attend_self: bool, attend_image: bool) -> nn.ModuleList:
+            made = partial(AttentionLayer, self.width, attention_heads, feedforward=feedforward, dropout=dropout)
+            return nn.ModuleList(made(attend_self=attend_self, attend_image=attend_image) for _ in range(count))
+
+        self.encoder = make_layers(encoder_layers, attend_self=True, attend_image=False)
+        self.decoder = make_layers(decoder_layers, attend_self=self_attention, attend_image=True)
+        self.norm = nn.LayerNorm(self.width)
         self.project = self.make_projection()
+        for weights in (*self.encoder.parameters(), *self.decoder.parameters()):
+            if weights.dim() > 1:
+                nn.init.xavier_uniform_(weights)
 
     def embed(self, features: Tensor) -> Tensor:
         """Label embeddings (B,L,W) of a feature map (B,D,h,w)."""
@@ -122,13 +143,14 @@ class Query2LabelHead(Head):
         image = self.enter(features).flatten(2).transpose(1, 2)
         for layer in self.encoder:
             image = layer(image, positions=positions)
-        labels = self.queries.expand(image.shape[0], -1, -1)
+        labels = self.queries.new_zeros(image.shape[0], *self.queries.shape)
         for layer in self.decoder:
-            labels = layer(labels, positions=positions, image=image)
-        return labels
+            labels = layer(labels, positions=self.queries, image=image, image_positions=positions)
+        normed: Tensor = self.norm(labels)
+        return normed
 
     def make_projection(self) -> nn.Module:
-        """A linear layer W -> 1 for each label."""
+        """A linear layer W -> 1 per label."""
         return GroupProjection(self.labels, queries=self.labels, width=self.width)
 
 
@@ -138,10 +160,14 @@ class AttentionLayer(nn.Module):
     Positions are added to queries and keys only, never to values.
     """
 
-    def __init__(self, width: int, heads: int, *, feedforward: int, dropout: float, attend_image: bool) -> None:
+    def __init__(
+        self, width: int, heads: int, *, feedforward: int, dropout: float, attend_self: bool, attend_image: bool
+    ) -> None:
         super().__init__()
-        self.self_attention = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)
-        self.self_norm = nn.LayerNorm(width)
+        self.attend_self, self.attend_image = attend_self, attend_image
+        if attend_self:
+            self.self_attention = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)
+            self.self_norm = nn.LayerNorm(width)
         if attend_image:
             self.image_attention = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)
             self.image_norm = nn.LayerNorm(width)
@@ -151,19 +177,24 @@ class AttentionLayer(nn.Module):
         self.feedforward_norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: Tensor, *, positions: Tensor, image: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, *, positions: Tensor, image: Tensor | None = None, image_positions: Tensor | None = None
+    ) -> Tensor:
         """New tokens (B,N,W).
 
         Args:
-            tokens: (B,N,W), the image's places, or the labels' queries where `image` is given.
-            positions: (M,W) of the image's places.
-            image: (B,M,W) for the labels to attend to.
+            tokens: (B,N,W).
+            positions: (N,W) of the tokens.
+            image: (B,M,W), which the tokens attend to.
+            image_positions: (M,W).
         """
-        placed = tokens + positions if image is None else tokens
-        found = self.self_attention(placed, placed, tokens, need_weights=False)[0]
-        tokens = self.self_norm(tokens + self.dropout(found))
-        if image is not None:
-            found = self.image_attention(tokens, image + positions, image, need_weights=False)[0]
+        if self.attend_self:
+            placed = tokens + positions
+            found = self.self_attention(placed, placed, tokens, need_weights=False)[0]
+            tokens = self.self_norm(tokens + self.dropout(found))
+        if self.attend_image:
+            assert image is not None
+            found = self.image_attention(tokens + positions, image + image_positions, image, need_weights=False)[0]
             tokens = self.image_norm(tokens + self.dropout(found))
         normed: Tensor = self.feedforward_norm(tokens + self.dropout(self.feedforward(tokens)))
         return normed
@@ -232,18 +263,19 @@ def make_head(name: str, *, features: int, labels: int, options: Mapping[str, He
 def encode_positions(height: int, width_places: int, *, width: int) -> Tensor:
     """Fixed encoding (height * width_places,W) of the places of a feature map, row by row.
 
-    Half of the W values are sines and cosines of the relative row, half of the relative column,
-    at frequencies from 2 pi down to 2 pi / 10,000.
+    The first half of the W values tells the relative row, the second the relative column: sine and cosine in turns, at
+    frequencies from 2 pi down to 2 pi / 10,000.
 
     >>> encode_positions(2, 3, width=8).shape
     torch.Size([6, 8])
     """
     count = width // 4
     frequencies = 2 * math.pi * 10000 ** (-torch.arange(count) / count)
-    rows = (torch.arange(height) + 1) / height
-    columns = (torch.arange(width_places) + 1) / width_places
-    by_row = rows[:, None] * frequencies
-    by_column = columns[:, None] * frequencies
-    row_part = torch.cat([by_row.sin(), by_row.cos()], dim=1)[:, None].expand(-1, width_places, -1)
-    column_part = torch.cat([by_column.sin(), by_column.cos()], dim=1)[None].expand(height, -1, -1)
-    return torch.cat([row_part, column_part], dim=2).flatten(0, 1)
+
+    def encode(places: int) -> Tensor:
+        angles = ((torch.arange(places) + 1) / (places + 1e-6))[:, None] * frequencies
+        return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
+
+    rows = encode(height)[:, None].expand(-1, width_places, -1)
+    columns = encode(width_places)[None].expand(height, -1, -1)
+    return torch.cat([rows, columns], dim=2).flatten(0, 1)
