@@ -28,13 +28,13 @@ from torch import Tensor
 from training import profile
 
 from pivotpatch import PatchClassifier
-from pivotpatch.accel.folding import fold_norms
+from pivotpatch.accel.inference import fold_norms
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.patches import patch_boxes, resize_images
 from pivotpatch.inference.predictor import prepare_engine
-from pivotpatch.inference.scoring import make_network_views
+from pivotpatch.models.views import make_network_views
 from pivotpatch.training.processes import own_settings
 from pivotpatch.tuning.effort import find_cutoffs
 

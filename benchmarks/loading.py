@@ -22,8 +22,9 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
 from pivotpatch.core.patches import patch_boxes, stack_views
-from pivotpatch.data.augment import AugmentPolicy, draw_augmentation, make_views
+from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.data.decoding import decode_image
+from pivotpatch.models.views import make_views
 
 SIZE = (448, 448)
 GRID = 2

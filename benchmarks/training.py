@@ -31,9 +31,10 @@ from recording import describe_machine, write_json
 from torch import Tensor
 
 from pivotpatch import AsymmetricLoss, PatchClassifier
-from pivotpatch.accel.rewrites import quicken_training
+from pivotpatch.accel import quicken_training
 from pivotpatch.core.counterfactual import combine_logits
-from pivotpatch.data.augment import AugmentPolicy, Views, draw_augmentation
+from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
+from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.training.task import PatchTask
 
 LABELS = 80
@@ -324,7 +325,6 @@ def profile(step: Callable[[], object], path: Path) -> None:
 def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Iterator[Speed]:
     """Forward and backward on views that are there already, with the settings of our own way; as `run_ours`."""
     from pivotpatch.data.decoding import decode_image
-    from pivotpatch.inference.scoring import make_network_views
     from pivotpatch.training.processes import own_settings
 
     model = make_network(backbone, args.size).to(device)

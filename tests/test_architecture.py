@@ -22,11 +22,12 @@ LAYERS = [
     {"report", "export", "app"},
     {"cli"},
 ]
+ALLOWED = {("prediction", "plots")}  # what `Prediction.plot` draws knows a prediction
 MODULE = re.compile(r"pivotpatch(\.\w+)+(:\w+)?")
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 
-def imported_modules(source: str) -> set[str]:
+def imported_modules(source: str, *, strings: bool = True) -> set[str]:
     """Every module a source imports, wherever the import stands and however it is written."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -36,8 +37,10 @@ def imported_modules(source: str) -> set[str]:
             assert node.level == 0, "relative imports hide where they lead"
             assert node.module is not None
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value):
-            found.add(node.value.partition(":")[0])  # given to import_module
+        elif (
+            strings and isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value)
+        ):
+            found.add(str(node.value).partition(":")[0])  # given to import_module
     return found
 
 
@@ -123,3 +126,35 @@ def test_importing_the_package_does_not_wait_for_torch() -> None:
     code = "import pivotpatch, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def find_circle(package: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, given what each imports; none where there is no circle."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        done.add(name)
+        return next((found for other in sorted(package[name]) if (found := visit(other, [*path, name]))), [])
+
+    return next((found for name in package if (found := visit(name, []))), [])
+
+
+@pytest.mark.parametrize("name", sorted({layer for layer, _ in modules()}))
+def test_no_module_of_a_package_imports_itself_by_way_of_others(name: str) -> None:
+    """Imports inside functions count: they only hide a circle. Readers that an address names by a string do not."""
+    sources = {path.stem: path.read_text("utf-8") for path in (PACKAGE / name).glob("*.py") if path.stem != "__init__"}
+    package: dict[str, set[str]] = {}
+    for stem, source in sources.items():
+        inside = [module.split(".") for module in imported_modules(source, strings=False)]
+        found = {parts[2] for parts in inside if parts[:2] == ["pivotpatch", name] and len(parts) > 2}
+        package[stem] = {other for other in found if other in sources and (stem, other) not in ALLOWED}
+    assert find_circle(package) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

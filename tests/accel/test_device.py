@@ -24,8 +24,7 @@ def test_what_fails_is_not_run_and_not_tried_again() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_runs_ours() -> None:
-    from pivotpatch.accel import cutting, passes, pooling
+    from pivotpatch.accel import passes, pooling
 
-    assert can_run(cutting._try_kernel, torch.device("cuda"))
     assert can_run(passes._try_kernel, torch.device("cuda"))
     assert can_run(pooling.try_pools, torch.device("cuda"))

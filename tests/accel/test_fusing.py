@@ -6,8 +6,8 @@ from made_backbones import make_backbone
 from timm.layers import BlurPool2d
 from torch import Tensor, nn
 
-from pivotpatch.accel.folding import fold_norms
 from pivotpatch.accel.fusing import fuse_activations
+from pivotpatch.accel.inference import fold_norms
 from pivotpatch.accel.passes import Finish, FusedConvolution, QuickPool
 
 

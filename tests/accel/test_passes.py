@@ -8,7 +8,6 @@ from torch import nn
 from pivotpatch.accel.passes import (
     Activation,
     Finish,
-    FusedConvolution,
     Kernel,
     QuickPool,
     describe_activation,
@@ -26,15 +25,6 @@ def test_activations_are_described(module: nn.Module) -> None:
     torch.testing.assert_close(described.apply(values), module(values))
     assert describe_activation(nn.GELU()) is None
     assert torch.equal(Activation().apply(values), values)
-
-
-@pytest.mark.parametrize(
-    "convolution",
-    [nn.Conv2d(3, 4, 3, padding=1, stride=2), nn.Conv2d(3, 5, (1, 5), dilation=2, padding=(0, 3)), nn.Conv2d(3, 2, 7)],
-)
-def test_the_shape_of_the_result_is_known_before(convolution: nn.Conv2d) -> None:
-    images = torch.rand(2, 3, 15, 12)
-    assert FusedConvolution(convolution).find_shape(images) == convolution(images).shape
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,7 +9,7 @@ import torch
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from pivotpatch.accel.folding import fold_norms
+from pivotpatch.accel.inference import fold_norms
 from pivotpatch.accel.pooling import QuickBlur, QuickMaximum
 from pivotpatch.accel.quick_layers import (
     FoldedPixels,
@@ -20,9 +20,9 @@ from pivotpatch.accel.quick_layers import (
 )
 from pivotpatch.accel.rewrites import (
     Rewrite,
-    quicken_inference,
     quicken_training,
     rewrite_channels,
+    rewrite_for_inference,
     rewrite_norms,
     rewrite_pools,
     rewrite_stem,
@@ -149,7 +149,7 @@ def test_a_network_for_inference_says_the_same(name: str, sides: tuple[int, ...]
             norm.running_var.uniform_(0.5, 2)
     folded = fold_norms(network, side=32)
     other = deepcopy(folded)
-    quicken_inference(other)
+    rewrite_for_inference(other)
     assert count(other, FoldedPixels) == (name == "resnet18")
     assert count_odd(other) == (count_odd(folded) if name == "tf_efficientnet_lite0" else 0)
     for side in sides:
@@ -161,7 +161,7 @@ def test_a_network_for_inference_says_the_same(name: str, sides: tuple[int, ...]
 def test_channels_are_not_padded_where_norms_are_left() -> None:
     network = make("tresnet_l").eval()
     before = count_odd(network)
-    quicken_inference(network)
+    rewrite_for_inference(network)
     assert count_odd(network) == before == 19
 
 
@@ -169,13 +169,6 @@ def count_odd(network: nn.Module) -> int:
     """Convolutions whose channels are no multiple of 8."""
     found = [each for each in network.modules() if isinstance(each, nn.Conv2d)]
     return sum(bool(each.weight.shape[0] % 8 or each.weight.shape[1] * each.groups % 8) for each in found)
-
-
-def test_a_large_mean_costs_no_digits_once_it_is_known() -> None:
-    norm = QuickNorm(nn.BatchNorm2d(1))
-    norm.running_mean.fill_(1000.0)
-    images = 1000 + torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert norm(images).std(correction=0).item() == pytest.approx(1, abs=1e-4)
 
 
 def test_a_network_that_may_look_into_its_channels_is_not_padded() -> None:
@@ -200,3 +193,10 @@ def test_what_is_not_known_is_left_alone(layer: nn.Module) -> None:
     network = nn.Sequential(layer)
     quicken_training(network)
     assert network[0] is layer
+
+
+def test_a_large_mean_costs_no_digits_once_it_is_known() -> None:
+    norm = QuickNorm(nn.BatchNorm2d(1))
+    norm.running_mean.fill_(1000.0)
+    images = 1000 + torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert norm(images).std(correction=0).item() == pytest.approx(1, abs=1e-4)

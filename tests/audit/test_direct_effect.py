@@ -16,9 +16,8 @@ from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
 from pivotpatch.data.scenes import SCENE_LABELS, SceneStore, draw_scene, read_scenes
 from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
-from pivotpatch.models.classifier import MultiLabelClassifier
+from pivotpatch.models.classifier import MultiLabelClassifier, load_relabelled
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.relabel import load_relabelled
 
 whole_numbers = st.lists(st.integers(0, 5), min_size=8, max_size=8)
 

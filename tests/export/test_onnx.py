@@ -102,7 +102,7 @@ def test_what_one_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(InputError, match="weights of 0.0 GB do not fit into one ONNX file; store the weights in half"):
         export_onnx(model, tmp_path / "network.onnx")
     monkeypatch.setattr(exporter, "LARGEST", 100_000)
-    with pytest.raises(InputError, match="do not fit into one ONNX file; export a package"):
+    with pytest.raises(InputError, match="do not fit into one ONNX file; use the checkpoint"):
         export_onnx(model, tmp_path / "network.onnx", half=True)
 
 

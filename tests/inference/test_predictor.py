@@ -233,7 +233,10 @@ def test_a_run_is_opened_at_its_best_network(checkpoint: Path, tmp_path: Path) -
     [
         ("tager", "tager: is neither a bundled model nor .*did you mean 'tagger'.*or give the folder of a run"),
         ("missing.onnx", "missing.onnx: .*check the path"),
-        ("photo.safetensors", "photo.safetensors: is no .*; .*give the folder of a run"),
+        (
+            "photo.safetensors",
+            "photo.safetensors: is a file; .*give the folder of a run or checkpoint, or an .onnx file",
+        ),
         ("empty", "empty: is no checkpoint, model.json is missing"),
     ],
 )

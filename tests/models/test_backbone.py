@@ -17,18 +17,6 @@ LABELS = ["cat", "dog"]
 SHARED_WEIGHTS = Path(__file__).parents[2].parent / "shared" / "weights"
 
 
-@pytest.mark.parametrize(
-    "backbone", ["convnext_atto", "test_vit3", "levit_128s", "mobilenetv3_small_050", "cait_xxs24_224"]
-)
-def test_other_kinds_of_backbone_give_a_map(backbone: str) -> None:
-    model = MultiLabelClassifier(backbone, LABELS).eval()
-    size = model.preprocessing.image_size
-    with torch.inference_mode():
-        features = model.backbone(torch.rand(1, 3, size, size))
-    assert features.shape[:2] == (1, model.backbone.features)
-    assert features.ndim == 4
-
-
 @pytest.mark.parametrize(("name", "size"), [("test_vit3", 64), ("swin_tiny_patch4_window7_224", 128)])
 def test_a_transformers_map_keeps_its_rows_and_columns(name: str, size: int) -> None:
     """Changing the right half of an image changes the right half of the map most."""
@@ -69,8 +57,11 @@ def test_published_weights_match_key_by_key(backbone: str, name: str) -> None:
         assert torch.isfinite(model(torch.rand(1, 3, 64, 64))).all()
 
 
-@pytest.mark.parametrize("form", ["safetensors", "state_dict", "model", "module.", "bare"])
-@pytest.mark.parametrize(("name", "size"), [("test_resnet", 64), ("levit_128s", 224), ("convnext_atto", 64)])
+@pytest.mark.parametrize(
+    ("name", "size", "form"),
+    [("test_resnet", 64, form) for form in ("safetensors", "state_dict", "model", "module.", "bare")]
+    + [("levit_128s", 224, "bare"), ("convnext_atto", 64, "bare")],
+)
 def test_local_weights_are_loaded_and_the_classifier_left_out(name: str, size: int, form: str, tmp_path: Path) -> None:
     full = timm.create_model(name, pretrained=False, num_classes=10)
     path = tmp_path / ("w.safetensors" if form == "safetensors" else "w.pth")
@@ -118,9 +109,7 @@ def test_weights_in_their_authors_names_are_converted(wrapper: str | None, tmp_p
         torch.testing.assert_close(model.backbone(images), expected, rtol=1e-2, atol=1e-3)  # weights gain 1e-5
     del old["body.layer4.1.conv1.0.weight"]
     torch.save(old, tmp_path / "less.pth")
-    with pytest.raises(
-        InputError, match=r"do not fit the network: 1 missing \(body.layer4.1.conv1.conv.weight\); give"
-    ):
+    with pytest.raises(InputError, match=r"do not fit the model: 1 missing \(body.layer4.1.conv1.conv.weight\); give"):
         MultiLabelClassifier("tresnet_m", LABELS, weights=tmp_path / "less.pth")
 
 
@@ -130,13 +119,6 @@ def test_weights_that_fit_are_never_converted(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "w.pth")
     loaded = MultiLabelClassifier("tresnet_m", LABELS, weights=tmp_path / "w.pth").backbone.network.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in loaded.items())
-
-
-def test_weights_that_cannot_be_converted_are_named(tmp_path: Path) -> None:
-    """A converter that fails on a foreign file does not hide what is wrong with it."""
-    torch.save({"stages.x": torch.zeros(1)}, tmp_path / "w.pth")
-    with pytest.raises(InputError, match=r"do not fit the network: \d+ missing .*, 1 extra \(stages.x\); give"):
-        MultiLabelClassifier("convnext_atto", LABELS, weights=tmp_path / "w.pth")
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -150,6 +132,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         MultiLabelClassifier("test_resnet", LABELS, weights=tmp_path / "w.safetensors")
 
 
+@pytest.mark.slow
 def test_weights_that_cannot_be_fetched_are_explained(tmp_path: Path) -> None:
     code = (
         "from pivotpatch import InputError, MultiLabelClassifier\n"
@@ -180,7 +163,6 @@ def test_pickled_code_is_refused(tmp_path: Path) -> None:
         ("resnet18", True, "stride_in_conv1 is set, and it has no bottleneck block .*; leave the option out"),
         ("test_vit3", True, "backbone 'test_vit3': stride_in_conv1 is set, and it has no bottleneck block"),
         ("resnetaa50", True, "that strides in its second convolution; leave the option out or choose a ResNet"),
-        ("resnet50", "yes", "backbone 'resnet50': stride_in_conv1 is 'yes'; give true or false"),
     ],
 )
 def test_strides_that_cannot_be_moved_are_named(backbone: str, value: bool, message: str) -> None:
@@ -188,15 +170,11 @@ def test_strides_that_cannot_be_moved_are_named(backbone: str, value: bool, mess
         MultiLabelClassifier(Architecture(backbone, backbone_options={"stride_in_conv1": value}), LABELS)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "options"),
-    [
-        ("test_resnet", {"global_pool": 1}),
-        ("test_resnet", {"block_args": "x"}),
-        ("test_vit", {"img_size": "../x"}),
-        ("test_vit", {"num_heads": 0}),
-    ],
-)
-def test_options_of_a_wrong_kind_are_told(backbone: str, options: dict[str, int | str]) -> None:
-    with pytest.raises(InputError, match=f"^backbone '{backbone}': cannot be built with .*; change what it does not"):
-        MultiLabelClassifier(Architecture(backbone, backbone_options=options), LABELS)
+@pytest.mark.parametrize("backbone", ["levit_128s", "mobilenetv3_small_050", "cait_xxs24_224"])
+def test_other_kinds_of_backbone_give_a_map(backbone: str) -> None:
+    model = MultiLabelClassifier(backbone, LABELS).eval()
+    size = model.preprocessing.image_size
+    with torch.inference_mode():
+        features = model.backbone(torch.rand(1, 3, size, size))
+    assert features.shape[:2] == (1, model.backbone.features)
+    assert features.ndim == 4

@@ -101,14 +101,6 @@ def test_positions_are_sines_of_the_relative_place() -> None:
             torch.testing.assert_close(code[row * 5 + column], position((row + 1) / 4, (column + 1) / 5, 8).float())
 
 
-def test_positions_are_distinct_and_size_independent() -> None:
-    code = encode_positions(5, 6, width=32)
-    distances = torch.cdist(code, code) + 10 * torch.eye(30)
-    assert distances.min() > 0.05
-    # The relative middle has one code, whatever the size of the map.
-    torch.testing.assert_close(encode_positions(2, 2, width=32)[0], encode_positions(4, 4, width=32)[5])
-
-
 def test_ml_decoder_groups_labels() -> None:
     head = MLDecoderHead(6, 250, groups=40, width=16)
     assert head.queries.shape == (40, 16)
@@ -149,5 +141,5 @@ def test_bad_choices_are_named() -> None:
         make_head("linear", features=4, labels=2, options={"width": 4})
     with pytest.raises(InputError, match="Query2Label: width 30 with 4 attention heads; give a multiple"):
         make_head("query2label", features=4, labels=2, options={"width": 30})
-    with pytest.raises(InputError, match="ML-Decoder: 0 groups of width 16; give 1 group or more"):
-        make_head("ml_decoder", features=4, labels=2, options={"groups": 0, "width": 16})
+    with pytest.raises(InputError, match="head 'ml_decoder': cannot be built with {'groups': 0}: .*; change what it"):
+        make_head("ml_decoder", features=4, labels=2, options={"groups": 0})

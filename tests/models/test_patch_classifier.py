@@ -5,13 +5,13 @@ import torch
 from made_networks import HEADS, LABELS, make_network
 from torch import Tensor, nn
 
-from pivotpatch import MultiLabelClassifier, PatchClassifier
+from pivotpatch import PatchClassifier
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture
 
-LAM, TEMPERATURE = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([0.25, 1.0, 3.0])
+LAM, TEMPERATURE = 0.5, 0.25
 Spans = list[tuple[int, int]]
 
 
@@ -121,21 +121,6 @@ def test_a_map_of_fewer_places_than_patches_is_refused() -> None:
     assert model.look_closer(draw(2, 3), draw(2, 3, 96, 96)).weights.shape == (2, 9, 3)
 
 
-def test_a_network_from_an_ordinary_one_looks_closer_with_its_projection() -> None:
-    trained = make_network(patches=False).double()
-    assert isinstance(trained, MultiLabelClassifier)
-    model, closer = PatchClassifier.from_classifier(trained, closer_size=48), draw(2, 3, 48, 48)
-    assert model.closer_size == 48
-    assert PatchClassifier.from_classifier(trained).closer_size is None
-    with torch.inference_mode():
-        logits = trained(closer)
-        found = model.look_closer(logits, closer)
-        torch.testing.assert_close(found.image_logits, logits)  # the mean of the same twice
-        for place, (row, column) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
-            part = trained.backbone(closer)[..., row : row + 1, column : column + 1]
-            torch.testing.assert_close(found.patch_logits[:, place], trained.head(part))
-
-
 def test_a_closer_look_has_its_own_calibration_at_the_size_that_it_was_fitted_to() -> None:
     model = PatchClassifier("test_resnet", LABELS, image_size=32, closer_size=48)
     image, patches, again = (Calibration(kind, "platt", (1.0,) * 3, (0.0,) * 3) for kind in ("image", "tde", "tde"))
@@ -150,3 +135,9 @@ def test_a_closer_look_has_its_own_calibration_at_the_size_that_it_was_fitted_to
     assert model.find_calibration(closer_size=None) is patches
     model.closer_size, model.adaptive = 48, Adaptive(image, (0.0, 1.0))
     assert model.find_calibration(closer_size=48) is patches
+
+
+@pytest.mark.parametrize(("grid", "patch_size", "cost"), [(2, None, 4), (3, None, 9), (2, 32, 1), (2, 48, 2.25)])
+def test_patches_cost_what_their_pixels_are(grid: int, patch_size: int | None, cost: float) -> None:
+    model = PatchClassifier("test_resnet", LABELS, image_size=64, grid=grid, patch_size=patch_size)
+    assert model.patch_cost == pytest.approx(cost)

@@ -28,7 +28,6 @@ def test_grey_pictures_become_rgb() -> None:
 
 
 def test_wrong_channels_are_named() -> None:
-    with pytest.raises(InputError, match=r"Preprocessing: pixels have shape \(30, 50, 3\); give \(3, H, W\)"):
-        Preprocessing(8)(torch.zeros(30, 50, 3))
-    with pytest.raises(InputError, match="pixels are torch.int64; give uint8, or floats"):
-        Preprocessing(8)(torch.zeros(3, 30, 50, dtype=torch.int64))
+    for pixels in (torch.zeros(30, 50, 3), torch.zeros(3, 30, 50, dtype=torch.int64)):
+        with pytest.raises(InputError, match=r"Preprocessing: pixels are torch.\w+ of shape .*; give \(3, H, W\)"):
+            Preprocessing(8)(pixels)

@@ -9,9 +9,9 @@ from PIL import Image
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError
-from pivotpatch.models.bundled import find_bundled
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.named import find_bundled
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import build_run, make_model
 from pivotpatch.training.config import load_config

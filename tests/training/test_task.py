@@ -7,10 +7,11 @@ from reference import losses, pat
 from torch import Tensor, nn
 
 from pivotpatch.core.patches import cut_patches, resize_images
-from pivotpatch.data.augment import AugmentPolicy, Views, apply_augmentation, draw_augmentation
+from pivotpatch.data.augment import AugmentPolicy, apply_augmentation, draw_augmentation
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.views import Views
 from pivotpatch.training.config import LossSection, OptimiserSection
 from pivotpatch.training.optimiser import make_optimiser
 from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageTask, make_loss

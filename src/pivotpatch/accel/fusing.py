@@ -1,4 +1,4 @@
-"""A network's convolutions and what stands behind them, traced and put together into fewer passes over memory."""
+"""A model's convolutions and what follows them, traced and fused into fewer passes over memory."""
 
 import operator
 from typing import Any, cast
@@ -18,7 +18,7 @@ class _Tracer(fx.Tracer):
 
 
 def fuse_activations(network: nn.Module) -> nn.Module:
-    """A network for inference on a GPU whose convolutions are finished in as few passes over memory as can be.
+    """A model for inference on a GPU whose convolutions are finished in as few passes over memory as can be.
 
     cuDNN takes in a ReLU, and a sum that stands before it; where the other term of the sum is a convolution too, its
     bias goes with it. All other weights are those of the network that is given. That one is returned where torch cannot

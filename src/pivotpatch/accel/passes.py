@@ -100,7 +100,7 @@ class Finish(nn.Module):
 
 
 class QuickPool(nn.Module):
-    """What halves a feature map: a ResNet's maximum, a TResNet's blur, or a mean of 2 x 2 pixels."""
+    """A pool that halves a feature map: a ResNet's max pool, a TResNet's blur, or a mean of 2 x 2 pixels."""
 
     def __init__(self, pool: nn.Module, *, kind: Kernel) -> None:
         """Take a pool, and the name of the kernel that does the same."""

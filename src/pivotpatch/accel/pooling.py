@@ -1,7 +1,4 @@
-"""What halves a feature map, in training: torch's own ways back are far from what memory allows.
-
-A ResNet takes the largest of 3 x 3 pixels, a TResNet their blur. The operations need Triton and a GPU.
-"""
+"""Max pool (ResNet) and blur pool (TResNet) with faster backward passes, for training; they need Triton and a GPU."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +21,7 @@ def pool(images: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("pivotpatch::pool_back", mutates_args=())
 def pool_back(gradient: Tensor, places: Tensor, height: int, width: int) -> Tensor:
-    """What the gradient (B,C,h,w) of the largest is to the pixels (B,C,height,width)."""
+    """The gradient of the pixels (B,C,height,width), from that of the largest (B,C,h,w)."""
     from pivotpatch.accel.kernels import send_back_into
 
     gradient = gradient.contiguous(memory_format=torch.channels_last)
@@ -43,7 +40,7 @@ def blur(images: Tensor) -> Tensor:
 
 @torch.library.custom_op("pivotpatch::blur_back", mutates_args=())
 def blur_back(gradient: Tensor, height: int, width: int) -> Tensor:
-    """What the gradient (B,C,h,w) of a blur is to the pixels (B,C,height,width)."""
+    """The gradient of the pixels (B,C,height,width), from that of a blur (B,C,h,w)."""
     from pivotpatch.accel.kernels import send_back_into
 
     gradient = gradient.contiguous(memory_format=torch.channels_last)

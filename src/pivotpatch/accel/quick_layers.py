@@ -80,7 +80,7 @@ def _make_held(values: Tensor) -> Tensor:
 
 
 def _make_factors(*factors: Tensor, held: bool) -> Tensor:
-    """Numbers a channel, each (C,), as they are multiplied with and added to images, (N,C,1,1); held or not."""
+    """Numbers per channel, each (C,), as they are multiplied with and added to images, (N,C,1,1); held or not."""
     joined = torch.stack(factors)[..., None, None]
     return hold(joined) if held else joined
 
@@ -92,7 +92,7 @@ def _is_compiled_for_gpu(images: Tensor) -> bool:
 class _NormBySums(torch.autograd.Function):
     """A batch norm whose mean and variance come from two sums, of x - s and of its square, and an activation.
 
-    The way back looks at x alone to know where the activation bends, and not at the result, which would be read too.
+    The backward pass looks at x alone to know where the activation bends, and not at the result as well.
     """
 
     @staticmethod

@@ -1,11 +1,11 @@
-"""Parts of a network replaced by such as a GPU computes faster, with the same result (`quick_layers`, `pooling`).
+"""Parts of a model replaced by such as a GPU computes faster, with the same result (`quick_layers`, `pooling`).
 
 Each was slow for a reason of its own in a profile of training (docs/performance.md): a first convolution over three
-channels has products with short rows, the compiler's statistics of a batch norm divide for every pixel, its way back
-of a maximum does sums for every pixel, torch takes a blur in another order of memory, cuDNN copies what has no
+channels has products with short rows, the compiler's statistics of a batch norm divide for every pixel, its backward
+pass of a max pool does sums for every pixel, torch takes a blur in another order of memory, cuDNN copies what has no
 multiple of 8 channels, and the gradient behind a block's last ReLU was computed anew for all that it is given to.
 
-For training (`quicken_training`) a network keeps its weights and their names; for inference (`quicken_inference`) new
+For training (`quicken_training`) a model keeps its weights and their names; for inference (`rewrite_for_inference`) new
 weights are computed from them once.
 """
 
@@ -45,7 +45,7 @@ def rewrite_stem(network: nn.Module) -> None:
 
 
 def rewrite_pools(network: nn.Module) -> None:
-    """Take a ResNet's maximum and a TResNet's blurs by kernels of our own, where its device runs them."""
+    """Replace a ResNet's max pool and a TResNet's blur pools by our own, where the device runs their kernels."""
     from pivotpatch.accel.pooling import QuickBlur, QuickMaximum, try_pools  # for training alone
 
     weight = next(network.parameters(), None)
@@ -106,12 +106,12 @@ REWRITES: tuple[Rewrite, ...] = (rewrite_stem, rewrite_pools, rewrite_channels, 
 
 
 def quicken_training(network: nn.Module) -> None:
-    """Compute a network's parts in the ways above, wherever it has such parts."""
+    """Rewrite all parts of a model that have a faster form; weights and their names stay."""
     for rewrite in REWRITES:
         rewrite(network)
 
 
-def quicken_inference(network: nn.Module) -> None:
+def rewrite_for_inference(network: nn.Module) -> None:
     """The same for a network in evaluation mode whose batch norms are folded; its weights are computed anew."""
     _replace(network, lambda child: _fold_stem(child) if _is_stem(child) else None)
     for part in network.modules():
@@ -165,7 +165,7 @@ def _is_stem(child: nn.Module) -> bool:
 
 
 def is_maximum(child: nn.Module) -> bool:
-    """Whether a layer takes the largest of 3 x 3 pixels with stride 2, as a ResNet's does."""
+    """Whether a layer is a max pool of 3 x 3 pixels with stride 2, as a ResNet's is."""
     if type(child) is not nn.MaxPool2d or child.ceil_mode or child.return_indices:
         return False
     return are_square((child.kernel_size, child.stride, child.padding, child.dilation), (3, 2, 1, 1))
@@ -177,7 +177,7 @@ def is_blur(child: Any) -> bool:
 
 
 def are_square(sizes: Sequence[int | tuple[int, ...]], sides: Sequence[int]) -> bool:
-    """Whether sizes of a layer, each one number or one a direction, are these in both."""
+    """Whether sizes of a layer, each one number or one per direction, are these in both."""
     return all(size in (side, (side, side)) for size, side in zip(sizes, sides, strict=True))
 
 

@@ -334,7 +334,7 @@ def _open_network(what: str | Path) -> "Classifier | PatchInference":
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    network = open_source(what, action="audit").model
+    network = open_source(what).model
     if network is None:
         raise InputError(str(what), "holds scores, no network", "give a run or a checkpoint")
     return network if isinstance(network, PatchClassifier) else PatchInference(network)

@@ -165,7 +165,7 @@ def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Sub
     """Load a run's best network or a checkpoint, and the list of the pictures; or scores."""
     from pivotpatch.data.address import open_records
 
-    source = open_source(what, action="evaluate")
+    source = open_source(what)
     records = None if data is None else open_records(data)
     if source.model is not None:
         if args.scale != "auto" and args.baseline is None:

@@ -282,9 +282,9 @@ def digest_engine(engine: "Engine", model: str) -> str:
     import torch
 
     from pivotpatch.inference.engine import TorchEngine
-    from pivotpatch.inference.predictor import find_checkpoint
     from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS
     from pivotpatch.models.named import is_named
+    from pivotpatch.models.open import find_checkpoint
 
     content = hashlib.sha256()
     if not is_named(model):

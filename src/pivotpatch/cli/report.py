@@ -70,8 +70,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def run_report(args: argparse.Namespace) -> int:
     """Score where need be, measure, and write the file in the first process alone."""
     _check_options(args)
-    source = open_source(args.words[0], action="report on")
-    other = None if args.baseline is None else open_source(args.baseline, action="report on")
+    source = open_source(args.words[0])
+    other = None if args.baseline is None else open_source(args.baseline)
     sources = [each for each in (source, other) if each is not None]
     if args.on_error and all(each.model is None for each in sources):
         raise InputError("--on-error", f"{source.path} holds scores, no network", "leave it out")

@@ -51,39 +51,29 @@ class Scored(NamedTuple):
     not_read: dict[str, str]
 
 
-def open_source(what: str | Path, *, action: str) -> Source:
+def open_source(what: str | Path) -> Source:
     """A run's best network, a checkpoint, a network by name, or a file of scores, which is not read yet.
 
     Args:
-        what: its path, or the name of a network: a bundled one, or as in `load_named`.
-        action: what the verb does with a network, for the message about a run that has none yet.
+        what: its path, or the name of a model as in `open_model`.
     """
     from pivotpatch.inference.score_file import SUFFIXES
-    from pivotpatch.models.named import correct_scheme, is_named, load_named
+    from pivotpatch.models.named import correct_scheme, find_bundled, is_named
 
-    path = Path(what)
-    if is_named(str(what)):
-        return Source(path, load_named(str(what)))
-    if path.suffix.lower() in SUFFIXES and not path.is_dir():
+    path = find_bundled(str(what)) or Path(what)
+    if path.suffix.lower() in SUFFIXES and not path.is_dir() and not is_named(str(what)):
         if not path.exists():  # it is read later, perhaps after work that would be lost
             raise InputError(str(what), "there is no such file", f"{correct_scheme(str(what))}check the path")
         return Source(path)
-    from pivotpatch.models.bundled import find_bundled
-    from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
+    from pivotpatch.models.open import find_checkpoint, open_model
     from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import CONFIG
 
-    path = find_bundled(str(what)) or path
-    best, configured = path / "best", (path / CONFIG).is_file()
-    if (path / DESCRIPTION).is_file():
-        return Source(path, load_checkpoint(path), checkpoint=path)
-    if not configured and not (best / DESCRIPTION).is_file():
-        hint = correct_scheme(str(what))
-        todo = f"{hint}give a run, a checkpoint, hub:owner/name, or a file that ends in {', '.join(SUFFIXES)}"
-        raise InputError(str(what), "is neither a run nor a checkpoint nor scores", todo)
-    if not best.exists():
-        raise InputError(str(what), "the run has no best network yet", f"train on, or {action} {path / 'last'}")
-    return Source(path, load_checkpoint(best), load_config(path / CONFIG) if configured else None, best)
+    if is_named(str(what)):
+        return Source(path, open_model(what))
+    checkpoint = find_checkpoint(what)
+    configured = checkpoint != path and (path / CONFIG).is_file()
+    return Source(path, open_model(checkpoint), load_config(path / CONFIG) if configured else None, checkpoint)
 
 
 def find_pictures(words: list[str]) -> str | None:
@@ -198,8 +188,7 @@ def read_score_file(
 ) -> "Scores":
     """Read scores as `read_scores` does, and tell on stderr what of them may surprise."""
     from pivotpatch.inference.score_file import read_scores
-    from pivotpatch.models.bundled import BUNDLED
-    from pivotpatch.models.named import is_named
+    from pivotpatch.models.named import BUNDLED, is_named
 
     if path.is_dir() or str(path) in BUNDLED or is_named(str(path)):
         todo = f"make some first: pivotpatch evaluate {path} DATA --save x.parquet --keep-patches"

@@ -91,7 +91,7 @@ def run_tune(args: argparse.Namespace) -> int:
     if len(args.words) > 2:
         raise InputError(f"{args.words[2]!r}", "a third word", "give what to tune and the pictures")
     parse_goal(args.thresholds)
-    source = open_source(args.words[0], action="tune")
+    source = open_source(args.words[0])
     model = source.model
     if model is None:
         raise InputError(args.words[0], "holds scores, no network", f"write RUN --scores {args.words[0]}")

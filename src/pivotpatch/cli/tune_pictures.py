@@ -57,7 +57,7 @@ def check_scores(source: Source, scores: "Scores", *, records: "RecordSet | None
 def _open_labelled(address: str, source: Source, *, what: str) -> "RecordSet":
     """Pictures with all labels of the network in its order, for each of them is fitted."""
     from pivotpatch.data.address import open_records
-    from pivotpatch.models.bundled import BUNDLED
+    from pivotpatch.models.named import BUNDLED
 
     assert source.model is not None
     records, labels = open_records(address), source.model.labels

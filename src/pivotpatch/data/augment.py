@@ -1,6 +1,6 @@
-"""Make the views of a batch on its device: resize, cut, augment each on its own, normalise."""
+"""Augment the views of a batch on its device, each on its own."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.accel.cutting import cut_byte_patches
 from pivotpatch.accel.device import send_tensor
-from pivotpatch.core.patches import check_images, resize_images, split_views
+from pivotpatch.core.patches import check_images
 from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS, warp_views
 from pivotpatch.errors import InputError
 
@@ -66,19 +65,9 @@ class Augmentation(NamedTuple):
         """That of the views that `rows` (M,) names, in that order."""
         return Augmentation(*(part[rows] for part in self))
 
-
-class Views(NamedTuple):
-    """What the network sees.
-
-    Attributes:
-        image: (B,C,H,W).
-        patches: (B,P,C,h,w).
-        closer: (B,C,S,S) the whole image once more, larger; None where it is not wanted.
-    """
-
-    image: Tensor
-    patches: Tensor
-    closer: Tensor | None = None
+    def apply(self, views: Tensor, *, compiled: bool = False) -> Tensor:
+        """Augment views (N,3,H,W); see `apply_augmentation`."""
+        return apply_augmentation(views, self, compiled=compiled)
 
 
 def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Generator) -> Augmentation:
@@ -137,7 +126,9 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: b
     if views.dtype != torch.uint8 or views.shape[1] != 3:
         wrong = f"views are {views.dtype} of shape {tuple(views.shape)}"
         raise InputError("apply_augmentation", wrong, "give uint8 RGB (N, 3, H, W)")
-    _check_drawn(augmentation, views=len(views))
+    if len(augmentation.flip) != len(views):
+        wrong = f"{len(augmentation.flip)} augmentations for {len(views)} views"
+        raise InputError("apply_augmentation", wrong, "draw one a view, for a batch with patches B * (1 + P)")
     with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
         views = views.contiguous()
         if augmentation.flip.any():
@@ -161,12 +152,6 @@ def _gather(views: Tensor, rows: Tensor) -> Tensor:
 
 def _join(parts: Iterable[Tensor]) -> Tensor:
     return torch.cat([_as_words(part.contiguous()) for part in parts]).view(torch.uint8)
-
-
-def _check_drawn(augmentation: Augmentation, *, views: int) -> None:
-    if len(augmentation.flip) != views:
-        wrong = f"{len(augmentation.flip)} augmentations for {views} views"
-        raise InputError("apply_augmentation", wrong, "draw one a view, for a batch with patches B * (1 + P)")
 
 
 def _flip(views: Tensor, flip: Tensor) -> Tensor:
@@ -234,83 +219,3 @@ def _operate(views: Tensor, rows: Tensor, *, operation: Tensor, strength: Tensor
         warp = _choose(warp_views, compiled=compiled)
         results.append(warp(_gather(views, places[-len(matrix) :]), send_tensor(matrix, views.device)))
     return _Moved(_join(results), order.argsort())
-
-
-@torch.no_grad()
-def make_views(
-    images: Tensor,
-    *,
-    size: tuple[int, int],
-    mean: Sequence[float] | Tensor,
-    std: Sequence[float] | Tensor,
-    grid: int = 2,
-    overlap: float = 0.0,
-    native: bool = False,
-    patch_size: tuple[int, int] | None = None,
-    augmentation: Augmentation | None = None,
-    compiled: bool = False,
-) -> Views:
-    """Turn a batch from the loader into what the network sees.
-
-    Args:
-        images: (B,3,h,w) uint8 at the loader's size, on the device that is to do the work.
-        size: H and W, the network's input.
-        mean: (3,) of the network's normalisation, for pixels from 0 to 1; a tensor on the device spares a transfer.
-        std: (3,) likewise.
-        grid: patches per side, P = grid * grid; 0 for none.
-        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
-        native: cut the patches from `images` rather than from the image resized to the network's input, so that
-            they keep the detail of a larger source.
-        patch_size: h and w of each patch; H and W by default.
-        augmentation: of B * (1 + P) views, all images first, then the patches image by image; none by default.
-        compiled: as in `apply_augmentation`, also for what else is done to the pixels.
-
-    Returns:
-        Views of (B,3,H,W) and (B,P,3,h,w), float32.
-    """
-    check_images(images, "make_views")
-    if images.dtype != torch.uint8:
-        raise InputError("make_views", f"images are {images.dtype}", "give uint8 as the loader does")
-    views, count = _choose(resize_images, compiled=compiled)(images, size), images.shape[0]
-    finish = _Finish(_per_channel(mean, views.device), _per_channel(std, views.device), compiled)
-    if grid == 0:
-        image = finish(views, augmentation)
-        return Views(image, image.new_empty(count, 0, *image.shape[1:]))
-    seen = size if patch_size is None else patch_size
-    patches = cut_byte_patches(images if native else views, grid=grid, overlap=overlap, size=seen)
-    views = views.contiguous()  # as the patches are: putting both into one batch is then much faster
-    if augmentation is not None:
-        _check_drawn(augmentation, views=count * (1 + patches.shape[1]))
-        if patches.shape[3:] == views.shape[2:]:  # all at once
-            joined = finish(_join([views, patches.flatten(0, 1)]), augmentation)
-            return Views(*split_views(joined, patches=patches.shape[1]))
-    whole, parts = (None, None) if augmentation is None else augmentation.split(count)
-    return Views(finish(views, whole), finish(patches.flatten(0, 1), parts).unflatten(0, patches.shape[:2]))
-
-
-class _Finish(NamedTuple):
-    """Augments and normalises views (N,3,H,W).
-
-    Attributes:
-        mean: (3,1,1) of pixels from 0 to 1.
-        std: (3,1,1) likewise.
-        compiled: as in `make_views`.
-    """
-
-    mean: Tensor
-    std: Tensor
-    compiled: bool
-
-    def __call__(self, views: Tensor, augmentation: Augmentation | None) -> Tensor:
-        if augmentation is not None:
-            views = apply_augmentation(views, augmentation, compiled=self.compiled)
-        return _choose(_normalise, compiled=self.compiled)(views, self.mean, self.std)
-
-
-def _normalise(views: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    return torch.addcmul(-mean / std, views, 1 / (255 * std))
-
-
-def _per_channel(values: Sequence[float] | Tensor, device: torch.device) -> Tensor:
-    tensor = torch.as_tensor(values, dtype=torch.float32)
-    return (tensor if tensor.device == device else send_tensor(tensor, device)).reshape(-1, 1, 1)

@@ -1,1 +1,1 @@
-"""Trained networks as one file that runs without this package: ONNX, or compiled by AOTInductor."""
+"""Trained models as one ONNX file that runs without this package, or as a checkpoint of half the bytes."""

@@ -1,4 +1,4 @@
-"""A network as a checkpoint of its own, to be given away."""
+"""A model as a checkpoint of its own, to be given away."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,10 +14,10 @@ from pivotpatch.models.classifier import Classifier
 
 
 def export_checkpoint(model: Classifier, folder: str | Path, *, half: bool = False) -> Agreement:
-    """Write a checkpoint folder that says what the network says, checked or not at all.
+    """Write a checkpoint folder that says what the model says, checked or not at all.
 
     Args:
-        model: the network.
+        model: the model.
         folder: where to; it must not exist.
         half: keep the weights in half precision.
     """

@@ -1,4 +1,4 @@
-"""A network as one graph from pictures to probabilities, and the proof that a written file computes the same."""
+"""A model as one graph from images to probabilities, and the proof that a written file computes the same."""
 
 import logging
 import warnings
@@ -43,15 +43,15 @@ class Agreement(NamedTuple):
 
 
 class PictureGraph(nn.Module):
-    """Everything between the pixels of a picture and what is said of it, as a module that can be traced.
+    """Everything between the pixels of an image and what is said of it, as a module that can be traced.
 
     Attributes:
-        engine: the network, a copy on the CPU in float32 and evaluation mode.
+        engine: the model, a copy on the CPU in float32 and evaluation mode.
         description: what a file has to say besides the graph.
     """
 
     def __init__(self, model: Classifier | PatchInference) -> None:
-        """Take a copy of a network, or of PAT-I around one."""
+        """Take a copy of a model, or of PAT-I around one."""
         super().__init__()
         self.model = deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format)
         self.engine = TorchEngine(self.model)
@@ -78,21 +78,21 @@ class PictureGraph(nn.Module):
 
 
 def trace_pictures(graph: PictureGraph) -> ExportedProgram:
-    """The graph for any number of pictures of any one size."""
+    """The graph for any number of images of any one size."""
     side = graph.engine.picture_size
-    # Sides that differ from each other and from the network's own, so that torch sees that they are free.
+    # Sides that differ from each other and from the model's own, so that torch sees that they are free.
     example = torch.zeros(2, side + 3, side + 5, 3, dtype=torch.uint8)
     shapes = {"pictures": {place: Dim(name) for place, name in FREE.items()}}
     try:
         with torch.no_grad(), quiet():
             return torch.export.export(graph, (example,), dynamic_shapes=shapes)
     except RuntimeError as error:
-        wrong = f"torch cannot trace this network ({first_line(error)})"
+        wrong = f"torch cannot trace this model ({first_line(error)})"
         raise InputError("export", wrong, "try another backbone or head") from error
 
 
 def check_difference(written: Callable[[Tensor], Answer], graph: PictureGraph, *, tolerance: float) -> float:
-    """Compare what a written file and torch say of made pictures.
+    """Compare what a written file and torch say of made images.
 
     Returns:
         The largest difference; refused where it is above the tolerance, or no number.
@@ -100,17 +100,17 @@ def check_difference(written: Callable[[Tensor], Answer], graph: PictureGraph, *
     size = (graph.engine.picture_size, graph.engine.picture_size)
     found = []
     for pictures in _make_pictures(graph.engine.picture_size):
-        expected = graph.engine(resize_images(pictures, size))  # first: a broken network is named as the user knows it
+        expected = graph.engine(resize_images(pictures, size))  # first: a broken model is named as the user knows it
         found.append(_difference(written(pictures), expected))
     difference = torch.stack(found).max().item()  # NaN where any is
     if not difference <= tolerance:
         wrong = f"the file and torch differ by {difference:.2g}, which is more than {tolerance:g}"
-        raise InputError("export", wrong, "nothing was kept; try another version of torch, or the other format")
+        raise InputError("export", wrong, "nothing was kept; try another version of torch")
     return difference
 
 
 def measure_rounding(graph: PictureGraph) -> float:
-    """What it changes in torch where one byte in five of the made pictures is one level off."""
+    """What it changes in torch where one byte in five of the made images is one level off."""
     size = (graph.engine.picture_size, graph.engine.picture_size)
     generator = torch.Generator().manual_seed(0)
     found = []
@@ -123,7 +123,7 @@ def measure_rounding(graph: PictureGraph) -> float:
 
 
 def _make_pictures(side: int) -> Iterator[Tensor]:
-    """Noise and smooth colours (B,3,H,W) of the network's own size at each of `BATCHES`, then twice as high."""
+    """Noise and smooth colours (B,3,H,W) of the model's own size at each of `BATCHES`, then twice as high."""
     generator = torch.Generator().manual_seed(0)
     for count, height in (*((count, side) for count in BATCHES), (2, 2 * side)):
         yield torch.randint(0, 256, (count, 3, height, side), dtype=torch.uint8, generator=generator)
@@ -141,7 +141,7 @@ def _difference(one: Answer, other: Answer) -> Tensor:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the compilers' remarks to themselves; what matters is whether the result is right, and that is checked."""
+    """Keep the exporters' remarks to themselves; what matters is whether the result is right, and that is checked."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -153,5 +153,5 @@ def quiet() -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What a compiler says in short."""
+    """What torch says in short."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

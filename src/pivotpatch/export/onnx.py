@@ -1,4 +1,4 @@
-"""A network as one ONNX file, compared with torch before it gets its name."""
+"""A model as one ONNX file, compared with torch before it gets its name."""
 
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,13 @@ LARGEST = 2**31
 
 
 def export_onnx(model: Classifier | PatchInference, path: str | Path, *, half: bool = False) -> Agreement:
-    """Write a network as one ONNX file, whole and checked or not at all.
+    """Write a model as one ONNX file, whole and checked or not at all.
 
     The graph takes `pictures` (B,H,W,3) uint8 of any size and gives `probs` and `image_probs` (B,L), with patches also
     `patch_probs` (B,L) and `weights` (B,P,L), as in `Answer`; the metadata property "pivotpatch" holds a `Description`.
 
     Args:
-        model: a network, or PAT-I around one; it is not changed.
+        model: a model, or PAT-I around one; it is not changed.
         path: the file; one that is there is replaced.
         half: keep the weights in half precision, in half the bytes; the graph computes in float32 all the same.
     """
@@ -46,7 +46,7 @@ def export_onnx(model: Classifier | PatchInference, path: str | Path, *, half: b
     graph = PictureGraph(model)
     size = sum(weight.nbytes for weight in graph.state_dict().values()) // (2 if half else 1)
     if size >= LARGEST:
-        todo = "export a package" if half else "store the weights in half precision, or export a package"
+        todo = "use the checkpoint" if half else "store the weights in half precision"
         raise InputError(str(path), f"weights of {size / 1e9:.1f} GB do not fit into one ONNX file", todo)
     content = _convert(graph)
     if half:
@@ -87,8 +87,8 @@ def _convert(graph: PictureGraph) -> Any:
                 verbose=False,
             )
     except RuntimeError as error:
-        wrong = f"torch cannot say this network in ONNX ({first_line(error)})"
-        raise InputError("export", wrong, "export a package") from error
+        wrong = f"torch cannot say this model in ONNX ({first_line(error)})"
+        raise InputError("export", wrong, "try another backbone or head") from error
     assert made is not None
     content = made.model_proto
     helper.set_model_props(content, {PROPERTY: graph.description.model_dump_json()})

@@ -12,16 +12,10 @@ from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS
-from pivotpatch.inference.scoring import (
-    evaluating,
-    get_classifier,
-    look_again,
-    make_network_views,
-    score_images,
-    split_for_device,
-)
+from pivotpatch.inference.scoring import evaluating, get_classifier, look_again, score_images, split_for_device
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.views import make_network_views
 
 _ROUNDING = 1e-3  # by which a sigmoid or softmax of another runtime may leave [0, 1]
 

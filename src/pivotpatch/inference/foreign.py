@@ -9,6 +9,7 @@ from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.foreign import ForeignClassifier, load_timm, load_transformers
 from pivotpatch.models.limits import check_views
+from pivotpatch.models.preprocessing import Preprocessing
 
 
 def open_transformers(
@@ -16,12 +17,15 @@ def open_transformers(
     *,
     labels: Sequence[str] | None = None,
     multi_label: bool = False,
+    preprocessing: Preprocessing | None = None,
     pat: bool = True,
     device: str | torch.device | None = None,
     revision: str | None = None,
 ) -> TorchEngine:
     """An engine around an image classifier of transformers; see `load_transformers` and `open_foreign`."""
-    model = load_transformers(name_or_folder, labels=labels, multi_label=multi_label, revision=revision)
+    model = load_transformers(
+        name_or_folder, labels=labels, multi_label=multi_label, preprocessing=preprocessing, revision=revision
+    )
     return open_foreign(model, pat=pat, device=device)
 
 

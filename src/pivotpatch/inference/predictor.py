@@ -9,24 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
+from pivotpatch.accel import quicken_inference
 from pivotpatch.accel.device import has_bfloat16
-from pivotpatch.accel.folding import fold_norms
-from pivotpatch.accel.fusing import fuse_activations
-from pivotpatch.accel.rewrites import quicken_inference
 from pivotpatch.core.adaptive import check_effort
 from pivotpatch.data.decoding import decode_image, decode_with_size
 from pivotpatch.data.picture_paths import locate_file
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Engine, TorchEngine
 from pivotpatch.inference.foreign import open_foreign
 from pivotpatch.inference.prediction import Prediction, fit
-from pivotpatch.models.bundled import BUNDLED, find_bundled
-from pivotpatch.models.checkpoint import DESCRIPTION, load_checkpoint
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.foreign import ForeignClassifier
-from pivotpatch.models.named import correct_scheme, is_named, load_named
+from pivotpatch.models.named import is_named
+from pivotpatch.models.open import open_model
 
 EXPORTED = ".onnx"
 """How the names of exported models end."""
@@ -108,7 +105,7 @@ class Predictor:
                 wrong = f"exported models run on the CPU with effort 1, not on {chosen} with {effort:g}"
                 raise InputError(name, wrong, "leave device and effort out, or give the run or checkpoint")
             return cls(OnnxEngine(name))
-        model = load_named(name) if is_named(name) else load_checkpoint(find_checkpoint(name))
+        model = open_model(name)
         if isinstance(model, ForeignClassifier):
             if 0 < effort < 1:
                 wrong = f"is {effort:g}, but PAT-I looks at the patches of all images or of none"
@@ -210,34 +207,9 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
     dtype = _choose_dtype(device)
     if fold and isinstance(model, SharedClassifier):
         seen = model.preprocessing.image_size
-        backbone = fold_norms(model.backbone, side=seen if model.backbone.fixed_size else min(seen, _TRIED))
-        if device.type == "cuda":
-            quicken_inference(backbone)
-            backbone.network = fuse_activations(backbone.network)
-            for part in backbone.modules():
-                if type(part) is nn.Conv2d:  # not one that makes its weights anew at every look
-                    part.to(dtype)  # once, not at every look
-        model.backbone = backbone
+        side = seen if model.backbone.fixed_size else min(seen, _TRIED)
+        model.backbone = quicken_inference(model.backbone, side=side, device=device, dtype=dtype)
     return TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=effort)
-
-
-def find_checkpoint(name_or_folder: str | os.PathLike[str]) -> Path:
-    """The checkpoint of a bundled model, or that a run or checkpoint folder holds."""
-    bundled, path = find_bundled(os.fspath(name_or_folder)), Path(name_or_folder)
-    if bundled is not None:
-        return bundled
-    if not path.exists():
-        known = f"{correct_scheme(str(path))}{choose_one_of(str(path), BUNDLED)}"
-        todo = f"{known}; or give the folder of a run or checkpoint, or an exported file"
-        raise InputError(str(path), "is neither a bundled model nor a folder or file that is there", todo)
-    if path.is_file():
-        todo = f"give the folder of a run or checkpoint, or a file that ends in {EXPORTED}"
-        raise InputError(str(path), "is no exported model", todo)
-    if (path / DESCRIPTION).exists() or not ((path / "best").is_dir() or (path / "last").is_dir()):
-        return path
-    if not (path / "best").is_dir():
-        raise InputError(str(path), "the run has no best model yet", f"train on, or give {path / 'last'}")
-    return path / "best"
 
 
 def _get_pixels(picture: object, where: str) -> bytes | Image.Image | NDArray[np.uint8]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,13 +10,13 @@ from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.patches import Patching
-from pivotpatch.data.augment import Augmentation, Views, make_views
 from pivotpatch.data.records import LabelSpace
 from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.views import make_closer_view, make_network_views, make_views
 
 if TYPE_CHECKING:  # an image alone needs none of them, and must not wait for their import
     from accelerate import Accelerator
@@ -26,59 +25,6 @@ if TYPE_CHECKING:  # an image alone needs none of them, and must not wait for th
 
 Progress = Callable[[str, int, int | None], None]
 _CPU_PIXELS = 8 * 256 * 256  # of images at once; what is computed from more of them outgrows the caches
-
-
-def make_network_views(
-    model: Classifier,
-    images: Tensor,
-    *,
-    augmentation: Augmentation | None = None,
-    patches: bool = True,
-    compiled: bool = False,
-) -> Views:
-    """The views that a network sees of images (B,3,h,w) uint8 from the loader, on their device.
-
-    Args:
-        model: says how it sees them.
-        images: (B,3,h,w) uint8.
-        augmentation: of all views; none by default.
-        patches: False leaves them out.
-        compiled: as in `make_views`.
-    """
-    prepare = model.preprocessing
-    make = partial(
-        make_views,
-        images,
-        size=(prepare.image_size, prepare.image_size),
-        mean=prepare.mean,
-        std=prepare.std,
-        augmentation=augmentation,
-        compiled=compiled,
-    )
-    if not (patches and isinstance(model, PatchClassifier)):
-        return make(grid=0)
-    return make(
-        grid=model.grid,
-        overlap=model.overlap,
-        native=model.source_size is not None,
-        patch_size=None if model.patch_size is None else (model.patch_size, model.patch_size),
-    )
-
-
-def make_closer_view(
-    model: Classifier, images: Tensor, *, size: int, augmentation: Augmentation | None = None, compiled: bool = False
-) -> Tensor:
-    """What a network sees (B,3,size,size) on a closer look at images; see `make_network_views`."""
-    prepare = model.preprocessing
-    return make_views(
-        images,
-        size=(size, size),
-        mean=prepare.mean,
-        std=prepare.std,
-        grid=0,
-        augmentation=augmentation,
-        compiled=compiled,
-    ).image
 
 
 def get_classifier(model: Classifier | PatchInference, where: str) -> Classifier:

@@ -66,11 +66,9 @@ class Backbone(nn.Module):
                 self.fixed_size = int(arguments.get("img_size") or get_pretrained_cfg_value(name, "input_size")[-1])
             self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
         except OSError as error:  # what the hub's client raises for want of a connection and of a cached copy
-            raise InputError(
-                f"backbone {name!r}",
-                f"its weights cannot be fetched ({type(error).__name__})",
-                "check the connection or give a local file with weights=",
-            ) from error
+            wrong = f"its weights cannot be fetched ({type(error).__name__})"
+            todo = "check the connection or give a local file with weights="
+            raise InputError(f"backbone {name!r}", wrong, todo) from error
         except InputError:
             raise
         except Exception as error:  # options of a wrong kind break it in as many ways as timm has models
@@ -91,11 +89,8 @@ class Backbone(nn.Module):
         if not images.is_floating_point():
             raise InputError("backbone", f"images are {images.dtype}", "preprocess them first")
         if self.fixed_size is not None and images.shape[-2:] != (self.fixed_size, self.fixed_size):
-            raise InputError(
-                "backbone",
-                f"images are {images.shape[2]} x {images.shape[3]} pixels",
-                f"resize them to {self.fixed_size}, or build the network with another image_size",
-            )
+            todo = f"resize them to {self.fixed_size}, or build the model with another image_size"
+            raise InputError("backbone", f"images are {images.shape[2]} x {images.shape[3]} pixels", todo)
         features: Tensor = self.network.forward_features(images)
         if not isinstance(features, Tensor):
             raise InputError("backbone", f"it gives a {type(features).__name__}, no map", "choose another backbone")
@@ -113,8 +108,7 @@ class Backbone(nn.Module):
             height = width = int(tokens.shape[1] ** 0.5)
         if tokens.shape[1] == height * width + 1:  # a class token that the model does not declare
             tokens = tokens[:, 1:]
-        if height * width != tokens.shape[1]:
-            raise InputError("backbone", f"{tokens.shape[1]} tokens form no map", "choose another backbone")
+        assert height * width == tokens.shape[1], f"{tokens.shape[1]} tokens form no map"
         return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, height, width)
 
 
@@ -136,9 +130,6 @@ def _check_options(options: Mapping[str, BackboneOption], name: str) -> None:
     if refused:
         raise InputError(f"backbone {name!r}", f"option {refused[0]!r} is not yours to set", "leave it out")
     check_numbers(options, f"backbone {name!r}")
-    first = options.get("stride_in_conv1", False)
-    if not isinstance(first, bool):
-        raise InputError(f"backbone {name!r}", f"stride_in_conv1 is {first!r}", "give true or false")
 
 
 def _move_strides(network: nn.Module, name: str) -> None:

@@ -1,325 +1,36 @@
-"""A checkpoint is a folder: model.safetensors holds the tensors, model.json explains them."""
+"""Open a checkpoint folder, whatever kind of model it holds; how it is written is in `saving`."""
 
-import hashlib
-import json
-import shutil
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
-import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
-
-from pivotpatch import __version__
-from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.calibration import Calibration
-from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
-from pivotpatch.models.allowance import Allowance
-from pivotpatch.models.bundled import find_bundled
-from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
-from pivotpatch.models.limits import Grid, Side, check_views
-from pivotpatch.models.named import correct_scheme
+from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.named import find_bundled
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.preprocessing import Preprocessing
-from pivotpatch.models.weights import load_exactly, read_weights
-from pivotpatch.writing import explain_disk_faults, replacing_folder
+from pivotpatch.models.saving import (
+    CARD,
+    DESCRIPTION,
+    WEIGHTS,
+    Kind,
+    fingerprint,
+    read_description,
+    save_checkpoint,
+    write_checkpoint,
+)
 
-SCHEMA = 1
-WEIGHTS = "model.safetensors"
-DESCRIPTION = "model.json"
-CARD = "README.md"
-_CORRECT = "correct it in the network, then save it"
-_KINDS: dict[str, type[Classifier]] = {
+__all__ = ["CARD", "DESCRIPTION", "WEIGHTS", "fingerprint", "load_checkpoint", "save_checkpoint", "write_checkpoint"]
+
+_KINDS: dict[Kind, type[Classifier]] = {
     "MultiLabelClassifier": MultiLabelClassifier,
     "PatchClassifier": PatchClassifier,
     "IndependentClassifier": IndependentClassifier,
 }
-Text = Annotated[str, Field(min_length=1)]
-Weight = Annotated[float, Field(ge=0)]
-Coefficient = Annotated[float, Field(ge=-1e4, le=1e4)]  # of a logit, of which few are above 100
-Heat = Annotated[float, Field(gt=0)]
-_ONE, _EACH = "<number>", "<list>"  # which form a fault is about; kept out of messages
-_number_or_list = Discriminator(lambda value: _EACH if isinstance(value, list) else _ONE)
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class _Architecture(_Part):
-    backbone: Text
-    head: Text
-    image_size: Side | None
-    backbone_options: dict[str, str | int | float | bool | None]
-    head_options: dict[str, int | float | None]
-
-
-class _Preprocessing(_Part):
-    image_size: int
-    mean: list[float]
-    std: list[float]
-    interpolation: Literal["bilinear", "bicubic"]
-
-    def build(self) -> Preprocessing:
-        return Preprocessing(self.image_size, tuple(self.mean), tuple(self.std), self.interpolation)
-
-
-class _Patching(_Part):
-    grid: Grid
-    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    source_size: Side | None = None
-    patch_size: Side | None = None
-    closer_size: Side | None = None
-    lam: Annotated[Annotated[Weight, Tag(_ONE)] | Annotated[list[Weight], Tag(_EACH)], _number_or_list]
-    temperature: Annotated[Annotated[Heat, Tag(_ONE)] | Annotated[list[Heat], Tag(_EACH)], _number_or_list]
-    patch_only: bool = False
-
-    def arguments(self) -> dict[str, Any]:
-        """As `PatchClassifier` takes them: a list becomes a tensor (L,)."""
-        content = self.model_dump()
-        return {name: torch.tensor(value) if isinstance(value, list) else value for name, value in content.items()}
-
-
-def _check_rising(values: list[float]) -> list[float]:
-    if values != sorted(values):
-        raise ValueError("they do not rise")
-    return values
-
-
-class _Calibration(_Part):
-    kind: Literal["image", "patch", "tde"]
-    method: Text
-    slope: list[Coefficient]
-    offset: list[Coefficient]
-
-
-class _ImageCalibration(_Calibration):
-    kind: Literal["image"]
-
-
-class _TdeCalibration(_Calibration):
-    kind: Literal["tde"]
-
-
-class _Adaptive(_Part):
-    calibration: _ImageCalibration
-    again: _TdeCalibration | None = None
-    cutoffs: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2), AfterValidator(_check_rising)]
-
-
-class _Description(_Part):
-    """The content of model.json."""
-
-    schema_: Literal[1] = Field(alias="schema")
-    pivotpatch: str
-    kind: Literal["MultiLabelClassifier", "PatchClassifier", "IndependentClassifier"]
-    architecture: _Architecture
-    labels: list[Text]
-    preprocessing: _Preprocessing
-    thresholds: list[Annotated[float, Field(ge=0, le=1)]] | None
-    calibration: _Calibration | None = None
-    adaptive: _Adaptive | None = None
-    patching: _Patching | None
-
-
-def save_checkpoint(
-    model: Classifier, folder: str | Path, *, overwrite: bool = False, card: str | None = None, half: bool = False
-) -> None:
-    """Write a network as a checkpoint folder, whole or not at all.
-
-    Args:
-        model: any kind of `Classifier`, compiled or not.
-        folder: where to; it must not exist unless `overwrite`.
-        overwrite: replace the checkpoint that is there. It stays until the new one is complete; a
-            crash in between leaves it beside as `<folder>.old`. Anything but a checkpoint is never replaced, and
-            what else lies in its folder stays there, such as a README.md.
-        card: text of a README.md to lie beside it.
-        half: keep the weights in half precision, in half the bytes; they are float32 again when loaded.
-    """
-    with explain_disk_faults(Path(folder), also=(SafetensorError,)):
-        folder = Path(folder).resolve()
-        _check_place(folder, overwrite=overwrite)
-        with replacing_folder(folder) as scratch:
-            if folder.exists():
-                _keep_rest(folder, scratch)
-            write_checkpoint(model, scratch, half=half)
-            if card is not None:
-                (scratch / CARD).write_text(card, "utf-8")
-
-
-def write_checkpoint(model: Classifier, folder: Path, *, half: bool = False) -> None:
-    """Write a checkpoint's two files into a folder that the caller is filling."""
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    if type(model) not in _KINDS.values():
-        raise InputError("save_checkpoint", f"cannot save a {type(model).__name__}", f"give a {' or '.join(_KINDS)}")
-    try:
-        description = json.dumps(_describe(model), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    except (TypeError, ValueError) as error:
-        raise InputError("save_checkpoint", f"the network cannot be described ({error})", _CORRECT) from None
-    _validate(json.loads(description), "save_checkpoint", todo=_CORRECT)  # as when it is loaded, which may be too late
-    (folder / DESCRIPTION).write_text(description, "utf-8")
-    state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
-    if half:
-        state = {key: _halve(key, value) if value.is_floating_point() else value for key, value in state.items()}
-    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-    # safetensors keeps its file to the owner; give it the rights that any new file gets.
-    (folder / WEIGHTS).chmod((folder / DESCRIPTION).stat().st_mode)
-
-
-def fingerprint(model: Classifier) -> str:
-    """Sixteen digits that tell a network's weights from any others, wherever they lie; what `tune` fits is no part."""
-    found = hashlib.sha256()
-    for key, value in sorted(getattr(model, "_orig_mod", model).state_dict().items()):
-        found.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return found.hexdigest()[:16]
-
-
-def _halve(key: str, value: Tensor) -> Tensor:
-    small = value.half()
-    if not small.isfinite().all():
-        raise InputError("save_checkpoint", f"{key} has values too large for half precision", "keep full precision")
-    return small
 
 
 def load_checkpoint(folder: str | Path) -> Classifier:
-    """Build the network that a checkpoint folder describes, in evaluation mode, on the CPU, in float32.
+    """Build the model that a checkpoint folder describes, in evaluation mode, on the CPU, in float32.
 
     Args:
-        folder: of the checkpoint, or the name of a bundled network.
+        folder: of the checkpoint, or the name of a bundled model.
     """
     folder = find_bundled(str(folder)) or Path(folder)
-    where = str(folder / DESCRIPTION)
-    described = _read_description(folder)
-    patching = {} if described.patching is None else described.patching.arguments()
-    if (described.patching is not None) != (described.kind == "PatchClassifier"):
-        raise InputError(where, f"patching is {described.patching} for a {described.kind}", "save the checkpoint again")
-    allowance = Allowance([folder / WEIGHTS], where=where)
-    try:
-        with torch.random.fork_rng(devices=[]), allowance:  # the weights drawn here are replaced at once
-            model = _KINDS[described.kind](
-                Architecture(**described.architecture.model_dump()), described.labels, **patching
-            )
-    except InputError as error:
-        part, wrong, todo = error.parts
-        raise error if part == where else InputError(where, f"{part}: {wrong}", todo) from None
-    model.preprocessing = described.preprocessing.build()
-    model.thresholds = described.thresholds
-    if described.calibration is not None:
-        model.calibration = Calibration.from_dict(described.calibration.model_dump())
-    if described.adaptive is not None:
-        model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
-    load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
-    model.origin = str(folder)
-    return model.eval()
-
-
-def _check_counts(described: _Description, where: str) -> None:
-    """Refuse what was fitted to another number of labels."""
-    adaptive = described.adaptive
-    calibrations = {
-        "calibration": described.calibration,
-        "adaptive.calibration": None if adaptive is None else adaptive.calibration,
-        "adaptive.again": None if adaptive is None else adaptive.again,
-    }
-    fitted = {"thresholds": described.thresholds}
-    for name, stated in calibrations.items():
-        for part in () if stated is None else ("slope", "offset"):
-            fitted[f"values of {name}.{part}"] = getattr(stated, part)
-    for name, values in fitted.items():
-        if values is not None and len(values) != len(described.labels):
-            raise InputError(where, f"{len(values)} {name} for {len(described.labels)} labels", "fit them again")
-
-
-def _describe(model: Classifier) -> dict[str, object]:
-    return {
-        "schema": SCHEMA,
-        "pivotpatch": __version__,
-        "kind": type(model).__name__,
-        "architecture": model.architecture.to_dict(),
-        "labels": list(model.labels),
-        "preprocessing": asdict(model.preprocessing),
-        "thresholds": None if model.thresholds is None else list(model.thresholds),
-        "calibration": None if model.calibration is None else model.calibration.to_dict(),
-        "adaptive": None if model.adaptive is None else model.adaptive.to_dict(),
-        "patching": {name: _plain(getattr(model, name)) for name in _Patching.model_fields}
-        if isinstance(model, PatchClassifier)
-        else None,
-    }
-
-
-def _plain(value: object) -> object:
-    return value.tolist() if isinstance(value, Tensor) else value
-
-
-def _read_description(folder: Path) -> _Description:
-    """The description of a checkpoint, complete and of a schema that this version reads."""
-    path = folder / DESCRIPTION
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        old = folder.with_name(folder.name + ".old") if folder.name else folder
-        within = sorted(found.parent for found in folder.glob(f"*/{DESCRIPTION}"))
-        todo = f"give {within[0]}, which is one" if within else "check the path"
-        if not folder.exists() and old.is_dir():
-            todo = f"an interrupted save left the last one in {old}, rename it"
-        todo = correct_scheme(str(folder)) + todo
-        raise InputError(str(folder), f"is no checkpoint, {DESCRIPTION} is missing", todo) from None
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read ({error.strerror})", "check the path and its rights") from None
-    except (ValueError, RecursionError) as error:
-        reason = quote_fault(error)
-        raise InputError(str(path), f"is no JSON ({reason})", "it is damaged, copy the checkpoint again") from None
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if isinstance(schema, bool) or not isinstance(schema, int):
-        raise InputError(str(path), "states no schema", "it is not a checkpoint of pivotpatch")
-    if schema > SCHEMA:
-        raise InputError(
-            str(path),
-            f"schema {schema} is newer than {SCHEMA}, the newest that pivotpatch {__version__} reads",
-            "upgrade pivotpatch",
-        )
-    return _validate(content, str(path), todo="save the checkpoint again")
-
-
-def _validate(content: object, where: str, *, todo: str) -> _Description:
-    """A description that a network can be built from."""
-    try:
-        described = _Description.model_validate(content)
-    except ValidationError as error:
-        fault = error.errors()[0]
-    else:
-        _check_counts(described, where)
-        described.preprocessing.build().check(where)
-        seen, cut = described.preprocessing.image_size, described.patching
-        if cut is not None:
-            sizes = {"source_size": cut.source_size, "patch_size": cut.patch_size}
-            check_views(seen, grid=cut.grid, overlap=cut.overlap, **sizes, where=where)
-        return described
-    name = ".".join(str(part) for part in fault["loc"] if part not in (_ONE, _EACH))
-    value, reason = quote(fault["input"]), fault["msg"]
-    if fault["type"] == "missing":
-        raise InputError(where, f"lacks {name}", todo)
-    if name == "kind":
-        raise InputError(where, f"unknown kind {value}", choose_one_of(value, _KINDS))
-    raise InputError(where, f"{name} is {value} ({reason})", todo)
-
-
-def _keep_rest(folder: Path, scratch: Path) -> None:
-    """Copy what a checkpoint's folder holds besides the checkpoint."""
-    own = (WEIGHTS, DESCRIPTION)
-    shutil.copytree(
-        folder, scratch, symlinks=True, dirs_exist_ok=True, ignore=lambda at, _: own if Path(at) == folder else ()
-    )
-
-
-def _check_place(folder: Path, *, overwrite: bool) -> None:
-    """Refuse to replace what is there, unless it is a checkpoint and the caller wants that."""
-    for place in (folder, folder.with_name(f"{folder.name}.old")):
-        if place.exists() and not (place / DESCRIPTION).is_file() and not (place.is_dir() and not any(place.iterdir())):
-            raise InputError(str(place), "exists and is no checkpoint", "choose another folder")
-    if folder.exists() and not overwrite:
-        raise InputError(str(folder), "exists already", "choose another folder or allow overwriting")
+    described = read_description(folder)
+    return _KINDS[described.kind].build_described(described, folder)

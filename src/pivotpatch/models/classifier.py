@@ -1,10 +1,10 @@
-"""Multi-label classifiers: a backbone and a head, or a network for each label; PAT-T's is in `patch_classifier`."""
+"""Multi-label classifiers: a backbone and a head, or a model for each label; PAT-T's is in `patch_classifier`."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,15 @@ from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError, quote
 from pivotpatch.models.backbone import Backbone, BackboneOption
 from pivotpatch.models.heads import HeadOption, make_head
+from pivotpatch.models.hub import Card, fetch_folder, push_model, write_card
 from pivotpatch.models.preprocessing import Preprocessing
-
-if TYPE_CHECKING:
-    from pivotpatch.models.card import Card
+from pivotpatch.models.saving import CARD, DESCRIPTION, WEIGHTS, Description, read_description, save_checkpoint
+from pivotpatch.models.weights import Allowance, load_exactly, read_weights
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What must be known to build a network again before its weights are loaded.
+    """What must be known to build a model again before its weights are loaded.
 
     Attributes:
         backbone: a timm model's name.
@@ -44,12 +44,12 @@ class Architecture:
 
 
 class Classifier(nn.Module):
-    """What every kind of network knows: what it is made of, its labels, and what it wants to see.
+    """What every kind of model knows: what it is made of, its labels, and what it wants to see.
 
     Attributes:
         architecture: what it was built from.
         labels: names of the L labels, in the order of the logits.
-        preprocessing: what must be done to pictures first.
+        preprocessing: what must be done to images first.
         thresholds: probabilities above which each label is given, where they were fitted.
         calibration: of those probabilities, where one was fitted.
         adaptive: when one look is enough, where that was fitted.
@@ -73,16 +73,14 @@ class Classifier(nn.Module):
         names = tuple(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else ()
         if not names or len(set(names)) != len(names) or not all(isinstance(name, str) and name for name in names):
             wrong = f"{quote(labels)} are not different names"
-            raise InputError("labels", wrong, "give a list of one name a label")
-        if not isinstance(backbone, str | Architecture):
-            raise InputError(type(self).__name__, f"the backbone is {backbone!r}", "give the name of a timm model")
+            raise InputError("labels", wrong, "give a list of one name per label")
         if isinstance(backbone, Architecture) and (head != "linear" or image_size is not None):
             wrong = f"an Architecture is given, and head {head!r} and image_size {image_size} besides"
             raise InputError(type(self).__name__, wrong, "say them in the Architecture")
         self.architecture = backbone if isinstance(backbone, Architecture) else Architecture(backbone, head, image_size)
         size = self.architecture.image_size
         if size is not None and not (isinstance(size, int) and size >= 1):
-            raise InputError(type(self).__name__, f"image_size is {size!r}", "give a whole number of pixels a side")
+            raise InputError(type(self).__name__, f"image_size is {size!r}", "give a whole number of pixels per side")
         self.labels = names
         self._thresholds: tuple[float, ...] | None = None
         self.calibration: Calibration | None = None
@@ -103,7 +101,7 @@ class Classifier(nn.Module):
         except (TypeError, ValueError, RuntimeError):
             numbers = torch.empty(0)
         if numbers.shape != (len(self.labels),) or not ((numbers >= 0) & (numbers <= 1)).all():
-            todo = f"give {len(self.labels)} numbers from 0 to 1, one a label"
+            todo = f"give {len(self.labels)} numbers from 0 to 1, one per label"
             raise InputError("thresholds", f"they are {quote(values)}", todo)
         self._thresholds = tuple(numbers.tolist())
 
@@ -124,13 +122,13 @@ class Classifier(nn.Module):
 
     @property
     def picture_size(self) -> int:
-        """Rows and columns of the pictures that a loader is to give."""
+        """Rows and columns of the images that a loader is to give."""
         return self.preprocessing.image_size
 
     @classmethod
     def from_pretrained(
         cls,
-        name_or_folder: str | PathLike[str],
+        name_or_folder: str | os.PathLike[str],
         *,
         revision: str | None = None,
         cache_dir: str | Path | None = None,
@@ -147,23 +145,59 @@ class Classifier(nn.Module):
             token: of the hub's, for what is not public; the one that its client has stored by default.
 
         Returns:
-            The network in evaluation mode, on the CPU; another kind than the class that is asked is refused.
+            The model in evaluation mode, on the CPU; another kind is refused, `open_model` opens every kind.
         """
-        from pivotpatch.models.hub import load_pretrained
+        folder = fetch_folder(
+            name_or_folder,
+            needed=DESCRIPTION,
+            also=(WEIGHTS, CARD),
+            revision=revision,
+            cache_dir=cache_dir,
+            token=token,
+        )
+        described = read_description(folder)
+        if described.kind != cls.__name__:
+            todo = f"open it with {described.kind}.from_pretrained"
+            raise InputError(str(name_or_folder), f"holds a {described.kind}, no {cls.__name__}", todo)
+        model = cls.build_described(described, folder)
+        model.origin = os.fspath(name_or_folder)
+        return model
 
-        return load_pretrained(cls, name_or_folder, revision=revision, cache_dir=cache_dir, token=token)
+    @classmethod
+    def build_described(cls, described: Description, folder: Path) -> Self:
+        """The model of this kind that a checkpoint's model.json describes, with the weights of its folder."""
+        where = str(folder / DESCRIPTION)
+        patching: dict[str, Any] = {} if described.patching is None else described.patching.model_dump()
+        allowance = Allowance([folder / WEIGHTS], where=where)
+        try:
+            with torch.random.fork_rng(devices=[]), allowance:  # the weights drawn here are replaced at once
+                model = cls(Architecture(**described.architecture.model_dump()), described.labels, **patching)
+        except InputError as error:
+            part, wrong, todo = error.parts
+            raise error if part == where else InputError(where, f"{part}: {wrong}", todo) from None
+        model.preprocessing = described.preprocessing.build()
+        model.thresholds = described.thresholds
+        if described.calibration is not None:
+            model.calibration = Calibration.from_dict(described.calibration.model_dump())
+        if described.adaptive is not None:
+            model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
+        load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
+        model.origin = str(folder)
+        return model.eval()
 
-    def save_pretrained(self, folder: str | Path, *, card: "Card | None" = None, overwrite: bool = False) -> None:
-        """Write a checkpoint folder with a model card, README.md, which says what the network knows of itself.
+    def save_pretrained(self, folder: str | Path, *, card: Card | None = None, overwrite: bool = False) -> None:
+        """Write a checkpoint folder with a model card, README.md, which says what the model knows of itself.
 
         Args:
             folder: where to; it must not exist unless `overwrite`.
             card: what to say besides.
             overwrite: replace the checkpoint that is there, see `save_checkpoint`; its card too where `card` is given.
         """
-        from pivotpatch.models.hub import save_pretrained
-
-        save_pretrained(self, folder, card=card, overwrite=overwrite)
+        folder = Path(folder)
+        keep = card is None and overwrite and (folder / CARD).is_file()
+        name = folder.resolve().name
+        text = None if keep else write_card(self, card or Card(), title=name, address=name)
+        save_checkpoint(self, folder, overwrite=overwrite, card=text)
 
     def push_to_hub(
         self,
@@ -171,10 +205,10 @@ class Classifier(nn.Module):
         *,
         private: bool = False,
         token: str | None = None,
-        message: str = "Upload the network",
-        card: "Card | None" = None,
+        message: str = "Upload the model",
+        card: Card | None = None,
     ) -> str:
-        """Send the network and its model card to the Hugging Face hub.
+        """Send the model and its model card to the Hugging Face hub.
 
         Args:
             repo_id: `owner/name`; made if it is not there.
@@ -186,13 +220,11 @@ class Classifier(nn.Module):
         Returns:
             The address of its page.
         """
-        from pivotpatch.models.hub import push_to_hub
-
-        return push_to_hub(self, repo_id, private=private, token=token, message=message, card=card)
+        return push_model(self, repo_id, private=private, token=token, message=message, card=card)
 
 
 class SharedClassifier(Classifier):
-    """A network whose labels share one backbone and one head."""
+    """A model whose labels share one backbone and one head."""
 
     def __init__(
         self,
@@ -204,7 +236,7 @@ class SharedClassifier(Classifier):
         pretrained: bool = False,
         weights: str | Path | None = None,
     ) -> None:
-        """Build a network.
+        """Build a model.
 
         Args:
             backbone: a timm model's name, or a whole `Architecture`, which then says head and size.
@@ -230,7 +262,7 @@ class SharedClassifier(Classifier):
 
 
 class MultiLabelClassifier(SharedClassifier):
-    """An ordinary multi-label network: images (B,C,H,W) in, logits (B,L) out.
+    """An ordinary multi-label model: images (B,C,H,W) in, logits (B,L) out.
 
     Example:
         model = MultiLabelClassifier("resnet101", ["cat", "dog"], pretrained=True)
@@ -244,12 +276,12 @@ class MultiLabelClassifier(SharedClassifier):
 
 
 class IndependentClassifier(Classifier):
-    """The paper's independent training (InT): a network of its own for each label, so that none learns its company.
+    """The paper's independent training (InT): a model for each label, so that none learns from co-occurrence.
 
     All start from the same backbone weights, where some are given, and share nothing afterwards.
 
     Attributes:
-        members: L networks of one label each, in the order of the labels.
+        members: L models of one label each, in the order of the labels.
     """
 
     def __init__(
@@ -262,7 +294,7 @@ class IndependentClassifier(Classifier):
         pretrained: bool = False,
         weights: str | Path | None = None,
     ) -> None:
-        """Build L networks; the arguments are those of `MultiLabelClassifier`."""
+        """Build L models; the arguments are those of `MultiLabelClassifier`."""
         super().__init__(backbone, labels, head=head, image_size=image_size)
         members = [
             MultiLabelClassifier(self.architecture, [label], pretrained=pretrained, weights=weights)
@@ -274,3 +306,34 @@ class IndependentClassifier(Classifier):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B,L) of preprocessed images (B,C,H,W)."""
         return torch.cat([member(images) for member in self.members], dim=1)
+
+
+def load_relabelled(model: SharedClassifier, trained: SharedClassifier) -> tuple[str, ...]:
+    """Give a model the weights of one of the same kind and architecture that has other labels.
+
+    What belongs to a label goes to the label of the same name. Labels that `trained` does not know keep what they have,
+    and so does what depends on the number of labels in another way, such as the groups of ML-Decoder.
+
+    Returns:
+        The labels that both know.
+    """
+    if model.labels == trained.labels:
+        model.load_state_dict(trained.state_dict())
+        return model.labels
+    shared = [name for name in model.labels if name in trained.labels]
+    to, source = (torch.tensor([each.labels.index(name) for name in shared]).long() for each in (model, trained))
+    more = (*trained.labels, "\n")  # no label of anybody's
+    with torch.device("meta"):
+        larger = type(trained)(trained.architecture, more).state_dict()
+    held = model.state_dict()
+    for name, value in trained.state_dict().items():
+        steps = [there - here for here, there in zip(value.shape, larger[name].shape, strict=True)]
+        places = [place for place, step in enumerate(steps) if step]
+        if not places:
+            held[name].copy_(value)
+        elif sum(steps) == 1:  # one dimension counts the labels
+            wanted = list(value.shape)
+            wanted[places[0]] = len(model.labels)
+            if list(held[name].shape) == wanted:
+                held[name].index_copy_(places[0], to, value.index_select(places[0], source))
+    return tuple(shared)

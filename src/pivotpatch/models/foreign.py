@@ -1,4 +1,4 @@
-"""Other people's multi-label networks, of transformers or timm, with what ours know: labels and preprocessing."""
+"""Other people's multi-label models, of transformers or timm, with what ours know: labels and preprocessing."""
 
 import json
 import os
@@ -10,35 +10,35 @@ from typing import Any
 
 import timm
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from pivotpatch.errors import InputError, quote_fault
-from pivotpatch.models.allowance import Allowance
 from pivotpatch.models.backbone import convert_names
-from pivotpatch.models.checkpoint import WEIGHTS
 from pivotpatch.models.classifier import Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.limits import NUMBER, SIDE, check_numbers
 from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
-from pivotpatch.models.weights import load_exactly, read_weights
+from pivotpatch.models.saving import WEIGHTS
+from pivotpatch.models.weights import Allowance, load_exactly, read_weights
 
 CONFIG = "config.json"
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _MULTI_LABEL = "multi_label_classification"
 _NAME_LABELS = f"name each logit in its {CONFIG}, or in Python open it with labels=[...]"
 _CUBIC = 3  # Pillow's number
+_KNOWN_STEPS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"}
+_ODD_STEPS = {"include_top", "rescale_offset"}  # a second division, and a shift behind the scale
 
 
 class ForeignClassifier(Classifier):
-    """A network that is not ours: images (B,C,H,W) in, logits (B,L) out.
+    """A model that is not ours: images (B,C,H,W) in, logits (B,L) out.
 
     It can be asked, wrapped by PAT-I, evaluated and exported like our own, but not saved as a checkpoint.
 
     Attributes:
-        network: the network; it gives logits, or an object that has them as `logits`.
-        source_size: rows and columns of the pictures that a loader is to give, for PAT-I to cut patches from; those
-            that the network sees where None.
+        network: theirs; it gives logits, or an object that has them as `logits`.
+        source_size: rows and columns of the images that a loader is to give, for PAT-I to cut patches from; those
+            that the model sees where None.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ForeignClassifier(Classifier):
         preprocessing: Preprocessing,
         source_size: int | None = None,
     ) -> None:
-        """Take a network in; it is asked once, to see whether it gives a logit for each label."""
+        """Take a model in; it is asked once, to see whether it gives a logit for each label."""
         super().__init__(Architecture(name, "its own", preprocessing.image_size), labels)
         preprocessing.check(name)
         self.origin = name
@@ -62,12 +62,12 @@ class ForeignClassifier(Classifier):
         with torch.inference_mode():
             shape = tuple(self(torch.zeros(1, len(preprocessing.mean), side, side)).shape)
         if shape != (1, len(self.labels)):
-            wrong = f"the network gives logits {shape} of one image, and there are {len(self.labels)} labels"
+            wrong = f"the model gives logits {shape} of one image, and there are {len(self.labels)} labels"
             raise InputError(name, wrong, _NAME_LABELS)
 
     @property
     def picture_size(self) -> int:
-        """Rows and columns of the pictures that a loader is to give."""
+        """Rows and columns of the images that a loader is to give."""
         return self.source_size or super().picture_size
 
     def forward(self, images: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class ForeignClassifier(Classifier):
         output = self.network(images)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if not isinstance(logits, Tensor):
-            wrong = f"the network gives a {type(output).__name__}, no logits"
+            wrong = f"the model gives a {type(output).__name__}, no logits"
             raise InputError(self.architecture.backbone, wrong, "give one that classifies images")
         return logits
 
@@ -85,18 +85,20 @@ def load_transformers(
     *,
     labels: Sequence[str] | None = None,
     multi_label: bool = False,
+    preprocessing: Preprocessing | None = None,
     revision: str | None = None,
 ) -> ForeignClassifier:
     """Open an image classifier of transformers, in evaluation mode, on the CPU, in float32.
 
-    Only safetensors are read, and no code that comes with a model is run. What its processor does to pictures is found
-    out with flat colours; where that is a crop, the whole picture is stretched to the crop's size instead.
+    Only safetensors are read, and no code that comes with a model is run. What is done to images is read from its
+    processor's configuration; where that is a crop, the whole image is stretched to the crop's size instead.
 
     Args:
         name_or_folder: a folder that `save_pretrained` of transformers wrote, or `owner/name` on the hub.
         labels: names of the L labels, in place of those that its configuration states.
-        multi_label: say that it was trained for several labels a picture where its configuration does not.
+        multi_label: say that it was trained for several labels per image where its configuration does not.
             The logits of one that was trained to choose a single label are no log odds, so it is refused otherwise.
+        preprocessing: what is done to images, in place of what its processor's configuration states.
         revision: a branch, tag or commit of the hub's; the newest by default.
     """
     where = os.fspath(name_or_folder)
@@ -114,7 +116,9 @@ def load_transformers(
             network, told = library.AutoModelForImageClassification.from_pretrained(
                 folder, config=config, use_safetensors=True, output_loading_info=True, **safely
             )
-        processor = library.AutoImageProcessor.from_pretrained(folder, **safely)
+        if preprocessing is None:
+            processor = library.AutoImageProcessor.from_pretrained(folder, **safely)
+            preprocessing = _read_processor(processor.to_dict(), where)
         lacking = [*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])]
         if lacking:
             wrong = f"{len(lacking)} of its weights are missing or of another shape, such as {sorted(lacking)[0]}"
@@ -123,7 +127,7 @@ def load_transformers(
             network.float().eval(),
             _order_labels(config.id2label, where) if labels is None else labels,
             name=f"transformers:{where}",
-            preprocessing=_try_processor(processor, where),
+            preprocessing=preprocessing,
         )
 
 
@@ -134,7 +138,7 @@ def load_timm(
 
     Args:
         name_or_folder: a folder as timm's `save_for_hf` writes it, with safetensors, or `owner/name` on the hub; timm's
-            own `local-dir:` and `hf-hub:` may stand before it. That it was trained for several labels a picture is
+            own `local-dir:` and `hf-hub:` may stand before it. That it was trained for several labels per image is
             yours to know: timm does not write it down.
         labels: names of the L labels, in place of those that its configuration states.
         revision: a branch, tag or commit of the hub's; the newest by default.
@@ -169,17 +173,15 @@ def _find_size(network: Any, where: str) -> int:
     sides = getattr(getattr(network, "patch_embed", None), "img_size", None) or sides  # set by an argument, or its own
     if channels != 3 or sides[0] != sides[1]:
         wrong = f"it sees {channels} channels of {sides[0]} x {sides[1]} pixels"
-        raise InputError(where, wrong, "give one for square RGB pictures")
+        raise InputError(where, wrong, "give one for square RGB images")
     return int(sides[0])
 
 
 def _fetch(name_or_folder: str | os.PathLike[str], *, also: Sequence[str], revision: str | None) -> Path:
     folder = fetch_folder(name_or_folder, needed=CONFIG, also=also, revision=revision)
-    if not (folder / CONFIG).is_file():
-        raise InputError(str(folder), f"holds no {CONFIG}", "check the path")
-    if not any(folder.glob("*.safetensors")):
-        wrong = "holds no weights as safetensors, and others can run code when they are opened"
-        raise InputError(os.fspath(name_or_folder), wrong, "save it again with safetensors")
+    if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
+        wrong = f"holds no {CONFIG}, or no weights as safetensors; others can run code when they are opened"
+        raise InputError(str(Path(name_or_folder)), wrong, "check the path, or save it again with safetensors")
     return folder
 
 
@@ -246,39 +248,23 @@ def _order_labels(stated: Mapping[Any, str] | Sequence[str], where: str) -> list
     return [numbered[place] for place in range(len(numbered))]
 
 
-def _try_processor(processor: Any, where: str) -> Preprocessing:
-    """What a processor of transformers does to pictures, found out with flat colours.
-
-    Asking its attributes instead would need a rule for each of some fifty classes.
-    """
-    seen = [_process(processor, colour, where) for colour in ((0, 0, 0), (255, 255, 255), (51, 102, 204))]
-    black, white, mixed = (pixels.mean(dim=(1, 2)) for pixels in seen)
-    span = white - black
-    expected = black + span * torch.tensor([0.2, 0.4, 0.8])
-    flat = all((pixels - pixels.mean(dim=(1, 2), keepdim=True)).abs().max() < 1e-3 for pixels in seen)
-    if not (flat and bool((span > 0).all()) and torch.allclose(mixed, expected, atol=1e-3)):
-        wrong = "its processor does more than to resize, crop and normalise RGB pictures"
-        todo = "in Python, wrap the model with PatchInference and prepare pictures with the processor"
-        raise InputError(where, wrong, todo)
-    std = 1 / span.double()
-    mean = -black.double() * std
+def _read_processor(stated: Mapping[str, Any], where: str) -> Preprocessing:
+    """The preprocessing that the configuration of a transformers' processor states."""
+    steps = {name for name, value in stated.items() if value is True and (name.startswith("do_") or name in _ODD_STEPS)}
+    size = stated.get("crop_size" if "do_center_crop" in steps else "size")
+    sides: set[Any] = set(size.values()) if isinstance(size, Mapping) else {size}
+    sides.discard(None)
+    if steps - _KNOWN_STEPS or "do_resize" not in steps or len(sides) != 1:
+        does = f"{', '.join(sorted(steps)) or 'nothing'} to size {size}"
+        wrong = f"its processor does {does}, not only a resize to a square and a normalisation of RGB"
+        raise InputError(where, wrong, "in Python, open it with preprocessing=Preprocessing(...)")
+    (side,) = sides
+    levels = 255 * stated["rescale_factor"] if "do_rescale" in steps else 255.0
+    normal = "do_normalize" in steps
+    mean, std = (stated["image_mean"], stated["image_std"]) if normal else ((0.0,) * 3, (1.0,) * 3)
     return Preprocessing(
-        image_size=seen[0].shape[-1],
-        mean=tuple(round(value, 6) for value in mean.tolist()),
-        std=tuple(round(value, 6) for value in std.tolist()),
-        interpolation="bicubic" if getattr(processor, "resample", None) == _CUBIC else "bilinear",
+        image_size=side,
+        mean=tuple(value / levels for value in mean),
+        std=tuple(value / levels for value in std),
+        interpolation="bicubic" if stated.get("resample") == _CUBIC else "bilinear",
     )
-
-
-def _process(processor: Any, colour: tuple[int, int, int], where: str) -> Tensor:
-    """Pixels (3,S,S) of a picture of one colour; the same S for pictures of two sizes."""
-    shapes = set()
-    for side in (320, 448):
-        picture = Image.new("RGB", (side, side), colour)
-        pixels: Tensor = processor(images=picture, return_tensors="pt")["pixel_values"]
-        shapes.add(tuple(pixels.shape))
-    shape = tuple(pixels.shape)
-    if len(shapes) > 1 or len(shape) != 4 or shape[:2] != (1, 3) or shape[2] != shape[3]:
-        wrong = f"its processor makes {' or '.join(map(str, sorted(shapes)))} of square pictures"
-        raise InputError(where, wrong, "give a model for square RGB pictures of one size")
-    return pixels[0].float()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
 from pivotpatch.models.limits import check_numbers
 
-HeadOption = int | float | None
+HeadOption = int | float | bool | None
 
 
 class Head(nn.Module):
@@ -212,10 +212,6 @@ class MLDecoderHead(Head):
         self.labels = labels
         self.width = width
         self.groups = min(labels, 100 if groups is None else groups)
-        if self.groups < 1 or width % 8:
-            raise InputError(
-                "ML-Decoder", f"{groups} groups of width {width}", "give 1 group or more, width a multiple of 8"
-            )
         self.enter = nn.Linear(features, width)
         self.decoder = TransformerDecoderLayerOptimal(width, nhead=8, dim_feedforward=2048, dropout=0.1)
         self.register_buffer("queries", torch.randn(self.groups, width))

@@ -1,13 +1,15 @@
-"""Networks by name: fetched from the Hugging Face hub, or sent there."""
+"""The Hugging Face hub: model cards, fetching a model's files by its name, and sending a model there."""
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
-from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
+from huggingface_hub import HfApi, ModelCardData, get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -17,55 +19,80 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from torch import nn
 
 from pivotpatch import __version__
 from pivotpatch.errors import InputError, quote_fault
-from pivotpatch.models.bundled import find_bundled
-from pivotpatch.models.card import Card, write_card
-from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, load_checkpoint, save_checkpoint, write_checkpoint
-from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.named import find_bundled
+from pivotpatch.models.saving import CARD, describe_model, write_checkpoint
 
-Kind = TypeVar("Kind", bound=Classifier)
 # The client reports a broken connection in the words of its HTTP library, which differs from version to version; what
 # it says of answers inherits from the same base.
 _FAULTS: tuple[type[Exception], ...] = (OSError, HfHubHTTPError.__mro__[1])
 _LOG_IN = "set HF_TOKEN or run `hf auth login`"
 
 
-def load_pretrained(
-    kind: type[Kind],
-    name_or_folder: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-    token: str | None = None,
-) -> Kind:
-    """`Classifier.from_pretrained`, where the arguments are explained."""
-    folder = fetch_folder(
-        name_or_folder, needed=DESCRIPTION, also=(WEIGHTS, CARD), revision=revision, cache_dir=cache_dir, token=token
+@dataclass(frozen=True)
+class Card:
+    """What a model cannot know of itself.
+
+    Attributes:
+        license: as the hub calls it, such as "apache-2.0"; none is stated by default.
+        text: in Markdown: what it was trained on, what it is good for, where it fails.
+        metrics: how good it is, such as {"mAP on the test images": 81.2}.
+    """
+
+    license: str | None = None
+    text: str = ""
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
+
+
+def write_card(model: nn.Module, card: Card, *, title: str, address: str) -> str:
+    """The text of a README.md as the Hugging Face hub reads it.
+
+    Args:
+        model: the model.
+        card: what to say besides.
+        title: of the page.
+        address: what `Predictor.load` opens the model by.
+    """
+    told = describe_model(model)
+    facts = {name: told[name] for name in ("kind", "architecture", "preprocessing", "patching")}
+    facts["fitted"] = [name for name in ("thresholds", "calibration", "adaptive") if told[name] is not None]
+    header = ModelCardData(
+        library_name="pivotpatch",
+        pipeline_tag="image-classification",
+        tags=["multi-label", "pivotpatch"],
+        license=card.license,
     )
-    model = load_checkpoint(folder)
-    if not isinstance(model, kind):
-        found = type(model).__name__
-        raise InputError(
-            str(name_or_folder), f"holds a {found}, no {kind.__name__}", f"open it with {found}.from_pretrained"
-        )
-    model.origin = os.fspath(name_or_folder)
-    return model
+    use = ("from pivotpatch import Predictor", f"predictor = Predictor.load({json.dumps(address)})")
+    parts = [
+        f"---\n{header.to_yaml()}\n---",
+        f"# {_one_line(title)}",
+        f"A model of pivotpatch {__version__} that says which of "
+        f"{len(told['labels'])} labels an image has; any number of them may hold.",
+        card.text.strip(),
+        "\n".join(("```python", *use, 'print(predictor("photo.jpg").tags)', "```")),
+        _tabulate(card.metrics) if card.metrics else "",
+        f"## Model\n\n```json\n{json.dumps(facts, indent=2)}\n```",
+        # On one line that begins with a bracket no label can end the block.
+        f"## Labels\n\n```json\n{json.dumps(told['labels'], ensure_ascii=False)}\n```",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def save_pretrained(model: Classifier, folder: str | Path, *, card: Card | None, overwrite: bool) -> None:
-    """`Classifier.save_pretrained`, where the arguments are explained."""
-    folder = Path(folder)
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    keep = card is None and overwrite and (folder / CARD).is_file()
-    name = folder.resolve().name
-    text = None if keep else write_card(model, card or Card(), title=name, address=name)
-    save_checkpoint(model, folder, overwrite=overwrite, card=text)
+def _tabulate(metrics: Mapping[str, float | str]) -> str:
+    rows = (f"| {_one_line(name)} | {_one_line(f'{value}')} |" for name, value in metrics.items())
+    return "\n".join(("## Results", "", "| | |", "|---|---|", *rows))
 
 
-def push_to_hub(
-    model: Classifier, repo_id: str, *, private: bool, token: str | None, message: str, card: Card | None
+def _one_line(text: str) -> str:
+    """Text that ends no row and no cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def push_model(
+    model: nn.Module, repo_id: str, *, private: bool, token: str | None, message: str, card: Card | None
 ) -> str:
     """`Classifier.push_to_hub`, where the arguments are explained."""
     api = HfApi(token=token, library_name="pivotpatch", library_version=__version__)
@@ -88,11 +115,11 @@ def fetch_folder(
     cache_dir: str | Path | None = None,
     token: str | None = None,
 ) -> Path:
-    """The folder of a network: a local one, or a copy of some files that the hub has under a name.
+    """The folder of a model: a local one, or a copy of some files that the hub has under a name.
 
     Args:
-        name_or_folder: a folder or the name of a bundled network, else `owner/name`.
-        needed: the file that tells what kind of network it is; fetched first.
+        name_or_folder: a folder or the name of a bundled model, else `owner/name`.
+        needed: the file that tells what kind of model it is; fetched first.
         also: names or patterns of the other files, fetched where they are there.
         revision: a branch, tag or commit of the hub's; the newest by default.
         cache_dir: where copies are kept; the hub client's own place by default.
@@ -138,27 +165,27 @@ def _explaining(name: str, sought: str = "") -> Iterator[None]:
         yield
     except InputError:
         raise
-    except HFValidationError:
-        raise InputError(name, f"{sought}is no owner/name on the hub", "check what you gave") from None
-    except GatedRepoError as error:
-        raise InputError(name, "its owner gives it to those who ask", f"ask on its page, then {_LOG_IN}") from error
-    except RepositoryNotFoundError as error:
-        wrong = f"{sought}the hub shows no such model"
-        raise InputError(name, wrong, f"check the name; if it is private, {_LOG_IN}") from error
-    except RevisionNotFoundError as error:
-        raise InputError(name, "the hub has no such revision of it", "check the branch, tag or commit") from error
-    except LocalEntryNotFoundError as error:
-        raise InputError(name, f"{sought}the hub cannot be reached", "check the name and the connection") from error
-    except _FAULTS as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        may = f"{_LOG_IN}, with a token that allows it"
-        todo = may if status in (401, 403) else "check the connection, or try again later"
-        said = f"status {status}" if status else _say_briefly(error)
-        raise InputError(name, f"the hub cannot be used ({said})", todo) from error
-    except ValueError as error:  # its opinion of a card
-        raise InputError(name, f"the hub refuses it ({_say_briefly(error)})", "change the card") from error
+    except (ValueError, *_FAULTS) as error:
+        raise InputError(name, *_explain(error, sought)) from error
 
 
-def _say_briefly(error: Exception) -> str:
-    """In one line."""
-    return f"{type(error).__name__}: {quote_fault(error)}"
+def _explain(error: Exception, sought: str) -> tuple[str, str]:
+    """What is wrong, and what to do."""
+    said = f"{type(error).__name__}: {quote_fault(error)}"
+    match error:
+        case HFValidationError():
+            return f"{sought}is no owner/name on the hub", "check what you gave"
+        case GatedRepoError():
+            return "its owner gives it to those who ask", f"ask on its page, then {_LOG_IN}"
+        case RepositoryNotFoundError():
+            return f"{sought}the hub shows no such model", f"check the name; if it is private, {_LOG_IN}"
+        case RevisionNotFoundError():
+            return "the hub has no such revision of it", "check the branch, tag or commit"
+        case LocalEntryNotFoundError():
+            return f"{sought}the hub cannot be reached", "check the name and the connection"
+        case ValueError():  # its opinion of a card
+            return f"the hub refuses it ({said})", "change the card"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    may = f"{_LOG_IN}, with a token that allows it"
+    todo = may if status in (401, 403) else "check the connection, or try again later"
+    return f"the hub cannot be used ({f'status {status}' if status else said})", todo

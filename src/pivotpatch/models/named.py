@@ -1,18 +1,28 @@
-"""Networks by name: checkpoints on the Hugging Face hub, and other people's networks, there or in a folder."""
+"""What a model may be called: a bundled one, or one behind a scheme such as hub:owner/name. No model is opened here."""
 
-import json
-from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pivotpatch.errors import InputError
 
-if TYPE_CHECKING:
-    from pivotpatch.models.classifier import Classifier
-
+BUNDLED = ("tagger",)
+"""Models that come with the package."""
 SCHEMES = ("hub", "timm", "transformers")
 """What may stand before a colon, in front of a folder or of `owner/name` on the Hugging Face hub."""
+
+
+def find_bundled(name: str) -> Path | None:
+    """The checkpoint folder of a bundled model; None where no model has the name.
+
+    >>> find_bundled("tagger").name, find_bundled("runs/mine")
+    ('tagger', None)
+    """
+    if name not in BUNDLED:
+        return None
+    folder = Path(__file__).parents[1] / name
+    if not folder.is_dir():
+        raise InputError(name, "this installation lacks it", "install pivotpatch again, or give a run or checkpoint")
+    return folder
 
 
 def is_named(name: str) -> bool:
@@ -37,7 +47,7 @@ def correct_scheme(name: str) -> str:
 
 
 def shorten_name(name: str) -> str:
-    """What a network's files may be called: the last part of its path or name, without scheme and revision.
+    """What a model's files may be called: the last part of its path or name, without scheme and revision.
 
     >>> shorten_name("hub:owner/tags@v2"), shorten_name("runs/pat/")
     ('tags', 'pat')
@@ -46,46 +56,3 @@ def shorten_name(name: str) -> str:
         return Path(name).resolve().name
     place = Path(name.partition(":")[2])
     return place.resolve().name if place.exists() else place.name.partition("@")[0]
-
-
-def load_named(name: str) -> "Classifier":
-    """Open what `is_named`, on the CPU.
-
-    Args:
-        name: "hub:", "timm:" or "transformers:" and a folder, or `owner/name` on the hub, behind which a revision may
-            stand: "hub:owner/name@v2".
-    """
-    from pivotpatch.models.classifier import Classifier  # not before, for verbs ask of names that need no network
-    from pivotpatch.models.foreign import load_timm, load_transformers
-
-    scheme, _, whole = name.partition(":")
-    place, _, tail = (whole, "", "") if Path(whole).exists() else whole.partition("@")
-    loaders: dict[str, Callable[..., Classifier]]
-    loaders = {"hub": Classifier.from_pretrained, "timm": load_timm, "transformers": load_transformers}
-    try:
-        model = loaders[scheme](place, revision=tail or None)
-    except InputError as error:
-        fitting = _find_scheme(Path(place))
-        if fitting not in (None, scheme):
-            raise InputError(name, f"does not hold what {scheme}: opens", f"give {fitting}:{whole}") from error
-        where, wrong, todo = error.parts
-        itself = any(said.rstrip("/").endswith(where) for said in (place, whole))  # a file of it keeps its own name
-        raise InputError(name if itself else where, wrong, todo) from error
-    model.origin = name
-    return model
-
-
-def _find_scheme(folder: Path) -> str | None:
-    """The scheme that opens what is in a folder; None where its files do not make it plain."""
-    from pivotpatch.models.checkpoint import DESCRIPTION
-    from pivotpatch.models.foreign import CONFIG
-
-    if (folder / DESCRIPTION).is_file():
-        return "hub"
-    try:
-        config = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    keys = {"architecture": "timm", "model_type": "transformers"}
-    told = [scheme for key, scheme in keys.items() if isinstance(config, dict) and key in config]
-    return told[0] if len(told) == 1 else None

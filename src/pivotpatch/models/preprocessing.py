@@ -1,4 +1,4 @@
-"""What a network wants done to a picture before it looks at it."""
+"""What a model wants done to an image before it looks at it."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,12 @@ _LARGE = 1e30  # of a mean or standard deviation: torch could not compute with m
 class Preprocessing:
     """Resize to a square, scale to [0, 1], subtract the mean, divide by the standard deviation.
 
-    Multi-label work squashes pictures to the square: a crop could lose the object a label is about.
+    Multi-label work squashes images to the square: a crop could lose the object a label is about.
 
     Attributes:
-        image_size: rows and columns the network sees.
-        mean: one value a channel.
-        std: one value a channel.
+        image_size: rows and columns the model sees.
+        mean: one value per channel.
+        std: one value per channel.
         interpolation: "bilinear" or "bicubic", always anti-aliased.
     """
 
@@ -45,7 +45,7 @@ class Preprocessing:
             raise InputError(where, wrong, f"give three numbers below {_LARGE:g} each, those of std above 0")
 
     def __call__(self, picture: Image.Image | Tensor) -> Tensor:
-        """Prepare a picture.
+        """Prepare an image.
 
         Args:
             picture: a PIL picture of any mode, or pixels (C,H,W) or (B,C,H,W), uint8 or floats in [0, 1].
@@ -56,14 +56,10 @@ class Preprocessing:
         pixels: Tensor = (
             transforms.pil_to_tensor(picture.convert("RGB")) if isinstance(picture, Image.Image) else picture
         )
-        if pixels.ndim not in (3, 4) or pixels.shape[-3] != len(self.mean):
-            raise InputError(
-                "Preprocessing",
-                f"pixels have shape {tuple(pixels.shape)}",
-                f"give ({len(self.mean)}, H, W) or a batch of such",
-            )
-        if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
-            raise InputError("Preprocessing", f"pixels are {pixels.dtype}", "give uint8, or floats in [0, 1]")
+        known = pixels.dtype == torch.uint8 or pixels.is_floating_point()
+        if pixels.ndim not in (3, 4) or pixels.shape[-3] != len(self.mean) or not known:
+            wrong = f"pixels are {pixels.dtype} of shape {tuple(pixels.shape)}"
+            raise InputError("Preprocessing", wrong, "give (3, H, W) or a batch of such, uint8 or floats in [0, 1]")
         size = [self.image_size, self.image_size]
         resized = transforms.resize(pixels, size, InterpolationMode(self.interpolation), antialias=True)
         scaled = transforms.to_dtype(resized, torch.float32, scale=True)

@@ -1,15 +1,19 @@
 """Weights from files: read without pickled code, loaded only where every key and shape agrees."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pivotpatch.errors import InputError, quote_fault, shorten
+
+_SPARE = 1 << 25  # elements besides those of the weights: masks and tables that are computed, not stored
+_MAKING = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange, torch.linspace}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -18,7 +22,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     A variance of batch norm that was too large for float16 comes back as the largest that is not: training moves it
     to its place, which it could not from infinity.
     """
-    state = _read(path)
+    if not path.is_file():
+        raise InputError(str(path), "there is no such file", "check the path")
+    state: dict[str, Tensor]
+    state = _read_safetensors(path, load_file) if path.suffix == ".safetensors" else _read_torch(path)
     for name, value in state.items():
         if value.is_floating_point() and not value.isfinite().all():
             if not (name.endswith("running_var") and value.dtype == torch.float16 and not value.isnan().any()):
@@ -27,40 +34,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors of a .safetensors file, by name; none of them is read."""
-    with _explaining(path), safe_open(path, "pt") as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 # it is no dict
-
-
-@contextmanager
-def _explaining(path: Path) -> Iterator[None]:
-    """Turn what is wrong with a .safetensors file into a message of one line."""
-    if not path.is_file():
-        raise InputError(str(path), "there is no such file", "check the path")
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        reason = quote_fault(error)
-        raise InputError(
-            str(path), f"cannot be read ({reason})", "it is damaged or cut short, copy it again"
-        ) from error
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        with _explaining(path):
-            return dict(load_file(path))
-    if not path.is_file():
-        raise InputError(str(path), "there is no such file", "check the path")
+def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch reports a damaged file in many ways
-        raise InputError(
-            str(path),
-            f"cannot be read as plain tensors ({type(error).__name__})",
-            "save its state_dict as .safetensors",
-        ) from error
+        wrong = f"cannot be read as plain tensors ({type(error).__name__})"
+        raise InputError(str(path), wrong, "save its state_dict as .safetensors") from error
     for wrapper in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
@@ -69,26 +48,69 @@ def _read(path: Path) -> dict[str, Tensor]:
     return {key.removeprefix("module."): value for key, value in state.items()}
 
 
+def _read_shapes(path: Path) -> list[tuple[int, ...]]:
+    """The shapes of a .safetensors file's tensors; none of them is read."""
+    with safe_open(path, "pt") as file:
+        return [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 # it is no dict
+
+
+def _read_safetensors(path: Path, read: Callable[[Path], Any]) -> Any:
+    try:
+        return read(path)
+    except (SafetensorError, OSError) as error:
+        todo = "it is damaged or cut short, copy it again"
+        raise InputError(str(path), f"cannot be read ({quote_fault(error)})", todo) from error
+
+
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
     """Load tensors into a module; a missing, extra or misshapen key is an error that names it."""
     expected = module.state_dict()
     missing = [key for key in expected if key not in state]
     extra = [key for key in state if key not in expected]
-    misshapen = [
-        f"{key} is {tuple(state[key].shape)} instead of {tuple(value.shape)}"
-        if state[key].shape != value.shape
-        else f"{key} is {state[key].dtype} instead of {value.dtype}"
-        for key, value in expected.items()
-        if key in state
-        and (state[key].shape != value.shape or state[key].is_floating_point() != value.is_floating_point())
-    ]
-    parts = [
-        f"{len(names)} {kind} ({shorten(names)})"
-        for kind, names in (("missing", missing), ("extra", extra), ("misshapen", misshapen))
-        if names
-    ]
+    misshapen = []
+    for key, value in expected.items():
+        given = state.get(key, value)
+        if given.shape != value.shape:
+            misshapen.append(f"{key} is {tuple(given.shape)} instead of {tuple(value.shape)}")
+        elif given.is_floating_point() != value.is_floating_point():
+            misshapen.append(f"{key} is {given.dtype} instead of {value.dtype}")
+    kinds = {"missing": missing, "extra": extra, "misshapen": misshapen}
+    parts = [f"{len(names)} {kind} ({shorten(names)})" for kind, names in kinds.items() if names]
     if parts:
-        raise InputError(
-            where, "weights do not fit the network: " + ", ".join(parts), "give the weights of this very architecture"
-        )
+        wrong = f"weights do not fit the model: {', '.join(parts)}"
+        raise InputError(where, wrong, "give the weights of this very architecture")
     module.load_state_dict(dict(state))
+
+
+class Allowance(TorchFunctionMode):
+    """While a model is built, refuses one that is far larger than the weights that are to fill it.
+
+    What describes a model is a few bytes, and may ask for any number of weights; its file of weights holds what it
+    holds. Twice as many elements may be made, and some more for what is computed.
+    """
+
+    def __init__(self, weights: Iterable[Path], *, where: str) -> None:
+        """Read what the files hold.
+
+        Args:
+            weights: .safetensors files.
+            where: what describes the model, for the message.
+        """
+        super().__init__()
+        shapes = [shape for path in weights for shape in _read_safetensors(path, _read_shapes)]
+        self._elements = 2 * sum(torch.Size(shape).numel() for shape in shapes) + _SPARE
+        self._tensors = 4 * len(shapes) + 1000
+        self._where = where
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _MAKING:
+            made: Tensor = func(*args, **{**kwargs, "device": "meta"})
+            self._elements -= made.numel()
+            self._tensors -= 1
+            if self._elements < 0 or self._tensors < 0:
+                wrong = "describes a far larger model than its weights are of"
+                raise InputError(self._where, wrong, "it is damaged, copy the model again")
+        return func(*args, **kwargs)

@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from pivotpatch.accel import quicken_training
 from pivotpatch.accel.device import has_bfloat16
-from pivotpatch.accel.rewrites import quicken_training
 from pivotpatch.data.address import open_records
 from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.common_labels import Tell
@@ -27,11 +27,11 @@ from pivotpatch.models.classifier import (
     IndependentClassifier,
     MultiLabelClassifier,
     SharedClassifier,
+    load_relabelled,
 )
 from pivotpatch.models.foreign import ForeignClassifier
-from pivotpatch.models.named import is_named, load_named
+from pivotpatch.models.open import open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.relabel import load_relabelled
 from pivotpatch.training.config import ModelSection, RunConfig, TaskSection
 from pivotpatch.training.optimiser import WeightAverage, make_average, make_optimiser
 from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageTask, make_loss
@@ -258,7 +258,7 @@ def _continue(section: ModelSection, task: TaskSection, labels: tuple[str, ...],
     """Train a checkpoint's network further, for other labels too; PAT-T may start from an ordinary one."""
     assert section.start_from is not None
     start = section.start_from
-    model = load_named(start) if is_named(start) else load_checkpoint(start)
+    model = open_model(start)
     if isinstance(model, ForeignClassifier):
         raise InputError(start, "is somebody else's network, which is asked, not trained", "give a checkpoint of ours")
     model.thresholds = model.calibration = model.adaptive = None  # they belong to the weights that they were fitted to

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
-from pivotpatch.data.augment import Augmentation, Views
-from pivotpatch.inference.scoring import make_closer_view, make_network_views
+from pivotpatch.data.augment import Augmentation
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.views import Views, make_closer_view, make_network_views
 from pivotpatch.training.config import LossSection
 
 

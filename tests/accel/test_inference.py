@@ -3,7 +3,7 @@ import torch
 from made_backbones import make_backbone
 from torch import Tensor, nn
 
-from pivotpatch.accel.folding import fold_norms
+from pivotpatch.accel.inference import fold_norms
 
 
 def count_norms(network: nn.Module) -> int:

@@ -1,0 +1,172 @@
+"""What a model sees of a batch of images: resized, cut into patches, augmented and normalised on their device."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from pivotpatch.accel.device import send_tensor
+from pivotpatch.core.patches import check_images, cut_patches, resize_images, split_views
+from pivotpatch.errors import InputError
+from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.patch_classifier import PatchClassifier
+
+
+class Views(NamedTuple):
+    """What the model sees.
+
+    Attributes:
+        image: (B,C,H,W).
+        patches: (B,P,C,h,w).
+        closer: (B,C,S,S) the whole image once more, larger; None where it is not wanted.
+    """
+
+    image: Tensor
+    patches: Tensor
+    closer: Tensor | None = None
+
+
+class Drawn(Protocol):
+    """What was drawn to happen to each of N views, such as `pivotpatch.data.augment.Augmentation`."""
+
+    def split(self, count: int) -> tuple[Self, Self]:
+        """That of the first `count` views, and that of the others."""
+        ...
+
+    def apply(self, views: Tensor, *, compiled: bool) -> Tensor:
+        """Views (N,3,H,W) uint8 as they are afterwards."""
+        ...
+
+
+def make_network_views(
+    model: Classifier,
+    images: Tensor,
+    *,
+    augmentation: Drawn | None = None,
+    patches: bool = True,
+    compiled: bool = False,
+) -> Views:
+    """The views that a model sees of images (B,3,h,w) uint8 from the loader, on their device.
+
+    Args:
+        model: says how it sees them.
+        images: (B,3,h,w) uint8.
+        augmentation: of all views; none by default.
+        patches: False leaves them out.
+        compiled: as in `make_views`.
+    """
+    prepare = model.preprocessing
+    make = partial(
+        make_views,
+        images,
+        size=(prepare.image_size, prepare.image_size),
+        mean=prepare.mean,
+        std=prepare.std,
+        augmentation=augmentation,
+        compiled=compiled,
+    )
+    if not (patches and isinstance(model, PatchClassifier)):
+        return make(grid=0)
+    return make(
+        grid=model.grid,
+        overlap=model.overlap,
+        native=model.source_size is not None,
+        patch_size=None if model.patch_size is None else (model.patch_size, model.patch_size),
+    )
+
+
+def make_closer_view(
+    model: Classifier, images: Tensor, *, size: int, augmentation: Drawn | None = None, compiled: bool = False
+) -> Tensor:
+    """What a model sees (B,3,size,size) on a closer look at images; see `make_network_views`."""
+    prepare = model.preprocessing
+    return make_views(
+        images,
+        size=(size, size),
+        mean=prepare.mean,
+        std=prepare.std,
+        grid=0,
+        augmentation=augmentation,
+        compiled=compiled,
+    ).image
+
+
+@torch.no_grad()
+def make_views(
+    images: Tensor,
+    *,
+    size: tuple[int, int],
+    mean: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
+    grid: int = 2,
+    overlap: float = 0.0,
+    native: bool = False,
+    patch_size: tuple[int, int] | None = None,
+    augmentation: Drawn | None = None,
+    compiled: bool = False,
+) -> Views:
+    """Turn a batch from the loader into what a model sees.
+
+    Args:
+        images: (B,3,h,w) uint8 at the loader's size, on the device that is to do the work.
+        size: H and W, the model's input.
+        mean: (3,) of the model's normalisation, for pixels from 0 to 1; a tensor on the device spares a transfer.
+        std: (3,) likewise.
+        grid: patches per side, P = grid * grid; 0 for none.
+        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
+        native: cut the patches from `images` rather than from the image resized to the model's input, so that
+            they keep the detail of a larger source.
+        patch_size: h and w of each patch; H and W by default.
+        augmentation: of B * (1 + P) views, all images first, then the patches image by image; none by default.
+        compiled: compile each operation at its first use, which takes seconds; on a GPU it then passes over the pixels
+            once and not several times.
+
+    Returns:
+        Views of (B,3,H,W) and (B,P,3,h,w), float32.
+    """
+    check_images(images, "make_views")
+    if images.dtype != torch.uint8:
+        raise InputError("make_views", f"images are {images.dtype}", "give uint8 as the loader does")
+    views, count = _choose(resize_images, compiled=compiled)(images, size), images.shape[0]
+    finish = partial(
+        _finish, mean=_per_channel(mean, views.device), std=_per_channel(std, views.device), compiled=compiled
+    )
+    if grid == 0:
+        image = finish(views, augmentation)
+        return Views(image, image.new_empty(count, 0, *image.shape[1:]))
+    cut = _choose(cut_patches, compiled=compiled)
+    patches = cut(images if native else views, grid=grid, overlap=overlap, size=patch_size or size)
+    views = views.contiguous()  # as the patches are: putting both into one batch is then much faster
+    if augmentation is not None and patches.shape[3:] == views.shape[2:]:  # all at once
+        joined = finish(torch.cat([views, patches.flatten(0, 1)]), augmentation)
+        return Views(*split_views(joined, patches=patches.shape[1]))
+    whole, parts = (None, None) if augmentation is None else augmentation.split(count)
+    return Views(finish(views, whole), finish(patches.flatten(0, 1), parts).unflatten(0, patches.shape[:2]))
+
+
+def _finish(views: Tensor, augmentation: Drawn | None, *, mean: Tensor, std: Tensor, compiled: bool) -> Tensor:
+    """Augmented and normalised views (N,3,H,W)."""
+    if augmentation is not None:
+        views = augmentation.apply(views, compiled=compiled)
+    return _choose(_normalise, compiled=compiled)(views, mean, std)
+
+
+def _normalise(views: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return torch.addcmul(-mean / std, views, 1 / (255 * std))
+
+
+def _per_channel(values: Sequence[float] | Tensor, device: torch.device) -> Tensor:
+    tensor = torch.as_tensor(values, dtype=torch.float32)
+    return (tensor if tensor.device == device else send_tensor(tensor, device)).reshape(-1, 1, 1)
+
+
+def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
+    """A function, or what it is compiled to."""
+    return _compile(function) if compiled else function
+
+
+@cache
+def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function)  # the number of views becomes a variable once it has changed

@@ -1,0 +1,55 @@
+"""One door for all models: what a name, a folder or a run leads to."""
+
+from pathlib import Path
+
+import pytest
+from made_networks import make_network
+
+from pivotpatch import InputError, PatchClassifier, save_checkpoint
+from pivotpatch.models import open_model
+from pivotpatch.models.named import correct_scheme, is_named
+
+
+def test_bundled_models_runs_and_checkpoints_are_opened(tmp_path: Path) -> None:
+    assert open_model("tagger").labels
+    save_checkpoint(make_network(), tmp_path / "run" / "best")
+    for name in (tmp_path / "run", str(tmp_path / "run" / "best"), f"hub:{tmp_path / 'run' / 'best'}"):
+        model = open_model(name)
+        assert isinstance(model, PatchClassifier)
+        assert not model.training
+    assert model.called == name
+    (tmp_path / "run" / "best").rename(tmp_path / "run" / "last")
+    with pytest.raises(InputError, match="the run has no best model yet; train on, or give .*/last"):
+        open_model(tmp_path / "run")
+
+
+def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for name, wrong in (
+        ("tager", "neither a bundled model nor a folder .*did you mean 'tagger'"),
+        ("HUB:me/tags", "did you mean 'hub:me/tags'"),
+        (tmp_path / "file", "file: is a file; .*give the folder of a run or checkpoint"),
+        (tmp_path / "folder", "folder: is no checkpoint, model.json is missing"),
+        (f"timm:{tmp_path / 'folder'}", "holds no config.json"),
+    ):
+        with pytest.raises(InputError, match=wrong):
+            open_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("hub:me/tags", True), ("timm:folder", True), ("transformers:me/vit@v1", True)]
+    + [(name, False) for name in ("hub:", "hub:@v1", "hub", "tagger", "runs/pat", "C:\\runs", "table:photos.csv", "")],
+)
+def test_names_begin_with_a_scheme(name: str, expected: bool) -> None:
+    assert is_named(name) is expected
+    assert correct_scheme(name) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("HUB:me/tags", "hub:me/tags"), ("Timm:x@v1", "timm:x@v1"), ("transformer:C:\\x", "transformers:C:\\x")],
+)
+def test_a_mistyped_scheme_is_corrected(name: str, meant: str) -> None:
+    assert correct_scheme(name) == f"did you mean '{meant}'? "
