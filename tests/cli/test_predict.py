@@ -221,7 +221,7 @@ def test_one_network_is_the_same_however_a_device_wants_it(here: Path) -> None:
     [
         ((), "pivotpatch predict: no image is named; name files, folders or patterns"),
         (("nowhere",), "nowhere: there is no such file or folder; check the path"),
-        (("photos/*.gif",), "photos/*.gif: there is no picture in it; known kinds: .jpg"),
+        (("photos/*.gif",), "photos/*.gif: there is no image in it; known kinds: .jpg"),
         (
             ("photos", "--out", "tags.xlsx"),
             "tags.xlsx: is no file that tags can be written to; end it in",

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.table import Table
 
 from pivotpatch.audit.evaluation import Difference, Evaluation, KindEvaluation
-from pivotpatch.cli.data_text import Screen
+from pivotpatch.cli.console import Screen
 from pivotpatch.core.bootstrap import Interval
 from pivotpatch.core.metrics import DEFINITIONS, PrecisionRecall
 from pivotpatch.errors import shorten
@@ -18,7 +18,7 @@ MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
 def print_evaluation(found: Evaluation, *, not_read: int, per_label: bool) -> None:
     """Print an evaluation to stdout, in per cent."""
-    console = Screen(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console = Screen()
     console.print(f"{found.pictures:,} pictures, {len(found.labels)} labels" + _tell_not_read(not_read))
     console.print(f"average precision: {DEFINITIONS[found.definition]}{_tell_intervals(found)}; all in per cent\n")
     table = make_table(["", *(NAMES[kind] for kind in found.kinds)])

@@ -91,7 +91,7 @@ def run_predict(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace, share: "Share") -> None:
     """Refuse what cannot be meant before anything is loaded."""
-    from pivotpatch.data.picture_paths import STDIN
+    from pivotpatch.data.files import STDIN
 
     if not args.words and not args.resume:
         raise InputError(*NO_IMAGE)
@@ -129,11 +129,11 @@ def _open_predictor(args: argparse.Namespace, *, world: int = 1) -> "Predictor":
 def _find(args: argparse.Namespace) -> Iterator[str]:
     from io import TextIOWrapper
 
-    from pivotpatch.data.picture_paths import find_pictures
+    from pivotpatch.data.files import find_images
 
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as all names of files
-    return find_pictures(args.words, lines=sys.stdin or ())
+    return find_images(args.words, lines=sys.stdin or ())
 
 
 def _show(args: argparse.Namespace, rule: "TagRule") -> int:

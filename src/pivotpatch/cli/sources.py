@@ -98,7 +98,7 @@ def open_pictures(words: list[str]) -> "RecordSet | None":
 
 def keep_known_labels(records: "RecordSet", model: "Classifier") -> "RecordSet":
     """Pictures with the labels that a network knows, told on stderr where the pictures lack some of them."""
-    from pivotpatch.data.common_labels import keep_common_labels
+    from pivotpatch.data.records import keep_common_labels
 
     return keep_common_labels(records, model.labels, whose="the network", tell=tell)
 

@@ -3,7 +3,7 @@
 from rich.table import Table
 from torch import Tensor
 
-from pivotpatch.cli.data_text import Screen
+from pivotpatch.cli.console import Screen
 from pivotpatch.cli.evaluate_text import MEASURES, NAMES, make_table, write_bounds
 from pivotpatch.tuning.effort import EffortCurve
 from pivotpatch.tuning.tune import NONE, MixingChoice, Tuning
@@ -11,7 +11,7 @@ from pivotpatch.tuning.tune import NONE, MixingChoice, Tuning
 
 def print_tuning(found: Tuning) -> None:
     """Print what was fitted to stdout, in per cent; all of it is judged out of fold."""
-    console = Screen(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console = Screen()
     console.print(f"{found.pictures:,} pictures, {len(found.labels)} labels, {NAMES[found.kind]} logits")
     console.print("what is fitted is judged on pictures that it was not fitted to, fold by fold; all in per cent\n")
     if found.mixing is not None:

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from pivotpatch.data.loading import Batch, OnError, make_loader
-from pivotpatch.data.picture_paths import PathStore
-from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
+from pivotpatch.data.records import LabelLists, LabelSpace, PathStore, RecordSet
 from pivotpatch.errors import InputError
 from pivotpatch.inference.bulk_job import BETWEEN, Summary, TagJob, make_schema
 from pivotpatch.inference.engine import Engine
@@ -103,7 +102,7 @@ def tag_pictures(
 
     Args:
         engine: the model.
-        paths: files, as `find_pictures` yields them; None goes on with the images that unfinished work began with.
+        paths: files, as `find_images` yields them; None goes on with the images that unfinished work began with.
         out: a .parquet, .jsonl or .csv file.
         rule: which labels an image gets.
         all_probs: add a column with the probability of every label, in the order that the summary lists.

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch.core.counterfactual import check_lam, check_temperature
-from pivotpatch.data.common_labels import Tell, keep_common_labels
 from pivotpatch.data.decoding import MAX_SIDE
-from pivotpatch.data.records import LabelSpace, RecordSet
+from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import open_parquet, read_columns, read_schema
 from pivotpatch.errors import InputError, choose_one_of, quote, shorten

@@ -194,6 +194,7 @@ class AttentionLayer(nn.Module):
             tokens = self.self_norm(tokens + self.dropout(found))
         if self.attend_image:
             assert image is not None
+            assert image_positions is not None
             found = self.image_attention(tokens + positions, image + image_positions, image, need_weights=False)[0]
             tokens = self.image_norm(tokens + self.dropout(found))
         normed: Tensor = self.feedforward_norm(tokens + self.dropout(self.feedforward(tokens)))

@@ -29,6 +29,7 @@ from pivotpatch.models.saving import CARD, describe_model, write_checkpoint
 # The client reports a broken connection in the words of its HTTP library, which differs from version to version; what
 # it says of answers inherits from the same base.
 _FAULTS: tuple[type[Exception], ...] = (OSError, HfHubHTTPError.__mro__[1])
+_TOLD: tuple[type[Exception], ...] = (ValueError, *_FAULTS)
 _LOG_IN = "set HF_TOKEN or run `hf auth login`"
 
 
@@ -165,7 +166,7 @@ def _explaining(name: str, sought: str = "") -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (ValueError, *_FAULTS) as error:
+    except _TOLD as error:
         raise InputError(name, *_explain(error, sought)) from error
 
 
