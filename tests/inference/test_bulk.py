@@ -195,6 +195,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(here: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.slow
 def test_processes_share_the_pictures(shards: bool, here: Path) -> None:
     started = [TaggingProcess(here / "out" / "tags.jsonl", share=Share(rank, 3, shards)) for rank in range(3)]
     assert [process.wait() for process in started] == [0, 0, 0]
@@ -207,6 +208,7 @@ def test_processes_share_the_pictures(shards: bool, here: Path) -> None:
     assert not list(Path("out").glob("*.parts"))
 
 
+@pytest.mark.slow
 def test_work_goes_on_with_another_number_of_processes(here: Path) -> None:
     out = here / "out" / "tags.jsonl"
     first = TaggingProcess(out, share=Share(0, 2))
@@ -221,6 +223,7 @@ def test_work_goes_on_with_another_number_of_processes(here: Path) -> None:
     check_finished()
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_while_one_is_at_work(here: Path) -> None:
     out = here / "out" / "tags.jsonl"
     first = TaggingProcess(out)
@@ -239,6 +242,7 @@ def test_a_second_process_is_refused_while_one_is_at_work(here: Path) -> None:
     check_finished()
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_no_lock(here: Path) -> None:
     first = TaggingProcess(here / "out" / "tags.jsonl", workers=2)
     first.hear()

@@ -119,20 +119,6 @@ def test_with_all_effort_or_none_there_is_no_closer_look(effort: float, passes: 
         torch.testing.assert_close(value, known, rtol=0, atol=0)
 
 
-def test_the_batch_has_no_say_in_a_closer_look() -> None:
-    pixels = make_pictures(6, LOADED, LOADED)
-    doubt = measure_uncertainty(find_alone(make_closer(), pixels)).sort().values
-    engine = TorchEngine(make_closer((0.0, doubt[2:4].mean().item(), 1.0)), effort=0.5)
-    together = engine(pixels)
-    assert together.weights is not None
-    assert together.weights.isnan().all(dim=(1, 2)).sum() == 3
-    for row in range(6):
-        for whole, alone in zip(together, engine(pixels[row : row + 1]), strict=True):
-            assert whole is not None
-            assert alone is not None
-            torch.testing.assert_close(whole[row], alone[0], atol=1e-5, rtol=1e-5, equal_nan=True)
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"{place}.png" for place in range(5)]

@@ -125,19 +125,6 @@ def test_what_was_fitted_to_the_image_is_not_used_for_pat_i_around_it() -> None:
     assert torch.allclose(engine(pictures()).probs, model.calibration.apply(logits), atol=1e-5)
 
 
-def test_native_patches_are_cut_from_the_larger_picture() -> None:
-    model = PatchClassifier("test_resnet", LABELS, image_size=64, source_size=128).eval()
-    spread(model)
-    engine, pixels = TorchEngine(model), pictures(2, size=128)
-    assert engine.picture_size == 128
-    patches = torch.stack([pixels[..., r : r + 64, c : c + 64] for r in (0, 64) for c in (0, 64)], dim=1)
-    with torch.no_grad():
-        out = model.forward_views(torch.zeros(2, 3, 64, 64), normalise(model, patches))
-    answer = engine(pixels)
-    assert answer.patch_probs is not None
-    assert torch.allclose(answer.patch_probs, torch.sigmoid(out.pooled_logits), atol=1e-5)
-
-
 def test_a_picture_gets_the_same_answer_in_every_batch() -> None:
     engine = TorchEngine(make_patch_classifier())
     together = engine(pictures(5))
@@ -311,14 +298,6 @@ def test_without_patches_and_with_pat_i_likewise() -> None:
     for wrapped in (model, PatchInference(model)):
         with pytest.raises(InputError, match="^the MultiLabelClassifier: it answers nan"):
             TorchEngine(wrapped)(pictures())
-
-
-def test_an_image_that_is_answered_alone_is_looked_at_likewise() -> None:
-    model = make_adaptive((9.0, 9.0))  # all is clear without patches
-    model.get_parameter("head.project.bias").data[1] = torch.inf
-    for effort in (0.0, 0.5):
-        with pytest.raises(InputError, match="^the PatchClassifier: it answers nan"):
-            TorchEngine(model, effort=effort)(pictures(size=80))
 
 
 def test_certainty_is_no_fault() -> None:

@@ -185,6 +185,7 @@ def test_a_graph_that_cannot_be_run_is_told(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_onnx_runtime_keeps_no_list_of_events(tmp_path: Path) -> None:
     code = "from pivotpatch.inference.exported import import_extra; import_extra('onnxruntime')"
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("ORT_", "XDG_"))}

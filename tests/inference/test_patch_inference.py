@@ -62,11 +62,6 @@ def test_options_reach_the_equations(model: nn.Module, images: Tensor) -> None:
     assert not torch.allclose(out.probs, PatchInference(model)(images).probs)
 
 
-def test_grid_one_doubles_the_image(model: nn.Module, images: Tensor) -> None:
-    out = PatchInference(model, grid=1, lam=0.5)(images)
-    torch.testing.assert_close(out.tde_logits, 1.5 * model(images))
-
-
 def test_native_source(model: nn.Module, images: Tensor) -> None:
     source = torch.rand(2, 3, 60, 70, generator=torch.Generator().manual_seed(2))
     out = PatchInference(model)(images, source=source)
@@ -218,6 +213,7 @@ def test_an_unsuitable_session_is_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Tensor) -> None:
     pat = PatchInference(model, overlap=0.3)
     compiled = torch.compile(pat, fullgraph=True, backend="aot_eager")
@@ -232,6 +228,7 @@ def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Ten
 @pytest.mark.parametrize(
     ("backbone", "head"), [("test_resnet", "linear"), ("test_vit3", "query2label"), ("test_resnet", "ml_decoder")]
 )
+@pytest.mark.slow
 def test_works_under_export_for_any_batch(backbone: str, head: str) -> None:
     options: dict[str, HeadOption] = {} if head == "linear" else {"width": 16}
     model = MultiLabelClassifier(Architecture(backbone, head, 64, head_options=options), list("abc")).eval()

@@ -18,7 +18,7 @@ from PIL import Image
 
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.errors import InputError
-from pivotpatch.inference.prediction import COLOURS, LONGEST, Prediction
+from pivotpatch.inference.prediction import LONGEST, Prediction
 
 LABELS = ("cat", "dog", "cup", "bird")
 # The boxes of four patches of 101 x 67 pixels: sides are rounded up, so that the inner borders overlap by a pixel.
@@ -198,14 +198,6 @@ def many(names: tuple[str, ...]) -> Prediction:
         weights=torch.full((4, count), 0.25),
         thresholds=torch.full((count,), 0.5),
     )
-
-
-def test_a_figure_shows_as_many_tags_as_there_are_colours() -> None:
-    prediction = many(tuple(f"label {place}" for place in range(20)))
-    picture, bars = axes_of(prediction)
-    assert len(prediction.tags) == 20
-    assert len(picture.texts) == len(COLOURS)
-    assert len(widths(bars)) == 3 * len(COLOURS)
 
 
 @pytest.mark.parametrize("size", [(2, 2), (3, 900), (900, 3)])

@@ -103,13 +103,6 @@ def test_a_picture_gets_the_same_answer_however_it_is_given(checkpoint: Path, tm
         assert prediction.picture == (str(tmp_path / "a photo #1.png") if named else None)
 
 
-def test_grey_pixels_are_repeated() -> None:
-    grey = PIXELS[..., 0]
-    prediction = Predictor(Means())(grey)
-    assert torch.equal(prediction.probs, Predictor(Means())(np.dstack([grey] * 3)).probs)
-    assert prediction.probs[0] == prediction.probs[1]
-
-
 def test_rows_go_to_their_pictures_and_columns_to_their_labels() -> None:
     red, blue = np.zeros((30, 40, 3), np.uint8), np.zeros((50, 20, 3), np.uint8)
     red[:15, 20:, 0] = 255  # a quarter of the picture, above on the right
@@ -200,14 +193,6 @@ def test_pixels_of_a_list_are_named_by_their_place() -> None:
         Predictor(Means(), batch_size=4)(pictures)
 
 
-@pytest.mark.parametrize("size", [(1, 9), (1, 1)])
-def test_a_picture_may_have_fewer_pixels_than_patches(size: tuple[int, int]) -> None:
-    for grid in (0, 2):
-        prediction = Predictor(Means(grid=grid))(np.full((*size, 3), 255, np.uint8))
-        assert prediction.probs.tolist() == [1, 1]
-        assert prediction.size == size
-
-
 def test_a_network_needs_an_engine(checkpoint: Path) -> None:
     network = load_checkpoint(checkpoint)
     with pytest.raises(InputError, match=r"^Predictor: it is given a model; write Predictor\(TorchEngine\(model\)\)$"):
@@ -282,17 +267,6 @@ def test_a_picture_that_is_clear_without_its_patches_has_no_box(tuned: Path) -> 
     for label in (None, "cat"):
         clear.plot(label).savefig(BytesIO(), format="png")
     assert "nan" not in clear._repr_html_() + repr(clear)
-
-
-@pytest.mark.parametrize("effort", [0.0, 0.5])
-def test_effort_goes_through_batches_of_any_size(tuned: Path, effort: float) -> None:
-    pictures = [CLEAR, PIXELS, PIXELS[::-1].copy(), CLEAR, PIXELS[:, ::-1].copy()]
-    predictor = Predictor.load(tuned, effort=effort)
-    together, alone = predictor(pictures), [predictor(picture) for picture in pictures]
-    for one, other in zip(together, alone, strict=True):
-        assert torch.allclose(one.probs, other.probs, atol=1e-6)
-        assert (one.weights is None) == (other.weights is None)
-    assert {one.weights is None for one in together} == ({True} if effort == 0 else {True, False})
 
 
 def test_efforts_that_cannot_be_are_refused(checkpoint: Path, tmp_path: Path) -> None:
