@@ -55,7 +55,7 @@ def make_pictures(count: int, height: int, width: int) -> Tensor:
 
 
 def fit_made_up(model: Classifier) -> None:
-    """Give a network thresholds and, where it has patches, another mixture and a calibration."""
+    """Give a model thresholds and, where it has patches, another mixture and a calibration."""
     if isinstance(model, PatchClassifier):
         model.set_mixing(lam=0.5, temperature=0.3)
         model.calibration = Calibration("tde", "platt", (0.5, 1.5, -1.0), (0.3, -0.2, 0.1))

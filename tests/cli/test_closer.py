@@ -248,13 +248,6 @@ def test_a_network_that_cannot_look_closer_is_told(
     assert read_refusal(capsys, verb, network, VAL, "--closer", size).startswith(f"--closer: {message}")
 
 
-def test_scores_cannot_look_closer(here: Path, capsys: Errors) -> None:
-    Path("s.csv").write_text("picture,cat,target:cat\na,1,1\nb,2,0\n")
-    message = "--closer: s.csv holds scores, no model; leave it out"
-    for size in ("48", "0"):
-        assert read_refusal(capsys, "evaluate", "s.csv", "--closer", size) == message
-
-
 @pytest.mark.parametrize("name", ["c.parquet", "c.csv"])
 def test_nothing_is_tuned_by_scores_of_a_closer_look(name: str, here: Path, capsys: Errors) -> None:
     read_json(capsys, "evaluate", "plain", VAL, *QUICK, "--closer", str(CLOSER), "--save", name)
@@ -271,11 +264,3 @@ def test_without_a_calibration_there_is_no_effort_to_look_closer_for(here: Path,
     assert read_refusal(capsys, *words, "--closer", str(CLOSER)) == message
     assert read_refusal(capsys, *words, "--closer", "0") == message
     assert read_json(capsys, *words)["effort"] is None
-
-
-def test_people_are_told_which_second_look_was_fitted(here: Path, capsys: Errors) -> None:
-    told = f"efforts between 0 and 1 take a closer look at {CLOSER} pixels, not at the patches"
-    for size, expected in ((str(CLOSER), True), ("0", False)):
-        capsys.readouterr()
-        assert main(["tune", "plain", VAL, *KEEP, "--closer", size, "--out", f"tuned-{size}"]) == 0
-        assert (told in capsys.readouterr().out.splitlines()) == expected

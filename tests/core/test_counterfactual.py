@@ -88,16 +88,6 @@ def test_probs_say_which_form_they_are() -> None:
     assert torch.equal(raw.tde_logits, normalised.tde_logits)
 
 
-def test_lam_and_temperature_may_differ_by_label() -> None:
-    image, patches = draw(2, 3), draw(2, 4, 3)
-    lam, temperature = torch.tensor([0.0, 1.0, 2.0]).double(), torch.tensor([0.5, 1.0, 2.0]).double()
-    together = combine_logits(image, patches, lam=lam, temperature=temperature)
-    for k in range(3):
-        alone = combine_logits(image[:, [k]], patches[:, :, [k]], lam=lam[k].item(), temperature=temperature[k].item())
-        torch.testing.assert_close(together.tde_logits[:, [k]], alone.tde_logits)
-        torch.testing.assert_close(together.probs[:, [k]], alone.probs)
-
-
 def test_gradients_are_right() -> None:
     inputs = (
         draw(2, 3).requires_grad_(),
@@ -130,14 +120,6 @@ def test_bad_temperature_is_named(temperature: float) -> None:
 def test_bad_lam_is_named(lam: float) -> None:
     with pytest.raises(InputError, match=rf"tde_logits: lam is {lam}; give a finite number, 0 or more"):
         tde_logits(torch.zeros(1, 2), torch.zeros(1, 2), lam=lam)
-
-
-@pytest.mark.parametrize("shape", [(2,), (1, 3), (2, 4, 3)])
-def test_values_of_the_wrong_shape_are_named(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match=r"temperature has shape .*; give a number or a tensor \(3,\)"):
-        patch_weights(torch.zeros(2, 4, 3), temperature=torch.ones(shape))
-    with pytest.raises(InputError, match=r"lam has shape .*; give a number or a tensor \(3,\)"):
-        tde_logits(torch.zeros(2, 3), torch.zeros(2, 3), lam=torch.ones(shape))
 
 
 def test_shapes_that_do_not_match_are_named() -> None:

@@ -16,8 +16,9 @@ from tag_process import Greens, TaggingProcess, write_pictures
 from pivotpatch.data.address import open_records
 from pivotpatch.data.files import find_images
 from pivotpatch.errors import InputError
-from pivotpatch.inference.bulk import FITTED, Share, Tagging, TagRule, tag_pictures
-from pivotpatch.inference.bulk_file import NOTE, name_files
+from pivotpatch.inference.bulk import FITTED, Share, Tagging, tag_pictures
+from pivotpatch.inference.bulk_job import NOTE, TagJob
+from pivotpatch.inference.prediction import TagRule
 from pivotpatch.inference.predictor import Predictor
 
 COUNT, BROKEN = 23, (0, 9, 10)
@@ -81,28 +82,20 @@ def check_finished(name: str = "tags.jsonl") -> None:
     assert len(list(Path("out").iterdir())) == 3
 
 
-@pytest.mark.parametrize("name", ["tags.parquet", "tags.jsonl", "tags.CSV"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("name", "workers"), [("tags.parquet", 0), ("tags.jsonl", 2), ("tags.CSV", 0)])
 def test_rows_are_those_of_a_predictor(name: str, workers: int, here: Path) -> None:
     done: list[tuple[str, int, int | None]] = []
+    before = torch.get_rng_state()
     tagging = tag(name, num_workers=workers, progress=lambda *told: done.append(told))
     assert tagging.summary is not None
     assert (tagging.out, tagging.stopped, tagging.summary.tagged) == (Path("out") / name, False, COUNT - len(BROKEN))
     check_finished(name)
     assert done == [("tag", min(4 * batch, COUNT), COUNT) for batch in range(7)]
-
-
-def test_a_thread_of_pixels_is_listed_like_any_other_unreadable_image(here: Path) -> None:
-    Image.new("1", (1, 200_000)).save("pictures/0023.png")
-    tagging = tag("tags.jsonl")
-    assert tagging.summary is not None
-    assert (tagging.summary.tagged, tagging.summary.failed) == (COUNT - len(BROKEN), len(BROKEN) + 1)
-    last = Path("out/tags.jsonl.failures.jsonl").read_text("utf-8").splitlines()[-1]
-    assert "0023.png: 1 x 200000 pixels: a side has more than 100000; crop" in json.loads(last)["error"]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
-    "rule", [TagRule(threshold=0.7), TagRule(top_k=2), TagRule(threshold=0.5, top_k=1), TagRule(top_k=9), TagRule(0.0)]
+    "rule", [TagRule(threshold=0.7), TagRule(threshold=0.5, top_k=1), TagRule(top_k=9), TagRule(0.0)]
 )
 def test_the_rule_is_that_of_a_prediction(rule: TagRule, here: Path) -> None:
     tag("tags.parquet", rule=rule)
@@ -130,21 +123,6 @@ def test_tags_are_a_data_set_of_their_own(name: str, here: Path) -> None:
     records = open_records(f"table:out/{name}?image=picture&root=.")
     known = [records.labels.names[place] for place in records[3].positive]
     assert (records[3].name, sorted(known)) == (expect()[3]["picture"], sorted(expect()[3]["labels"]))
-
-
-def test_numbers_of_a_real_network_do_not_depend_on_the_batch(here: Path) -> None:
-    from pivotpatch.inference.engine import TorchEngine
-    from pivotpatch.models.patch_classifier import PatchClassifier
-
-    torch.manual_seed(0)
-    engine = TorchEngine(PatchClassifier("test_resnet", ("cat", "dog"), image_size=64))
-    tag_pictures(engine, find_images(["pictures"]), Path("out/tags.parquet"), rule=TagRule(0.0), batch_size=7)
-    rows = pq.read_table("out/tags.parquet").to_pylist()
-    assert len(rows) == COUNT - len(BROKEN)
-    for row in rows[::6]:
-        tags = TagRule(0.0).choose(Predictor(engine)(row["picture"]))
-        assert row["labels"] == [tag.label for tag in tags]
-        assert row["probs"] == pytest.approx([tag.prob for tag in tags], abs=1e-5)
 
 
 def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
@@ -179,19 +157,20 @@ def test_a_stop_keeps_the_batch_and_the_same_goes_on(here: Path) -> None:
     tagging = tag("tags.jsonl", stopping=lambda: next(asked))
     assert (tagging.summary, tagging.stopped) == (None, True)
     kept = pq.read_table("out/tags.jsonl.parts/0000000000-0000000008.parquet").to_pylist()
-    assert [row["index"] for row in kept] == list(range(8))
+    assert [row["picture"] for row in kept] == [f"pictures/{place:04d}.png" for place in range(8)]
     done: list[int] = []
     tag("tags.jsonl", progress=lambda _what, at, _all: done.append(at))
     assert done[0] == 8
     check_finished()
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_touch_of_the_disk_loses_and_doubles_nothing(here: Path) -> None:
     out, touches, left = here / "out" / "tags.jsonl", 0, True
     while left:  # until all that is left to do is clearing away
         touches += 1
         assert TaggingProcess(out, dies_at_touch=touches).wait() == -9
-        left = not out.exists() or name_files(out).parts.exists()
+        left = not out.exists() or TagJob(out).parts.exists()
         tag("tags.jsonl")
         check_finished()
         for path in (here / "out").iterdir():
@@ -199,6 +178,7 @@ def test_a_kill_at_any_touch_of_the_disk_loses_and_doubles_nothing(here: Path) -
     assert touches > 15  # the list, six parts, three files
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_lose_and_double_nothing(here: Path) -> None:
     write_pictures(Path("pictures"), 150, broken=BROKEN)
     draw = random.Random(0)
@@ -215,6 +195,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(here: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.slow
 def test_processes_share_the_pictures(shards: bool, here: Path) -> None:
     started = [TaggingProcess(here / "out" / "tags.jsonl", share=Share(rank, 3, shards)) for rank in range(3)]
     assert [process.wait() for process in started] == [0, 0, 0]
@@ -227,6 +208,7 @@ def test_processes_share_the_pictures(shards: bool, here: Path) -> None:
     assert not list(Path("out").glob("*.parts"))
 
 
+@pytest.mark.slow
 def test_work_goes_on_with_another_number_of_processes(here: Path) -> None:
     out = here / "out" / "tags.jsonl"
     first = TaggingProcess(out, share=Share(0, 2))
@@ -241,6 +223,7 @@ def test_work_goes_on_with_another_number_of_processes(here: Path) -> None:
     check_finished()
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_while_one_is_at_work(here: Path) -> None:
     out = here / "out" / "tags.jsonl"
     first = TaggingProcess(out)
@@ -259,6 +242,7 @@ def test_a_second_process_is_refused_while_one_is_at_work(here: Path) -> None:
     check_finished()
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_no_lock(here: Path) -> None:
     first = TaggingProcess(here / "out" / "tags.jsonl", workers=2)
     first.hear()
@@ -268,6 +252,7 @@ def test_a_killed_process_leaves_no_lock(here: Path) -> None:
     check_finished()
 
 
+@pytest.mark.slow
 def test_one_alone_is_refused_while_others_share_the_work(here: Path) -> None:
     first = TaggingProcess(here / "out" / "tags.jsonl", share=Share(0, 2))
     first.hear()
@@ -325,14 +310,14 @@ def test_unfinished_work_goes_on_as_it_began_or_not_at_all(here: Path, monkeypat
     with pytest.raises(InputError, match="begun with other thresholds"):
         tag("tags.jsonl", note={"model": "a"}, rule=TagRule(threshold=0.9))
     Image.new("RGB", (4, 4)).save("pictures/new.png")
-    with pytest.raises(InputError, match="the pictures are not the 23 that it began with; go on .* --resume"):
+    with pytest.raises(InputError, match="the images are not the 23 that it began with; go on .* --resume"):
         tag("tags.jsonl", note={"model": "a"})
     monkeypatch.chdir("pictures")  # relative paths are those of the beginning
     tag_pictures(Greens(), None, here / "out/tags.jsonl", note={"model": "a"})
     monkeypatch.chdir(here)
     Path("pictures/new.png").unlink()
     check_finished()
-    with pytest.raises(InputError, match="there is no unfinished work; name pictures to begin"):
+    with pytest.raises(InputError, match="there is no unfinished work; name images to begin"):
         tag_pictures(Greens(), None, Path("out/other.jsonl"))
     again = tag_pictures(Greens(), None, Path("out/tags.jsonl"), note={"model": "a"})
     assert again.summary is not None
@@ -354,7 +339,7 @@ def test_an_unreadable_picture_ends_the_work_where_that_is_asked_for(here: Path)
 def test_long_lists_are_worked_in_segments_and_parts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pivotpatch.inference.bulk._SEGMENT", 10)
     monkeypatch.setattr("pivotpatch.inference.bulk._PART_ROWS", 5)
-    monkeypatch.setattr("pivotpatch.inference.bulk_file._GROUP", 6)
+    monkeypatch.setattr("pivotpatch.inference.bulk_job._GROUP", 6)
     seen: set[str] = set()
     tag("tags.parquet", progress=lambda *_: seen.update(path.name for path in Path("out").glob("*/0*")))
     assert seen >= {f"{a:010d}-{b:010d}.parquet" for a, b in [(0, 8), (8, 10), (10, 18), (18, 20)]}
@@ -366,7 +351,7 @@ def test_long_lists_are_worked_in_segments_and_parts(here: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tags.txt", {}, "tags.txt: is of no known kind of file; end it in .parquet, .jsonl, .csv"),
+        ("tags.txt", {}, "tags.txt: is no file that tags can be written to; end it in .parquet, .jsonl, .csv"),
         ("nowhere/tags.csv", {}, "there is no folder out/nowhere; make it first"),
         ("tags.csv", {"share": Share(2, 2)}, "rank 2 of 2; give a rank from 0 to world - 1"),
         ("tags.csv", {"share": Share(0, 2), "overwrite": True}, "remove out/tags.csv and out/tags.csv.parts first"),
@@ -375,6 +360,8 @@ def test_long_lists_are_worked_in_segments_and_parts(here: Path, monkeypatch: py
 def test_what_cannot_be_done_is_refused(name: str, options: dict[str, Any], message: str, here: Path) -> None:
     with pytest.raises(InputError, match=message):
         tag(name, **options)
+    with pytest.raises(InputError, match="no image is named"):
+        tag_pictures(Greens(), iter(()), Path("out/tags.csv"))
     assert list(Path("out").iterdir()) == []
 
 
@@ -398,15 +385,3 @@ def test_damaged_work_is_named(here: Path) -> None:
         tag("tags.csv")
     tag("tags.csv", overwrite=True)
     check_finished("tags.csv")
-
-
-def test_no_picture_at_all_is_refused(here: Path) -> None:
-    with pytest.raises(InputError, match="no picture is named"):
-        tag_pictures(Greens(), iter(()), Path("out/tags.csv"))
-    assert list(Path("out").iterdir()) == []
-
-
-def test_the_callers_random_state_is_left_alone(here: Path) -> None:
-    before = torch.get_rng_state()
-    tag("tags.csv", num_workers=2)
-    assert torch.equal(torch.get_rng_state(), before)

@@ -27,7 +27,7 @@ AGAIN = Calibration("tde", "platt_per_label", (1.25, 0.5, 2.0), (-0.5, 0.25, 0.0
 
 
 def make_closer(cutoffs: tuple[float, ...] = (0.0, 1.0), *, head: str = "linear") -> PatchClassifier:
-    """A network that looks closer, with numbers of its own for each label and both calibrations."""
+    """A model that looks closer, with both calibrations."""
     model = make_network(head=head, source_size=LOADED, overlap=0.25)
     assert isinstance(model, PatchClassifier)
     fit_made_up(model)
@@ -69,7 +69,7 @@ def find_alone(model: PatchClassifier, pixels: Tensor) -> Tensor:
         return IMAGE.apply(model.forward_images(prepare(model, pixels, SEEN)))
 
 
-@pytest.mark.parametrize("head", ["linear", "query2label", "ml_decoder"])
+@pytest.mark.parametrize("head", ["linear", "query2label"])
 def test_a_closer_look_sees_the_picture_twice(head: str) -> None:
     """At the network's size and larger, both from what the loader gives; no patch is cut from pixels."""
     model, pixels = make_closer(head=head), make_pictures(3, LOADED, LOADED)
@@ -108,16 +108,6 @@ def test_pictures_in_doubt_get_a_closer_look_and_the_others_the_images_answer() 
     assert torch.equal(patches.probs[~looked], answer.probs[~looked])
 
 
-def test_a_closer_look_without_a_calibration_of_its_own_has_that_of_the_patches() -> None:
-    model, pixels = make_closer(), make_pictures(4, LOADED, LOADED)
-    assert model.calibration is not None
-    model.adaptive = Adaptive(IMAGE, (0.0, 0.0))
-    plain = TorchEngine(model, effort=0.5)(pixels)
-    model.adaptive = Adaptive(IMAGE, (0.0, 0.0), model.calibration)
-    for value, known in zip(TorchEngine(model, effort=0.5)(pixels), plain, strict=True):
-        torch.testing.assert_close(value, known, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(("effort", "passes"), [(1.0, [(20, SEEN)]), (0.0, [(4, SEEN)])])
 def test_with_all_effort_or_none_there_is_no_closer_look(effort: float, passes: list[tuple[int, int]]) -> None:
     model, pixels = make_closer(), make_pictures(4, LOADED, LOADED)
@@ -127,20 +117,6 @@ def test_with_all_effort_or_none_there_is_no_closer_look(effort: float, passes: 
     model.closer_size = None
     for value, known in zip(answer, TorchEngine(model, effort=effort)(pixels), strict=True):
         torch.testing.assert_close(value, known, rtol=0, atol=0)
-
-
-def test_the_batch_has_no_say_in_a_closer_look() -> None:
-    pixels = make_pictures(6, LOADED, LOADED)
-    doubt = measure_uncertainty(find_alone(make_closer(), pixels)).sort().values
-    engine = TorchEngine(make_closer((0.0, doubt[2:4].mean().item(), 1.0)), effort=0.5)
-    together = engine(pixels)
-    assert together.weights is not None
-    assert together.weights.isnan().all(dim=(1, 2)).sum() == 3
-    for row in range(6):
-        for whole, alone in zip(together, engine(pixels[row : row + 1]), strict=True):
-            assert whole is not None
-            assert alone is not None
-            torch.testing.assert_close(whole[row], alone[0], atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
 @pytest.fixture

@@ -225,20 +225,17 @@ def pickle_weights(folder: Path) -> None:
             "problem_type is 'single_label_classification', so .* a single label; if it is multi-label all the same, "
             "write problem_type 'multi_label_classification' into its config.json, or in Python open_transformers",
         ),
-        (lambda f: edit_json(f, "config.json", lambda c: c.pop("problem_type")), "its problem_type is None, so"),
         (drop_weights, "1 of its weights are missing or of another shape, such as classifier.bias; give a model that"),
         (pickle_weights, "or no weights as safetensors; others can run code .*; check the path, or save it again with"),
         (lambda f: (f / "model.safetensors").write_bytes(b"cut"), "model.safetensors: cannot be read .*copy it again"),
         (lambda f: (f / "config.json").unlink(), "holds no config.json"),
         (lambda f: (f / "config.json").write_text("{"), r"its config.json is no JSON \(.+\); copy the model again"),
-        (lambda f: edit_json(f, "config.json", lambda c: c.update(model_type="vitt")), "transformers cannot open it"),
         (
             lambda f: edit_json(
                 f, "config.json", lambda c: c.update(model_type="mine", auto_map={"AutoConfig": "mine.MyConfig"})
             ),
             "transformers cannot open it .*custom code which must be executed",
         ),
-        (lambda f: (f / "preprocessor_config.json").unlink(), "transformers cannot open it"),
         (
             lambda f: transformers.MobileViTImageProcessor(
                 size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
@@ -253,18 +250,12 @@ def pickle_weights(folder: Path) -> None:
             lambda f: edit_json(f, "config.json", lambda c: c.update(image_size=1 << 17)),
             "describes a far larger model than its weights are of; it is damaged, copy the model again",
         ),
-        (lambda f: edit_json(f, "config.json", lambda c: c.update(num_hidden_layers=10**5)), "describes a far larger"),
-        (lambda f: edit_json(f, "config.json", lambda c: c.update(num_attention_heads=0)), "transformers cannot open"),
         (lambda f: (f / "config.json").write_text("[" * 100_000), r"its config.json is no JSON \(.+\); copy the model"),
         (
             lambda f: edit_json(
                 f, "preprocessor_config.json", lambda c: c.update(size={"height": 9999, "width": 9999})
             ),
             "preprocessor_config.json: 'size': 'height': 9999 is too large a number; give 4,096 at most",
-        ),
-        (
-            lambda f: make_processor(do_resize=False).save_pretrained(f),
-            "its processor does do_normalize, do_rescale to size",
         ),
         (
             lambda f: transformers.ViTImageProcessor(size={"height": SIDE, "width": 48}).save_pretrained(f),
@@ -320,8 +311,6 @@ def test_without_transformers_it_is_said_how_to_get_it(vit: Path, monkeypatch: p
         ),
         (lambda f: edit_json(f, "config.json", lambda c: c.update(num_classes=4)), "fc.bias is .3,. instead of .4,."),
         (lambda f: edit_json(f, "config.json", lambda c: c.pop("architecture")), "timm cannot open it .*architecture"),
-        (lambda f: edit_json(f, "config.json", lambda c: c.update(architecture="tset")), "timm cannot open it .*tset"),
-        (lambda f: edit_json(f, "config.json", lambda c: c.update(model_args={"x": 1})), "timm cannot open it .*'x'"),
         (
             lambda f: edit_json(f, "config.json", lambda c: c["pretrained_cfg"].update(input_size=[3, 32, 48])),
             "it sees 3 channels of 32 x 48 pixels; give one for square RGB images",

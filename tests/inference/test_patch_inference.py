@@ -54,23 +54,12 @@ def test_equals_the_papers_pseudocode(model: nn.Module, images: Tensor) -> None:
         torch.testing.assert_close(ours, expected)
 
 
-def test_results_have_names_and_shapes(model: nn.Module, images: Tensor) -> None:
-    out = PatchInference(model, grid=3)(images)
-    assert out.image_logits.shape == out.pooled_logits.shape == out.tde_logits.shape == out.probs.shape == (2, 5)
-    assert out.patch_logits.shape == out.weights.shape == (2, 9, 5)
-
-
 def test_options_reach_the_equations(model: nn.Module, images: Tensor) -> None:
     out = PatchInference(model, lam=0.3, temperature=0.2, normalised=False)(images)
     expected = combine_logits(out.image_logits, out.patch_logits, lam=0.3, temperature=0.2, normalised=False)
     torch.testing.assert_close(out.probs, expected.probs)
     torch.testing.assert_close(out.weights, expected.weights)
     assert not torch.allclose(out.probs, PatchInference(model)(images).probs)
-
-
-def test_grid_one_doubles_the_image(model: nn.Module, images: Tensor) -> None:
-    out = PatchInference(model, grid=1, lam=0.5)(images)
-    torch.testing.assert_close(out.tde_logits, 1.5 * model(images))
 
 
 def test_native_source(model: nn.Module, images: Tensor) -> None:
@@ -84,11 +73,11 @@ def test_overlapping_patches(model: nn.Module, images: Tensor) -> None:
     torch.testing.assert_close(pat(images).tde_logits, by_hand(model, images, overlap=0.5).tde_logits)
     assert not torch.allclose(pat(images).tde_logits, by_hand(model, images).tde_logits)
     assert "overlap=0.5" in repr(pat)
-    with pytest.raises(InputError, match="PatchInference: overlap is 1.0; give a share"):
+    with pytest.raises(InputError, match="patches: overlap is 1.0; give a share"):
         PatchInference(model, overlap=1.0)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3, 10, 99])
+@pytest.mark.parametrize("chunk_size", [1, 3, 99])
 def test_chunks_change_nothing_but_the_batch(model: nn.Module, images: Tensor, chunk_size: int) -> None:
     sizes: list[int] = []
 
@@ -103,8 +92,7 @@ def test_chunks_change_nothing_but_the_batch(model: nn.Module, images: Tensor, c
     assert sum(sizes) == 10
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("recording", [False, True])
+@pytest.mark.parametrize(("training", "recording"), [(False, False), (True, True), (False, True)])
 def test_the_model_and_the_caller_are_left_alone(
     model: nn.Module, images: Tensor, training: bool, recording: bool
 ) -> None:
@@ -127,11 +115,6 @@ def test_gradients_reach_model_and_images(model: nn.Module, images: Tensor) -> N
     assert images.grad is not None
     assert images.grad.abs().sum() > 0
     assert all(p.grad is not None for p in model.parameters())
-
-
-def test_double_precision_stays_double(model: nn.Module, images: Tensor) -> None:
-    assert PatchInference(model.double())(images.double()).tde_logits.dtype == torch.float64
-    assert next(model.parameters()).dtype == torch.float64
 
 
 def test_autocast_runs_the_model_in_the_dtype_and_the_equations_in_float32(model: nn.Module, images: Tensor) -> None:
@@ -158,20 +141,6 @@ def test_uint8_images_for_models_that_normalise_themselves(images: Tensor) -> No
 
 def test_a_timm_model(images: Tensor) -> None:
     network = timm.create_model("test_resnet", pretrained=False, num_classes=7).eval()
-    torch.testing.assert_close(PatchInference(network)(images).tde_logits, by_hand(network, images).tde_logits)
-
-
-def test_a_torchvision_model() -> None:
-    from torchvision.models import squeezenet1_1
-
-    network = squeezenet1_1(weights=None, num_classes=7).eval()
-    images = torch.rand(1, 3, 64, 64)
-    torch.testing.assert_close(PatchInference(network)(images).tde_logits, by_hand(network, images).tde_logits)
-
-
-def test_our_own_classifier() -> None:
-    network = MultiLabelClassifier("test_resnet", ["a", "b"]).eval()
-    images = torch.rand(1, 3, 64, 64)
     torch.testing.assert_close(PatchInference(network)(images).tde_logits, by_hand(network, images).tde_logits)
 
 
@@ -244,6 +213,7 @@ def test_an_unsuitable_session_is_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Tensor) -> None:
     pat = PatchInference(model, overlap=0.3)
     compiled = torch.compile(pat, fullgraph=True, backend="aot_eager")
@@ -255,12 +225,13 @@ def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Ten
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("head", ["plain", "linear", "query2label", "ml_decoder"])
-@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit3"])
-def test_works_under_export_for_any_batch(model: nn.Module, head: str, backbone: str) -> None:
-    if head != "plain":
-        options: dict[str, HeadOption] = {} if head == "linear" else {"width": 16}
-        model = MultiLabelClassifier(Architecture(backbone, head, 64, head_options=options), list("abc")).eval()
+@pytest.mark.parametrize(
+    ("backbone", "head"), [("test_resnet", "linear"), ("test_vit3", "query2label"), ("test_resnet", "ml_decoder")]
+)
+@pytest.mark.slow
+def test_works_under_export_for_any_batch(backbone: str, head: str) -> None:
+    options: dict[str, HeadOption] = {} if head == "linear" else {"width": 16}
+    model = MultiLabelClassifier(Architecture(backbone, head, 64, head_options=options), list("abc")).eval()
     pat = PatchInference(model)
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(pat, (torch.rand(3, 3, 64, 64),), dynamic_shapes={"images": {0: batch}})
@@ -275,8 +246,7 @@ def test_works_under_export_for_any_batch(model: nn.Module, head: str, backbone:
     [
         (lambda x: x, r"returned shape \(10, 3, 24, 32\) for 10 views; wrap it in a function that returns logits"),
         (lambda x: x.mean((2, 3))[:4], r"returned shape \(4, 3\) for 10 views"),
-        (lambda x: (x, x), "the model returned a tuple; wrap it in a function that returns the logits tensor"),
-        (lambda x: {"scores": x}, "the model returned a dict"),
+        (lambda x: (x, x), "the model returned a tuple for 10 views; wrap it in a function that returns logits"),
     ],
 )
 def test_a_model_that_gives_no_logits_is_named(bad: Callable[[Tensor], Any], message: str, images: Tensor) -> None:
@@ -295,39 +265,20 @@ def test_bad_input_is_named(model: nn.Module, images: Tensor) -> None:
             pat(bad)
     with pytest.raises(InputError, match="grid 25 is larger than the image, 24 x 32 pixels"):
         PatchInference(model, grid=25)(images)
-    with pytest.raises(InputError, match="PatchInference: grid is 0; give a whole number"):
-        PatchInference(model, grid=0)
     with pytest.raises(InputError, match="the model is 'resnet18', which cannot be called; give a module"):
         PatchInference("resnet18")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="PatchInference: chunk_size is 0; give a whole number"):
-        PatchInference(model, chunk_size=0)
-    with pytest.raises(InputError, match="PatchInference: chunk_size is 2.5; give a whole number"):
-        PatchInference(model, chunk_size=2.5)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="PatchInference: grid is 2.0; give a whole number"):
-        PatchInference(model, grid=2.0)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="PatchInference: lam is '1'; give a finite number"):
-        PatchInference(model, lam="1")  # type: ignore[arg-type]
+    for options, message in [
+        ({"chunk_size": 0}, "PatchInference: chunk_size is 0; give 1 or more"),
+        ({"grid": 0}, "patches: grid is 0; give a whole number"),
+        ({"lam": torch.ones(5)}, "patches: lam is tensor.*; give a finite number"),
+        ({"temperature": 0.0}, "patches: temperature is 0.0; give a number above 0"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            PatchInference(model, **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"images have 1 channels; give \(B, 3, H, W\), or set channels="):
         pat(images[:, :1])
     with pytest.raises(InputError, match="images are a ndarray; give a tensor"):
         pat(images.numpy())
-    with pytest.raises(InputError, match=r"lam has shape \(2,\); give a number or a tensor \(5,\)"):
-        PatchInference(model, lam=torch.ones(2))(images)
-    with pytest.raises(InputError, match="temperature is 0.0; give a number above 0"):
-        PatchInference(model, temperature=0.0)
-
-
-def test_other_channel_counts_can_be_set() -> None:
-    out = PatchInference(lambda views: views.mean((2, 3)), channels=4)(torch.rand(2, 4, 8, 8))
-    assert out.tde_logits.shape == (2, 4)
-
-
-def test_values_for_each_label_move_with_the_module(model: nn.Module, images: Tensor) -> None:
-    pat = PatchInference(model, lam=torch.full((5,), 0.5), temperature=torch.full((5,), 2.0))
-    assert {key for key in pat.state_dict() if not key.startswith("model.")} == set()
-    torch.testing.assert_close(pat(images), PatchInference(model, lam=0.5, temperature=2.0)(images))
-    assert pat.double()(images.double()).tde_logits.dtype == torch.float64
-    assert "grid=2" in repr(pat)
 
 
 def test_a_source_that_does_not_belong_is_named(model: nn.Module, images: Tensor) -> None:
@@ -340,7 +291,7 @@ def test_a_source_that_does_not_belong_is_named(model: nn.Module, images: Tensor
         (torch.rand(2, 1, 48, 64), "with the same channels"),
         (torch.rand(2, 3, 12, 64), "source is 12 x 64 pixels, smaller than the images' 24 x 32; leave it out"),
         (torch.rand(2, 3, 48, 16), "source is 48 x 16 pixels, smaller"),
-        (torch.rand(3, 48, 64), "PatchInference: source: images have shape"),
+        (torch.rand(3, 48, 64), "images: source: images have shape"),
         (
             torch.rand(2, 3, 48, 64).double(),
             "source is torch.float64 on cpu and images are torch.float32 on cpu; prepr",

@@ -3,14 +3,12 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
 from pivotpatch.core.patches import PatchBox, patch_boxes
-from pivotpatch.errors import InputError
 from pivotpatch.inference.plots import Case, plot_case, plot_pair
 
 LABELS = ("cat", "dog $5 & more", "hat")
@@ -98,26 +96,3 @@ def test_frames_overlap_as_the_patches_do(image: NDArray[np.uint8]) -> None:
     drawn = [tuple(np.rint(np.add(frame.get_bbox().extents, 0.5)).astype(int)) for frame in frames(figure)]
     assert drawn == [tuple(box) for box in patch_boxes(30, 50, grid=2, overlap=0.3)]
     assert drawn[0][2] > drawn[1][0]
-
-
-def test_pyplot_never_hears_of_the_figure(image: NDArray[np.uint8]) -> None:
-    plot_case(image, logits_of(), label=0, labels=LABELS)
-    assert plt.get_fignums() == []
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"image": np.zeros((4, 4), dtype=np.uint8)}, r"uint8 of shape \(4, 4\); give RGB bytes"),
-        ({"image": np.zeros((4, 4, 3), dtype=np.float32)}, r"float32 of shape \(4, 4, 3\); give RGB bytes"),
-        ({"logits": logits_of(batch=2)}, r"logits are of 2 images; give those of one"),
-        ({"logits": logits_of(patches=5)}, r"logits are of 5 patches; give those of a square grid"),
-        ({"labels": ("a", "b")}, r"2 names and logits of 3 labels"),
-        ({"label": 3}, r"label 3, 3 names"),
-        ({"label": -1}, r"label -1"),
-    ],
-)
-def test_what_cannot_be_shown_is_refused(image: NDArray[np.uint8], change: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = {"image": image, "logits": logits_of(), "label": 0, "labels": LABELS, **change}
-    with pytest.raises(InputError, match=message):
-        plot_case(**arguments)  # type: ignore[arg-type]

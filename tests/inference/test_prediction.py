@@ -18,7 +18,7 @@ from PIL import Image
 
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.errors import InputError
-from pivotpatch.inference.prediction import COLOURS, LONGEST, Prediction
+from pivotpatch.inference.prediction import LONGEST, Prediction
 
 LABELS = ("cat", "dog", "cup", "bird")
 # The boxes of four patches of 101 x 67 pixels: sides are rounded up, so that the inner borders overlap by a pixel.
@@ -96,10 +96,8 @@ def test_the_most_probable_are_told_whatever_the_threshold() -> None:
     assert len(make().top(99)) == 4
     equal = make(probs=torch.full((4,), 0.6))
     assert [tag.label for tag in equal.top(4)] == list(LABELS)
-    with pytest.raises(InputError, match="top: count is 0; give a whole number, 1 or more"):
+    with pytest.raises(InputError, match="top: count is 0; give 1 or more"):
         make().top(0)
-    with pytest.raises(InputError, match="top: count is '3'; give a whole number"):
-        make().top("3")  # type: ignore[arg-type]
 
 
 def test_an_unknown_label_is_answered_with_the_nearest() -> None:
@@ -117,12 +115,6 @@ def test_plain_types_for_json() -> None:
     assert tag == {"label": "dog", "prob": 0.875, "threshold": 0.5, "box": [0, 0, 34, 51]}
 
 
-def test_json_without_patches_has_the_same_keys() -> None:
-    (plain, *_), (patched, *_) = without_patches().to_dict()["tags"], make().to_dict()["tags"]
-    assert list(plain) == list(patched)
-    assert (plain["patch_prob"], plain["weights"], plain["box"]) == (None, None, None)
-
-
 def test_the_picture_of_a_file_is_read_small_and_turned(tmp_path: Path) -> None:
     stored = np.zeros((1000, 2000, 3), dtype=np.uint8)
     stored[:, 1000:] = 255
@@ -133,13 +125,6 @@ def test_the_picture_of_a_file_is_read_small_and_turned(tmp_path: Path) -> None:
     assert image.shape == (LONGEST, LONGEST // 2, 3)
     assert image[:300].max() < 10
     assert image[340:].min() > 245
-
-
-def test_a_file_that_has_gone_is_named(tmp_path: Path) -> None:
-    prediction = make(source=tmp_path / "gone.jpg")
-    assert len(prediction.tags) == 2  # only pictures need it
-    with pytest.raises(InputError, match="gone.jpg: cannot be read"):
-        prediction.plot()
 
 
 @pytest.mark.parametrize(("side", "spans"), [(1, [(0, 1), (0, 1), (0, 1)]), (2, [(0, 1), (0, 2), (1, 2)])])
@@ -215,15 +200,7 @@ def many(names: tuple[str, ...]) -> Prediction:
     )
 
 
-def test_a_figure_shows_as_many_tags_as_there_are_colours() -> None:
-    prediction = many(tuple(f"label {place}" for place in range(20)))
-    picture, bars = axes_of(prediction)
-    assert len(prediction.tags) == 20
-    assert len(picture.texts) == len(COLOURS)
-    assert len(widths(bars)) == 3 * len(COLOURS)
-
-
-@pytest.mark.parametrize("size", [(2, 2), (3, 900), (900, 3), (5, 5000)])
+@pytest.mark.parametrize("size", [(2, 2), (3, 900), (900, 3)])
 def test_pictures_of_every_form_are_drawn(size: tuple[int, int]) -> None:
     pixels = np.zeros((*size, 3), dtype=np.uint8)
     prediction = make(source=pixels, size=size)
@@ -291,11 +268,6 @@ def test_a_notebook_frames_the_pivot_patches() -> None:
     assert len(plain.all("th")) == 3
 
 
-def test_a_large_picture_is_small_in_a_notebook() -> None:
-    large = RNG.integers(0, 256, (600, 400, 3), dtype=np.uint8)
-    assert len(make(source=large, size=(6000, 4000))._repr_html_()) < 100_000
-
-
 def test_a_line_for_print() -> None:
     assert str(make()) == "<Prediction of photo.jpg, 101 x 67 pixels: dog 0.88, cat 0.62>"
-    assert str(make(picture=None)).startswith("<Prediction of a picture, 101 x 67")
+    assert str(make(picture=None)).startswith("<Prediction of an image, 101 x 67")

@@ -1,1 +1,1 @@
-"""The web page and its HTTP endpoint: tags for dropped pictures, and why."""
+"""The web page and its HTTP endpoint: tags for dropped images, and why."""

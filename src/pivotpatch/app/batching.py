@@ -1,4 +1,4 @@
-"""One network for many askers: pictures that come at about the same time are answered together."""
+"""One model for many askers: images that come at about the same time are answered together."""
 
 import os
 import threading
@@ -14,13 +14,13 @@ from pivotpatch.inference.prediction import Prediction
 from pivotpatch.inference.predictor import Predictor
 
 MAX_BYTES = 32_000_000
-"""Of a picture's file, for whoever takes files from others."""
+"""Of an image's file, for whoever takes files from others."""
 BATCH = 32
-"""Most pictures that the network sees at once."""
+"""Most images that the model sees at once."""
 WAIT = 0.004
-"""Seconds that a picture waits for company."""
+"""Seconds that an image waits for others."""
 CAPACITY = 256
-"""Most pictures that are waited for; one more is refused."""
+"""Most images that are waited for; one more is refused."""
 _DECODERS = min(4, os.cpu_count() or 1)
 _LARGE = 20_000_000  # pixels of an image that is decoded while no other such is: it may take up to 0.9 GB
 
@@ -30,7 +30,7 @@ class BusyError(Exception):
 
 
 class BrokenError(Exception):
-    """The network failed, which no other picture would mend; whoever asked is not told how, the terminal is."""
+    """The model failed, which no other image would mend; whoever asked is not told how, the terminal is."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(f"server: it failed ({type(cause).__name__}); its terminal says more")
@@ -38,7 +38,7 @@ class BrokenError(Exception):
 
 @dataclass(frozen=True)
 class _Job:
-    """A picture on its way: its file's bytes, and whoever waits for the answer."""
+    """An image on its way: its file's bytes, and whoever waits for the answer."""
 
     content: bytes
     name: str
@@ -46,10 +46,10 @@ class _Job:
 
 
 class Batcher:
-    """Answers pictures from many threads with one network.
+    """Answers images from many threads with one model.
 
-    A few threads decode; one collects what is decoded for a moment and asks the network about all of it at once. While
-    the network works, the next batch gathers.
+    A few threads decode; one collects what is decoded for a moment and asks the model about all of it at once. While
+    the model works, the next batch gathers.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Batcher:
         """Start the threads.
 
         Args:
-            predictor: answers the pictures.
-            batch_size: most pictures that it is asked about at once.
-            wait: seconds that the first picture of a batch waits for others.
-            capacity: most pictures that may be on their way; `submit` refuses one more.
+            predictor: answers the images.
+            batch_size: most images that it is asked about at once.
+            wait: seconds that the first image of a batch waits for others.
+            capacity: most images that may be on their way; `submit` refuses one more.
         """
         self.predictor = Predictor(predictor.engine, batch_size=batch_size)
         self._wait = wait
@@ -73,18 +73,18 @@ class Batcher:
         self._worker.start()
 
     def submit(self, content: bytes, *, name: str = "picture") -> "Future[Prediction]":
-        """Ask about a picture.
+        """Ask about an image.
 
         Args:
             content: the bytes of its file.
             name: what messages call it.
 
         Returns:
-            What will hold the answer, which is that of the file on a disk; of a picture that cannot be read, the
-            `InputError`; a `BrokenError` where the network failed.
+            What will hold the answer, which is that of the file on a disk; of an image that cannot be read, the
+            `InputError`; a `BrokenError` where the model failed.
         """
         if not self._room.acquire(blocking=False):
-            raise BusyError("too many pictures wait for an answer; try again in a moment")
+            raise BusyError("too many images wait for an answer; try again in a moment")
         job = _Job(content, name)
         job.answer.add_done_callback(lambda _: self._room.release())
         self._decoders.submit(self._decode, job)

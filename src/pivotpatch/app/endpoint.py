@@ -17,8 +17,8 @@ from starlette.routing import BaseRoute, Route
 
 from pivotpatch import __version__
 from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
-from pivotpatch.errors import InputError, choose_one_of
-from pivotpatch.inference.bulk import TagRule
+from pivotpatch.errors import InputError, choose_one_of, quote
+from pivotpatch.inference.prediction import TagRule
 from pivotpatch.inference.predictor import ModelError
 
 MAX_HELD = 8 * MAX_BYTES
@@ -153,9 +153,7 @@ def _answer_http(request: Request, error: Exception) -> Response:
 
 def _answer_with(status: int) -> Callable[[Request, Exception], Response]:
     def answer(_request: Request, error: Exception) -> Response:
-        if status == 500 and not isinstance(error, BrokenError):
-            error = BrokenError(error)
-        return answer_json({"error": str(error)}, status)
+        return answer_json({"error": str(BrokenError(error) if status == 500 else error)}, status)
 
     return answer
 
@@ -165,11 +163,11 @@ def _read_rule(query: Mapping[str, str]) -> TagRule:
     values: dict[str, Any] = {}
     for name, text in query.items():
         if name not in _PARAMETERS:
-            raise InputError("request", f"unknown parameter {name!r}", choose_one_of(name, _PARAMETERS))
+            raise InputError("request", f"unknown parameter {quote(name)}", choose_one_of(name, _PARAMETERS))
         try:
             values[name] = _PARAMETERS[name](text)
         except ValueError:
-            raise InputError(name, f"{text!r} is no number", "give one") from None
+            raise InputError(name, f"{quote(text)} is no number", "give one") from None
     return TagRule(**values)
 
 

@@ -41,43 +41,30 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def check_temperature(temperature: float | Tensor, where: str, *, labels: int | None = None) -> None:
-    """Refuse a temperature that is no number above 0, nor a tensor of one a label.
-
-    The values of a tensor are not looked at: that would wait for its device at every call.
+def check_temperature(temperature: float, where: str) -> None:
+    """Refuse a temperature that is no number above 0.
 
     >>> check_temperature(0.5, "here")
     """
-    if isinstance(temperature, Tensor):
-        _check_per_label(temperature, "temperature", where, labels)
-    elif not isinstance(temperature, (int, float)) or not temperature > 0:
+    if not isinstance(temperature, (int, float)) or not temperature > 0:
         raise InputError(where, f"temperature is {temperature!r}", "give a number above 0")
 
 
-def check_lam(lam: float | Tensor, where: str, *, labels: int | None = None) -> None:
-    """Refuse a lam that is no finite number of 0 or more, nor a tensor of one a label.
+def check_lam(lam: float, where: str) -> None:
+    """Refuse a lam that is no finite number of 0 or more.
 
     >>> check_lam(1.0, "here")
     """
-    if isinstance(lam, Tensor):
-        _check_per_label(lam, "lam", where, labels)
-    elif not isinstance(lam, (int, float)) or not 0 <= lam < float("inf"):
+    if not isinstance(lam, (int, float)) or not 0 <= lam < float("inf"):
         raise InputError(where, f"lam is {lam!r}", "give a finite number, 0 or more")
 
 
-def _check_per_label(values: Tensor, name: str, where: str, labels: int | None) -> None:
-    if values.ndim > 1 or (values.ndim == 1 and labels is not None and values.shape[0] != labels):
-        wanted = "(L,)" if labels is None else f"({labels},)"
-        raise InputError(where, f"{name} has shape {tuple(values.shape)}", f"give a number or a tensor {wanted}")
-
-
-def patch_weights(weight_logits: Tensor, *, temperature: float | Tensor = 1.0) -> Tensor:
+def patch_weights(weight_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Equation 4: softmax over the patches, for each label on its own.
 
     Args:
         weight_logits: (B,P,L); the patch logits themselves in PAT-I, a head of their own in PAT-T.
         temperature: above 0. Small values pick the strongest patch, large ones give the mean.
-            A tensor (L,) sets it for each label.
 
     Returns:
         Weights (B,P,L), 1 in sum over P.
@@ -91,10 +78,9 @@ def patch_weights(weight_logits: Tensor, *, temperature: float | Tensor = 1.0) -
             f"weight_logits have shape {tuple(weight_logits.shape)}",
             "give one row of logits a patch, (B, P, L)",
         )
-    check_temperature(temperature, "patch_weights", labels=weight_logits.shape[2])
+    check_temperature(temperature, "patch_weights")
     logits = at_least_float32(weight_logits)
-    if not isinstance(temperature, Tensor):  # one that is 0 in the dtype of the logits would divide 0 by 0
-        temperature = max(temperature, torch.finfo(logits.dtype).tiny)
+    temperature = max(temperature, torch.finfo(logits.dtype).tiny)  # one that is 0 in their dtype would divide 0 by 0
     # A softmax does not change when the largest logit is taken off first, and then a temperature
     # near 0 overflows to -inf (weight 0) instead of inf - inf.
     largest = logits.detach().amax(dim=1, keepdim=True)
@@ -123,16 +109,14 @@ def pool_patches(patch_logits: Tensor, weights: Tensor) -> Tensor:
     return (at_least_float32(patch_logits) * weights).sum(dim=1)
 
 
-def tde_logits(
-    image_logits: Tensor, pooled_logits: Tensor, *, lam: float | Tensor = 1.0, normalised: bool = False
-) -> Tensor:
+def tde_logits(image_logits: Tensor, pooled_logits: Tensor, *, lam: float = 1.0, normalised: bool = False) -> Tensor:
     """Equation 3 on logits: p + lam * q.
 
     Args:
         image_logits: p (B,L).
         pooled_logits: q (B,L), from `pool_patches`.
-        lam: weight of the direct effect, 0 or more. A tensor (L,) sets it for each label.
-        normalised: divide by 1 + lam, so that the result has the scale of one network's logits.
+        lam: weight of the direct effect, 0 or more.
+        normalised: divide by 1 + lam, so that the result has the scale of one model's logits.
             Ranking within a label and the decision at probability 0.5 stay the same, other
             probabilities do not.
 
@@ -150,7 +134,7 @@ def tde_logits(
             f"image_logits have shape {tuple(image_logits.shape)} and pooled_logits {tuple(pooled_logits.shape)}",
             "give both as (B, L)",
         )
-    check_lam(lam, "tde_logits", labels=image_logits.shape[-1])
+    check_lam(lam, "tde_logits")
     total = at_least_float32(image_logits) + lam * at_least_float32(pooled_logits)
     return total / (1 + lam) if normalised else total
 
@@ -160,11 +144,11 @@ def combine_logits(
     patch_logits: Tensor,
     *,
     weight_logits: Tensor | None = None,
-    lam: float | Tensor = 1.0,
-    temperature: float | Tensor = 1.0,
+    lam: float = 1.0,
+    temperature: float = 1.0,
     normalised: bool = True,
 ) -> CounterfactualLogits:
-    """The whole method after the network: weights, pooling and total direct effect.
+    """The whole method after the model: weights, pooling and total direct effect.
 
     Args:
         image_logits: p (B,L).

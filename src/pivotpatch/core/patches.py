@@ -1,12 +1,14 @@
 """Cut an image batch into a grid of patches, and say which pixels each patch covers."""
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.errors import InputError
 
 
@@ -230,3 +232,53 @@ def split_views(outputs: Tensor, *, patches: int) -> SplitViews:
             "split_views", f"{outputs.shape[0]} rows for 1 + {patches} views an image", "give the rows of all views"
         )
     return SplitViews(outputs[:batch], outputs[batch:].reshape(batch, patches, *outputs.shape[1:]))
+
+
+@dataclass(frozen=True)
+class Patching:
+    """How a model cuts the patches of an image and mixes their logits with those of the whole image.
+
+    Attributes:
+        grid: patches per side, P = grid * grid.
+        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
+        source_size: rows and columns of the image that patches are cut from ("native"); None where they are cut from
+            the image that the model sees.
+        patch_size: rows and columns at which the model sees each patch; None for those of the image.
+        closer_size: rows and columns of a closer look at the whole image, in the place of the patches; None for none.
+        lam: weight of the patches' logits.
+        temperature: of the softmax over the patches.
+
+    >>> Patching(grid=3).count
+    9
+    """
+
+    grid: int = 2
+    overlap: float = 0.0
+    source_size: int | None = None
+    patch_size: int | None = None
+    closer_size: int | None = None
+    lam: float = 1.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_grid(self.grid, "patches")
+        check_overlap(self.overlap, "patches")
+        check_lam(self.lam, "patches")
+        check_temperature(self.temperature, "patches")
+
+    @property
+    def count(self) -> int:
+        """P, the number of patches of an image."""
+        return self.grid * self.grid
+
+    def cut(self, images: Tensor, *, source: Tensor | None = None) -> Tensor:
+        """Patches (B,P,C,h,w) of images (B,C,H,W), cut from a larger `source` (B,C,H',W') where one is given.
+
+        >>> Patching().cut(torch.rand(2, 3, 32, 32), source=torch.rand(2, 3, 64, 64)).shape
+        torch.Size([2, 4, 3, 32, 32])
+        """
+        check_images(images, "images")
+        if source is not None:
+            check_source(images, source, "images")
+        size = (images.shape[-2], images.shape[-1]) if self.patch_size is None else (self.patch_size, self.patch_size)
+        return cut_patches(images if source is None else source, grid=self.grid, overlap=self.overlap, size=size)

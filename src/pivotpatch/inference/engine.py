@@ -1,4 +1,4 @@
-"""One question to every kind of trained network: pictures in, probabilities and patch weights out."""
+"""One question to every kind of trained model: images in, probabilities and patch weights out."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -12,7 +12,7 @@ from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS
-from pivotpatch.inference.scoring import evaluating, look_again, score_images, split_for_device
+from pivotpatch.inference.scoring import evaluating, get_classifier, look_again, score_images, split_for_device
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_network_views
@@ -21,12 +21,12 @@ _ROUNDING = 1e-3  # by which a sigmoid or softmax of another runtime may leave [
 
 
 class Answer(NamedTuple):
-    """What a network says of B pictures, in float32 on the CPU; all of it calibrated where a calibration was fitted.
+    """What a model says of B images, in float32 on the CPU; all of it calibrated where a calibration was fitted.
 
     Attributes:
         probs: (B,L) to decide with: of the total direct effect where patches were looked at.
         image_probs: (B,L) from the whole image alone; after a closer look from both looks at it.
-        patch_probs: (B,L) from the pooled patches; NaN where a picture's were not looked at, None where no picture's.
+        patch_probs: (B,L) from the pooled patches; NaN where an image's were not looked at, None where no image's.
         weights: (B,P,L) share of each patch, likewise.
     """
 
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 def check_answer(answer: Answer, model: str) -> Answer:
-    """Refuse what no probability is; NaN is one only for the patches of a picture that were not looked at.
+    """Refuse what no probability is; NaN is one only for the patches of an image that were not looked at.
 
     Args:
         answer: of an engine, on the CPU.
@@ -53,12 +53,12 @@ def check_answer(answer: Answer, model: str) -> Answer:
 
 
 class Engine(Protocol):
-    """What a `Predictor` needs to know of a network, however it is run.
+    """What a `Predictor` needs to know of a model, however it is run.
 
     Attributes:
         labels: names of the L labels.
         thresholds: L numbers; a label is given where its `probs` are above. None where none were fitted: 0.5.
-        picture_size: S, rows and columns of the pictures that it takes.
+        picture_size: S, rows and columns of the images that it takes.
         grid: patches per side; 0 where none are looked at.
         overlap: share of a patch's side that it has in common with its neighbour.
     """
@@ -75,21 +75,21 @@ class Engine(Protocol):
     def overlap(self) -> float: ...  # noqa: D102
 
     def __call__(self, pictures: Tensor) -> Answer:
-        """What the network says of pictures (B,3,S,S) uint8, B >= 1, on the CPU or on its device."""
+        """What the model says of images (B,3,S,S) uint8, B >= 1, on the CPU or on its device."""
         ...
 
 
 class TorchEngine:
-    """Runs a network with torch, in evaluation mode; its own mode is as before afterwards.
+    """Runs a model with torch, in evaluation mode; its own mode is as before afterwards.
 
-    A network's calibration was fitted to one kind of logits, "image", "patch" or "tde", the last in the normalised form
+    A model's calibration was fitted to one kind of logits, "image", "patch" or "tde", the last in the normalised form
     (p + lam q) / (1 + lam); `Answer.probs` are what it makes of them. It maps the image's and the patches' logits too,
     so that all are on one scale: a calibrated TDE logit then still is the weighted mean of the other two.
-    What was fitted to an ordinary network does not hold for the PAT-I around it, so that there its thresholds and
+    What was fitted to an ordinary model does not hold for the PAT-I around it, so that there its thresholds and
     calibration count only if the latter is of kind "tde".
 
-    With an effort below 1 the image comes first, and a second look at pictures about which it is unsure: at their
-    patches or, where that was fitted, at the whole picture once more, larger. The others are answered by the image
+    With an effort below 1 the image comes first, and a second look at images about which the model is unsure: at their
+    patches or, where that was fitted, at the whole image once more, larger. The others are answered by the image
     alone, whose logits have a calibration of their own (`Adaptive`), so that the probabilities of both can be compared
     with each other and with the same thresholds.
     """
@@ -102,57 +102,42 @@ class TorchEngine:
         dtype: torch.dtype = torch.float32,
         effort: float = 1.0,
     ) -> None:
-        """Ask a network.
+        """Ask a model.
 
         Args:
-            model: a network, or PAT-I around one.
-            device: where to run; the network is moved there. It stays where it is by default.
+            model: a classifier, or PAT-I around one.
+            device: where to run; the model is moved there. It stays where it is by default.
             dtype: of autocast; float32 for none.
-            effort: share of pictures that get a second look, among such as the network was tuned on: 1 for all,
+            effort: share of images that get a second look, among such as the model was tuned on: 1 for all,
                 0 for none, anything between where `Classifier.adaptive` was fitted.
         """
-        check_effort(effort, "TorchEngine")
-        network = model.model if isinstance(model, PatchInference) else model
-        if not isinstance(network, Classifier):
-            raise InputError("TorchEngine", f"a {type(network).__name__} says no preprocessing", "give a Classifier")
-        if isinstance(network, PatchClassifier) and network.patch_only:
-            wrong = "the network was trained on patches alone, for the study of scale, and does not see the whole image"
+        classifier = get_classifier(model, "TorchEngine")
+        _check_effort(effort, model)
+        if isinstance(classifier, PatchClassifier) and classifier.patch_only:
+            wrong = "the model was trained on patches alone, for the study of scale, and does not see the whole image"
             raise InputError("TorchEngine", wrong, "give one that was trained by another task")
-        self.model = model if device is None else model.to(device)
-        self.device = next(network.parameters()).device
-        self.dtype = dtype
-        self.name = network.called
-        self.labels: tuple[str, ...] = network.labels
-        self.picture_size: int = network.picture_size
-        patched = model if isinstance(model, PatchInference | PatchClassifier) else None
-        self.grid: int = 0 if patched is None or effort == 0 else patched.grid
-        self.overlap: float = 0.0 if patched is None else patched.overlap
-        fitted, thresholds = network.calibration, network.thresholds
+        patching = model.patching if isinstance(model, PatchInference | PatchClassifier) else None
+        fitted, thresholds = classifier.calibration, classifier.thresholds
         if isinstance(model, PatchInference) and (fitted is None or fitted.kind != "tde"):
             fitted = thresholds = None
-        if fitted is not None and fitted.kind not in (KINDS[:1] if patched is None else KINDS):
-            wrong = f"the calibration is of {fitted.kind!r} logits, which a network without patches has not"
+        if fitted is not None and patching is None and fitted.kind != "image":
+            wrong = f"the calibration is of {fitted.kind!r} logits, which a model without patches has not"
             raise InputError("TorchEngine", wrong, "fit it again")
+        self.model = model if device is None else model.to(device)
+        self.device = next(classifier.parameters()).device
+        self.dtype = dtype
+        self.effort = float(effort)
+        self.name = classifier.called
+        self.labels: tuple[str, ...] = classifier.labels
+        self.picture_size: int = classifier.picture_size
+        self.grid: int = 0 if patching is None or effort == 0 else patching.grid
+        self.overlap: float = 0.0 if patching is None else patching.overlap
         self.thresholds: tuple[float, ...] | None = thresholds
         self.calibration: Calibration | None = fitted
-        self.effort = float(effort)
-        self.adaptive: Adaptive | None = network.adaptive
-        self._check_effort()
-
-    def _check_effort(self) -> None:
-        if isinstance(self.model, PatchInference) and self.effort < 1:
-            wrong = f"PAT-I looks at the patches of every picture, effort is {self.effort:g}"
-            raise InputError("TorchEngine", wrong, "leave effort out, or give the network without PAT-I")
-        if not 0 < self.effort < 1:
-            return
-        if not isinstance(self.model, PatchClassifier):
-            raise InputError("effort", f"is {self.effort:g}, but the network has no patches", "leave it out")
-        if self.adaptive is None:
-            wrong = f"is {self.effort:g}, but nobody has fitted when one look is enough"
-            raise InputError("effort", wrong, "run pivotpatch tune, with a calibration, or give 0 or 1")
+        self.adaptive: Adaptive | None = classifier.adaptive
 
     def __call__(self, pictures: Tensor) -> Answer:
-        """What the network says of pictures (B,3,S,S) uint8, B >= 1, on any device."""
+        """What the model says of images (B,3,S,S) uint8, B >= 1, on any device."""
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with evaluating(self.model), torch.inference_mode(), autocast:
             pictures = pictures.to(self.device)
@@ -162,7 +147,7 @@ class TorchEngine:
             return check_answer(Answer._make(_join(parts) for parts in zip(*answers, strict=True)), self.name)
 
     def answer(self, pictures: Tensor) -> Answer:
-        """The same of pictures on the network's device; with effort 1 a graph that can be exported."""
+        """The same of images on the model's device; with effort 1 a graph that can be exported."""
         if self.effort < 1 and isinstance(self.model, PatchClassifier):
             return self._answer_adaptively(self.model, pictures)
         out = score_images(self.model, pictures)
@@ -172,7 +157,7 @@ class TorchEngine:
         return self._mix(out, self.calibration)
 
     def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer:
-        """The image of every picture, then a second look at those about which it is unsure."""
+        """A first look at every image, then a second one at those about which the model is unsure."""
         views = (make_network_views(model, part, patches=False).image for part in split_for_device(pictures))
         logits = torch.cat([model.forward_images(image) for image in views])
         fitted = self.calibration if self.adaptive is None else self.adaptive.calibration
@@ -193,13 +178,23 @@ class TorchEngine:
         return Answer(*parts)
 
     def _mix(self, out: CounterfactualLogits, calibration: Calibration | None) -> Answer:
-        """The answer of pictures whose patches were seen, in a calibration of one kind of their logits."""
+        """The answer of images whose patches were seen, in a calibration of one kind of their logits."""
         assert isinstance(self.model, PatchInference | PatchClassifier)
-        rows = (out.image_logits, out.pooled_logits, out.tde_logits / (1 + self.model.lam))
+        rows = (out.image_logits, out.pooled_logits, out.tde_logits / (1 + self.model.patching.lam))
         kinds = dict(zip(KINDS, (_calibrate(row, calibration) for row in rows), strict=True))
         probs = out.probs if calibration is None else kinds[calibration.kind]
         # TDE logits are finite only where those of the image and the patches are.
         return Answer(_mark(probs, out.tde_logits), kinds["image"], kinds["patch"], out.weights)
+
+
+def _check_effort(effort: float, model: Classifier | PatchInference) -> None:
+    check_effort(effort, "TorchEngine")
+    if isinstance(model, PatchInference) and effort < 1:
+        wrong = f"PAT-I looks at the patches of every image, effort is {effort:g}"
+        raise InputError("TorchEngine", wrong, "leave effort out, or give the model without PAT-I")
+    if 0 < effort < 1 and (not isinstance(model, PatchClassifier) or model.adaptive is None):
+        why = "needs a tuned checkpoint" if isinstance(model, PatchClassifier) else "needs a model with patches"
+        raise InputError("effort", f"is {effort:g}, which {why}", "run pivotpatch tune, or give 0 or 1")
 
 
 def _calibrate(logits: Tensor, calibration: Calibration | None) -> Tensor:

@@ -1,24 +1,17 @@
 """PAT-I: the total direct effect around any model that gives logits, without training."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.core.counterfactual import CounterfactualLogits, check_lam, check_temperature, combine_logits
-from pivotpatch.core.patches import (
-    check_grid,
-    check_images,
-    check_overlap,
-    check_source,
-    cut_patches,
-    split_views,
-    stack_views,
-)
+from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
+from pivotpatch.core.patches import Patching, check_images, split_views, stack_views
 from pivotpatch.errors import InputError
-from pivotpatch.inference.onnx_session import OnnxLogits, is_onnx_session
+
+_DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(uint8)": torch.uint8}
 
 
 class PatchInference(nn.Module):
@@ -27,6 +20,9 @@ class PatchInference(nn.Module):
     The model is called as it is: its mode, dtype, device and random state are never changed, and
     gradients are recorded if the caller records them. Put it into evaluation mode first, as for any
     prediction. Each call costs 1 + grid * grid forward passes, in one batch.
+
+    Attributes:
+        patching: how patches are cut and mixed with the image.
 
     Example:
         pat = PatchInference(model)
@@ -40,8 +36,8 @@ class PatchInference(nn.Module):
         *,
         grid: int = 2,
         overlap: float = 0.0,
-        lam: float | Tensor = 1.0,
-        temperature: float | Tensor = 1.0,
+        lam: float = 1.0,
+        temperature: float = 1.0,
         normalised: bool = True,
         chunk_size: int | None = None,
         autocast: torch.dtype | None = None,
@@ -55,8 +51,8 @@ class PatchInference(nn.Module):
                 session. A model that gives probabilities will not do.
             grid: patches per side.
             overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
-            lam: weight of the patches' logits; a tensor (L,) sets it for each label.
-            temperature: of the softmax over the patches; a tensor (L,) sets it for each label.
+            lam: weight of the patches' logits.
+            temperature: of the softmax over the patches.
             normalised: take `probs` from (p + lam q) / (1 + lam), the scale of one model's logits;
                 otherwise from p + lam q. The ranking of images is the same.
             chunk_size: most views the model is given at once; all of them by default.
@@ -65,32 +61,22 @@ class PatchInference(nn.Module):
         """
         super().__init__()
         given: object = model
-        if not callable(given) and not is_onnx_session(given):
+        if not callable(given) and not _is_onnx_session(given):
             wrong = f"the model is {given!r}, which cannot be called"
             raise InputError("PatchInference", wrong, "give a module, a function or an ONNX Runtime session")
-        check_grid(grid, "PatchInference")
-        check_overlap(overlap, "PatchInference")
-        check_lam(lam, "PatchInference")
-        check_temperature(temperature, "PatchInference")
-        if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
-            raise InputError(
-                "PatchInference", f"chunk_size is {chunk_size!r}", "give a whole number, or None for all at once"
-            )
-        self.model = OnnxLogits(model) if is_onnx_session(model) else model
-        self.grid = grid
-        self.overlap = overlap
-        # Buffers, so that values for each label move with the module; not part of its state.
-        self.lam: float | Tensor
-        self.temperature: float | Tensor
-        for name, value in (("lam", lam), ("temperature", temperature)):
-            if isinstance(value, Tensor):
-                self.register_buffer(name, value, persistent=False)
-            else:
-                setattr(self, name, value)
+        if chunk_size is not None and chunk_size < 1:
+            raise InputError("PatchInference", f"chunk_size is {chunk_size!r}", "give 1 or more, or None for all")
+        self.model = _OnnxLogits(model) if _is_onnx_session(model) else model
+        self.patching = Patching(grid, overlap, lam=lam, temperature=temperature)
         self.normalised = normalised
         self.chunk_size = chunk_size
         self.autocast = autocast
         self.channels = channels
+
+    @property
+    def grid(self) -> int:
+        """Patches per side."""
+        return self.patching.grid
 
     def forward(self, images: Tensor, *, source: Tensor | None = None) -> CounterfactualLogits:
         """Image logits, patch logits, weights and TDE logits of a batch.
@@ -103,50 +89,65 @@ class PatchInference(nn.Module):
         """
         check_images(images, "PatchInference")
         if images.shape[1] != self.channels:
-            raise InputError(
-                "PatchInference",
-                f"images have {images.shape[1]} channels",
-                f"give (B, {self.channels}, H, W), or set channels= to what the model takes",
-            )
-        if source is not None:
-            check_source(images, source, "PatchInference")
-        size = (images.shape[-2], images.shape[-1])
-        patches = cut_patches(images if source is None else source, grid=self.grid, overlap=self.overlap, size=size)
-        views = stack_views(images, patches)
-        with self._autocast(images.device.type):
+            todo = f"give (B, {self.channels}, H, W), or set channels= to what the model takes"
+            raise InputError("PatchInference", f"images have {images.shape[1]} channels", todo)
+        views = stack_views(images, self.patching.cut(images, source=source))
+        device = images.device.type
+        with nullcontext() if self.autocast is None else torch.autocast(device, dtype=self.autocast):
             chunks = [views] if self.chunk_size is None else views.split(self.chunk_size)
             logits = torch.cat([self._logits(chunk) for chunk in chunks])
-        image_logits, patch_logits = split_views(logits, patches=self.grid * self.grid)
-        return combine_logits(
-            image_logits,
-            patch_logits,
-            lam=self.lam,
-            temperature=self.temperature,
-            normalised=self.normalised,
-        )
+        image_logits, patch_logits = split_views(logits, patches=self.patching.count)
+        lam, temperature = self.patching.lam, self.patching.temperature
+        return combine_logits(image_logits, patch_logits, lam=lam, temperature=temperature, normalised=self.normalised)
 
     def extra_repr(self) -> str:
         """The options, for printing."""
-        names = ("grid", "overlap", "lam", "temperature", "normalised")
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
-
-    def _autocast(self, device: str) -> AbstractContextManager[object]:
-        return nullcontext() if self.autocast is None else torch.autocast(device, dtype=self.autocast)
+        return f"{self.patching}, normalised={self.normalised}"
 
     def _logits(self, views: Tensor) -> Tensor:
         """The model's logits (N,L) of some views (N,C,H,W)."""
         output = self.model(views)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-        if not isinstance(logits, Tensor):
-            raise InputError(
-                "PatchInference",
-                f"the model returned a {type(output).__name__}",
-                "wrap it in a function that returns the logits tensor (N, L)",
-            )
-        if logits.ndim != 2 or logits.shape[0] != views.shape[0]:
-            raise InputError(
-                "PatchInference",
-                f"the model returned shape {tuple(logits.shape)} for {views.shape[0]} views",
-                "wrap it in a function that returns logits (N, L), one row a view",
-            )
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != views.shape[0]:
+            found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
+            wrong = f"the model returned {found} for {views.shape[0]} views"
+            raise InputError("PatchInference", wrong, "wrap it in a function that returns logits (N, L)")
         return logits
+
+
+def _is_onnx_session(model: object) -> bool:
+    """Whether this is an `onnxruntime.InferenceSession`, found without importing onnxruntime."""
+    return all(callable(getattr(model, name, None)) for name in ("run", "get_inputs", "get_outputs"))
+
+
+class _OnnxLogits:
+    """Calls a session with tensors; a session made for one batch size is fed batches of that size."""
+
+    def __init__(self, session: Any) -> None:
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+        if len(inputs) != 1 or inputs[0].type not in _DTYPES:
+            found = ", ".join(f"{item.name} {item.type}" for item in inputs)
+            raise InputError("ONNX session", f"its inputs are {found}", "give a model with one image batch as input")
+        names = [item.name for item in outputs]
+        if len(names) > 1 and "logits" not in names:
+            raise InputError("ONNX session", f"its outputs are {', '.join(names)}", "name the one to use 'logits'")
+        self.session = session
+        self.input_name: str = inputs[0].name
+        self.output_name: str = "logits" if "logits" in names else names[0]
+        self.dtype = _DTYPES[inputs[0].type]
+        batch = inputs[0].shape[0] if inputs[0].shape else None
+        self.batch_size: int | None = batch if isinstance(batch, int) and batch > 0 else None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits (N,L) of images (N,C,H,W), on the images' device."""
+        if self.dtype == torch.uint8 != images.dtype:
+            raise InputError("ONNX session", f"it takes uint8 and images are {images.dtype}", "give uint8 pixels")
+        return torch.cat([self._run(chunk) for chunk in images.split(self.batch_size or max(len(images), 1))])
+
+    def _run(self, images: Tensor) -> Tensor:
+        """Fill a batch that is too small up with copies of its first image, and drop their logits again."""
+        missing = (self.batch_size or 0) - len(images)
+        full = torch.cat([images, images[:1].expand(missing, -1, -1, -1)]) if missing > 0 else images
+        pixels = full.detach().to(device="cpu", dtype=self.dtype).numpy()
+        (logits,) = self.session.run([self.output_name], {self.input_name: pixels})
+        return torch.from_numpy(logits[: len(images)]).to(images.device)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.patches import PatchBox, patch_boxes
-from pivotpatch.errors import InputError
 from pivotpatch.inference.prediction import COLOURS, Tag, nest_boxes
 
 # The Okabe-Ito set and grey, which every kind of colour vision tells apart.
@@ -34,7 +33,7 @@ _MARK = "#F0E442"
 
 
 class Case(NamedTuple):
-    """One picture to explain.
+    """One image to explain.
 
     Attributes:
         image: RGB pixels (H,W,3), of any size.
@@ -63,9 +62,9 @@ def plot_case(
     overlap: float = 0.0,
     baseline: float | None = None,
 ) -> Figure:
-    """Show why a label is given to a picture or not.
+    """Show why a label is given to an image or not.
 
-    On the left the picture, each patch with its share in the decision and dimmed where that is
+    On the left the image, each patch with its share in the decision and dimmed where that is
     small; on the right the probability of the label from the whole image, from the patches, and
     from both; above them a baseline's, where one is given.
 
@@ -86,10 +85,10 @@ def plot_case(
 
 
 def plot_pair(one: Case, other: Case, *, label: int, labels: Sequence[str]) -> Figure:
-    """Show two pictures beside each other as `plot_case` shows one, such as a scene with an object and without it.
+    """Show two images beside each other as `plot_case` shows one, such as a scene with an object and without it.
 
     Args:
-        one: the left picture.
+        one: the left image.
         other: the right one.
         label: index of the label to explain.
         labels: names of the L labels.
@@ -102,7 +101,7 @@ def plot_pair(one: Case, other: Case, *, label: int, labels: Sequence[str]) -> F
 
 
 def _draw_case(picture: Axes, bars: Axes, case: Case, *, label: int, labels: Sequence[str]) -> None:
-    _check_case(case, label, labels)
+    assert len(case.logits.weights) == 1, "one image"
     draw_shares(picture, case.image, case.logits.weights[0, :, label].tolist(), overlap=case.overlap)
     if case.mark is not None:
         picture.add_patch(_frame(case.mark, fill=False, edgecolor=_MARK, linestyle="--", linewidth=2))
@@ -114,36 +113,20 @@ def _draw_case(picture: Axes, bars: Axes, case: Case, *, label: int, labels: Seq
     bars.set_xlabel(f"probability of “{labels[label]}”", parse_math=False)
 
 
-def _check_case(case: Case, label: int, labels: Sequence[str]) -> None:
-    image, (batch, patches, count) = case.image, case.logits.weights.shape
-    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-        raise InputError("plot", f"the image is {image.dtype} of shape {image.shape}", "give RGB bytes (H, W, 3)")
-    if batch != 1:
-        raise InputError("plot", f"logits are of {batch} images", "give those of one, a batch of 1")
-    if math.isqrt(patches) ** 2 != patches:
-        raise InputError("plot", f"logits are of {patches} patches", "give those of a square grid")
-    if len(labels) != count or not 0 <= label < count:
-        raise InputError(
-            "plot",
-            f"label {label}, {len(labels)} names and logits of {count} labels",
-            "give one name a label, and the index of one of them",
-        )
-
-
 def _frame(box: PatchBox, **style: Any) -> Rectangle:
     # The centre of the first pixel is at 0.
     return Rectangle((box.left - 0.5, box.top - 0.5), box.right - box.left, box.bottom - box.top, **style)
 
 
 def draw_shares(axes: Axes, image: NDArray[np.uint8], shares: Sequence[float], *, overlap: float) -> None:
-    """Show a picture (H,W,3), each of its P patches with its share and dimmed where that is small."""
+    """Show an image (H,W,3), each of its P patches with its share and dimmed where that is small."""
     height, width = image.shape[:2]
     axes.imshow(image, interpolation="nearest")
     boxes = patch_boxes(height, width, grid=math.isqrt(len(shares)), overlap=overlap)
     for box, share in zip(boxes, shares, strict=True):
         axes.add_patch(_frame(box, color="black", alpha=0.35 * (1 - share)))
         axes.add_patch(_frame(box, fill=False, edgecolor="white"))
-        # Towards the border of the picture, where objects are rarest.
+        # Towards the border of the image, where objects are rarest.
         right, low = box.left + box.right > width, box.top + box.bottom > height
         axes.annotate(
             f"{share:.0%}",
@@ -200,7 +183,7 @@ def plot_tag(image: NDArray[np.uint8], tag: Tag, *, overlap: float) -> Figure:
 
 
 def plot_tags(image: NDArray[np.uint8], tags: Sequence[Tag], *, size: tuple[int, int]) -> Figure:
-    """Show a picture with the frame of each tag's pivot patch, and what each opinion says of each tag.
+    """Show an image with the frame of each tag's pivot patch, and what each opinion says of each tag.
 
     Args:
         image: RGB pixels (h,w,3).

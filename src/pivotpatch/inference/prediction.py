@@ -1,10 +1,10 @@
-"""What a network says of one picture: its tags, and for each the patch that speaks for it."""
+"""What a model says of one image: its tags, and for each the patch that speaks for it."""
 
 import math
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LONGEST = 640
 """Pixels of the longer side of the copy that figures show."""
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""One a tag, in the order of their probabilities; the Okabe-Ito set: told apart by every kind of colour vision."""
+"""One per tag, in the order of their probabilities; the Okabe-Ito set: told apart by every kind of colour vision."""
 _THUMBNAIL = 256  # pixels of the longer side in a notebook
 
 
@@ -42,7 +42,7 @@ def fit(size: tuple[int, int]) -> tuple[int, int]:
 
 
 class Tag(NamedTuple):
-    """A label and what is known of it in one picture.
+    """A label and what is known of it in one image.
 
     Attributes:
         label: its name.
@@ -51,7 +51,7 @@ class Tag(NamedTuple):
         image_prob: from the whole image alone.
         patch_prob: from the patches alone; None where they were not looked at, as the next two.
         weights: P shares of the patches, row by row.
-        box: of the pivot patch, the one with the largest share, in the picture's own pixels.
+        box: of the pivot patch, the one with the largest share, in the image's own pixels.
     """
 
     label: str
@@ -75,14 +75,14 @@ def _to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """What a network says of one picture; L labels, P patches.
+    """What a model says of one image; L labels, P patches.
 
     In a notebook it shows itself, with `print` as a line.
 
     Attributes:
         picture: the name of its file; None for pixels without one.
-        source: where figures take the picture from: its file or the file's bytes, or a copy (h,w,3) of its pixels.
-        size: the picture's own rows and columns, turned as its EXIF data say.
+        source: where figures take the image from: its file or the file's bytes, or a copy (h,w,3) of its pixels.
+        size: the image's own rows and columns, turned as its EXIF data say.
         labels: names of the L labels.
         probs: (L,) to decide with.
         image_probs: (L,) from the whole image alone.
@@ -110,8 +110,8 @@ class Prediction:
 
     def top(self, count: int) -> tuple[Tag, ...]:
         """The most probable labels, above their thresholds or not."""
-        if not isinstance(count, int) or count < 1:
-            raise InputError("top", f"count is {count!r}", "give a whole number, 1 or more")
+        if count < 1:
+            raise InputError("top", f"count is {count}", "give 1 or more")
         return tuple(map(self._tag, self._ranked[:count].tolist()))
 
     def get(self, label: str) -> Tag:
@@ -121,7 +121,7 @@ class Prediction:
         return self._tag(self.labels.index(label))
 
     def to_dict(self) -> dict[str, Any]:
-        """The picture, its size [H, W] and its tags in plain types, for JSON."""
+        """The image's name, its size [H, W] and its tags in plain types, for JSON."""
         return {"picture": self.picture, "size": list(self.size), "tags": [tag.to_dict() for tag in self.tags]}
 
     @cached_property
@@ -157,7 +157,7 @@ class Prediction:
         if self.weights is None:
             return []
         grid = math.isqrt(len(self.weights))
-        # The network sees the picture enlarged: where it has fewer pixels than patches, they share them.
+        # The model sees the image enlarged: where it has fewer pixels than patches, they share them.
         (height, width), (rows, columns) = self.size, (max(side, grid) for side in self.size)
         return [
             PatchBox(
@@ -184,16 +184,16 @@ class Prediction:
 
     def __repr__(self) -> str:
         tags = ", ".join(f"{tag.label} {tag.prob:.2f}" for tag in self.tags) or "no tags"
-        return f"<Prediction of {self.picture or 'a picture'}, {self.size[0]} x {self.size[1]} pixels: {tags}>"
+        return f"<Prediction of {self.picture or 'an image'}, {self.size[0]} x {self.size[1]} pixels: {tags}>"
 
     def _repr_html_(self) -> str:
-        """The picture with the frames of its pivot patches, beside a table of its tags, for notebooks."""
+        """The image with the frames of its pivot patches, beside a table of its tags, for notebooks."""
         shown = list(zip(self._shown, COLOURS, nest_boxes(self._shown), strict=False))
         frames = (_frame(tag.box, self.size, colour=colour, depth=depth) for tag, colour, depth in shown if tag.box)
         page = _PAGE.format(
             address=_encode(self.image),
             text=repr(self)[1:-1],
-            name=self.picture or "a picture",
+            name=self.picture or "an image",
             size="{} x {}".format(*self.size),
             note="" if self.tags else _NO_TAGS,
             frames=Markup("").join(frames),
@@ -201,6 +201,33 @@ class Prediction:
             rows=Markup("").join(_describe(tag, colour) for tag, colour, _ in shown),
         )
         return str(page)
+
+
+@dataclass(frozen=True)
+class TagRule:
+    """Which labels an image gets; the fitted thresholds decide by default.
+
+    Attributes:
+        threshold: takes the place of all thresholds.
+        top_k: most labels; without a threshold, the most probable ones whatever their thresholds.
+    """
+
+    threshold: float | None = None
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise InputError("threshold", f"{self.threshold} is no probability", "give 0 to 1")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError("top_k", f"it is {self.top_k}", "give 1 or more")
+
+    def choose(self, prediction: Prediction) -> tuple[Tag, ...]:
+        """The tags of one image, the most probable first."""
+        if self.threshold is not None:
+            prediction = replace(prediction, thresholds=0 * prediction.thresholds + self.threshold)
+        elif self.top_k is not None:
+            return prediction.top(self.top_k)
+        return prediction.tags[: self.top_k]
 
 
 _NO_TAGS = Markup("<br>No label is above its threshold; these are the most probable.")

@@ -1,4 +1,4 @@
-"""Tags for pictures of any kind: files, Pillow pictures, arrays, tensors."""
+"""Tags for images of any kind: files, Pillow images, arrays, tensors."""
 
 import os
 from collections.abc import Sequence
@@ -25,13 +25,12 @@ from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.named import is_named
 from pivotpatch.models.open import open_model
 
-EXPORTED = (".onnx", ".pt2")
-"""How the names of exported networks end."""
-_ENGINE = "write Predictor(TorchEngine(network))"
+EXPORTED = ".onnx"
+"""How the names of exported models end."""
 _TRIED = 512  # rows and columns of images on which folding is tried, at most: more would only take longer
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor
-"""A file's path or `file://` URL, its bytes, a Pillow picture, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
+"""A file's path or `file://` URL, its bytes, a Pillow image, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
 of uint8 or of floats from 0 to 1."""
 
 
@@ -40,7 +39,7 @@ class ModelError(InputError):
 
 
 class _Read(NamedTuple):
-    """A picture: its name, where figures take it from, its own size, and pixels (S,S,3) for the network."""
+    """An image: its name, where figures take it from, its own size, and pixels (S,S,3) for the model."""
 
     name: str | None
     source: Path | bytes | NDArray[np.uint8]
@@ -49,7 +48,7 @@ class _Read(NamedTuple):
 
 
 class Predictor:
-    """Says what is in pictures.
+    """Says what is in images.
 
     Example:
         predictor = Predictor.load("my-run")
@@ -62,11 +61,11 @@ class Predictor:
         """Ask an engine.
 
         Args:
-            engine: a `TorchEngine`, or what opens an exported network.
-            batch_size: most pictures that it is asked about at once.
+            engine: a `TorchEngine`, or an `OnnxEngine`.
+            batch_size: most images that it is asked about at once.
         """
         if isinstance(engine, torch.nn.Module):
-            raise InputError("Predictor", "it is given a network", _ENGINE)
+            raise InputError("Predictor", "it is given a model", "write Predictor(TorchEngine(model))")
         if batch_size < 1:
             raise InputError("Predictor", f"batch_size is {batch_size}", "give 1 or more")
         self.engine = engine
@@ -81,38 +80,31 @@ class Predictor:
         effort: float = 1.0,
         fold: bool = True,
     ) -> "Predictor":
-        """Open a trained network.
+        """Open a trained model.
 
         Args:
             name_or_folder: the name of a model that comes with the package ("tagger"), the folder of a run, whose best
-                network is taken, or of a checkpoint, or an exported file (.onnx, .pt2). "hub:owner/name" is a
+                model is taken, or of a checkpoint, or an exported file (.onnx). "hub:owner/name" is a
                 checkpoint on the Hugging Face hub; "transformers:" or "timm:" before a folder or `owner/name` opens
-                somebody else's multi-label network, around which PAT-I looks at patches, see `open_transformers`. A
+                somebody else's multi-label model, around which PAT-I looks at patches, see `open_foreign`. A
                 revision may follow a name: "hub:owner/name@v2".
-            device: where to run; a GPU where there is one by default.
-            effort: share of pictures that get a second look, those that are the least clear without: 1 for all, at
-                their patches, 0 for none. Anything between needs a network that was tuned (`pivotpatch tune`), which
-                says whether that look is at the patches or a closer one. Exported networks look at the patches of
-                all. PAT-I looks at the patches of all or, with 0, of none.
+            device: where to run; a GPU where there is one by default. Exported models run on the CPU.
+            effort: share of images that get a second look, those that are the least clear without: 1 for all, at
+                their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`), which
+                says whether that look is at the patches or a closer one. Exported models look at the patches of
+                all images, PAT-I at those of all or, with 0, of none.
             fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
-                False leaves the network as it is.
+                False leaves the model as it is.
         """
         check_effort(effort, "Predictor")
-        try:
-            name = os.fspath(name_or_folder)
-        except TypeError:
-            wrong = f"a {type(name_or_folder).__name__} is no name nor folder"
-            raise InputError("Predictor.load", wrong, f"give one; for a network {_ENGINE}") from None
-        path, chosen = Path(name), _choose_device(device)
-        if path.suffix.lower() in EXPORTED and not path.is_dir() and not is_named(name):
-            from pivotpatch.inference.exported import open_exported
+        name, chosen = os.fspath(name_or_folder), _choose_device(device)
+        if name.lower().endswith(EXPORTED) and not Path(name).is_dir() and not is_named(name):
+            from pivotpatch.inference.exported import OnnxEngine
 
-            if device is not None and chosen.type != "cpu":
-                raise InputError(str(path), f"exported networks run on the CPU, not on {chosen}", "leave device out")
-            if effort != 1:
-                wrong = f"exported networks look at the patches of every picture, effort is {effort:g}"
-                raise InputError(str(path), wrong, "leave effort out, or give the run or checkpoint")
-            return cls(open_exported(path))
+            if effort != 1 or (device is not None and chosen.type != "cpu"):
+                wrong = f"exported models run on the CPU with effort 1, not on {chosen} with {effort:g}"
+                raise InputError(name, wrong, "leave device and effort out, or give the run or checkpoint")
+            return cls(OnnxEngine(name))
         model = open_model(name)
         if isinstance(model, ForeignClassifier):
             if 0 < effort < 1:
@@ -127,13 +119,13 @@ class Predictor:
         return self.engine.labels
 
     @overload
-    def __call__(self, pictures: Picture) -> Prediction: ...  # type: ignore[overload-overlap] # a str is one picture
+    def __call__(self, pictures: Picture) -> Prediction: ...  # type: ignore[overload-overlap] # a str is one image
     @overload
     def __call__(self, pictures: Sequence[Picture]) -> list[Prediction]: ...
     def __call__(self, pictures: Picture | Sequence[Picture]) -> Prediction | list[Prediction]:
-        """Say what is in a picture, or in each of a list of them.
+        """Say what is in an image, or in each of a list of them.
 
-        A picture that cannot be read is an error that names it; then none of the list is answered.
+        An image that cannot be read is an error that names it; then none of the list is answered.
         """
         if not isinstance(pictures, list | tuple):
             return self._predict([self._read(pictures, "picture")])[0]
@@ -144,7 +136,7 @@ class Predictor:
         return found
 
     def _read(self, picture: object, where: str) -> _Read:
-        """One picture, which may turn out to be none; `where` is what messages call it if it has no name."""
+        """One image, which may turn out to be none; `where` is what messages call it if it has no name."""
         size = (self.engine.picture_size, self.engine.picture_size)
         if isinstance(picture, str | os.PathLike):
             path = Path(locate_file(picture) if isinstance(picture, str) else picture)
@@ -182,7 +174,7 @@ class Predictor:
 
 
 def _pick(part: Tensor | None, row: int) -> Tensor | None:
-    """What an answer's part says of one picture; None where its patches were not looked at."""
+    """What an answer's part says of one image; None where its patches were not looked at."""
     return None if part is None or part[row].isnan().all() else part[row]
 
 
@@ -203,10 +195,10 @@ def _choose_dtype(device: torch.device) -> torch.dtype:
 
 
 def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1.0, fold: bool = True) -> TorchEngine:
-    """An engine for a network that nobody else holds, which is changed into what the device is fastest with.
+    """An engine for a model that nobody else holds, which is changed into what the device is fastest with.
 
     Args:
-        model: the network, on any device.
+        model: the model, on any device.
         device: where to run.
         effort: as in `Predictor.load`.
         fold: likewise.
@@ -227,7 +219,7 @@ def _get_pixels(picture: object, where: str) -> bytes | Image.Image | NDArray[np
     if isinstance(picture, Tensor):
         return _get_tensor_pixels(picture, where)
     if not isinstance(picture, np.ndarray):
-        todo = "give a path, a Pillow picture, an array (H, W, 3), a tensor (3, H, W), or a list of those"
+        todo = "give a path, a Pillow image, an array (H, W, 3), a tensor (3, H, W), or a list of those"
         raise InputError(where, f"is a {type(picture).__name__}", todo)
     return np.repeat(picture[..., None], 3, axis=2) if picture.ndim == 2 else picture
 
@@ -238,12 +230,9 @@ def _get_tensor_pixels(picture: Tensor, where: str) -> NDArray[np.uint8]:
         todo = "give (3, H, W)" + (", or list(...) of a batch" if picture.ndim == 4 else "")
         raise InputError(where, f"the tensor has shape {tuple(picture.shape)}", todo)
     pixels = picture.detach().cpu()
-    if pixels.is_floating_point():
-        low, high = pixels.min().item(), pixels.max().item()
-        if not (low >= 0 and high <= 1):  # NaN is refused too
-            wrong = f"its values run from {low:.3g} to {high:.3g}"
-            raise InputError(where, wrong, "give uint8, or floats from 0 to 1 that are not normalised yet")
+    if pixels.is_floating_point() and pixels.min() >= 0 and pixels.max() <= 1:  # NaN is refused too
         pixels = (pixels.float() * 255).round().to(torch.uint8)
     if pixels.dtype != torch.uint8:
-        raise InputError(where, f"the tensor is {pixels.dtype}", "give uint8, or floats from 0 to 1")
+        wrong = f"the tensor is {pixels.dtype} from {pixels.min():.3g} to {pixels.max():.3g}"
+        raise InputError(where, wrong, "give uint8, or floats from 0 to 1 that are not normalised yet")
     return pixels.permute(1, 2, 0).contiguous().numpy()

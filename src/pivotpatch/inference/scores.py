@@ -1,4 +1,4 @@
-"""What a model says of many pictures, beside what is true of them: all that evaluation and audit need."""
+"""What a model says of many images, beside what is true of them: all that evaluation and audit need."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,23 +16,23 @@ KINDS = ("image", "patch", "tde")
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of N pictures for L labels.
+    """Scores of N images for L labels.
 
     Attributes:
         labels: names of the labels.
-        pictures: names of the pictures.
+        pictures: names of the images.
         target: (N,L), 1 present, 0 absent, NaN unknown.
         logits: (N,L) by kind, see `KINDS`; a model without patches has "image" alone. On the
             CPU; float32, or float64 where they were read from probabilities.
         patch_logits: (N,P,L) of each patch, where they were kept.
         weights: (N,P,L) of each patch, likewise.
-        lam: weight of the patches in the "tde" logits, a number or (L,).
-        temperature: of the patch weights, likewise.
+        lam: weight of the patches in the "tde" logits.
+        temperature: of the patch weights.
         indices: (N,) positions in the record set that was scored, rising, where there was one.
         overlap: share of a patch's side that it has in common with its neighbour, see `patch_boxes`.
         closer_size: rows and columns of a closer look, where one took the place of the patches.
         data: address of the record set that was scored, where that is known.
-        network: `fingerprint` of the network that scored them, likewise.
+        network: `fingerprint` of the model that scored them, likewise.
     """
 
     labels: tuple[str, ...]
@@ -41,8 +41,8 @@ class Scores:
     logits: Mapping[str, Tensor]
     patch_logits: Tensor | None = None
     weights: Tensor | None = None
-    lam: float | Tensor = 1.0
-    temperature: float | Tensor = 1.0
+    lam: float = 1.0
+    temperature: float = 1.0
     indices: Tensor | None = None
     overlap: float = 0.0
     closer_size: int | None = None
@@ -54,7 +54,7 @@ class Scores:
         for name, tensor in {"target": self.target, **self.logits}.items():
             if tuple(tensor.shape) != shape:
                 wrong = f"{name} has shape {tuple(tensor.shape)}"
-                raise InputError("scores", wrong, f"give {shape}, one row a picture and one column a label")
+                raise InputError("scores", wrong, f"give {shape}, one row per image and one column per label")
         if not self.logits:
             raise InputError("scores", "there are no logits", f"give at least one kind of {', '.join(KINDS)}")
         check_overlap(self.overlap, "scores")
@@ -74,7 +74,7 @@ class Scores:
         return self.logits[kind]
 
     def scaled(self, kind: str) -> Tensor:
-        """Logits (N,L) of a kind on one network's scale: those of "tde" are (p + lam q) / (1 + lam)."""
+        """Logits (N,L) of a kind on one model's scale: those of "tde" are (p + lam q) / (1 + lam)."""
         logits = self.get(kind)
         return logits / (1 + self.lam) if kind == "tde" else logits
 
@@ -83,7 +83,7 @@ class Scores:
         return torch.sigmoid(self.scaled(kind))
 
     def select(self, rows: Tensor) -> "Scores":
-        """The pictures that `rows` (M,) names, in that order."""
+        """The images that `rows` (M,) names, in that order."""
         return replace(
             self,
             pictures=tuple(self.pictures[row] for row in rows.tolist()),
@@ -94,12 +94,12 @@ class Scores:
             indices=None if self.indices is None else self.indices[rows],
         )
 
-    def mix(self, *, lam: float | Tensor | None = None, temperature: float | Tensor | None = None) -> Tensor:
+    def mix(self, *, lam: float | None = None, temperature: float | None = None) -> Tensor:
         """TDE logits (N,L) with another lam or temperature, see `remix`."""
         return self.remix(lam=lam, temperature=temperature).get("tde")
 
-    def remix(self, *, lam: float | Tensor | None = None, temperature: float | Tensor | None = None) -> "Scores":
-        """The same pictures with another lam or temperature, numbers or (L,); no network is asked.
+    def remix(self, *, lam: float | None = None, temperature: float | None = None) -> "Scores":
+        """The same images with another lam or temperature; no model is asked.
 
         A temperature needs the patches: weights that were made at T become those at T' by w^(T/T'), made to sum to 1.
         """
@@ -107,7 +107,7 @@ class Scores:
         lam = self.lam if lam is None else lam
         if temperature is not None:
             if self.patch_logits is None or weights is None:
-                raise InputError("scores", "the patches were not kept", "score the pictures again with their patches")
+                raise InputError("scores", "the patches were not kept", "score the images again with their patches")
             tiny = torch.finfo(weights.dtype).tiny
             weights = patch_weights(weights.clamp(min=tiny).log() * self.temperature, temperature=temperature)
             pooled = pool_patches(self.patch_logits, weights)

@@ -1,14 +1,15 @@
-"""Score a data set: every picture once, whatever the number of processes."""
+"""Score a data set: every image once, whatever the number of processes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
+from pivotpatch.core.patches import Patching
 from pivotpatch.data.records import LabelSpace
 from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
@@ -17,7 +18,7 @@ from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_closer_view, make_network_views, make_views
 
-if TYPE_CHECKING:  # a picture alone needs none of them, and must not wait for their import
+if TYPE_CHECKING:  # an image alone needs none of them, and must not wait for their import
     from accelerate import Accelerator
 
     from pivotpatch.data.loading import Loader
@@ -26,21 +27,21 @@ Progress = Callable[[str, int, int | None], None]
 _CPU_PIXELS = 8 * 256 * 256  # of images at once; what is computed from more of them outgrows the caches
 
 
-class _Part(NamedTuple):
-    """A batch: indices (B,), target (B,L) and K rows of numbers a picture (B,K,L), the last on the device."""
-
-    indices: Tensor
-    target: Tensor
-    rows: Tensor
+def get_classifier(model: Classifier | PatchInference, where: str) -> Classifier:
+    """The model itself, or the one that PAT-I is around, which must say how it sees images."""
+    inner = model.model if isinstance(model, PatchInference) else model
+    if not isinstance(inner, Classifier):
+        raise InputError(where, f"a {type(inner).__name__} says no preprocessing", "give a Classifier")
+    return inner
 
 
 def look_again(
     model: PatchClassifier, images: Tensor, image_logits: Tensor, *, closer_size: int | None
 ) -> CounterfactualLogits:
-    """What a network says on a second look at images (B,3,h,w) from the loader, whose logits (B,L) are known.
+    """What a model says on a second look at images (B,3,h,w) from the loader, whose logits (B,L) are known.
 
     Args:
-        model: the network.
+        model: the model.
         images: uint8, on its device.
         image_logits: of the first look.
         closer_size: rows and columns at which it sees the whole images again; None for their patches.
@@ -53,30 +54,27 @@ def look_again(
 def score_images(
     model: Classifier | PatchInference, images: Tensor, *, closer_size: int | None = None
 ) -> CounterfactualLogits | Tensor:
-    """What a network says of images from the loader: image logits (B,L), or with patches all there is.
+    """What a model says of images from the loader: image logits (B,L), or with patches all there is.
 
     Args:
-        model: a network, or PAT-I around a `MultiLabelClassifier`.
-        images: (B,3,h,w) uint8 on the network's device. PAT-I cuts its patches from them where they are larger
-            than the network's input; a `PatchClassifier` as it was trained.
+        model: a classifier, or PAT-I around one.
+        images: (B,3,h,w) uint8 on the model's device. PAT-I cuts its patches from them where they are larger
+            than the model's input; a `PatchClassifier` as it was trained.
         closer_size: a `PatchClassifier` looks at the whole images once more, at so many rows and columns, and not at
             their patches.
     """
-    network = model.model if isinstance(model, PatchInference) else model
-    if not isinstance(network, Classifier):
-        raise InputError("score_images", f"a {type(network).__name__} says no preprocessing", "give a Classifier")
+    classifier = get_classifier(model, "score_images")
     if closer_size is not None:
-        if not isinstance(network, PatchClassifier):
-            raise InputError("score_images", "the network has no patches to look closer for", "leave closer_size out")
-        first = network.forward_images(make_network_views(network, images, patches=False).image)
-        return look_again(network, images, first, closer_size=closer_size)
-    views = make_network_views(network, images)
-    if isinstance(network, PatchClassifier):
-        return network.forward_views(views.image, views.patches)
+        assert isinstance(classifier, PatchClassifier), "callers check it, `check_closer`"
+        first = classifier.forward_images(make_network_views(classifier, images, patches=False).image)
+        return look_again(classifier, images, first, closer_size=closer_size)
+    views = make_network_views(classifier, images)
+    if isinstance(classifier, PatchClassifier):
+        return classifier.forward_views(views.image, views.patches)
     if not isinstance(model, PatchInference):
-        logits: Tensor = network(views.image)
+        logits: Tensor = classifier(views.image)
         return logits
-    own, prepare = (images.shape[-2], images.shape[-1]), network.preprocessing
+    own, prepare = (images.shape[-2], images.shape[-1]), classifier.preprocessing
     source = None
     if min(own) > prepare.image_size:
         source = make_views(images, size=own, mean=prepare.mean, std=prepare.std, grid=0).image
@@ -93,7 +91,7 @@ def split_for_device(images: Tensor) -> tuple[Tensor, ...]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode for a while; afterwards each part is in its own again."""
+    """Put a model into evaluation mode for a while; afterwards each part is in its own again."""
     training = [part for part in model.modules() if part.training]  # a part may be kept in evaluation mode
     model.eval()
     try:
@@ -115,11 +113,11 @@ def score_pictures(
 ) -> Scores:
     """Score what a loader ships, in evaluation mode; each process gets the scores of all.
 
-    A network that was trained on patches alone has "patch" logits alone.
+    A model that was trained on patches alone has "patch" logits alone.
 
     Args:
         model: as in `score_images`, on the accelerator's device.
-        loader: of this process's share, each batch of it, also an empty one. The network may know more labels than
+        loader: of this process's share, each batch of it, also an empty one. The model may know more labels than
             its records have, and in another order; scores are those of the records.
         accelerator: which processes there are.
         dtype: of autocast; float32 for none.
@@ -127,35 +125,26 @@ def score_pictures(
         closer_size: as in `score_images`.
         progress: told what is done after each batch.
     """
-    device = accelerator.device
-    held: list[_Part] = []
-    columns = _find_columns(model, loader.records.labels.names)
-    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-    with evaluating(model), torch.inference_mode(), autocast:
+    device, labels = accelerator.device, loader.records.labels.names
+    classifier = get_classifier(model, "score_pictures")
+    known = LabelSpace(classifier.labels)
+    columns = torch.tensor([known.index(name) for name in labels], device=device)
+    count = 3 + 2 * keep_patches * model.grid**2 if isinstance(model, PatchInference | PatchClassifier) else 1
+    indices, target = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, len(labels))]
+    rows = [torch.empty(0, count, len(labels), device=device)]
+    with evaluating(model), torch.inference_mode(), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         for number, batch in enumerate(loader, 1):
-            if len(batch.indices):
-                parts = split_for_device(batch.images.to(device, non_blocking=True))
-                rows = [
-                    _pack(score_images(model, part, closer_size=closer_size), keep_patches=keep_patches)
-                    for part in parts
-                ]
-                packed = torch.cat(rows)
-                held.append(_Part(batch.indices, batch.target, packed if columns is None else packed[..., columns]))
+            indices.append(batch.indices)
+            target.append(batch.target)
+            for images in split_for_device(batch.images.to(device, non_blocking=True)) if len(batch.indices) else ():
+                out = score_images(model, images, closer_size=closer_size)
+                rows.append(_pack(out, keep_patches=keep_patches)[..., columns])
             if progress is not None:
                 progress("validate", number, len(loader))
-    joined = _gather(held, model, loader, accelerator=accelerator, keep_patches=keep_patches)
-    scores = replace(_unpack(joined, model, loader, columns=columns), closer_size=closer_size)
-    _check_finite(scores, model)
+    joined = _gather(torch.cat(indices), torch.cat(target), torch.cat(rows), accelerator)
+    scores = replace(_unpack(*joined, model, loader), closer_size=closer_size)
+    _check_finite(scores, classifier.called)
     return scores
-
-
-def _find_columns(model: Classifier | PatchInference, labels: tuple[str, ...]) -> list[int] | None:
-    """Where each label stands among those of a network; None where they are the same."""
-    network = model.model if isinstance(model, PatchInference) else model
-    if not isinstance(network, Classifier) or network.labels == labels:
-        return None
-    known = LabelSpace(network.labels)
-    return [known.index(name) for name in labels]
 
 
 def _pack(out: CounterfactualLogits | Tensor, *, keep_patches: bool) -> Tensor:
@@ -168,61 +157,44 @@ def _pack(out: CounterfactualLogits | Tensor, *, keep_patches: bool) -> Tensor:
     return torch.cat([row.float() for row in rows], dim=1)
 
 
-def _gather(
-    held: list[_Part], model: nn.Module, loader: "Loader", *, accelerator: "Accelerator", keep_patches: bool
-) -> _Part:
-    """Join the parts of all processes, in the order of the records, on the CPU."""
-    device, labels = accelerator.device, len(loader.records.labels)
-    count = 3 + 2 * keep_patches * model.grid**2 if isinstance(model, PatchInference | PatchClassifier) else 1
-    indices = torch.cat([torch.empty(0, dtype=torch.int64), *(part.indices for part in held)])
-    target = torch.cat([torch.empty(0, labels), *(part.target for part in held)])
-    rows = torch.cat([torch.empty(0, count, labels, device=device), *(part.rows for part in held)])
+def _gather(indices: Tensor, target: Tensor, rows: Tensor, accelerator: "Accelerator") -> tuple[Tensor, Tensor, Tensor]:
+    """Indices (N,), target (N,L) and rows (N,K,L) of all processes, in the order of the records, on the CPU."""
     if accelerator.num_processes > 1:  # shares differ in length: fill them up, and tell the filling by its index
-        indices = accelerator.gather(accelerator.pad_across_processes(indices.to(device), pad_index=-1))
-        target = accelerator.gather(accelerator.pad_across_processes(target.to(device)))
+        indices = accelerator.gather(accelerator.pad_across_processes(indices.to(rows.device), pad_index=-1))
+        target = accelerator.gather(accelerator.pad_across_processes(target.to(rows.device)))
         rows = accelerator.gather(accelerator.pad_across_processes(rows))
     indices, target, rows = indices.cpu(), target.cpu(), rows.cpu()
     order = indices.argsort()[(indices < 0).sum() :]
-    return _Part(indices[order], target[order], rows[order])
+    return indices[order], target[order], rows[order]
 
 
-def _unpack(joined: _Part, model: nn.Module, loader: "Loader", *, columns: list[int] | None) -> Scores:
-    records, rows = loader.records, joined.rows
-    names = tuple(records.images.name(records.place(index)) for index in joined.indices.tolist())
+def _unpack(indices: Tensor, target: Tensor, rows: Tensor, model: nn.Module, loader: "Loader") -> Scores:
+    records = loader.records
     patches = rows[:, 3:].unflatten(1, (2, -1)) if rows.shape[1] > 3 else None
-    mixed = model if isinstance(model, PatchInference | PatchClassifier) else None
     patch_only = isinstance(model, PatchClassifier) and model.patch_only
     trained = {"patch"} if patch_only else set(KINDS)  # an image head that was never trained has nothing to say
+    mixing = model.patching if isinstance(model, PatchInference | PatchClassifier) else Patching()
     return Scores(
         labels=records.labels.names,
-        pictures=names,
-        target=joined.target,
+        pictures=tuple(records.images.name(records.place(index)) for index in indices.tolist()),
+        target=target,
         logits={kind: rows[:, place] for place, kind in enumerate(KINDS[: rows.shape[1]]) if kind in trained},
         patch_logits=None if patches is None else patches[:, 0],
         weights=None if patches is None else patches[:, 1],
-        lam=1.0 if mixed is None else _fetch(mixed.lam, columns),
-        temperature=1.0 if mixed is None else _fetch(mixed.temperature, columns),
-        indices=joined.indices,
-        overlap=0.0 if mixed is None else mixed.overlap,
+        lam=mixing.lam,
+        temperature=mixing.temperature,
+        indices=indices,
+        overlap=mixing.overlap,
         data=records.name,
     )
 
 
-def _check_finite(scores: Scores, model: Classifier | PatchInference) -> None:
+def _check_finite(scores: Scores, name: str) -> None:
     """Refuse logits that cannot be ranked, in all processes alike: what is checked are the scores of all."""
     for kind, logits in scores.logits.items():
         odd = (~logits.isfinite()).nonzero()
         if len(odd):
             row, column = odd[0].tolist()
-            network = model.model if isinstance(model, PatchInference) else model
-            assert isinstance(network, Classifier)
             said = f"{logits[row, column].item():g} for {scores.pictures[row]}"
             wrong = f"its {kind} logit of {scores.labels[column]!r} is {said}"
-            raise InputError(network.called, wrong, "its weights or its description are damaged; use a sound model")
-
-
-def _fetch(value: float | Tensor, columns: list[int] | None) -> float | Tensor:
-    """A number, or on the CPU one for each label that was scored."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.cpu() if columns is None or value.ndim == 0 else value.cpu()[columns]
+            raise InputError(name, wrong, "its weights or its description are damaged; use a sound model")

@@ -15,16 +15,7 @@ from pivotpatch.core.counterfactual import (
     patch_weights,
     pool_patches,
 )
-from pivotpatch.core.patches import (
-    check_grid,
-    check_images,
-    check_overlap,
-    check_source,
-    cut_patches,
-    patch_boxes,
-    split_views,
-    stack_views,
-)
+from pivotpatch.core.patches import Patching, check_grid, check_overlap, patch_boxes, split_views, stack_views
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, SharedClassifier
 from pivotpatch.models.limits import SIDE, check_views
@@ -44,14 +35,14 @@ class PatchClassifier(SharedClassifier):
             ones cost less: four patches of half the side cost as much as one image.
         closer_size: rows and columns of a closer look at the whole image, `look_closer`, which efforts between 0 and 1
             take in the place of the patches; None where they look at the patches.
-        lam: weight of the direct effect, a number or (L,); changed by `set_mixing`.
+        lam: weight of the direct effect; changed by `set_mixing`.
         temperature: of the patch weights, likewise.
         patch_only: whether it was trained without the whole image, for the study of scale: then its image logits,
             and all that is mixed from them, mean nothing.
     """
 
-    lam: float | Tensor
-    temperature: float | Tensor
+    lam: float
+    temperature: float
 
     def __init__(
         self,
@@ -67,8 +58,8 @@ class PatchClassifier(SharedClassifier):
         source_size: int | None = None,
         patch_size: int | None = None,
         closer_size: int | None = None,
-        lam: float | Tensor = 1.0,
-        temperature: float | Tensor = 1.0,
+        lam: float = 1.0,
+        temperature: float = 1.0,
         patch_only: bool = False,
     ) -> None:
         """Build a network; how it cuts and weighs its patches is the paper's way by default."""
@@ -107,8 +98,8 @@ class PatchClassifier(SharedClassifier):
         source_size: int | None = None,
         patch_size: int | None = None,
         closer_size: int | None = None,
-        lam: float | Tensor = 1.0,
-        temperature: float | Tensor = 1.0,
+        lam: float = 1.0,
+        temperature: float = 1.0,
         patch_only: bool = False,
     ) -> "PatchClassifier":
         """Start PAT-T from an ordinary network: its projection is copied three times.
@@ -135,22 +126,18 @@ class PatchClassifier(SharedClassifier):
         model.weight_projection = deepcopy(trained.head.project)
         return model.train(trained.training)
 
-    def set_mixing(self, *, lam: float | Tensor, temperature: float | Tensor) -> None:
-        """Mix image and patches with other numbers, or (L,); forgets what was fitted to the old probabilities."""
-        labels = len(self.labels)
-        for values, check in ((lam, check_lam), (temperature, check_temperature)):
-            check(values, "PatchClassifier", labels=labels)
-            for value in values.reshape(-1).tolist() if isinstance(values, Tensor) else ():
-                check(value, "PatchClassifier")
-        device = next(self.parameters()).device
-        for name, values in (("lam", lam), ("temperature", temperature)):
-            if hasattr(self, name):
-                delattr(self, name)
-            if isinstance(values, Tensor):  # a buffer, so that it moves with the network; model.json holds its numbers
-                self.register_buffer(name, values.detach().float().to(device), persistent=False)
-            else:
-                setattr(self, name, values)
+    def set_mixing(self, *, lam: float, temperature: float) -> None:
+        """Mix image and patches with other numbers; forgets what was fitted to the old probabilities."""
+        check_lam(lam, "PatchClassifier")
+        check_temperature(temperature, "PatchClassifier")
+        self.lam, self.temperature = lam, temperature
         self.thresholds = self.calibration = self.adaptive = None
+
+    @property
+    def patching(self) -> Patching:
+        """How it cuts and mixes its patches, as one value."""
+        sizes = self.source_size, self.patch_size, self.closer_size
+        return Patching(self.grid, self.overlap, *sizes, self.lam, self.temperature)
 
     @property
     def picture_size(self) -> int:
@@ -182,12 +169,7 @@ class PatchClassifier(SharedClassifier):
             images: (B,C,H,W), what the network sees.
             source: the same images, larger, to cut the patches from; `images` by default.
         """
-        check_images(images, "PatchClassifier")
-        if source is not None:
-            check_source(images, source, "PatchClassifier")
-        size = (images.shape[-2], images.shape[-1]) if self.patch_size is None else (self.patch_size, self.patch_size)
-        patches = cut_patches(images if source is None else source, grid=self.grid, overlap=self.overlap, size=size)
-        return self.forward_views(images, patches)
+        return self.forward_views(images, self.patching.cut(images, source=source))
 
     def forward_views(self, images: Tensor, patches: Tensor) -> CounterfactualLogits:
         """All logits of views that were cut before; images (B,C,H,W), patches (B,P,C,h,w).
