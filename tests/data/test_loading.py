@@ -30,7 +30,10 @@ WORKERS = [0, pytest.param(2, marks=pytest.mark.slow)]
 
 
 def flat(batches: EpochSampler | Loader) -> list[int]:
-    return [int(index) for batch in batches for index in (batch.indices if isinstance(batch, Batch) else batch)]
+    """The indices of all batches, one after the other."""
+    if isinstance(batches, Loader):
+        return [index for batch in batches for index in batch.indices.tolist()]
+    return [index for share in batches for index in share]
 
 
 @settings(max_examples=100, deadline=None)

@@ -85,14 +85,14 @@ def test_company_is_how_often_a_host_brings_its_companion(company: float) -> Non
 
 @pytest.mark.parametrize(("company", "share"), [(0.5, 0.36), (0.8, 0.49), (1.0, 0.55)])
 def test_the_documented_share_of_images_with_the_next_digit(company: float, share: float) -> None:
-    target = read_scenes("", "train", count=8000, company=company).target()
+    target = read_scenes("", "train", count=3000, company=company).target()
     brought = [companion(label) for label in range(len(SCENE_LABELS))]
     measured = (target * target[:, brought]).sum() / target.sum()
-    assert measured.item() == pytest.approx(share, abs=0.015)
+    assert measured.item() == pytest.approx(share, abs=0.025)
 
 
 def test_broken_company_has_as_many_objects_but_no_companions() -> None:
-    same, broken = (read_scenes("", split, count=3000).target() for split in ("test-same", "test-broken"))
+    same, broken = (read_scenes("", split, count=1000).target() for split in ("test-same", "test-broken"))
     brought = [companion(label) for label in range(len(SCENE_LABELS))]
     assert not (broken * broken[:, brought]).any()
     assert (same * same[:, brought]).any(dim=1).float().mean() > 0.8
