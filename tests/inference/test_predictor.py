@@ -20,7 +20,7 @@ from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Answer, TorchEngine
 from pivotpatch.inference.prediction import LONGEST
 from pivotpatch.inference.predictor import Picture, Predictor
-from pivotpatch.models import bundled
+from pivotpatch.models import named
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -281,7 +281,7 @@ def test_what_cannot_be_opened_is_named(name: str, wrong: str, tmp_path: Path, m
 
 
 def test_a_bundled_model_that_is_not_there_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundled, "BUNDLED", ("absent",))
+    monkeypatch.setattr(named, "BUNDLED", ("absent",))
     with pytest.raises(InputError, match="absent: this installation lacks it; install pivotpatch again, or give a run"):
         Predictor.load("absent")
 
