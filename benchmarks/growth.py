@@ -32,7 +32,7 @@ from torch import Tensor
 from training import LABELS, Clock, forget, make_floor_step
 
 from pivotpatch import AsymmetricLoss, PatchClassifier
-from pivotpatch.audit.cooccurrence import rank_pairs, rate_pairs
+from pivotpatch.audit import rank_pairs, rate_pairs
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.heads import HEADS

@@ -29,7 +29,7 @@ from pivotpatch import (
     load_checkpoint,
 )
 from pivotpatch.allocator import keep_freed_memory
-from pivotpatch.audit.cooccurrence import decide, rate_pairs
+from pivotpatch.audit import decide, rate_pairs
 from pivotpatch.cli.console import Screen, make_table, show_progress, tell
 from pivotpatch.core.policies import PerLabel
 from pivotpatch.data.loading import hold_pictures, make_loader

@@ -1,4 +1,4 @@
-"""Evaluation on the command line: pictures, networks that were never trained, and the verb."""
+"""Evaluation on the command line: images, models that were never trained, and the verb."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ Errors = pytest.CaptureFixture[str]
 
 
 def write_photos() -> None:
-    """Write 21 pictures and their table here; evaluation does not ask for all of its labels."""
+    """Write 21 images and their table here; evaluation does not ask for all of its labels."""
     generator = np.random.default_rng(0)
     rows = []
     for place in range(21):
@@ -38,7 +38,7 @@ def write_photos() -> None:
 
 
 def save(folder: str, kind: type[Classifier] = PatchClassifier) -> Classifier:
-    """A checkpoint of a network that was never trained."""
+    """A checkpoint of a model that was never trained."""
     torch.manual_seed(0)
     model = kind("test_vit", LABELS, image_size=SIZE).eval()
     save_checkpoint(model, folder, overwrite=True)
@@ -59,13 +59,12 @@ def fail(capsys: Errors, *words: str) -> str:
     return read_refusal(capsys, "evaluate", *words)
 
 
-def make_run(*, best: bool = True) -> Classifier:
+def make_run() -> Classifier:
     """The folder of a run, as training leaves it."""
     Path("train.csv").write_text("image,labels\n0.png,cat\n1.png,cat|dog\n2.png,cat|fish\n3.png,dog\n")
     model = save("model")
     folder = RunFolder(Path("run"), load_config(None, ["data.train=table:train.csv", "data.val_fraction=0"]))
     folder.create()
-    if best:
-        folder.save_best(model)
+    folder.save_best(model)
     folder.close()
     return model

@@ -24,7 +24,7 @@ HOSTILE = (
 def make_scores(
     labels: tuple[str, ...], *, count: int = 120, patches: bool = True, seed: int = 0, skill: float = 2.0
 ) -> Scores:
-    """Scores of a model that finds labels and is led by their company: each brings the next along."""
+    """Scores of a model that finds labels and is led by co-occurrence: each brings the next along."""
     generator = torch.Generator().manual_seed(seed)
     truth = torch.Generator().manual_seed(99)  # the same for all models
     target = (torch.rand(count, len(labels), generator=truth) < 0.2).float()

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from run_process import die_at_touch
 
-from pivotpatch.data.picture_paths import find_pictures
+from pivotpatch.data.files import find_images
 from pivotpatch.inference.bulk import ALONE, Share, tag_pictures
 from pivotpatch.inference.engine import Answer
 
@@ -98,7 +98,7 @@ def _work(folder: Path, out: Path, share: Share, workers: int, dies_at_touch: in
         die_at_touch(out.parent, dies_at_touch)
     tag_pictures(
         Greens(),
-        find_pictures(["pictures"]),
+        find_images(["pictures"]),
         out,
         share=share,
         batch_size=4,

@@ -1,4 +1,4 @@
-"""`pivotpatch tune` on the command line: pictures, runs that were never trained, and the verb."""
+"""`pivotpatch tune` on the command line: images, runs that were never trained, and the verb."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ Errors = pytest.CaptureFixture[str]
 
 
 def write_pictures(name: str, count: int, *, seed: int) -> None:
-    """A table of pictures whose labels can be seen in them."""
+    """A table of images whose labels can be seen in them."""
     generator = np.random.default_rng(seed)
     rows = []
     for place in range(count):
@@ -43,7 +43,7 @@ def write_pictures(name: str, count: int, *, seed: int) -> None:
 def make_run(
     name: str, kind: type[Classifier] = PatchClassifier, *changes: str, labels: tuple[str, ...] = LABELS
 ) -> Classifier:
-    """The folder of a run as training leaves it; its network was never trained."""
+    """The folder of a run as training leaves it; its model was never trained."""
     torch.manual_seed(0)
     model = kind("test_vit", labels, image_size=SIZE).eval()
     words = ["data.train=table:train.csv", "data.val_fraction=0.4", "data.workers=0", *changes]
@@ -75,5 +75,4 @@ def assert_stored(found: dict[str, Any], folder: str) -> None:
     assert model.thresholds == tuple(row["threshold"] for row in found["thresholds"]["rows"])
     assert (None if model.adaptive is None else json.loads(json.dumps(model.adaptive.to_dict()))) == found["adaptive"]
     if isinstance(model, PatchClassifier):
-        for name in ("lam", "temperature"):
-            assert torch.as_tensor(getattr(model, name)).tolist() == pytest.approx(found[name])
+        assert (model.lam, model.temperature) == pytest.approx((found["lam"], found["temperature"]))

@@ -1,5 +1,5 @@
-import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -111,20 +111,19 @@ def test_fitted_thresholds_speak_of_their_kind_and_its_calibrated_probabilities(
     assert found["tde"].decided == precision_recall(probs, scores.target, policy=policy, labels=LABELS)
 
 
-def test_it_can_be_written_as_json() -> None:
-    found = evaluate_scores(make_scores(), baseline=make_scores(3), resamples=20, generator=seeded())
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert plain["mAP"]["tde"] == found.kinds["tde"].precision.mean
-    assert plain["average_precision"] == "step-wise sum over recall (scikit-learn)"
-    assert set(plain["difference"]["interval"]) == {"value", "low", "high"}
-    assert plain["kinds"]["image"]["decided"]["definition"] == "fixed threshold 0.5"
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pictures": make_scores().pictures[::-1]}, "images differ"),
+        ({"labels": LABELS[::-1]}, "labels differ"),
+        ({"target": 1 - make_scores().target}, "targets differ"),
+    ],
+)
+def test_scores_that_cannot_be_paired_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate_scores(make_scores(), baseline=replace(make_scores(), **change), generator=seeded())
 
 
-def test_other_pictures_and_none_are_refused() -> None:
-    scores = make_scores()
-    with pytest.raises(
-        InputError, match=r"baseline: its pictures or labels are others; read it with read_scores\(like="
-    ):
-        evaluate_scores(scores, baseline=scores.select(torch.arange(79)), generator=seeded())
-    with pytest.raises(InputError, match="evaluate: there is no picture; give at least one that can be read"):
-        evaluate_scores(scores.select(torch.arange(0)), generator=seeded())
+def test_no_image_is_refused() -> None:
+    with pytest.raises(InputError, match="evaluate: there is no image; give at least one that can be read"):
+        evaluate_scores(make_scores().select(torch.arange(0)), generator=seeded())

@@ -68,9 +68,9 @@ def score(model: PatchClassifier, *, closer_size: int | None = None) -> Scores:
 
 def test_evaluate_judges_a_closer_look(here: Path, capsys: Errors) -> None:
     found = read_json(
-        capsys, "evaluate", "closer", VAL, *QUICK, "--closer", str(CLOSER), "--save", "c.npz", "--keep-patches"
+        capsys, "evaluate", "closer", VAL, *QUICK, "--closer", str(CLOSER), "--save", "c.parquet", "--keep-patches"
     )
-    model, scores = open_network("closer/best"), read_scores("c.npz")
+    model, scores = open_network("closer/best"), read_scores("c.parquet")
     (batch,) = make_loader(open_records(VAL), size=(SIZE, SIZE), batch_size=50)
     with torch.inference_mode():
         larger = model.head(model.backbone(make_closer_view(model, batch.images, size=CLOSER)))
@@ -83,8 +83,8 @@ def test_evaluate_judges_a_closer_look(here: Path, capsys: Errors) -> None:
         torch.testing.assert_close(logits, expected.logits[kind], rtol=0, atol=1e-4)
         assert found["mAP"][kind] == pytest.approx(average_precision(logits, scores.target).mean)
     # Unasked, the patches are judged, whatever the network was trained for.
-    plain = read_json(capsys, "evaluate", "closer", VAL, *QUICK, "--save", "p.npz")
-    torch.testing.assert_close(read_scores("p.npz").logits["tde"], score(model).logits["tde"], rtol=0, atol=1e-4)
+    plain = read_json(capsys, "evaluate", "closer", VAL, *QUICK, "--save", "p.parquet")
+    torch.testing.assert_close(read_scores("p.parquet").logits["tde"], score(model).logits["tde"], rtol=0, atol=1e-4)
     assert plain["mAP"] != found["mAP"]
 
 
@@ -180,20 +180,20 @@ def test_a_network_that_learnt_it_is_tuned_for_it_unless_told_otherwise(here: Pa
 
 
 def test_a_file_of_scores_shows_no_pictures_to_look_at_again(here: Path, capsys: Errors) -> None:
-    read_json(capsys, "evaluate", "closer", VAL, *QUICK, "--save", "val.npz", "--keep-patches")
-    words = ("tune", "closer", "--scores", "val.npz", *KEEP)
+    read_json(capsys, "evaluate", "closer", VAL, *QUICK, "--save", "val.parquet", "--keep-patches")
+    words = ("tune", "closer", "--scores", "val.parquet", *KEEP)
     message = (
-        "--closer: a file of scores alone shows no pictures to look at again; "
-        "name them after the network too, or give --closer 0 to look at patches"
+        "--closer: a file of scores alone shows no images to look at again; "
+        "name them after the model too, or give --closer 0 to look at patches"
     )
     before = Path("closer/best/model.json").read_bytes()
     assert read_refusal(capsys, *words) == message
-    read_json(capsys, "evaluate", "plain", VAL, *QUICK, "--save", "plain.npz", "--keep-patches")
-    assert read_refusal(capsys, "tune", "plain", "--scores", "plain.npz", "--closer", "48") == message
+    read_json(capsys, "evaluate", "plain", VAL, *QUICK, "--save", "plain.parquet", "--keep-patches")
+    assert read_refusal(capsys, "tune", "plain", "--scores", "plain.parquet", "--closer", "48") == message
     assert Path("closer/best/model.json").read_bytes() == before
     assert read_json(capsys, *words, "--closer", "0", "--out", "patches")["closer_size"] is None
     live = read_json(capsys, "tune", "closer", VAL, *KEEP, "--out", "live")
-    found = read_json(capsys, "tune", "closer", VAL, "--scores", "val.npz", *KEEP, "--out", "found")
+    found = read_json(capsys, "tune", "closer", VAL, "--scores", "val.parquet", *KEEP, "--out", "found")
     assert found["closer_size"] == CLOSER
     means = [point["mean"] for point in live["effort"]["points"]]
     assert [point["mean"] for point in found["effort"]["points"]] == pytest.approx(means, abs=1e-3)
@@ -209,13 +209,14 @@ def test_a_picture_that_cannot_be_looked_at_again_is_named(here: Path, capsys: E
     folder.create()
     folder.save_best(PatchClassifier("test_resnet", ["cat", "dog"], image_size=SIZE))
     folder.close()
-    read_json(capsys, "evaluate", "run", "val.csv", *QUICK, "--save", "val.npz", "--keep-patches")
+    read_json(capsys, "evaluate", "run", "val.csv", *QUICK, "--save", "val.parquet", "--keep-patches")
     Path("3.png").write_bytes(b"no picture")
-    words = ("tune", "run", "val.csv", "--scores", "val.npz", "--closer", "48", "--out", "tuned")
-    expected = "--closer: 1 pictures cannot be looked at again (3.png); make them readable, or leave --scores out"
+    words = ("tune", "run", "val.csv", "--scores", "val.parquet", "--closer", "48", "--out", "tuned")
+    expected = "--closer: 1 images cannot be looked at again (3.png); make them readable, or leave --scores out"
     assert read_refusal(capsys, *words) == expected
 
 
+@pytest.mark.slow
 def test_two_processes_look_closer_as_one(here: Path, capsys: Errors) -> None:
     words = ["tune", "closer", VAL, *KEEP]
     alone = read_json(capsys, *words, "--out", "alone")
@@ -230,8 +231,8 @@ def test_two_processes_look_closer_as_one(here: Path, capsys: Errors) -> None:
 @pytest.mark.parametrize(
     ("network", "size", "message"),
     [
-        ("base", "48", "the network was not trained on images and patches (PAT-T); leave it out"),
-        ("parts", "48", "the network was not trained on images and patches (PAT-T); leave it out"),
+        ("base", "48", "the model was not trained on images and patches (PAT-T); leave it out"),
+        ("parts", "48", "the model was not trained on images and patches (PAT-T); leave it out"),
         ("fixed", "48", "the backbone takes images of one size only; look at patches instead"),
         ("plain", "32", "a closer look at 32 pixels is no closer than the 32 of the first; give more than 32"),
         ("plain", "-1", "a closer look at -1 pixels is no closer than the 32 of the first; give more than 32"),
@@ -249,12 +250,12 @@ def test_a_network_that_cannot_look_closer_is_told(
 
 def test_scores_cannot_look_closer(here: Path, capsys: Errors) -> None:
     Path("s.csv").write_text("picture,cat,target:cat\na,1,1\nb,2,0\n")
-    message = "--closer: s.csv holds scores, no network; leave it out"
+    message = "--closer: s.csv holds scores, no model; leave it out"
     for size in ("48", "0"):
         assert read_refusal(capsys, "evaluate", "s.csv", "--closer", size) == message
 
 
-@pytest.mark.parametrize("name", ["c.npz", "c.parquet", "c.csv"])
+@pytest.mark.parametrize("name", ["c.parquet", "c.csv"])
 def test_nothing_is_tuned_by_scores_of_a_closer_look(name: str, here: Path, capsys: Errors) -> None:
     read_json(capsys, "evaluate", "plain", VAL, *QUICK, "--closer", str(CLOSER), "--save", name)
     message = (
@@ -273,7 +274,7 @@ def test_without_a_calibration_there_is_no_effort_to_look_closer_for(here: Path,
 
 
 def test_people_are_told_which_second_look_was_fitted(here: Path, capsys: Errors) -> None:
-    told = f"efforts between 0 and 1 take a closer look, at {CLOSER} pixels, in the place of the patches"
+    told = f"efforts between 0 and 1 take a closer look at {CLOSER} pixels, not at the patches"
     for size, expected in ((str(CLOSER), True), ("0", False)):
         capsys.readouterr()
         assert main(["tune", "plain", VAL, *KEEP, "--closer", size, "--out", f"tuned-{size}"]) == 0

@@ -14,29 +14,27 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from file_server import FileServer
 from PIL import Image
 
-from pivotpatch.cli.main import build_parser, main
+from pivotpatch.cli.main import main
 from pivotpatch.data.address import READERS, open_records
 from pivotpatch.data.download import RemoteFile
 from pivotpatch.data.prepare import PLANS, DatasetPlan
 
 
-def save_picture(path: Path, seed: int) -> None:
+def save_image(path: Path, seed: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> str:
-    """A table of 60 pictures, two of them equal, with a name that looks like markup."""
+    """A table of 60 images, two of them equal, with a name that looks like markup."""
     rows = ["image,labels,split"]
     for i in range(60):
-        save_picture(tmp_path / "pictures" / f"{i:02}.png", 0 if i == 59 else i)
+        save_image(tmp_path / "pictures" / f"{i:02}.png", 0 if i == 59 else i)
         labels = ["[bold]cat[/bold]"] * (i % 2 == 0) + ["dog"] * (i % 3 == 0) + ["emu"] * (i % 20 == 0)
         rows.append(f"pictures/{i:02}.png,{'|'.join(labels)},{'train' if i < 50 else 'test'}")
     (tmp_path / "photos.csv").write_text("\n".join(rows))
@@ -60,93 +58,48 @@ def test_check_tells_people_what_there_is(photos: str, capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if "photos.csv" not in line]
     assert max(len(line) for line in lines) <= 80
-    assert "50 pictures, 3 labels, 0.90 labels a picture" in out
+    assert "50 images, 3 labels, 0.90 labels per image" in out
     assert next(line.split()[:3] for line in lines if "cat" in line) == ["[bold]cat[/bold]", "25", "50.0%"]
     assert "headers read, pixels not decoded (--decode does)" in out
     assert "pictures/00.png in " in out[out.index("between the data sets") :]
     assert "in more than one data set: 1" in out
 
 
-def test_a_table_or_a_folder_needs_no_scheme(photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = photos.removeprefix("table:")
-    told = []
-    for name in (table, photos):
-        assert main(["data", "check", name, "--json"]) == 0
-        told.append(json.loads(capsys.readouterr().out))
-    assert told[0] == told[1]
-    assert main(["data", "split", table, "--out", str(tmp_path / "parts")]) == 0
-    assert "pictures" in capsys.readouterr().out
-
-
-def test_check_lists_labels_that_never_occur_and_unknown_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_picture(tmp_path / "a.png", 0)
-    (tmp_path / "photos.jsonl").write_text('{"image": "a.png", "labels": ["dog", "?cat"]}\n')
-    (tmp_path / "labels.json").write_text('["cat", "dog", "emu", "fox"]')
-    assert main(["data", "check", "--fast", f"table:{tmp_path / 'photos.jsonl'}"]) == 0
-    out = capsys.readouterr().out
-    assert "never seen: 3 labels: cat, emu, fox" in out
-    assert "25.0% of the labels are unknown" in out
-    assert "pictures: files, not opened" in out
-
-
-def test_many_labels_and_long_histograms_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_shortens_long_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.dumps({"image": f"{i}.jpg", "labels": [f"label{j:02}" for j in range(i)]}) for i in range(41)]
-    (tmp_path / "photos.jsonl").write_text("\n".join(rows))
-    assert main(["data", "check", "--fast", f"table:{tmp_path / 'photos.jsonl'}"]) == 0
+    (tmp_path / "photos.jsonl").write_text("\n".join([*rows, '{"image": "x.jpg", "labels": ["?label00"]}']))
+    (tmp_path / "labels.json").write_text(json.dumps([*(f"label{j:02}" for j in range(40)), "emu", "fox"]))
+    assert main(["data", "check", "--fast", str(tmp_path / "photos.jsonl")]) == 0
     out = capsys.readouterr().out
-    assert "... 20 more ..." in out
+    assert "... 22 more ..." in out
     assert [line.split()[:2] for line in out.splitlines() if line.startswith("  39-")] == [["39-40", "2"]]
     assert len(out.splitlines()) < 60
+    assert "never seen: 2 labels: emu, fox" in out
+    assert "0.1% of the labels are unknown" in out
+    assert "images: files, not opened" in out
 
 
-def test_missing_and_broken_pictures_are_status_1_and_one_line(
+def test_missing_and_broken_images_are_status_1_and_one_line(
     photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "pictures" / "03.png").unlink()
-    (tmp_path / "pictures" / "04.png").write_bytes(b"no picture")
+    (tmp_path / "pictures" / "04.png").write_bytes(b"no image")
     assert main(["data", "check", photos]) == 1
     out, err = capsys.readouterr()
     assert "    pictures/04.png: is in none of the known formats" in out
     last = err.splitlines()[-1]
-    assert "of 60 pictures, 1 missing (such as pictures/03.png) and 1 broken (such as pictures/04.png); restore" in last
+    assert "of 60 images, 1 missing (such as pictures/03.png) and 1 broken (such as pictures/04.png); restore" in last
     assert last.startswith("pivotpatch: table:")
     assert main(["data", "check", "--fast", photos]) == 0
-
-
-def test_only_decode_finds_a_picture_cut_short(photos: str, tmp_path: Path) -> None:
-    path = tmp_path / "pictures" / "07.png"
-    path.write_bytes(path.read_bytes()[:-200])
-    assert main(["data", "check", photos]) == 0
-    assert main(["data", "check", "--decode", photos]) == 1
-
-
-def test_check_writes_json_and_nothing_else(photos: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "check", "--json", photos]) == 0
-    held = json.loads(capsys.readouterr().out)
-    (summary,) = held["summaries"]
-    assert summary["label_counts"] == {"[bold]cat[/bold]": 30, "dog": 20, "emu": 3}
-    assert summary["duplicates"] == [["pictures/00.png", "pictures/59.png"]]
-    assert held["shared"] == []
 
 
 def test_check_draws(photos: str, tmp_path: Path) -> None:
     assert main(["data", "check", "--fast", photos, "--plot", str(tmp_path / "one.PNG")]) == 0
     assert (tmp_path / "one.PNG").read_bytes().startswith(b"\x89PNG")
+    assert main(["data", "check", "table:nowhere.csv", "--plot", "plot.jpg"]) == 1  # before any work
     two = [f"{photos}@train", f"{photos}@test", "--plot", str(tmp_path / "two.svg")]
     assert main(["data", "check", "--fast", *two]) == 0
     assert sorted(path.name for path in tmp_path.glob("two*")) == ["two-1.svg", "two-2.svg"]
-
-
-def test_plot_of_another_kind_is_refused_before_the_work(photos: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "check", "table:nowhere.csv", "--plot", "plot.jpg"]) == 1
-    assert "plot.jpg: is of no known kind of picture; end it in .png or .svg" in capsys.readouterr().err
-
-
-def test_scenes_are_checked_without_files(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "check", "--decode", "scenes:@val"]) == 0
-    assert "pictures: drawn when asked for, so none can be missing" in capsys.readouterr().out
 
 
 def run_pivotpatch(
@@ -157,51 +110,32 @@ def run_pivotpatch(
     return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, env=environment, check=False)
 
 
-@pytest.mark.parametrize("form", [["--json"], []])
-def test_reader_who_goes_away_is_no_error_message(photos: str, form: list[str]) -> None:
+def test_reader_who_goes_away_is_no_error_message(photos: str) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
     with open(theirs, "wb") as closed:  # noqa: PTH123 - a descriptor has no path
-        done = run_pivotpatch("data", "check", "--fast", *form, photos, output=closed)
+        done = run_pivotpatch("data", "check", "--fast", photos, output=closed)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
-@pytest.mark.parametrize("form", [["--json"], []])
-def test_output_that_does_not_fit_is_one_line(photos: str, form: list[str]) -> None:
+def test_output_that_does_not_fit_is_one_line(photos: str) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = run_pivotpatch("data", "check", "--fast", *form, photos, output=full)
-    assert done.returncode == 1
-    assert done.stderr.decode() == (
-        "pivotpatch: output: No space left on device; check that there is room and that it may be used\n"
+        done = run_pivotpatch("data", "check", "--fast", photos, output=full)
+    assert (done.returncode, done.stderr.decode()) == (
+        1,
+        "pivotpatch: output: No space left on device; check that there is room and that it may be used\n",
     )
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_signs_that_the_screen_lacks_are_replaced(encoding: str, tmp_path: Path) -> None:
-    (tmp_path / "photos.jsonl").write_text('{"image": "a.png", "labels": ["猫 cat"]}\n', encoding="utf-8")
-    done = run_pivotpatch("data", "check", "--fast", f"table:{tmp_path / 'photos.jsonl'}", encoding=encoding)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert "? cat" in done.stdout.decode(encoding)
-
-
-def test_fast_check_unpacks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_picture(tmp_path / "a.png", 0)
-    pictures = [{"bytes": (tmp_path / "a.png").read_bytes(), "path": "a.png"}]
-    pq.write_table(pa.table({"image": pictures, "labels": [["cat"]]}), tmp_path / "photos.parquet")
-    monkeypatch.setenv("PIVOTPATCH_CACHE", str(tmp_path / "cache"))
-    address = f"table:{tmp_path / 'photos.parquet'}"
-    assert main(["data", "check", "--fast", address]) == 0
-    assert not list(tmp_path.glob("cache/**/*.pictures"))
-    assert main(["data", "check", address]) == 0
-    assert list(tmp_path.glob("cache/**/*.pictures"))
-
-
-def test_labels_in_a_script_that_the_font_lacks_are_drawn_quietly(tmp_path: Path) -> None:
-    (tmp_path / "photos.jsonl").write_text('{"image": "a.png", "labels": ["猫", "कुत्ता"]}\n', encoding="utf-8")
+def test_signs_that_the_screen_or_the_font_lacks_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "photos.jsonl").write_text('{"image": "a.png", "labels": ["猫 cat", "कुत्ता"]}\n', encoding="utf-8")
     plot = tmp_path / "plot.png"
-    address = f"table:{tmp_path / 'photos.jsonl'}"
-    assert main(["data", "check", "--fast", address, "--plot", str(plot)]) == 0  # a warning would be an error here
+    done = run_pivotpatch(
+        "data", "check", "--fast", str(tmp_path / "photos.jsonl"), "--plot", str(plot), encoding="ascii"
+    )
+    assert (done.returncode, done.stderr.decode()) == (0, f"drew {plot}\n")
+    assert "? cat" in done.stdout.decode("ascii")
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -210,7 +144,7 @@ def test_split_writes_parts_that_open_again(photos: str, tmp_path: Path, capsys:
     assert main([*arguments, "--out", str(tmp_path / "a"), "--format", "csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
     addresses = [shlex.split(line)[0] for line in lines]
-    assert [line.split("  ")[1] for line in lines] == ["48 pictures, 3 of 3 labels", "12 pictures, 3 of 3 labels"]
+    assert [line.split("  ")[1] for line in lines] == ["48 images, 3 of 3 labels", "12 images, 3 of 3 labels"]
     parts = [open_records(address) for address in addresses]
     names = {record.image for records in parts for record in records}
     assert names == {record.image for record in open_records(photos)}
@@ -222,10 +156,9 @@ def test_split_writes_parts_that_open_again(photos: str, tmp_path: Path, capsys:
     ("arguments", "status", "message"),
     [
         (["--parts", "train:0.8"], 2, "'train:0.8' is not NAME=FRACTION, such as train=0.8"),
-        (["--parts", "train=most"], 2, "'train=most' is not NAME=FRACTION"),
         (["--seed", "-1"], 2, "'-1' is not a whole number, 0 or more"),
         (["--parts", "a=0.5", "a=0.5"], 1, "pivotpatch: split: two parts have the same name; give each part its own"),
-        (["--parts", "a=0.5", "b=0.4"], 1, "pivotpatch: split: the fractions add up to 0.9; make them add up to 1"),
+        (["--parts", "a=0.5", "b=0.4"], 1, "pivotpatch: split: the fractions are 0.5, 0.4, in all 0.9; give each"),
     ],
 )
 def test_split_refuses_what_makes_no_sense(
@@ -270,11 +203,6 @@ def small_voc(file_server: FileServer) -> DatasetPlan:
     return replace(plan, archives=tuple(archives), files=files, records=counts)
 
 
-def test_parser_knows_every_plan() -> None:
-    for name in PLANS:
-        assert build_parser().parse_args(["data", "prepare", name, "--root", "x"]).dataset == name
-
-
 def test_prepare_from_a_mirror(
     small_voc: DatasetPlan,
     file_server: FileServer,
@@ -290,8 +218,8 @@ def test_prepare_from_a_mirror(
         f"voc:{tmp_path}/voc/VOCdevkit@2007-trainval  2 records",
         f"voc:{tmp_path}/voc/VOCdevkit@2007-test  1 records",
     ]
-    steps = [line for line in err.splitlines() if line.startswith(("fetch", "check", "unpack"))]
-    assert steps == [
+    steps = [line.partition(":")[0] for line in err.splitlines() if line.startswith(("fetch", "check", "unpack"))]
+    assert list(dict.fromkeys(steps)) == [
         f"{step} {archive.name}" for archive in small_voc.archives for step in ("fetch", "check", "unpack")
     ]
     file_server.asked.clear()
@@ -299,16 +227,7 @@ def test_prepare_from_a_mirror(
     assert file_server.asked == []
 
 
-def test_official_file_of_another_size_is_refused_at_once(
-    file_server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file_server.serve("VOCtrainval_06-Nov-2007.tar", b"<html>moved</html>")
-    assert main(["data", "prepare", "voc2007", "--root", str(tmp_path), "--base-url", file_server.url]) == 1
-    assert "the server offers 18 bytes where 460,032,000 are published" in capsys.readouterr().err
-    assert main(["data", "prepare", "coco", "--root", str(tmp_path), "--base-url", file_server.url]) == 1
-    assert "annotations_trainval2014.zip: the server answered 404 Not Found" in capsys.readouterr().err
-
-
+@pytest.mark.slow
 def test_interrupted_prepare_is_status_130_and_goes_on_next_time(
     small_voc: DatasetPlan, file_server: FileServer, tmp_path: Path
 ) -> None:
@@ -326,7 +245,7 @@ def test_interrupted_prepare_is_status_130_and_goes_on_next_time(
     served.pause = 0.1
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        while process.stderr.readline() != "fetch VOCtest_06-Nov-2007.tar\n":
+        while not process.stderr.readline().startswith("fetch VOCtest_06-Nov-2007.tar: "):
             pass
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
@@ -352,11 +271,6 @@ def test_documentation_has_every_option_and_its_default(scheme: str) -> None:
     module, _, function = READERS[scheme].partition(":")
     for parameter in signature(getattr(import_module(module), function)).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
-            default = documented[parameter.name]
-            assert parameter.default is None or default == f"`{str(parameter.default).removesuffix('.0').lower()}`"
-
-
-def test_documentation_shows_what_check_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = DOCUMENTATION.partition("$ pivotpatch data check scenes:\n")[2].partition("\n```")[0]
-    assert main(["data", "check", "scenes:"]) == 0
-    assert [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()] == shown.splitlines()
+            assert f"`{parameter.name}`" in section
+            default = f"`{str(parameter.default).removesuffix('.0').lower()}`"
+            assert parameter.default is None or documented.get(parameter.name, default) == default

@@ -65,9 +65,7 @@ def test_a_report_names_it(here: Path) -> None:
 
 def test_what_is_fitted_needs_a_place(here: Path, capsys: Errors) -> None:
     assert main(["tune", "timm:theirs", "photos.csv"]) == 1
-    line = (
-        "timm:theirs: is somebody else's network, which is not written as a checkpoint, so nothing could keep what is"
-    )
+    line = "timm:theirs: is somebody else's model, of which no checkpoint is written"
     assert line in capsys.readouterr().err
     save("ours")
     assert main(["tune", "hub:ours", "photos.csv"]) == 1

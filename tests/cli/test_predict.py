@@ -245,7 +245,7 @@ def test_one_network_is_the_same_however_a_device_wants_it(here: Path) -> None:
     [
         ((), "pivotpatch predict: no picture is named; name files, folders or patterns"),
         (("nowhere",), "nowhere: there is no such file or folder; check the path"),
-        (("photos/*.gif",), "photos/*.gif: there is no picture in it; known kinds: .jpg"),
+        (("photos/*.gif",), "photos/*.gif: there is no image in it; known kinds: .jpg"),
         (("photos", "--out", "tags.xlsx"), "tags.xlsx: is of no known kind of file; end it in .parquet, .jsonl, .csv"),
         (("photos", "--resume"), "--resume: it is an option of --out; give that too"),
         (("photos", "--all-probs"), "--all-probs: it is an option of --out"),

@@ -1,63 +1,50 @@
-"""A run, a checkpoint or scores are told apart in one place for all verbs."""
+"""A run, a checkpoint or scores are told apart in one place for all verbs; so are images and policies."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from pivotpatch.cli.sources import find_fitted, find_pictures, list_not_read, open_pictures, open_source
+from pivotpatch.cli.sources import find_fitted, list_not_read, open_pictures, open_source, read_policy
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.policies import PerLabel
+from pivotpatch.core.policies import Fixed, PerLabel, TopK
 from pivotpatch.errors import InputError
-from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
 
 CHANGES = ["data.train=scenes:@train?count=9", "train.epochs=7"]
-
-
-@pytest.fixture(scope="module")
-def model() -> Classifier:
-    return MultiLabelClassifier("test_vit", ["cat", "dog"], image_size=32)
+MODEL = MultiLabelClassifier("test_vit", ["cat", "dog"], image_size=32)
 
 
 @pytest.fixture
-def run(model: Classifier, tmp_path: Path) -> Path:
-    """The folder of a run that has a best network."""
+def run(tmp_path: Path) -> Path:
+    """The folder of a run that has a best model."""
     folder = RunFolder(tmp_path / "run", load_config(None, CHANGES))
     folder.create()
-    folder.save_best(model)
+    folder.save_best(MODEL)
     folder.close()
     return tmp_path / "run"
 
 
-def has_weights_of(found: Classifier | None, model: Classifier) -> bool:
+def is_model(found: Classifier | None) -> bool:
     return found is not None and all(
-        torch.equal(value, found.state_dict()[name]) for name, value in model.state_dict().items()
+        torch.equal(value, found.state_dict()[name]) for name, value in MODEL.state_dict().items()
     )
 
 
-def test_a_run_is_its_best_network_and_its_configuration(run: Path, model: Classifier) -> None:
+def test_a_run_is_its_best_model_and_its_configuration(run: Path) -> None:
     source = open_source(run)
-    assert has_weights_of(source.model, model)
+    assert is_model(source.model)
     assert source.config == load_config(None, CHANGES)
     assert (source.path, source.checkpoint) == (run, run / "best")
-
-
-def test_a_checkpoint_has_no_configuration(run: Path, model: Classifier) -> None:
-    source = open_source(str(run / "best"))
-    assert has_weights_of(source.model, model)
-    assert (source.config, source.checkpoint) == (None, run / "best")
-
-
-def test_a_run_whose_configuration_was_left_behind_is_its_best_network(run: Path, model: Classifier) -> None:
+    checkpoint = open_source(str(run / "best"))
+    assert is_model(checkpoint.model)
+    assert (checkpoint.config, checkpoint.checkpoint) == (None, run / "best")
     (run / "config.toml").unlink()
-    source = open_source(run)
-    assert has_weights_of(source.model, model)
-    assert (source.config, source.checkpoint) == (None, run / "best")
+    assert open_source(run).config is None
 
 
 def test_scores_are_told_by_their_names_and_not_opened(tmp_path: Path) -> None:
@@ -68,37 +55,36 @@ def test_scores_are_told_by_their_names_and_not_opened(tmp_path: Path) -> None:
     assert open_source(path) == (path, None, None, None)
 
 
-def test_a_folder_may_end_like_scores(run: Path, model: Classifier) -> None:
-    save_checkpoint(model, run.parent / "model.npz")
-    assert has_weights_of(open_source(run.parent / "model.npz").model, model)
-
-
 def test_what_is_none_of_them_is_told(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere: is neither a bundled model nor a folder"):
+    with pytest.raises(InputError, match="nowhere: "):
         open_source(tmp_path / "nowhere")
-    for path in (run / "best").iterdir():
-        path.unlink()
-    (run / "best").rmdir()
+    (run / "best").rename(tmp_path / "away")
     with pytest.raises(InputError, match=r"run: the run has no best model yet; train on, or give .*run/last"):
         open_source(run)
 
 
-def test_pictures_are_an_address_a_table_or_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_an_address_a_table_or_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    assert find_pictures([]) is None
     assert open_pictures([]) is None
-    assert [find_pictures([word]) for word in ("a.csv", "photos", "coco:x@y")] == [
-        *("table:a.csv", "folder:photos", "coco:x@y")
-    ]
     records = open_pictures(["scenes:@val?count=3"])
     assert records is not None
     assert len(records) == 3
     with pytest.raises(InputError, match="'nothing': is neither an address nor a table or folder that is there; ch"):
-        find_pictures(["nothing"])
+        open_pictures(["nothing"])
+    with pytest.raises(InputError, match="'b.csv': a third word; give a model or scores, then the images"):
+        open_pictures(["a.csv", "b.csv"])
 
 
-def test_only_the_first_of_many_broken_pictures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_policies_are_words() -> None:
+    assert (read_policy("fixed:0.3", ["cat"]), read_policy("top:2", ["cat"])) == (Fixed(0.3), TopK(2))
+    assert read_policy("prior", ["cat"]) is None
+    with pytest.raises(InputError, match="--policy: unknown policy 'fixd'; did you mean 'fixed'?"):
+        read_policy("fixd:1", ["cat"])
+    with pytest.raises(InputError, match="--policy: 'fixed' has no number; write for example fixed:0.5"):
+        read_policy("fixed", ["cat"])
+
+
+def test_only_the_first_of_many_broken_images_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     list_not_read({f"{place}.jpg": f"{place}.jpg: broken" for place in range(23)})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "not read: 0.jpg: broken"

@@ -10,7 +10,7 @@ from together import run_together, run_verb
 from train_command import SCENES, SMALL, Errors, train, write_pictures
 
 from pivotpatch.cli.main import main
-from pivotpatch.data.sampling import EpochSampler
+from pivotpatch.data.loading import EpochSampler
 
 
 def test_the_result_as_json(here: Path, capsys: Errors) -> None:

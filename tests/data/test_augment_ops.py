@@ -1,4 +1,4 @@
-"""Each operation on a batch, against torchvision's and Pillow's on one picture at a time."""
+"""Each operation on a batch, against torchvision's and Pillow's on one image at a time."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Oracle = Callable[[Image.Image, float], Image.Image]
 
 
 def make_views(count: int) -> Tensor:
-    """Smooth pictures with some grain, of differing contrast; the first of one colour alone."""
+    """Smooth images with some grain, of differing contrast; the first of one colour alone."""
     rng = np.random.default_rng(3)
     views = []
     for index in range(count):
@@ -49,15 +49,15 @@ def run_operation(name: str, views: Tensor, strength: Tensor) -> NDArray[np.int6
 
 
 COLOUR: dict[str, Oracle] = {
-    "identity": lambda picture, _: picture,
-    "brightness": lambda picture, force: ImageEnhance.Brightness(picture).enhance(1 + force),
-    "color": lambda picture, force: ImageEnhance.Color(picture).enhance(1 + force),
-    "contrast": lambda picture, force: ImageEnhance.Contrast(picture).enhance(1 + force),
-    "sharpness": lambda picture, force: ImageEnhance.Sharpness(picture).enhance(1 + force),
-    "posterize": lambda picture, force: ImageOps.posterize(picture, 8 - round(force)),
-    "solarize": lambda picture, force: ImageOps.solarize(picture, math.ceil(255 - force)),
-    "autocontrast": lambda picture, _: ImageOps.autocontrast(picture),
-    "equalize": lambda picture, _: ImageOps.equalize(picture),
+    "identity": lambda image, _: image,
+    "brightness": lambda image, force: ImageEnhance.Brightness(image).enhance(1 + force),
+    "color": lambda image, force: ImageEnhance.Color(image).enhance(1 + force),
+    "contrast": lambda image, force: ImageEnhance.Contrast(image).enhance(1 + force),
+    "sharpness": lambda image, force: ImageEnhance.Sharpness(image).enhance(1 + force),
+    "posterize": lambda image, force: ImageOps.posterize(image, 8 - round(force)),
+    "solarize": lambda image, force: ImageOps.solarize(image, math.ceil(255 - force)),
+    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+    "equalize": lambda image, _: ImageOps.equalize(image),
 }
 
 
@@ -71,18 +71,13 @@ def test_colour_operations_are_pillows(name: str) -> None:
     difference = run_operation(name, views, strength) - run_oracle(COLOUR[name], views, strength)
     exact = name in ("identity", "posterize", "solarize", "equalize")
     assert np.abs(difference).max() <= (0 if exact else 1)
+    changed = run_operation(name, views, strength) != views.permute(0, 2, 3, 1).numpy()
+    assert changed.any() == (name != "identity")
 
 
-@pytest.mark.parametrize("name", list(COLOUR)[1:])
-def test_colour_operations_change_something(name: str) -> None:
-    views = make_views(4)[1:]
-    strength = torch.full((3,), OPERATIONS[name].full * 0.5)
-    assert np.abs(run_operation(name, views, strength) - views.permute(0, 2, 3, 1).numpy()).mean() > 0.1
-
-
-def affine(picture: Image.Image, **changes: object) -> Image.Image:
+def affine(image: Image.Image, **changes: object) -> Image.Image:
     settings = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0]} | changes
-    result: Image.Image = TF.affine(picture, interpolation=InterpolationMode.NEAREST, **settings)
+    result: Image.Image = TF.affine(image, interpolation=InterpolationMode.NEAREST, **settings)
     return result
 
 
@@ -92,11 +87,11 @@ def lean(force: float) -> float:
 
 # As torchvision's RandAugment calls them.
 GEOMETRY: dict[str, Oracle] = {
-    "shear_x": lambda picture, force: affine(picture, shear=[lean(force), 0.0], center=[0, 0]),
-    "shear_y": lambda picture, force: affine(picture, shear=[0.0, lean(force)], center=[0, 0]),
-    "translate_x": lambda picture, force: affine(picture, translate=[int(force * WIDTH), 0]),
-    "translate_y": lambda picture, force: affine(picture, translate=[0, int(force * HEIGHT)]),
-    "rotate": lambda picture, force: TF.rotate(picture, force, interpolation=InterpolationMode.NEAREST),
+    "shear_x": lambda image, force: affine(image, shear=[lean(force), 0.0], center=[0, 0]),
+    "shear_y": lambda image, force: affine(image, shear=[0.0, lean(force)], center=[0, 0]),
+    "translate_x": lambda image, force: affine(image, translate=[int(force * WIDTH), 0]),
+    "translate_y": lambda image, force: affine(image, translate=[0, int(force * HEIGHT)]),
+    "rotate": lambda image, force: TF.rotate(image, force, interpolation=InterpolationMode.NEAREST),
 }
 
 
@@ -113,10 +108,6 @@ def test_geometric_operations_are_torchvisions(name: str) -> None:
         assert not moved.any()
 
 
-def test_every_operation_has_an_oracle() -> None:
-    assert set(COLOUR) | set(GEOMETRY) == set(OPERATIONS)
-
-
 def test_strengths_at_the_default_magnitude_are_torchvisions() -> None:
     ninth = {name: kind.full * 9 / 30 for name, kind in OPERATIONS.items()}
     for name in ("shear_x", "shear_y"):
@@ -130,3 +121,4 @@ def test_strengths_at_the_default_magnitude_are_torchvisions() -> None:
     assert 255 - ninth["solarize"] == pytest.approx(178.5)
     unsigned = {name for name, kind in OPERATIONS.items() if not kind.signed}
     assert unsigned == {"identity", "posterize", "solarize", "autocontrast", "equalize"}
+    assert set(COLOUR) | set(GEOMETRY) == set(OPERATIONS)

@@ -1,27 +1,81 @@
-"""Batches: what is in them, in which order, and what happens to pictures that cannot be read."""
+"""Batches: what is in them, in which order, from files or memory, and what happens to images that cannot be read."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_records import COUNT, SIZE, encoded, make_records, picture
 
+from pivotpatch.data import loading
+from pivotpatch.data.address import open_records
 from pivotpatch.data.decoding import decode_image
-from pivotpatch.data.loading import ImageDataset, make_loader
-from pivotpatch.data.records import FileStore, ImageSource, RecordSet
-from pivotpatch.data.sampling import EpochSampler
+from pivotpatch.data.loading import EpochSampler, Loader, hold_pictures, make_loader
+from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.errors import InputError
 
 # Worker processes are forked, of which newer Pythons warn wherever a thread runs, as torch's do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+WORKERS = [0, pytest.param(2, marks=pytest.mark.slow)]
+
+
+def flat(batches: EpochSampler | Loader) -> list[int]:
+    return [int(index) for batch in batches for index in getattr(batch, "indices", batch)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    count=st.integers(0, 60),
+    batch_size=st.integers(1, 20),
+    world=st.integers(1, 9),
+    start=st.integers(0, 8),
+    epoch=st.integers(0, 3),
+    shuffle=st.booleans(),
+)
+def test_processes_share_the_batches_of_one(
+    count: int, batch_size: int, world: int, start: int, epoch: int, shuffle: bool
+) -> None:
+    def sample(rank: int, world: int, start: int = start) -> EpochSampler:
+        options: dict[str, Any] = {"epoch": epoch, "start": start, "rank": rank, "world": world}
+        return EpochSampler(count, batch_size=batch_size, shuffle=shuffle, seed=3, **options)
+
+    whole, parts = sample(0, 1), [sample(rank, world) for rank in range(world)]
+    assert all(len(part) == len(whole) == len(list(whole)) for part in parts)
+    for number, (batch, *shares) in enumerate(zip(whole, *parts, strict=True), start):
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        joined = np.full(len(batch), -1)
+        for part, share in zip(parts, shares, strict=True):
+            joined[part.rows(number)] = share  # each share in its rows is the batch of one process again
+        assert joined.tolist() == batch
+    everything = flat(sample(0, 1, start=0))
+    assert flat(whole) == everything[start * batch_size :]
+    assert sorted(everything) == list(range(count))
+    if not shuffle:
+        assert everything == list(range(count))
+
+
+def test_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
+    def order(batch_size: int, seed: int, epoch: int) -> tuple[int, ...]:
+        return tuple(flat(EpochSampler(50, batch_size=batch_size, shuffle=True, seed=seed, epoch=epoch)))
+
+    assert len({order(7, seed, epoch) for seed in range(6) for epoch in range(6)}) == 36
+    assert len({order(batch_size, 2, 1) for batch_size in (1, 8, 50, 99)}) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"seed": -1}, {"rank": 2, "world": 2}, {"rank": -1}])
+def test_wrong_arguments_are_refused(records: RecordSet, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="loader: batch_size is .*; give a batch_size of 1 or more"):
+        make_loader(records, size=SIZE, **{"batch_size": 2, **wrong})
 
 
 def expected_target(index: int) -> list[float]:
@@ -32,30 +86,19 @@ def expected_target(index: int) -> list[float]:
     return target
 
 
-@pytest.mark.parametrize("kind", ["files", "bytes", "arrays"])
-def test_batches_hold_each_picture_with_its_target(kind: str, tmp_path: Path) -> None:
-    if kind == "files":
-        for index in range(COUNT):
-            (tmp_path / f"{index}.png").write_bytes(encoded(index))
-        source: list[ImageSource] | FileStore = FileStore(tmp_path, pa.array([f"{i}.png" for i in range(COUNT)]))
-    elif kind == "bytes":
-        source = [encoded(index) for index in range(COUNT)]
-    else:
-        source = [np.asarray(picture(index)) for index in range(COUNT)]
-    batches = list(make_loader(make_records(source), size=SIZE, batch_size=4))
-    assert [len(batch.indices) for batch in batches] == [4, 4, 3]
-    assert [i for batch in batches for i in batch.indices.tolist()] == list(range(COUNT))
+def test_batches_hold_each_image_with_its_target(records: RecordSet) -> None:
+    batches = list(make_loader(records, size=SIZE, batch_size=4))
+    assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     for batch in batches:
         assert batch.images.shape == (len(batch.indices), 3, *SIZE)
         assert batch.images.dtype == torch.uint8
         for image, target, index in zip(batch.images, batch.target, batch.indices.tolist(), strict=True):
-            assert (
-                image.permute(1, 2, 0).numpy().tolist() == decode_image(np.asarray(picture(index)), size=SIZE).tolist()
-            )
+            expected = decode_image(np.asarray(picture(index)), size=SIZE)
+            assert image.permute(1, 2, 0).numpy().tolist() == expected.tolist()
             torch.testing.assert_close(target, torch.tensor(expected_target(index)), equal_nan=True)
 
 
-def test_a_selection_keeps_pictures_and_targets_together(records: RecordSet) -> None:
+def test_a_selection_keeps_images_and_targets_together(records: RecordSet) -> None:
     chosen = records.select(np.array([7, 1, 3]))
     (batch,) = make_loader(chosen, size=SIZE, batch_size=8)
     assert batch.images[:, 2, 0, 0].tolist() == [7, 1, 3]  # the blue channel holds the original index
@@ -63,70 +106,65 @@ def test_a_selection_keeps_pictures_and_targets_together(records: RecordSet) -> 
     torch.testing.assert_close(batch.target, chosen.target(), equal_nan=True)
 
 
-def test_one_sample(records: RecordSet, damaged: RecordSet) -> None:
-    sample = ImageDataset(records, size=SIZE)[-1]
-    assert sample.index == COUNT - 1
-    assert sample.image.shape == (3, *SIZE)
-    assert sample.image[:, 0, 0].tolist() == [200, 55, 10]
-    assert sample.target.tolist()[1] == 1.0
-    with pytest.raises(InputError, match="row 4: is in none of the known formats"):
-        ImageDataset(damaged, size=SIZE)[4]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_order_is_a_function_of_seed_and_epoch(records: RecordSet, num_workers: int) -> None:
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_each_pass_is_the_next_epoch_and_can_begin_in_the_middle(records: RecordSet, num_workers: int) -> None:
+    before = torch.get_rng_state()
     loader = make_loader(records, size=SIZE, batch_size=3, shuffle=True, seed=5, num_workers=num_workers)
-    epochs = [[i for batch in loader for i in batch.indices.tolist()] for _ in range(3)]
-    assert all(sorted(epoch) == list(range(COUNT)) for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    next(iter(loader))  # a pass that is broken off begins anew
+    epochs = [flat(loader) for _ in range(3)]
     for epoch, order in enumerate(epochs):
-        batches = EpochSampler(COUNT, batch_size=3, shuffle=True, seed=5, epoch=epoch)
-        assert order == [index for batch in batches for index in batch]
+        assert order == flat(EpochSampler(COUNT, batch_size=3, shuffle=True, seed=5, epoch=epoch))
     loader.epoch_sampler.set_epoch(1, start=2)
     assert len(loader) == 2
-    assert [i for batch in loader for i in batch.indices.tolist()] == epochs[1][6:]
-    assert loader.epoch_sampler.epoch == 2
-    assert loader.epoch_sampler.start == 0
+    assert flat(loader) == epochs[1][6:]
+    assert (loader.epoch_sampler.epoch, loader.epoch_sampler.start) == (2, 0)
+    assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_broken_off_pass_begins_anew(records: RecordSet) -> None:
-    loader = make_loader(records, size=SIZE, batch_size=2, shuffle=True, num_workers=2)
-    first = next(iter(loader)).indices.tolist()
-    assert [i for batch in loader for i in batch.indices.tolist()][:2] == first
-    assert loader.epoch_sampler.epoch == 1
-
-
-def test_drop_last(records: RecordSet) -> None:
-    loader = make_loader(records, size=SIZE, batch_size=4, drop_last=True)
-    assert [len(batch.indices) for batch in loader] == [4, 4]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("world", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("world", [1, 3, 16])
 def test_processes_stay_in_step_and_see_each_record_once(damaged: RecordSet, world: int, num_workers: int) -> None:
-    shares = [
-        list(
-            make_loader(
-                damaged,
-                size=SIZE,
-                batch_size=2,
-                on_error="skip",
-                num_workers=num_workers,
-                rank=rank,
-                world=world,
-                every_batch=True,
-            )
-        )
-        for rank in range(world)
-    ]
+    options: dict[str, Any] = {"size": SIZE, "batch_size": 2, "on_error": "skip", "num_workers": num_workers}
+    shares = [list(make_loader(damaged, rank=rank, world=world, every_batch=True, **options)) for rank in range(world)]
     assert [len(share) for share in shares] == [6] * world
-    assert sorted(i for share in shares for batch in share for i in batch.indices.tolist()) == [0, 1, 3, 6, 7, 9, 10]
-    assert sorted(f.index for share in shares for batch in share for f in batch.failures) == [2, 4, 5, 8]
-    for batch in (batch for share in shares for batch in share):
+    batches = [batch for share in shares for batch in share]
+    assert sorted(i for batch in batches for i in batch.indices.tolist()) == [0, 1, 3, 6, 7, 9, 10]
+    assert sorted(failure.index for batch in batches for failure in batch.failures) == [2, 4, 5, 8]
+    for batch in batches:
         assert batch.images.shape == (len(batch.indices), 3, *SIZE)
-        assert batch.images.dtype == torch.uint8
         assert batch.target.shape == (len(batch.indices), 3)
-    assert any(len(batch.indices) == 0 for share in shares for batch in share)
+    assert any(len(batch.indices) == 0 for batch in batches)
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_an_unreadable_image_ends_the_pass_by_default(damaged: RecordSet, num_workers: int) -> None:
+    loader = iter(make_loader(damaged, size=SIZE, batch_size=2, num_workers=num_workers))
+    assert next(loader).indices.tolist() == [0, 1]
+    with pytest.raises(InputError, match=r"^row 2: is in none of the known formats; give one of [\w, ]+$"):
+        next(loader)
+
+
+def test_skipped_images_are_left_out_and_listed(damaged: RecordSet) -> None:
+    loader = make_loader(damaged, size=SIZE, batch_size=2, on_error="skip")
+    for _ in range(2):  # the second pass lists its own failures only
+        batches = list(loader)
+        # Of the batch (4, 5) nothing could be read.
+        assert [batch.indices.tolist() for batch in batches] == [[0, 1], [3], [6, 7], [9], [10]]
+        assert [[failure.index for failure in batch.failures] for batch in batches] == [[], [2], [], [8], []]
+        assert [(each.index, each.name) for each in loader.failures] == [(i, f"row {i}") for i in (2, 4, 5, 8)]
+        assert str(loader.failures[1].error).startswith("row 4: is in none of the known formats")
+        for batch in batches:
+            assert batch.images[:, 2, 0, 0].tolist() == batch.indices.tolist()
+            torch.testing.assert_close(batch.target, damaged.target(batch.indices.numpy()), equal_nan=True)
+
+
+def test_a_missing_file_is_skipped_by_name(tmp_path: Path) -> None:
+    (tmp_path / "here.png").write_bytes(encoded(1))
+    store = FileStore(tmp_path, pa.array(["here.png", "sub/gone.png"]))
+    loader = make_loader(make_records(store), size=SIZE, batch_size=2, on_error="skip")
+    assert flat(loader) == [0]
+    assert loader.failures[0].name == "sub/gone.png"
+    assert str(tmp_path / "sub" / "gone.png") in str(loader.failures[0].error)
 
 
 PASS_IN_STEPS = """
@@ -143,6 +181,7 @@ for batch in loader:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="only SIGINT can be refused here")
 def test_a_pass_survives_signals_to_the_process_group() -> None:
     """As Ctrl-C in a terminal sends them, or a service manager."""
@@ -159,68 +198,108 @@ def test_a_pass_survives_signals_to_the_process_group() -> None:
     assert (running.returncode, errors) == (0, "")
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_unreadable_picture_ends_the_pass_by_default(damaged: RecordSet, num_workers: int) -> None:
-    loader = iter(make_loader(damaged, size=SIZE, batch_size=2, num_workers=num_workers))
-    assert next(loader).indices.tolist() == [0, 1]
-    with pytest.raises(InputError, match=r"^row 2: is in none of the known formats; give one of [\w, ]+$"):
-        next(loader)
+def assert_equal_passes(loader: Loader, other: Loader) -> None:
+    ours, others = list(loader), list(other)
+    assert len(ours) == len(others) > 0
+    for one, two in zip(ours, others, strict=True):
+        assert torch.equal(one.images, two.images)
+        assert one.images.is_contiguous(memory_format=torch.channels_last)
+        assert one.indices.tolist() == two.indices.tolist()
+        assert torch.equal(one.target.nan_to_num(-1), two.target.nan_to_num(-1))
+        assert [str(failure) for failure in one.failures] == [str(failure) for failure in two.failures]
+    assert [str(failure) for failure in loader.failures] == [str(failure) for failure in other.failures]
+    assert loader.epoch_sampler.epoch == other.epoch_sampler.epoch
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_skipped_pictures_are_left_out_and_listed(damaged: RecordSet, num_workers: int) -> None:
-    loader = make_loader(damaged, size=SIZE, batch_size=2, on_error="skip", num_workers=num_workers)
-    for _ in range(2):  # the second pass lists its own failures only
+@pytest.mark.parametrize(
+    "options", [{"shuffle": True, "seed": 4}, {"rank": 1, "world": 3}, {"every_batch": True, "rank": 2, "world": 3}]
+)
+def test_held_images_give_the_same_batches(damaged: RecordSet, options: dict[str, Any]) -> None:
+    held = hold_pictures(damaged, size=SIZE, on_error="skip")
+    options = {"size": SIZE, "batch_size": 2, "on_error": "skip"} | options
+    loader, other = make_loader(damaged, held=held, **options), make_loader(damaged, **options)
+    assert_equal_passes(loader, other)
+    assert_equal_passes(loader, other)  # the second epoch has another order
+    for each in (loader, other):
+        each.epoch_sampler.set_epoch(5, start=2)
+    assert_equal_passes(loader, other)
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_images_are_held_a_few_at_a_time(damaged: RecordSet, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_CHUNK", 3 * 3 * SIZE[0] * SIZE[1])  # three images, and two in the last
+    told: list[tuple[str, int, int | None]] = []
+    held = hold_pictures(
+        damaged, size=SIZE, device=torch.device(device), on_error="skip", progress=lambda *what: told.append(what)
+    )
+    assert held.images.device.type == device
+    assert held.images.nbytes == loading.count_held_bytes(COUNT, SIZE)
+    assert [failure.index for failure in held.failures] == [2, 4, 5, 8]
+    whole = [0, 1, 3, 6, 7, 9, 10]
+    assert held.images[whole, 2, 0, 0].tolist() == whole  # the blue channel holds the index
+    assert [(done, total) for _, done, total in told] == [(done, COUNT) for done in range(1, COUNT + 1)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_batches_come_from_the_device_without_waiting_for_it(damaged: RecordSet) -> None:
+    held = hold_pictures(damaged, size=SIZE, device=torch.device("cuda"), on_error="skip")
+    options: dict[str, Any] = {"size": SIZE, "batch_size": 2, "on_error": "skip", "every_batch": True}
+    loader, other = make_loader(damaged, held=held, **options), make_loader(damaged, **options)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
         batches = list(loader)
-        # Of the batch (4, 5) nothing could be read.
-        assert [batch.indices.tolist() for batch in batches] == [[0, 1], [3], [6, 7], [9], [10]]
-        assert [[failure.index for failure in batch.failures] for batch in batches] == [[], [2], [], [8], []]
-        assert [(failure.index, failure.name) for failure in loader.failures] == [
-            (index, f"row {index}") for index in (2, 4, 5, 8)
-        ]
-        assert str(loader.failures[1].error).startswith("row 4: is in none of the known formats")
-        for batch in batches:
-            assert batch.images[:, 2, 0, 0].tolist() == batch.indices.tolist()
-            torch.testing.assert_close(batch.target, damaged.target(batch.indices.numpy()), equal_nan=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for batch, expected in zip(batches, other, strict=True):
+        assert batch.images.is_cuda
+        assert torch.equal(batch.images.cpu(), expected.images)
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert batch.target.is_pinned() or len(batch.target) == 0
 
 
-def test_nothing_readable_at_all() -> None:
-    loader = make_loader(make_records([b"", b"damaged", b"x"]), size=SIZE, batch_size=2, on_error="skip")
-    assert list(loader) == []
-    assert len(loader.failures) == 3
+def test_every_kind_of_store_can_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIVOTPATCH_CACHE", str(tmp_path / "cache"))
+    for index in range(40):
+        (tmp_path / f"{index}.png").write_bytes(encoded(index % COUNT))
+    rows = {"image": [encoded(index % COUNT) for index in range(40)], "labels": ["a", "b"] * 20}
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet", row_group_size=7)
+    sets = [
+        make_records(FileStore(tmp_path, pa.array([f"{index}.png" for index in range(40)]))),
+        open_records(f"table:{tmp_path / 't.parquet'}"),
+        open_records("scenes:@val?count=40&size=32"),
+    ]
+    for records in sets:
+        chosen = records.select(np.arange(39, 3, -1))
+        options: dict[str, Any] = {"size": SIZE, "batch_size": 5, "shuffle": True}
+        held = hold_pictures(chosen, size=SIZE)
+        assert_equal_passes(make_loader(chosen, held=held, **options), make_loader(chosen, **options))
 
 
-def test_a_missing_file_is_skipped_by_name(tmp_path: Path) -> None:
-    (tmp_path / "here.png").write_bytes(encoded(1))
-    store = FileStore(tmp_path, pa.array(["here.png", "sub/gone.png"]))
-    loader = make_loader(make_records(store), size=SIZE, batch_size=2, on_error="skip")
-    assert [batch.indices.tolist() for batch in loader] == [[0]]
-    assert loader.failures[0].name == "sub/gone.png"
-    assert str(tmp_path / "sub" / "gone.png") in str(loader.failures[0].error)
+def test_an_unreadable_image_ends_holding_or_the_pass(damaged: RecordSet) -> None:
+    with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
+        hold_pictures(damaged, size=SIZE)
+    held = hold_pictures(damaged, size=SIZE, on_error="skip")
+    with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
+        list(make_loader(damaged, size=SIZE, batch_size=2, held=held))
 
 
-def test_pixel_limit_reaches_the_decoder(records: RecordSet) -> None:
-    loader = make_loader(records, size=SIZE, batch_size=4, max_pixels=24 * 22, on_error="skip")
-    assert [i for batch in loader for i in batch.indices.tolist()] == [0, 1, 2]
+def test_held_images_serve_other_labels_as_copies(records: RecordSet) -> None:
+    held = hold_pictures(records, size=SIZE)
+    loader = make_loader(records.keep_labels(["c"]), size=SIZE, batch_size=COUNT, held=held)
+    (batch,) = loader
+    torch.testing.assert_close(batch.target, records.target()[:, 2:], equal_nan=True)
+    batch.images.zero_()
+    assert held.images.any()
 
 
-def test_the_callers_random_state_is_left_alone(records: RecordSet) -> None:
-    before = torch.get_rng_state()
-    list(make_loader(records, size=SIZE, batch_size=4, shuffle=True))
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_wrong_arguments_are_refused(records: RecordSet) -> None:
-    with pytest.raises(InputError, match="make_loader: on_error is 'skp'; did you mean 'skip'"):
-        make_loader(records, size=SIZE, batch_size=2, on_error="skp")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"test: pictures of size \(0, 5\); give rows"):
-        make_loader(records, size=(0, 5), batch_size=2)
-    with pytest.raises(InputError, match="batch_size is 0; give a whole number, 1 or more"):
-        make_loader(records, size=SIZE, batch_size=0)
-    with pytest.raises(InputError, match="make_loader: num_workers is -1; give 0 or more"):
-        make_loader(records, size=SIZE, batch_size=2, num_workers=-1)
-
-
-def test_the_error_survives_a_process_boundary() -> None:
-    error = InputError("a.jpg", "is empty", "replace it")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+def test_wrong_ways_to_hold_are_refused(records: RecordSet) -> None:
+    with pytest.raises(InputError, match=r"memory of cpu: 11 images need [\d.]+ GiB \(.+\); choose a smaller size"):
+        hold_pictures(records, size=(2_000_000, 2_000_000))
+    held = hold_pictures(records, size=SIZE)
+    for other, size in ((records, (8, 8)), (records[::-1], SIZE)):
+        with pytest.raises(InputError, match="the held images are of other records, or of another size; hold"):
+            make_loader(other, size=size, batch_size=2, held=held)

@@ -11,7 +11,6 @@ from sklearn.datasets import load_digits
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.data.address import open_records
 from pivotpatch.data.scenes import (
-    NOISE,
     SCENE_LABELS,
     SPLITS,
     ScenePlan,
@@ -19,14 +18,14 @@ from pivotpatch.data.scenes import (
     Split,
     companion,
     draw_scene,
-    plan_scene,
     read_scenes,
 )
 from pivotpatch.errors import InputError
 
 
 def plans_of(split: Split, count: int = 200, *, company: float = 0.8) -> list[ScenePlan]:
-    return [plan_scene(3, split, index=index, company=company) for index in range(count)]
+    store = SceneStore(split=split, count=count, seed=3, company=company)
+    return [store.plan(index) for index in range(count)]
 
 
 def inside(box: PatchBox, size: int) -> NDArray[np.bool_]:
@@ -39,22 +38,20 @@ def draw_pixels(store: SceneStore) -> list[bytes]:
     return [store.source(index).tobytes() for index in reversed(range(len(store)))]
 
 
+@pytest.mark.slow
 def test_pixels_are_the_same_in_another_process_and_another_order() -> None:
     store = SceneStore(split="train", count=6, seed=5, size=64, company=0.8)
     here = [store.source(index).tobytes() for index in range(6)]
+    others = (replace(store, seed=6), replace(store, split="val"))
+    assert not set(here) & {other.source(0).tobytes() for other in others}
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         there = pool.apply(draw_pixels, (pickle.loads(pickle.dumps(store)),))
     assert there[::-1] == here
     assert len(set(here)) == 6
 
 
-@pytest.mark.parametrize(("seed", "split", "index"), [(1, "train", 0), (0, "val", 0), (0, "train", 1)])
-def test_seed_split_and_index_each_make_another_scene(seed: int, split: Split, index: int) -> None:
-    assert plan_scene(seed, split, index=index) != plan_scene(0, "train", index=0)
-
-
 @pytest.mark.parametrize("split", SPLITS)
-def test_objects_show_digits_of_their_label_and_keep_apart_within_the_picture(split: Split) -> None:
+def test_objects_show_digits_of_their_label_and_keep_apart_within_the_image(split: Split) -> None:
     truth = load_digits().target
     for plan in plans_of(split):
         things = [*plan.objects, *plan.distractors]
@@ -87,18 +84,11 @@ def test_company_is_how_often_a_host_brings_its_companion(company: float) -> Non
 
 
 @pytest.mark.parametrize(("company", "share"), [(0.5, 0.36), (0.8, 0.49), (1.0, 0.55)])
-def test_the_documented_share_of_pictures_with_the_next_digit(company: float, share: float) -> None:
+def test_the_documented_share_of_images_with_the_next_digit(company: float, share: float) -> None:
     target = read_scenes("", "train", count=8000, company=company).target()
     brought = [companion(label) for label in range(len(SCENE_LABELS))]
     measured = (target * target[:, brought]).sum() / target.sum()
     assert measured.item() == pytest.approx(share, abs=0.015)
-
-
-def test_each_label_is_equally_common_in_each_kind_of_scene() -> None:
-    for split in SPLITS:
-        target = read_scenes("", split, count=3000).target()
-        rate = target.mean(dim=0)
-        assert (rate - rate.mean()).abs().max() < 4 * float((rate.mean() / 3000).sqrt())
 
 
 def test_broken_company_has_as_many_objects_but_no_companions() -> None:
@@ -109,7 +99,7 @@ def test_broken_company_has_as_many_objects_but_no_companions() -> None:
     assert broken.sum(dim=1).mean().item() == pytest.approx(same.sum(dim=1).mean().item(), abs=0.1)
 
 
-def test_a_removed_object_is_gone_from_labels_and_picture_and_its_host_stays() -> None:
+def test_a_removed_object_is_gone_from_labels_and_image_and_its_host_stays() -> None:
     store = SceneStore(split="test-removed", count=40, seed=0, size=96, company=0.8)
     for index in range(len(store)):
         plan = store.plan(index)
@@ -130,20 +120,9 @@ def test_leaving_an_object_out_changes_its_box_and_nothing_else(split: Split) ->
             box = inside(item.box, plan.size)
             assert not changed[~box].any()
             assert changed[box].any()
-
-
-def test_an_empty_box_holds_what_would_be_there_without_the_object() -> None:
-    plan = plan_scene(0, "val", index=1)
-    everything = frozenset(item.label for item in plan.objects)
-    bare = draw_scene(replace(plan, objects=()))
-    np.testing.assert_array_equal(draw_scene(plan, without=everything), bare)
-
-
-def test_every_pixel_is_noisy() -> None:
-    bare = draw_scene(replace(plan_scene(0, "train", index=0), objects=(), distractors=())).astype(float)
-    bends = bare[:, :-2] - 2 * bare[:, 1:-1] + bare[:, 2:]  # 0 where colours change evenly, as the ground's do
-    # Of a sum of uniform noise with weights 1, -2, 1, close to normal, the median lies at 0.6745 deviations.
-    assert np.median(np.abs(bends)) == pytest.approx(0.6745 * np.sqrt(6 / 3) * NOISE, rel=0.08)
+        everything = frozenset(item.label for item in plan.objects)
+        bare = draw_scene(replace(plan, objects=()))
+        np.testing.assert_array_equal(draw_scene(plan, without=everything), bare)
 
 
 def test_ink_darkens_or_lightens_where_the_digit_has_ink() -> None:
@@ -160,6 +139,7 @@ def test_ink_darkens_or_lightens_where_the_digit_has_ink() -> None:
 
 
 def test_records_agree_with_plans() -> None:
+    assert open_records("scenes:?count=3")[0].name == "train/0"
     records = open_records("scenes:@test-removed?count=30&size=48&company=0.5&seed=9")
     assert isinstance(records.images, SceneStore)
     assert records.labels is SCENE_LABELS
@@ -174,30 +154,17 @@ def test_records_agree_with_plans() -> None:
         np.testing.assert_array_equal(image, records.images.source(index))
 
 
-def test_the_default_is_the_training_split() -> None:
-    assert open_records("scenes:?count=3")[0].name == "train/0"
-
-
 @pytest.mark.parametrize(
     ("address", "message"),
     [
         ("scenes:somewhere", r"location 'somewhere'; scenes are drawn"),
         ("scenes:@test", r"unknown split 'test'; .*test-same"),
-        ("scenes:@test-brken", r"did you mean 'test-broken'"),
         ("scenes:?count=0", r"count is 0.*give a count of 1 or more"),
         ("scenes:?size=16", r"size 16.*from 32 to 4096"),
-        ("scenes:?size=200000", r"size 200000.*from 32 to 4096"),
         ("scenes:?seed=-1", r"seed -1.*0 or more"),
-        ("scenes:?company=1.5", r"company 1\.5.*\[0, 1\]"),
         ("scenes:?company=nan", r"company nan.*\[0, 1\]"),
-        ("scenes:?companion=1", r"did you mean 'company'"),
     ],
 )
 def test_bad_addresses_say_what_to_do(address: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         open_records(address)
-
-
-def test_a_plan_of_an_unknown_split_is_refused() -> None:
-    with pytest.raises(InputError, match="did you mean 'train'"):
-        plan_scene(0, "trian", index=0)  # type: ignore[arg-type]

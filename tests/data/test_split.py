@@ -7,12 +7,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_records import COUNT, ListStore, picture
+from made_records import encoded as bytes_of
 from numpy.typing import NDArray
-from PIL import Image
 
 from pivotpatch.data.address import open_records
 from pivotpatch.data.decoding import decode_image
-from pivotpatch.data.records import FileStore, ImageSource, ImageStore, LabelLists, LabelSpace, RecordSet
+from pivotpatch.data.records import FileStore, ImageStore, LabelLists, LabelSpace, RecordSet
 from pivotpatch.data.split import TableFormat, split_records, write_split
 from pivotpatch.errors import InputError
 
@@ -25,21 +26,20 @@ def make_records(
     images: ImageStore | None = None,
     unknown: NDArray[np.bool_] | None = None,
     labels: tuple[str, ...] | None = None,
-    root: Path = Path("pictures"),
 ) -> RecordSet:
     """Records whose labels are the rows of a table (N,L)."""
     count, width = shown.shape
     return RecordSet(
         "made",
         LabelSpace(labels or tuple(f"label{i}" for i in range(width))),
-        images=images or FileStore(root, pa.array([f"{i:05}.jpg" for i in range(count)])),
+        images=images or FileStore(Path("images"), pa.array([f"{i:05}.jpg" for i in range(count)])),
         positive=LabelLists.from_lists([np.flatnonzero(row).tolist() for row in shown]),
         unknown=None if unknown is None else LabelLists.from_lists([np.flatnonzero(row).tolist() for row in unknown]),
     )
 
 
 def long_tail(seed: int, *, count: int = 400, width: int = 20) -> NDArray[np.bool_]:
-    """Labels from half of all pictures down to about one in a hundred."""
+    """Labels from half of all images down to about one in a hundred."""
     shares = np.geomspace(0.5, 0.01, width)
     return np.random.default_rng(seed).random((count, width)) < shares
 
@@ -80,13 +80,8 @@ def test_parts_are_disjoint_complete_and_of_the_asked_size(
         assert abs(len(indices) - fractions[name] * count) < max(1, below) + 1e-6
 
 
-def test_sizes_are_exact_where_they_can_be() -> None:
-    parts = split(long_tail(0, count=100), {"a": 0.57, "b": 0.01, "c": 0.42}, 0)
-    assert [len(indices) for indices in parts.values()] == [57, 1, 42]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_every_label_with_enough_pictures_is_in_every_part(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_every_label_with_enough_images_is_in_every_part(seed: int) -> None:
     shown = long_tail(seed, count=300)
     parts = split(shown, THIRDS, seed)
     enough = shown.sum(axis=0) >= len(parts)
@@ -95,25 +90,8 @@ def test_every_label_with_enough_pictures_is_in_every_part(seed: int) -> None:
         assert shown[indices][:, enough].any(axis=0).all()
 
 
-def test_many_rare_labels_reach_every_part() -> None:
-    rng = np.random.default_rng(0)
-    shown = np.zeros((5000, 203), dtype=bool)
-    for label, count in enumerate(np.geomspace(3, 9, 200).astype(int)):
-        shown[rng.choice(5000, count, replace=False), label] = True
-    shown[:, 200:] = rng.random((5000, 3)) < [0.5, 0.3, 0.2]
-    for indices in split(shown, THIRDS, 0).values():
-        assert shown[indices].any(axis=0).all()
-
-
-def test_three_pictures_of_a_label_go_to_three_parts() -> None:
-    shown = np.ones((100, 2), dtype=bool)
-    shown[:, 1] = np.arange(100) < 3
-    for seed in range(10):
-        assert [int(shown[indices, 1].sum()) for indices in split(shown, THIRDS, seed).values()] == [1, 1, 1]
-
-
 def covered(shown: NDArray[np.bool_], parts: NDArray[np.int64], count: int) -> int:
-    """In how many parts the labels are that have enough pictures, summed."""
+    """In how many parts the labels are that have enough images, summed."""
     enough = shown.sum(axis=0) >= count
     return sum(int(shown[parts == part][:, enough].any(axis=0).sum()) for part in range(count))
 
@@ -144,7 +122,7 @@ def test_labels_are_shared_out_far_better_than_at_random() -> None:
     assert np.mean(stratified) < 0.3 * np.mean(random)
 
 
-def test_pictures_without_labels_are_shared_out_too() -> None:
+def test_images_without_labels_are_shared_out_too() -> None:
     shown = long_tail(3, count=1000, width=3) & (np.arange(1000) % 2 == 0)[:, None]
     blank = ~shown.any(axis=1)
     shares = [blank[indices].mean() for indices in split(shown, THIRDS, 0).values()]
@@ -158,21 +136,14 @@ def test_the_seed_alone_decides() -> None:
     assert not np.array_equal(first["val"], other["val"])
 
 
-def test_parts_that_want_a_picture_alike_draw_lots() -> None:
-    firsts = {split(np.eye(2, dtype=bool), {"a": 0.5, "b": 0.5}, seed)["a"].item() for seed in range(20)}
-    assert firsts == {0, 1}
-
-
 @pytest.mark.parametrize(
     ("fractions", "message"),
     [
-        ({"train": 0.8, "val": 0.1}, r"add up to 0.9; make them add up to 1"),
-        ({"train": 1.0, "val": 0.0}, r"part 'val' has the fraction 0.0; give one above 0"),
-        ({"train": 1.5, "val": -0.5}, r"part 'val' has the fraction -0.5"),
-        ({"train": float("nan"), "val": 0.5}, r"part 'train' has the fraction nan"),
-        ({"a@b": 1.0}, r"a part is named 'a@b'; use letters"),
-        ({"": 1.0}, r"a part is named ''"),
-        ({}, r"add up to 0"),
+        ({"train": 0.8, "val": 0.1}, r"the fractions are 0.8, 0.1, in all 0.9; give each part more than 0, and all"),
+        ({"train": 1.5, "val": -0.5}, r"the fractions are 1.5, -0.5, in all 1"),
+        ({"train": float("nan"), "val": 0.5}, r"the fractions are nan"),
+        ({"a@b": 1.0}, r"parts are named a@b; use letters"),
+        ({}, r"in all 0"),
         ({str(i): 0.1 for i in range(10)}, r"9 records cannot fill 10 parts"),
     ],
 )
@@ -181,21 +152,14 @@ def test_impossible_fractions(fractions: dict[str, float], message: str) -> None
         split(np.ones((9, 2), dtype=bool), fractions, 0)
 
 
-@pytest.fixture
-def odd() -> RecordSet:
-    """Labels with signs that tables use themselves, unknown labels, one that never occurs, pictures without any."""
-    shown = long_tail(7, count=40, width=4)
-    shown[:, 3] = False
-    unknown = ~shown & (np.random.default_rng(8).random(shown.shape) < 0.2)
-    return make_records(shown, unknown=unknown, labels=("zebra", "cat, domestic", 'a "b"', "Ünü"))
-
-
 @pytest.mark.parametrize("kind", get_args(TableFormat))
 @pytest.mark.parametrize("place", ["above", "beside"])
-def test_table_opens_again_with_all_that_went_in(odd: RecordSet, kind: TableFormat, place: str, tmp_path: Path) -> None:
-    pictures = tmp_path / "my pictures & more" / "deep"
-    records = make_records(np.zeros((40, 4), dtype=bool), root=pictures)
-    records = RecordSet("odd", odd.labels, images=records.images, positive=odd.positive, unknown=odd.unknown)
+def test_table_opens_again_with_all_that_went_in(kind: TableFormat, place: str, tmp_path: Path) -> None:
+    shown = long_tail(7, count=40, width=4)
+    shown[:, 3] = False  # a label that never occurs, and others with signs that tables use themselves
+    unknown = ~shown & (np.random.default_rng(8).random(shown.shape) < 0.2)
+    paths = FileStore(tmp_path / "my images & more" / "deep", pa.array([f"{i}.jpg" for i in range(40)]))
+    records = make_records(shown, images=paths, unknown=unknown, labels=("zebra", "cat, domestic", 'a "b"', "Ünü"))
     parts = split_records(records, THIRDS, generator=np.random.default_rng(0))
     folder = tmp_path if place == "above" else tmp_path / "50%25 of it?" / "me@home+&=é"
     table = write_split(records, parts, folder=folder, kind=kind)
@@ -208,65 +172,39 @@ def test_table_opens_again_with_all_that_went_in(odd: RecordSet, kind: TableForm
             assert (record.positive, record.unknown) == (records[int(index)].positive, records[int(index)].unknown)
 
 
-class HeldPictures:
-    """Pictures in memory, encoded or drawn."""
-
-    def __init__(self, held: list[ImageSource]) -> None:
-        self.held = held
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    def name(self, index: int) -> str:
-        return f"picture {index}"
-
-    def source(self, index: int) -> ImageSource:
-        return self.held[index]
-
-
 @pytest.mark.parametrize("encoded", [True, False])
-def test_pictures_without_files_go_into_the_parquet(encoded: bool, tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (600, 4, 5, 3), dtype=np.uint8)
-    for index, image in enumerate(pixels):
-        Image.fromarray(image).save(tmp_path / f"{index}.png")
-    files = [(tmp_path / f"{index}.png").read_bytes() for index in range(600)]
-    held: list[ImageSource] = [*files] if encoded else [*pixels]
-    records = make_records(long_tail(0, count=600, width=3), images=HeldPictures(held))
+def test_images_without_files_go_into_the_parquet(
+    encoded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pivotpatch.data.split._BATCH", 16)
+    pixels = [np.asarray(picture(index)) for index in range(COUNT)] * 3
+    files = [bytes_of(index) for index in range(COUNT)] * 3
+    records = make_records(
+        long_tail(0, count=len(files), width=3), images=ListStore([*files] if encoded else [*pixels])
+    )
     parts = split_records(records, {"a": 0.5, "b": 0.5}, generator=np.random.default_rng(0))
     table = write_split(records, parts, folder=tmp_path / "out")
     again = open_records(table.addresses["b"])
-    assert [record.name for record in again] == [f"picture {index}" for index in parts["b"]]
+    assert [record.name for record in again] == [f"row {index}" for index in parts["b"]]
     for record, index in zip(again, parts["b"], strict=True):
         assert record.positive == records.positive[int(index)]
         assert np.array_equal(decode_image(record.image), pixels[index])
         assert not encoded or record.image == files[index]
-    with pytest.raises(InputError, match=r"its pictures are not files, and csv cannot hold them; write Parquet"):
+    with pytest.raises(InputError, match=r"its images are not files, and csv cannot hold them; write Parquet"):
         write_split(records, parts, folder=tmp_path / "other", kind="csv")
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize(
-    ("label", "kind", "todo"),
-    [("?odd", "parquet", "rename it"), ("a|b", "csv", "write Parquet or JSON lines"), (" a", "csv", "write Parquet")],
-)
-def test_labels_that_look_like_marks_are_refused(label: str, kind: TableFormat, todo: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("label", "kind"), [("?odd", "parquet"), ("a|b", "csv"), (" a", "csv")])
+def test_labels_that_look_like_marks_are_refused(label: str, kind: TableFormat, tmp_path: Path) -> None:
     records = make_records(np.ones((2, 1), dtype=bool), labels=(label,))
-    with pytest.raises(InputError, match=f"cannot be told from the marks of a table; {todo}"):
+    with pytest.raises(InputError, match="cannot be told from the marks of a table; rename it"):
         write_split(records, {"a": np.array([0, 1])}, folder=tmp_path, kind=kind)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("mine", [b'["mine"]', '["größe"]'.encode("latin-1")])
-def test_labels_of_another_data_set_are_not_overwritten(mine: bytes, tmp_path: Path) -> None:
-    (tmp_path / "labels.json").write_bytes(mine)
-    records = make_records(np.ones((2, 1), dtype=bool))
+def test_labels_of_another_data_set_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "labels.json").write_bytes('["größe"]'.encode("latin-1"))
     with pytest.raises(InputError, match=r"labels.json: belongs to another data set; .* folder of its own"):
-        write_split(records, {"a": np.array([0, 1])}, folder=tmp_path)
-    assert (tmp_path / "labels.json").read_bytes() == mine
-
-
-def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    records = make_records(np.ones((2, 1), dtype=bool))
-    with pytest.raises(InputError, match=r"file: .*; choose a folder that can be written to"):
-        write_split(records, {"a": np.array([0, 1])}, folder=tmp_path / "file")
+        write_split(make_records(np.ones((2, 1), dtype=bool)), {"a": np.array([0, 1])}, folder=tmp_path)
+    assert (tmp_path / "labels.json").read_bytes() == '["größe"]'.encode("latin-1")

@@ -20,12 +20,6 @@ from pivotpatch.errors import InputError
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "coco256"
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PIVOTPATCH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_delimited_text(tmp_path: Path, suffix: str) -> None:
     records = open_records(f"table:{write_table(tmp_path / f't{suffix}', TEXT)}")
@@ -50,16 +44,14 @@ def test_names_choose_and_order_the_columns(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.csv, row 2: no column of labels was found, and column 'Age' .* '63'"):
         read_table(location, None)
     (tmp_path / "names.txt").write_text("dog\ncaat\n")
-    with pytest.raises(InputError, match=r"none for the label 'caat'; did you mean 'cat'\?"):
+    with pytest.raises(InputError, match=r"no column of labels beside 'Path', and none for caat; name it with"):
         read_table(location, None, names="names.txt")
 
 
 def test_a_label_column_that_only_a_later_file_has_is_an_error(tmp_path: Path) -> None:
     write_table(tmp_path / "a.csv", {"image": ["a"], "cat": ["1"]})
     write_table(tmp_path / "b.csv", {"image": ["b"], "cat": ["0"], "dog": ["1"]})
-    with pytest.raises(
-        InputError, match="b.csv: column 'dog' is not in a.csv, where columns are labels; give all files"
-    ):
+    with pytest.raises(InputError, match="a.csv: there is no column 'dog'"):
         read_table(str(tmp_path / "*.csv"), None)
 
 
@@ -87,16 +79,11 @@ def test_split_column(tmp_path: Path) -> None:
         read_table(location, "trian")
     with pytest.raises(InputError, match=r"there is no column 'part'"):
         read_table(location, "train", split_column="part")
-    location = write_table(tmp_path / "t.jsonl", {"image": ["a"], "labels": ["cat"], "split": [["train"]]})
-    with pytest.raises(InputError, match=r"column 'split' holds list<.*; write one split a row"):
-        read_table(location, "train")
-
-
-def test_split_without_a_column(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"split 'train' was asked for but there is no column 'split'; leave out @train"
-    ):
+    with pytest.raises(InputError, match=r"split 'train' was asked for but there is no column 'split'; leave out @tra"):
         read_table(write_table(tmp_path / "t.csv", TEXT), "train")
+    location = write_table(tmp_path / "t.jsonl", {"image": ["a"], "labels": ["cat"], "split": [["train"]]})
+    with pytest.raises(InputError, match=r"column 'split' holds no text; write one split per row"):
+        read_table(location, "train")
 
 
 def test_shards_state_their_split(tmp_path: Path) -> None:
@@ -135,76 +122,40 @@ def test_paths_stay_inside_the_root(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.csv, row 4: '\.\./c\.jpg' lies outside .*allow_escape=true"):
         read_table(location, None)
     assert read_table(location, None, allow_escape=True)[2].image.resolve() == tmp_path / "c.jpg"  # type: ignore[union-attr]
-    location = write_table(tmp_path / "tables" / "t.csv", {"image": ["pictures/../a.jpg"], "labels": ["cat"]})
+    location = write_table(tmp_path / "tables" / "t.csv", {"image": ["images/../a.jpg"], "labels": ["cat"]})
     assert read_table(location, None, root="..")[0].image.resolve() == tmp_path / "a.jpg"  # type: ignore[union-attr]
 
 
-def test_the_same_picture_twice(tmp_path: Path) -> None:
+def test_an_image_on_two_rows(tmp_path: Path) -> None:
     columns = {"image": ["a", "b", "a"], "labels": ["cat", "cat", "cat"], "split": ["train", "train", "test"]}
     location = write_table(tmp_path / "t.csv", columns)
-    with pytest.raises(InputError, match=r"t\.csv: picture 'a' stands on 2 rows \(1 pictures do so\); give each"):
+    with pytest.raises(InputError, match=r"t\.csv: image 'a' stands on 2 rows \(1 images do so\); give each"):
         read_table(location, None)
     assert len(read_table(location, "train")) == 2
 
 
-def test_the_same_picture_in_another_spelling(tmp_path: Path) -> None:
-    spellings = ["pics/0.jpg", "./pics/0.jpg", "pics//0.jpg", "x/../pics/./0.jpg", str(tmp_path / "pics/0.jpg")]
-    for other in spellings[1:]:
-        images = ["1.jpg", spellings[0], "..2.jpg", other, ".hidden/3.jpg"]
-        location = write_table(tmp_path / "t.csv", {"image": images, "labels": ["cat"] * 5})
-        with pytest.raises(InputError, match=r"picture 'pics/0\.jpg' stands on 2 rows \(1 pictures do so\)"):
-            read_table(location, None)
-    images = ["./a.jpg", "b//a.jpg", ".a.jpg", "..a.jpg", "a..jpg", "a./a.jpg"]
-    location = write_table(tmp_path / "t.csv", {"image": images, "labels": ["cat"] * 6})
-    assert [record.name for record in read_table(location, None)] == images  # as they are written
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_a_path_that_no_file_can_have(tmp_path: Path, suffix: str) -> None:
-    location = write_table(tmp_path / f"t{suffix}", {"image": ["a.jpg", "0\0.jpg"], "labels": ["cat", "cat"]})
-    with pytest.raises(InputError, match=r"row 2: the picture's path '0\\x00\.jpg' holds the character NUL"):
-        read_table(location, None)
-
-
-def test_quotes_that_swallow_rows(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text('image,labels\na.jpg,"cat\nb.jpg,dog\nc.jpg,cat"\nd.jpg,dog\n')
-    with pytest.raises(InputError, match=r"t\.csv, row 2: the name 'cat\\nb\.jpg' is blank or holds control charac"):
-        read_table(str(tmp_path / "t.csv"), None)
-
-
-def test_a_split_column_that_is_not_text(tmp_path: Path) -> None:
-    location = write_table(tmp_path / "t.parquet", {**TEXT, "split": [b"train", b"\xff", b"test"]})
-    with pytest.raises(InputError, match=r"t\.parquet: column 'split' holds text that is not UTF-8; write it as UTF-8"):
-        read_table(location, "train")
-
-
-@pytest.mark.parametrize(("columns", "message"), [
-    ({"image": ["a", " "], "labels": ["x", "y"]}, r"row 3: the row has no picture in column 'image'"),
-    ({"image": ["a", "b"], "labels": ["x", "y|?y"]}, r"row 3: label 'y' is both present and unknown"),
-    ({"image": ["a", "b"], "labels": ["x", "y|?"]}, r"row 3: label '\?' has no name"),
-    ({"image": ["a", "b"], "labels": ["", ""]}, r"labels: there is no label at all"),
-    ({"image": ["a", "b"]}, r"t\.csv: no column of labels beside 'image'; add one"),
-    ({"image": ["a", "b"], "": [0, 1]}, r"row 2: a column of labels is named ''"),
-    ({"jpeg": ["a", "b"], "labels": ["x", "y"]}, r"no column of pictures among jpeg, labels; name it with \?image="),
+@pytest.mark.parametrize(("suffix", "columns", "message"), [
+    (".csv", {"image": ["a", " "], "labels": ["x", "y"]}, r"row 3: the row has no path of an image in column 'image'"),
+    (".jsonl", {"image": ["a", "0\0.jpg"], "labels": ["x", "y"]}, r"row 2: the row has no path of an image"),
+    (".csv", {"image": ["a", "b"], "labels": ["x", "y|?y"]}, r"row 3: label 'y' is both present and unknown"),
+    (".csv", {"image": ["a", "b"], "labels": ["x", "y|?"]}, r"row 3: the name '' is blank"),
+    (".csv", {"image": ["a", "b"], "labels": ["", ""]}, r"labels: there is no label at all"),
+    (".csv", {"image": ["a", "b"]}, r"t\.csv: no column of labels beside 'image'; name it with \?labels=COLUMN"),
+    (".csv", {"image": ["a", "b"], "": [0, 1]}, r"labels: the name '' is blank"),
+    (".csv", {"jpeg": ["a"], "labels": ["x"]}, r"no column of images among jpeg, labels; name it with \?image=COLUMN"),
+    (".csv", {"image": ["a", "b"], "labels": ["x", "y\nb,z"]}, r"t\.csv, row 3: the name 'y\\nb' is blank or holds"),
+    (".jsonl", {"image": ["a", "b"], "labels": [["x"], None]}, r"row 2: a label is missing \(null\); write an empty"),
+    (".parquet", {"image": ["a", "b"], "labels": [["x"], ["y", None]]}, r"row 2: a label is missing \(null\)"),
+    (".parquet", {"image": ["a", "b"], "labels": [["x"], [" "]]}, r"row 2: the name ' ' is blank"),
+    (".jsonl", {"image": [1, 2], "labels": [["x"], []]}, r"column 'image' holds int64, neither paths nor encoded ima"),
+    (".parquet", {"image": ["a", "b"], "labels": [0.5, 1.0]}, r"row 1: labels are of type double"),
+    (".parquet", {"image": ["a", "b"], "cat": [[1], [0]]}, r"column 'cat' is not one of 0, 1 and -1: it holds '\[1\]'"),
+    (".parquet", {"image": ["a"], "labels": ["x"], "split": [b"\xff"]}, r"column 'split' holds no text"),
 ])  # fmt: skip
-def test_rows_that_say_too_little(tmp_path: Path, columns: dict[str, list[Any]], message: str) -> None:
+def test_rows_that_cannot_be_meant(tmp_path: Path, suffix: str, columns: dict[str, list[Any]], message: str) -> None:
+    split = "train" if "split" in columns else None
     with pytest.raises(InputError, match=message):
-        read_table(write_table(tmp_path / "t.csv", columns), None)
-
-
-@pytest.mark.parametrize(("columns", "message"), [
-    ({"image": ["a", "b"], "labels": [["x"], None]}, r"row 2: a label is missing \(null\); write an empty list"),
-    ({"image": ["a", "b"], "labels": [["x"], ["y", None]]}, r"row 2: a label is missing \(null\)"),
-    ({"image": ["a", "b"], "labels": [["x"], [" "]]}, r"row 2: label ' ' has no name"),
-    ({"image": ["a", None], "labels": [["x"], []]}, r"row 2: the row has no picture"),
-    ({"image": [1, 2], "labels": [["x"], []]}, r"column 'image' holds int64, neither paths nor encoded pictures"),
-    ({"image": ["a", "b"], "labels": [0.5, 1.0]}, r"row 1: labels are of type double"),
-    ({"image": ["a", "b"], "cat": [[1], [0]]}, r"column 'cat' is not one of 0, 1 and -1: it holds list<"),
-])  # fmt: skip
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_values_of_the_wrong_kind(tmp_path: Path, suffix: str, columns: dict[str, list[Any]], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read_table(write_table(tmp_path / f"t{suffix}", columns), None)
+        read_table(write_table(tmp_path / f"t{suffix}", columns), split)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the COCO shards")
@@ -213,16 +164,14 @@ def test_coco_shards(scheme: str) -> None:
     train, test = open_records(f"{scheme}:{SHARED}@train"), open_records(f"{scheme}:{SHARED}@test")
     assert (len(train), len(test)) == (16_000, 5_000)
     assert list(train.labels.names) == list(test.labels.names) == json.loads((SHARED / "labels.json").read_text())
-    picture = test[4_999].image
-    assert isinstance(picture, bytes)
-    assert picture[:4] == b"RIFF"
+    image = test[4_999].image
+    assert isinstance(image, bytes)
+    assert image[:4] == b"RIFF"
 
 
 # Text that any of the formats can hold: all of Unicode but halves of UTF-16 pairs.
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
-pictures = st.lists(
-    texts.filter(str.strip), min_size=1, max_size=5, unique_by=lambda name: os.path.normpath("/" + name)
-)
+images = st.lists(texts.filter(str.strip), min_size=1, max_size=5, unique_by=lambda name: os.path.normpath("/" + name))
 plain_labels = texts.filter(lambda t: t == t.strip() and "|" not in t and t[0] != "?")
 RESERVED = {*IMAGE_COLUMNS, *LABEL_COLUMNS, "split"}
 
@@ -240,12 +189,12 @@ def as_list(labels: Sequence[str], states: Sequence[int]) -> list[str]:
     return [{1: "", -1: "?"}[s] + name for name, s in zip(labels, states, strict=True) if s]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_what_is_written_is_read(tmp_path: Path, data: st.DataObject) -> None:
     suffix = data.draw(st.sampled_from([".csv", ".tsv", ".jsonl", ".parquet"]))
     style = data.draw(st.sampled_from(["text", "hot", *(["list"] if suffix in (".jsonl", ".parquet") else [])]))
-    names = data.draw(pictures)
+    names = data.draw(images)
     free = texts.filter(lambda t: t.strip() and t[0] != "?") if style == "list" else plain_labels
     free = free.filter(lambda t: "".join(t.split()).replace("_", "").replace("-", "").lower() not in RESERVED)
     labels = data.draw(st.lists(free, min_size=1, max_size=4, unique=True))
@@ -270,7 +219,7 @@ def test_what_is_written_is_read(tmp_path: Path, data: st.DataObject) -> None:
     assert labels_of(records) == expected
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(suffix=st.sampled_from([".csv", ".jsonl", ".parquet"]), at=st.floats(0, 1), byte=st.none() | st.integers(0, 255))
 def test_damage_is_an_input_error_or_harmless(tmp_path: Path, suffix: str, at: float, byte: int | None) -> None:
     path = Path(write_table(tmp_path / f"t{suffix}", TEXT))

@@ -8,8 +8,8 @@ from pivotpatch.data.address import open_records
 from pivotpatch.data.voc import LABELS, read_voc
 from pivotpatch.errors import InputError
 
-# Objects of each picture: label and whether it is difficult.
-PICTURES: dict[str, list[tuple[str, bool]]] = {
+# Objects of each image: label and whether it is difficult.
+IMAGES: dict[str, list[tuple[str, bool]]] = {
     "000005": [("chair", False), ("chair", True), ("person", True)],
     "000012": [("car", False)],
     "000007": [("dog", True), ("dog", True), ("tvmonitor", False)],
@@ -37,7 +37,7 @@ OBJECT = """	<object>
 
 def state(name: str, label: str) -> int:
     """-1, 0 or 1, as the development kit defines it for ImageSets/Main."""
-    flags = [difficult for shown, difficult in PICTURES[name] if shown == label]
+    flags = [difficult for shown, difficult in IMAGES[name] if shown == label]
     return -1 if not flags else 0 if all(flags) else 1
 
 
@@ -48,11 +48,11 @@ def root(tmp_path: Path) -> Path:
         annotations = tmp_path / f"VOCdevkit/VOC{year}/Annotations"
         main.mkdir(parents=True, exist_ok=True)
         annotations.mkdir(exist_ok=True)
-        (main / f"{part}.txt").write_text("".join(f"{name}\n" for name in PICTURES))
+        (main / f"{part}.txt").write_text("".join(f"{name}\n" for name in IMAGES))
         for label in LABELS:
-            lines = [f"{name} {state(name, label):2d}\n" for name in PICTURES]
+            lines = [f"{name} {state(name, label):2d}\n" for name in IMAGES]
             (main / f"{label}_{part}.txt").write_text("".join(lines))
-        for name, objects in PICTURES.items():
+        for name, objects in IMAGES.items():
             text = "".join(OBJECT.format(label=label, difficult=difficult) for label, difficult in objects)
             (annotations / f"{name}.xml").write_text(ANNOTATION.format(name=name, objects=text))
     return tmp_path
@@ -67,24 +67,11 @@ def main_file(root: Path, name: str) -> Path:
 def test_every_policy_from_both_sources(root: Path, source: str, difficult: str, value: float) -> None:
     records = open_records(f"voc:{root}/VOCdevkit@2007-test?difficult={difficult}&source={source}")
     of_state = {-1: 0.0, 0: value, 1: 1.0}
-    expected = [[of_state[state(name, label)] for label in LABELS] for name in PICTURES]
+    expected = [[of_state[state(name, label)] for label in LABELS] for name in IMAGES]
     # NaN differs from itself, so both sides are written out.
     assert str(records.target().tolist()) == str(expected)
-    assert [record.name for record in records] == [f"{name}.jpg" for name in PICTURES]
+    assert [record.name for record in records] == [f"{name}.jpg" for name in IMAGES]
     assert records[1].image == root / "VOCdevkit/VOC2007/JPEGImages/000012.jpg"
-
-
-def test_labels_are_the_twenty_in_alphabetical_order(root: Path) -> None:
-    assert read_voc(str(root), "2012-val").labels.names == tuple(sorted(LABELS))
-    assert len(LABELS) == 20
-
-
-def test_a_plain_object_beside_a_difficult_one_is_present(root: Path) -> None:
-    chair = LABELS.index("chair")
-    for source in ("imagesets", "xml"):
-        record = open_records(f"voc:{root}@2007-test?difficult=unknown&source={source}")[0]
-        assert record.positive == (chair,)
-        assert record.unknown == (LABELS.index("person"),)
 
 
 def test_the_kit_the_folder_above_and_a_year_are_accepted(root: Path) -> None:
@@ -101,14 +88,8 @@ def test_auto_falls_back_to_the_xml(root: Path) -> None:
     for label in LABELS:
         main_file(root, f"{label}_test.txt").unlink()
     assert [record.positive for record in read_voc(str(root), "2007-test")] == expected
-    with pytest.raises(InputError, match=r"Main: aeroplane_test.txt, bicycle_test.txt, bird_test.txt and 17 more miss"):
+    with pytest.raises(InputError, match=r"aeroplane_test\.txt: there is no such file"):
         read_voc(str(root), "2007-test", source="imagesets")
-
-
-def test_some_missing_label_files_are_an_error(root: Path) -> None:
-    main_file(root, "dog_test.txt").unlink()
-    with pytest.raises(InputError, match=r"Main: dog_test\.txt missing; restore the files or set source=xml"):
-        read_voc(str(root), "2007-test")
 
 
 @pytest.mark.parametrize(
@@ -122,27 +103,18 @@ def test_some_missing_label_files_are_an_error(root: Path) -> None:
 def test_a_missing_split_says_what_is_there(root: Path, split: str | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_voc(str(root), split)
-
-
-def test_a_folder_that_is_no_voc_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there are no image sets of VOC; give the folder VOCdevkit"):
-        read_voc(str(tmp_path), "2007-test")
+        read_voc(str(root / "elsewhere"), split)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("test.txt", b"", r"test\.txt: the file is empty"),
-        ("test.txt", b"000005\n000012\n000005\n", r"test\.txt, line 3: picture '000005' stands twice; remove one"),
+        ("test.txt", b"000005\n000012\n000005\n", r"test\.txt, line 3: image '000005' stands twice; correct the line"),
         ("test.txt", b"000005\n../../x\n", r"test\.txt, line 2: '\.\./\.\./x' is not like '000005'; correct the line"),
-        ("test.txt", b"000005\n\n000012\n", r"test\.txt, line 2: '' is not like '000005'"),
-        ("test.txt", "000005\nä".encode("latin-1"), r"test\.txt: line 2 is not UTF-8 \(byte 0xe4"),
         ("test.txt", b"000005\n000099\n", r"aeroplane_test\.txt: 000007, 000009, 000012 and 1 more in this file or in"),
         ("dog_test.txt", b"000005 -1\n000012 2\n", r"dog_test\.txt, line 2: '000012 2' is not like '000005 -1'"),
-        ("dog_test.txt", b"000005 -1\n000012\n", r"dog_test\.txt, line 2: '000012' is not like '000005 -1'"),
-        ("dog_test.txt", b"000005 -1\n000005  1\n", r"dog_test\.txt, line 2: picture '000005' stands twice"),
         ("dog_test.txt", b"000005 -1\n000012 -1\n000007  0\n", r"dog_test\.txt: 000009 in this file or in the split"),
-        ("dog_test.txt", b"\n \n", r"dog_test\.txt: the file is empty"),
     ],
 )  # fmt: skip
 def test_damaged_image_sets_are_refused(root: Path, name: str, content: bytes, message: str) -> None:
@@ -159,12 +131,8 @@ OUTSIDE = '<!DOCTYPE a SYSTEM "file:///etc/passwd">'
     ("damage", "message"),
     [
         (lambda text: text[: len(text) // 2], r"not valid XML \(.*line \d+, column \d+\); copy or download it again"),
-        (lambda text: "", "the file is empty"),
         (lambda text: text.replace("car<", "caar<"), r"unknown label 'caar'; did you mean 'car'\? known: aeroplane"),
-        (lambda text: text.replace("car<", "c&#228;r &amp; co<"), "unknown label 'cär & co'"),
         (lambda text: text.replace("<name>car</name>", ""), "unknown label ''"),
-        (lambda text: text.replace("<difficult>0", "<difficult>no"), "difficult is 'no' for a car; write 0 or 1"),
-        (lambda text: text.replace("annotation>", "html>"), "the outermost element is 'html'; give a VOC annotation"),
         (lambda text: BOMB + text.replace("car<", "&y;<"), "a DOCTYPE is not accepted; remove it"),
         (lambda text: OUTSIDE + text, "a DOCTYPE is not accepted; remove it"),
         (lambda text: text.replace("car<", "&y;<"), r"not valid XML \(undefined entity: line 8"),
@@ -175,20 +143,3 @@ def test_damaged_xml_is_refused(root: Path, damage: Callable[[str], str], messag
     path.write_text(damage(path.read_text()))
     with pytest.raises(InputError, match=rf"000012\.xml: {message}"):
         read_voc(str(root), "2007-test", source="xml")
-
-
-def test_missing_and_wrongly_encoded_xml_are_refused(root: Path) -> None:
-    path = root / "VOCdevkit/VOC2007/Annotations/000012.xml"
-    path.write_bytes(path.read_text().replace("Rear", "arrière").encode("latin-1"))
-    with pytest.raises(InputError, match=r"000012\.xml: line 9 is not UTF-8 \(byte 0xe8"):
-        read_voc(str(root), "2007-test", source="xml")
-    path.unlink()
-    with pytest.raises(InputError, match=r"000012\.xml: there is no such file"):
-        read_voc(str(root), "2007-test", source="xml")
-
-
-def test_an_object_without_difficult_is_plain(root: Path) -> None:
-    path = root / "VOCdevkit/VOC2007/Annotations/000007.xml"
-    path.write_text(path.read_text().replace("<difficult>1</difficult>", ""))
-    record = read_voc(str(root), "2007-test", source="xml")[2]
-    assert record.positive == (LABELS.index("dog"), LABELS.index("tvmonitor"))

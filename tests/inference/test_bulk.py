@@ -14,7 +14,7 @@ from PIL import Image
 from tag_process import Greens, TaggingProcess, write_pictures
 
 from pivotpatch.data.address import open_records
-from pivotpatch.data.picture_paths import find_pictures
+from pivotpatch.data.files import find_images
 from pivotpatch.errors import InputError
 from pivotpatch.inference.bulk import FITTED, Share, Tagging, TagRule, tag_pictures
 from pivotpatch.inference.bulk_file import NOTE, name_files
@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tag(name: str, **options: Any) -> Tagging:
-    return tag_pictures(Greens(), find_pictures(["pictures"]), Path("out") / name, batch_size=4, **options)
+    return tag_pictures(Greens(), find_images(["pictures"]), Path("out") / name, batch_size=4, **options)
 
 
 def expect(rule: TagRule = FITTED) -> list[Row]:
@@ -138,7 +138,7 @@ def test_numbers_of_a_real_network_do_not_depend_on_the_batch(here: Path) -> Non
 
     torch.manual_seed(0)
     engine = TorchEngine(PatchClassifier("test_resnet", ("cat", "dog"), image_size=64))
-    tag_pictures(engine, find_pictures(["pictures"]), Path("out/tags.parquet"), rule=TagRule(0.0), batch_size=7)
+    tag_pictures(engine, find_images(["pictures"]), Path("out/tags.parquet"), rule=TagRule(0.0), batch_size=7)
     rows = pq.read_table("out/tags.parquet").to_pylist()
     assert len(rows) == COUNT - len(BROKEN)
     for row in rows[::6]:
@@ -156,7 +156,7 @@ def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
         labels = ('a, "b"', "ä\nb", "☃")
 
     for name in ("tags.csv", "tags.jsonl", "tags.parquet"):
-        tag_pictures(Odd(), find_pictures(odd), Path(name), rule=TagRule(top_k=3))
+        tag_pictures(Odd(), find_images(odd), Path(name), rule=TagRule(top_k=3))
         assert [(row["picture"], row["labels"]) for row in read(Path(name))] == [
             (each, list(Odd.labels)) for each in odd
         ]
@@ -165,7 +165,7 @@ def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
         labels = ("a|b", "c", "d")
 
     with pytest.raises(InputError, match=r"bar.csv: the label 'a\|b' holds '\|', .*; write .parquet or .jsonl"):
-        tag_pictures(Bar(), find_pictures(odd), Path("bar.csv"))
+        tag_pictures(Bar(), find_images(odd), Path("bar.csv"))
 
 
 def stop_after(batches: int) -> Iterator[bool]:

@@ -10,15 +10,11 @@ import pytest
 import torch
 from made_scores import HOSTILE, make_records, make_scores
 
-from pivotpatch.audit.cooccurrence import rate_pairs
-from pivotpatch.audit.pair_comparison import compare_pairs
+from pivotpatch.audit.cooccurrence import compare_pairs, rate_pairs
 from pivotpatch.core.metrics import average_precision, precision_recall
 from pivotpatch.core.patches import patch_boxes
-from pivotpatch.core.policies import PerLabel, PriorMatched
-from pivotpatch.errors import InputError
-from pivotpatch.report.findings import COUNTS, Counts, Findings, gather_findings
+from pivotpatch.report.findings import Findings, Subject, gather_findings
 from pivotpatch.report.html import LIMIT, clean, render_report, write_report
-from pivotpatch.report.subject import Subject
 
 LABELS = tuple(f"label {letter}" for letter in "abcdefgh")
 
@@ -66,9 +62,9 @@ class Page(HTMLParser):
 
 
 @cache
-def gather(subject: Subject, baseline: Subject | None = None, counts: Counts = COUNTS) -> Findings:
+def gather(subject: Subject, baseline: Subject | None = None, images: int = 60) -> Findings:
     generator = torch.Generator().manual_seed(0)
-    return gather_findings(subject, baseline=baseline, counts=counts, resamples=20, generator=generator)
+    return gather_findings(subject, baseline=baseline, images=images, resamples=20, generator=generator)
 
 
 def report(subject: Subject, baseline: Subject | None = None, **options: object) -> str:
@@ -90,23 +86,24 @@ def full() -> str:
     return report(FULL, BASELINE, records=make_records(FULL.scores))
 
 
+def list_sections(page: Page) -> list[str | None]:
+    assert [link["href"] for link in page.find("a")] == [f"#{section['id']}" for section in page.find("section")]
+    return [section["id"] for section in page.find("section")]
+
+
 @pytest.mark.parametrize(
-    ("subject", "baseline", "expected"),
+    ("subject", "expected"),
     [
-        (FULL, BASELINE, "summary labels curves company cases errors calibration training"),
-        (SUBJECT, None, "summary labels curves company cases errors calibration"),
-        (PLAIN, BASELINE, "summary labels curves company errors calibration"),
-        (PLAIN, None, "summary labels curves company errors calibration"),
-        (replace(PLAIN, scores=PLAIN.scores.select(torch.arange(20))), None, "summary labels curves company"),
-        (Subject("one", make_scores(("alone",), patches=False)), None, "summary labels curves errors calibration"),
+        (replace(PLAIN, scores=PLAIN.scores.select(torch.arange(20))), "summary labels curves cooccurrence"),
+        (Subject("one", make_scores(("alone",), patches=False)), "summary labels curves errors calibration"),
     ],
 )
-def test_sections_are_there_where_their_data_are(subject: Subject, baseline: Subject | None, expected: str) -> None:
-    page = Page(report(subject, baseline))
-    assert [section["id"] for section in page.find("section")] == expected.split()
-    links = [link["href"] for link in page.find("a")]
-    assert links == [f"#{name}" for name in expected.split()]
-    assert page.find("img") == []  # nobody said where the pictures are
+def test_sections_are_there_where_their_data_are(subject: Subject, expected: str, full: str) -> None:
+    page = Page(report(subject))
+    assert list_sections(page) == expected.split()
+    assert page.find("img") == []  # nobody said where the images are
+    whole = "summary labels curves cooccurrence cases errors calibration training"
+    assert " ".join(map(str, list_sections(Page(full)))) == whole
 
 
 def test_the_summary_is_what_the_metrics_say(full: str) -> None:
@@ -153,27 +150,17 @@ def test_the_table_is_what_the_metrics_say(full: str) -> None:
 
 def test_shares_of_pairs_are_what_the_audit_says(full: str) -> None:
     page = Page(full)
-    policy = PriorMatched.from_target(SUBJECT.scores.target)
-    comparison = compare_pairs(*(rate_pairs(each.scores, policy=policy) for each in (SUBJECT, BASELINE)))
-    assert page.texts["cfpr"].startswith(f"{100 * comparison.cfpr.share_improved:.1f} %")
-    assert page.texts["ctpr"].startswith(f"{100 * comparison.ctpr.share_improved:.1f} %")
+    comparison = compare_pairs(*(rate_pairs(each.scores) for each in (SUBJECT, BASELINE)))
+    assert page.texts["cfpr"].startswith(f"{100 * (comparison.cfpr.share_improved or 0):.1f} %")
+    assert page.texts["ctpr"].startswith(f"{100 * (comparison.ctpr.share_improved or 0):.1f} %")
 
 
 def test_a_label_without_a_positive_has_a_dash_and_is_told() -> None:
     target = SUBJECT.scores.target.clone()
     target[:, 2] = 0
-    text = report(replace(SUBJECT, scores=replace(SUBJECT.scores, target=target)))
-    assert Page(text).rows[3] == ["label c", "0", "–", "–", "–", "–", "0.50", "–", "–"]
-    assert "1 labels have no positive picture" in text
-
-
-def test_thresholds_of_ones_own_stand_in_the_table() -> None:
-    thresholds = tuple(0.1 * (place + 1) for place in range(8))
-    text = report(replace(SUBJECT, policy=PerLabel(thresholds)))
-    rows = Page(text).rows[1:]
-    decided = precision_recall(SUBJECT.scores.probs("tde"), SUBJECT.scores.target, policy=PerLabel(thresholds))
-    assert [row[6] for row in rows] == [f"{value:.2f}" for value in thresholds]
-    assert [row[7] for row in rows] == [f"{100 * (value or 0):.1f}" for value in decided.precision]
+    text = report(replace(PLAIN, scores=replace(PLAIN.scores, target=target)))
+    assert Page(text).rows[3] == ["label c", "0", "–", "0.50", "–", "–"]
+    assert "1 labels have no positive image" in text
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +179,7 @@ def test_hostile_names_are_nothing_but_text(hostile: str) -> None:
     assert all(str(image["src"]).startswith("data:image/jpeg;base64,") for image in page.find("img"))
     assert [row[0] for row in page.rows[1:]] == [clean(label) for label in HOSTILE]
     assert page.rows[6][0] == "犬 ���"
-    assert f"picture {make_scores(HOSTILE).pictures[0][:14]}" in {str(image["alt"])[:22] for image in page.find("img")}
+    assert all(str(image["alt"]).startswith("image ") for image in page.find("img"))
 
 
 def test_nothing_points_outside(full: str, hostile: str) -> None:
@@ -228,33 +215,17 @@ def test_ids_are_unique_and_references_lead_to_one(full: str) -> None:
     assert used | set(re.findall(r'aria-describedby="([^"]+)"', full)) <= set(ids)
 
 
-def test_pictures_are_shown_up_to_the_number_that_was_asked_for() -> None:
-    records = make_records(SUBJECT.scores)
-    for count in (0, 5):
-        page = Page(report(SUBJECT, BASELINE, records=records, pictures=count))
-        assert len(page.find("img")) in (range(1, count + 1) if count else (0,))
-    assert {(image["loading"], image["decoding"]) for image in page.find("img")} == {("lazy", "async")}
-
-
-def test_a_picture_that_cannot_be_read_is_told() -> None:
-    scores = SUBJECT.scores
-    unreadable = torch.arange(9, 120, 10)
-    everywhere = replace(scores, indices=unreadable[torch.arange(120) % len(unreadable)])
-    text = report(replace(SUBJECT, scores=everywhere), BASELINE, records=make_records(scores))
-    assert Page(text).find("img") == []
-    assert "is in none of the known formats" in text
-
-
-def test_many_labels_with_long_names_and_pictures_of_noise_stay_below_the_limit() -> None:
+@pytest.mark.slow
+def test_many_labels_with_long_names_and_images_of_noise_stay_below_the_limit() -> None:
     count = 1300
     scores = make_scores(tuple(f"{place} " + '"' * 300 for place in range(count)), count=60)
     target = torch.zeros(60, count)
-    target[torch.arange(count) % 60, torch.arange(count)] = 1  # else all labels keep company with all others
+    target[torch.arange(count) % 60, torch.arange(count)] = 1  # else all labels co-occur
     scores = replace(scores, target=target)
     subject = Subject('"' * 500, scores)
-    findings = gather(subject, counts=Counts(cases=40, pairs=33, errors=60))
+    findings = gather(subject, images=200)
     records = make_records(scores, size=(400, 400))
-    text = render_report(findings, subject, records=records, pictures=200)
+    text = render_report(findings, subject, records=records, images=200)
     assert len(text.encode()) < LIMIT
     rows, shown = Page(text).rows[1:], len(Page(text).find("img"))
     assert 20 < shown < 40 + 3 * 33 + 60  # there was no room for more
@@ -263,34 +234,11 @@ def test_many_labels_with_long_names_and_pictures_of_noise_stay_below_the_limit(
     assert len(rows) + int(left_out[1]) == count
 
 
-def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_report_is_written_as_one_file(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    findings = gather(SUBJECT)
-    size = write_report(path, findings, SUBJECT)
+    size = write_report(path, gather(SUBJECT), SUBJECT)
     assert path.stat().st_size == size
-    assert path.read_text("utf-8").startswith("<!doctype html>")
-    with pytest.raises(InputError, match="No such file or directory; choose a folder that can be written to"):
-        write_report(tmp_path / "nowhere" / "report.html", findings, SUBJECT)
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_words_can_be_read_by_day_and_by_night(full: str) -> None:
-    for block in re.findall(r":root \{(.*?)\}", full, re.DOTALL)[:2]:
-        colours = dict(re.findall(r"--(\w+): (#\w{6})", block))
-        for ink in ("ink", "soft", "link", "good", "bad"):
-            for ground in ("page", "card", "shade"):
-                assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
 
 
 def test_boxes_of_case_studies_overlap_as_the_patches_do() -> None:

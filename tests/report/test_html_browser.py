@@ -13,9 +13,8 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, Route
 
 from pivotpatch.core.metrics import average_precision
-from pivotpatch.report.findings import gather_findings
-from pivotpatch.report.html import clean, write_report
-from pivotpatch.report.subject import Subject
+from pivotpatch.report import Subject, gather_findings, write_report
+from pivotpatch.report.html import clean
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +45,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report on a thousand labels, one of which has no positive picture."""
+    """A report on a thousand labels, one of which has no positive image."""
     scores = make_scores(tuple(f"label {place}" for place in range(COUNT)), count=40, patches=False)
     target = torch.zeros_like(scores.target)
     target[torch.arange(1, COUNT) % 40, torch.arange(1, COUNT)] = 1

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from published import PICTURES, write_all
 
-from pivotpatch.data.sampling import EpochSampler
+from pivotpatch.data.loading import EpochSampler
 from pivotpatch.errors import InputError
 from pivotpatch.training.config import load_config
 from pivotpatch.training.dry_run import DryRun, try_run

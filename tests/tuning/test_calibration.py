@@ -1,6 +1,5 @@
 """Calibration against scikit-learn and brute force, and its measures against loops."""
 
-import json
 import math
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from pivotpatch.errors import InputError
 from pivotpatch.tuning.calibration import (
-    Bins,
+    METHODS,
     Method,
     calibrate_out_of_fold,
     fit_calibration,
@@ -22,7 +21,6 @@ from pivotpatch.tuning.calibration import (
 from pivotpatch.tuning.folds import draw_folds
 
 NAN = float("nan")
-METHODS: list[Method] = ["temperature", "platt", "platt_per_label"]
 
 
 def draw(
@@ -60,7 +58,7 @@ def test_temperature_is_the_best_single_number() -> None:
     assert fitted.offset == (0.0,) * 5
 
 
-def test_a_temperature_never_turns_a_ranking_round() -> None:
+def test_a_temperature_never_reverses_a_ranking() -> None:
     """All logits are too high, as a loss may make them: the best single number would be below 0."""
     generator = torch.Generator().manual_seed(0)
     target = (torch.rand(2000, 1, generator=generator) < 0.1).float()
@@ -74,7 +72,7 @@ def test_a_temperature_never_turns_a_ranking_round() -> None:
     assert told["platt"] < 0.2 < told["temperature"] < loss(torch.sigmoid(logits), target)
 
 
-def test_labels_with_many_pictures_keep_their_own_numbers() -> None:
+def test_labels_with_many_images_keep_their_own_numbers() -> None:
     slope, offset = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([1.0, 0.0, -1.0])
     logits, target = draw(20_000, 3, slope=slope, offset=offset)
     fitted = fit_calibration(logits, target, kind="image")
@@ -84,25 +82,18 @@ def test_labels_with_many_pictures_keep_their_own_numbers() -> None:
         assert fitted.offset[label] == pytest.approx(alone.offset[0], abs=0.01)
 
 
-def test_labels_with_few_pictures_lean_on_the_others() -> None:
-    """On new pictures the shrunk numbers beat both the common ones and each label's own."""
+def test_labels_with_few_images_lean_on_the_others() -> None:
+    """On new images the shrunk numbers beat both the common ones and each label's own."""
     generator = torch.Generator().manual_seed(1)
     slope, offset = 1 + 0.3 * torch.randn(40, generator=generator), 0.6 * torch.randn(40, generator=generator)
     logits, target = draw(120, 40, slope=slope, offset=offset, seed=2)
-    fresh, truth = draw(20_000, 40, slope=slope, offset=offset, seed=3)
+    fresh, truth = draw(4000, 40, slope=slope, offset=offset, seed=3)
     shrunk = fit_calibration(logits, target, kind="image")
     common = fit_calibration(logits, target, kind="image", method="platt")
     own = [fit_calibration(logits[:, [k]], target[:, [k]], kind="image", method="platt") for k in range(40)]
     apart = torch.cat([fit.apply(fresh[:, [k]]) for k, fit in enumerate(own)], dim=1)
     assert loss(shrunk.apply(fresh), truth) < loss(common.apply(fresh), truth)
     assert loss(shrunk.apply(fresh), truth) < loss(apart, truth)
-
-
-def test_labels_that_differ_by_chance_only_share_their_numbers() -> None:
-    logits, target = draw(150, 40, slope=0.7, offset=0.3)
-    shrunk = fit_calibration(logits, target, kind="image")
-    own = [fit_calibration(logits[:, [k]], target[:, [k]], kind="image", method="platt").slope[0] for k in range(40)]
-    assert np.std(shrunk.slope) < 0.2 * np.std(own)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -137,16 +128,15 @@ def test_scores_without_a_mistake_and_labels_without_a_positive_stay_finite(meth
 
 def test_perfect_probabilities_have_an_error_of_chance_alone() -> None:
     logits, target = draw(40_000)
-    for by in ("width", "mass"):
-        curve = reliability(torch.sigmoid(logits), target, by=by)
-        spread = (curve.share * (1 - curve.share) * curve.counts).sqrt()
-        expected = math.sqrt(2 / math.pi) * spread.sum().item() / curve.counts.sum().item()
-        assert curve.ece < 2 * expected
-        assert ((curve.low <= curve.mean_prob) & (curve.mean_prob <= curve.high)).float().mean() > 0.7
+    curve = reliability(torch.sigmoid(logits), target)
+    spread = (curve.share * (1 - curve.share) * curve.counts).sqrt()
+    expected = math.sqrt(2 / math.pi) * spread.sum().item() / curve.counts.sum().item()
+    assert curve.ece < 2 * expected
+    assert ((curve.low <= curve.mean_prob) & (curve.mean_prob <= curve.high)).float().mean() > 0.7
     assert reliability(torch.sigmoid(2 * logits), target).ece > 20 * expected
 
 
-def ece_by_loop(probs: list[float], truth: list[float], *, bins: int, by: Bins) -> float:
+def ece_by_loop(probs: list[float], truth: list[float], *, bins: int, by: str) -> float:
     rank = [sum(other < p for other in probs) for p in probs]
     total = 0.0
     for number in range(bins):
@@ -161,7 +151,7 @@ def ece_by_loop(probs: list[float], truth: list[float], *, bins: int, by: Bins) 
 
 @pytest.mark.parametrize("by", ["width", "mass"])
 @pytest.mark.parametrize("levels", [None, 8])
-def test_expected_calibration_error_is_the_loop(by: Bins, levels: int | None) -> None:
+def test_expected_calibration_error_is_the_loop(by: str, levels: int | None) -> None:
     logits, target = draw(64, 3, slope=0.3)
     probs = torch.sigmoid(logits).double()
     probs = (probs * levels).round() / levels if levels else probs
@@ -176,7 +166,8 @@ def test_expected_calibration_error_is_the_loop(by: Bins, levels: int | None) ->
     known = ~torch.isnan(target)
     expected = ece_by_loop(probs[known].tolist(), target[known].tolist(), bins=4, by=by)
     assert getattr(judged.overall, f"ece_{by}") == pytest.approx(expected)
-    assert reliability(probs, target, bins=4, by=by).ece == pytest.approx(expected)
+    if by == "width":
+        assert reliability(probs, target, bins=4).ece == pytest.approx(expected)
 
 
 def test_brier_and_log_loss_are_scikit_learns() -> None:
@@ -202,21 +193,14 @@ def test_a_label_of_which_nothing_is_known_has_no_faults() -> None:
     assert judged.per_label[2] is None
     kept = [0, 1, 3, 4]
     assert judged.overall == judge_calibration(torch.sigmoid(logits[:, kept]), target[:, kept]).overall
-    written = json.loads(json.dumps(judged.to_dict()))
-    assert written["per_label"][2] is None
-    assert written["overall"]["brier"] == judged.overall.brier
-    assert "15 equal bins" in str(judged)
 
 
-def test_the_share_of_a_bin_lies_in_its_interval() -> None:
-    probs, target = torch.full((10,), 0.5), torch.tensor([1.0] * 3 + [0.0] * 7)
-    curve = reliability(probs, target)
-    assert (curve.mean_prob.item(), curve.counts.item()) == (0.5, 10)
-    assert curve.share.item() == pytest.approx(0.3)
-    assert (curve.low.item(), curve.high.item()) == pytest.approx((0.1078, 0.6032), abs=1e-4)  # Wilson's 3 of 10
+def test_the_interval_of_a_bin_is_wilsons() -> None:
+    curve = reliability(torch.full((10,), 0.5), torch.tensor([1.0] * 3 + [0.0] * 7))
+    assert (curve.low.item(), curve.high.item()) == pytest.approx((0.1078, 0.6032), abs=1e-4)
 
 
-def test_a_pictures_own_fold_has_no_say() -> None:
+def test_an_images_own_fold_has_no_say() -> None:
     logits, target = draw(300, 4, slope=0.5)
     fold = draw_folds(300)
     changed = target.clone()
@@ -229,32 +213,16 @@ def test_a_pictures_own_fold_has_no_say() -> None:
     assert loss(inside, target) < loss(one, target)
 
 
-@pytest.mark.parametrize(
-    ("logits", "target", "message"),
-    [
-        (torch.tensor([[NAN], [0.0]]), torch.tensor([[1.0], [0.0]]), "scores of label 0 hold NaN"),
-        (torch.tensor([[torch.inf], [0.0]]), torch.tensor([[1.0], [0.0]]), "logits hold an infinite value; find where"),
-        (torch.zeros(2, 1), torch.zeros(2, 1), "there is no positive or no negative image; check the target"),
-        (torch.zeros(2, 1), torch.zeros(2, 2), r"scores have shape \(2, 1\) and target \(2, 2\)"),
-    ],
-)
-def test_what_cannot_be_fitted_is_named(logits: Tensor, target: Tensor, message: str) -> None:
-    with pytest.raises(InputError, match="fit_calibration: " + message):
-        fit_calibration(logits, target, kind="image")
-
-
-def test_bad_choices_are_named() -> None:
+def test_what_cannot_be_fitted_or_judged_is_named() -> None:
     logits, target = draw(10)
-    with pytest.raises(InputError, match="fit_calibration: unknown method 'plat'; did you mean 'platt'"):
+    with pytest.raises(InputError, match="calibration: scores of label 0 hold NaN"):
+        fit_calibration(torch.full((2, 1), NAN), torch.tensor([[1.0], [0.0]]), kind="image")
+    with pytest.raises(InputError, match="calibration: there is no positive or no negative image; check the target"):
+        fit_calibration(logits, torch.zeros_like(target), kind="image")
+    with pytest.raises(InputError, match="calibration: unknown method 'plat'; did you mean 'platt'"):
         fit_calibration(logits, target, kind="image", method="plat")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="reliability: unknown kind of bins 'mas'; did you mean 'mass'"):
-        reliability(logits.sigmoid(), target, by="mas")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="reliability: bins is 0; give 1 or more"):
-        reliability(logits.sigmoid(), target, bins=0)
-    with pytest.raises(InputError, match="judge_calibration: bins is 0; give 1 or more"):
-        judge_calibration(logits.sigmoid(), target, bins=0)
     for judge in (reliability, judge_calibration):
         with pytest.raises(InputError, match="are no probabilities; apply torch.sigmoid"):
             judge(logits, target)
-        with pytest.raises(InputError, match="nothing is known; check the target"):
-            judge(logits.sigmoid(), torch.full_like(target, NAN))
+    with pytest.raises(InputError, match="judge_calibration: no label is known; check the target"):
+        judge_calibration(logits.sigmoid(), torch.full_like(target, NAN))

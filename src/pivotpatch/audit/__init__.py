@@ -1,1 +1,35 @@
-"""Audit: which labels a model gives because of their company."""
+"""Everything that judges scores: metrics with intervals, co-occurrence, the paper's figures, likely label errors.
+
+Figures are in `pivotpatch.audit.plots`.
+"""
+
+from pivotpatch.audit.cases import find_cases, study_case
+from pivotpatch.audit.cooccurrence import (
+    compare_pairs,
+    conditional_rates,
+    decide,
+    find_false_positives,
+    rank_pairs,
+    rate_pairs,
+)
+from pivotpatch.audit.direct_effect import measure_direct_effects, track_effects
+from pivotpatch.audit.evaluation import evaluate_scores
+from pivotpatch.audit.label_errors import find_label_errors
+from pivotpatch.audit.stepwise import evaluate_steps, study_scale
+
+__all__ = [
+    "compare_pairs",
+    "conditional_rates",
+    "decide",
+    "evaluate_scores",
+    "evaluate_steps",
+    "find_cases",
+    "find_false_positives",
+    "find_label_errors",
+    "measure_direct_effects",
+    "rank_pairs",
+    "rate_pairs",
+    "study_case",
+    "study_scale",
+    "track_effects",
+]

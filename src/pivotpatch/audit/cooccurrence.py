@@ -1,12 +1,12 @@
 """Conditional true and false positive rates: how the presence of one label moves decisions about another.
 
-The paper writes {car; parking meter} for decisions about the car in pictures that show a parking meter. Here the
-first is the `label` and the second its `company`; they keep company where P(label | company) is above a limit.
+The paper writes {car; parking meter} for decisions about the car in images that show a parking meter. Here the first is
+the `label` and the second its `context`; they co-occur where P(label | context) is above a limit.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,21 +16,19 @@ from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.inference.scores import Scores
 
 MIN_PROBABILITY = 0.2
-FEW = 20  # pictures behind a rate; with fewer its interval is wider than 0.3 at a rate of one half, and it is marked
+FEW = 20  # images behind a rate; with fewer its interval is wider than 0.3 at a rate of one half, and it is marked
 Order = Literal["rate", "gap"]
-_CHUNK = 1 << 25  # labels times pictures that are counted at once: bounds memory, not results
+_CHUNK = 1 << 25  # labels times images that are counted at once: bounds memory, not results
 
 
 class ConditionalRates(NamedTuple):
-    """How often label i is given where label j is there; float32 rates, NaN where no picture tells.
-
-    The paper writes {i; j}. On the diagonal stand the ordinary true positive rates, and no false positive rate.
+    """How often label i is given where label j is shown, all (L,L); float32 rates, NaN where no image tells.
 
     Attributes:
-        tpr: (L,L); [i, j] is the share, among pictures that show i and j, of those that are given i.
-        fpr: (L,L); [i, j] is the share, among pictures that show j but not i, of those that are given i.
-        tpr_counts: (L,L) pictures that show i and j.
-        fpr_counts: (L,L) pictures that show j but not i.
+        tpr: [i, j] is the share, among images that show i and j, of those that are given i.
+        fpr: [i, j] is the share, among images that show j but not i, of those that are given i.
+        tpr_counts: images that show i and j.
+        fpr_counts: images that show j but not i.
     """
 
     tpr: Tensor
@@ -51,22 +49,18 @@ class PairRates:
     """Conditional rates of M ordered pairs of labels, for the decisions of one model.
 
     Attributes:
-        labels: names of all labels, or of those that given pairs are made of.
         definition: the policy that decided, in words.
-        label: (M,) index of the label that is decided about.
-        company: (M,) index of the label that is there.
-        probability: (M,) P(label | company), from the target.
-        tpr: (M,) conditional TPR; NaN where no picture shows both.
-        fpr: (M,) conditional FPR; NaN where no picture shows the company alone.
-        tpr_counts: (M,) pictures behind `tpr`.
-        fpr_counts: (M,) pictures behind `fpr`.
-        overall_fpr: (M,) FPR of the label over all pictures, whatever their company.
+        names: M pairs of a label that is decided about and a context that is shown.
+        probability: (M,) P(label | context), from the target.
+        tpr: (M,) conditional TPR; NaN where no image shows both.
+        fpr: (M,) conditional FPR; NaN where no image shows the context alone.
+        tpr_counts: (M,) images behind `tpr`.
+        fpr_counts: (M,) images behind `fpr`.
+        overall_fpr: (M,) FPR of the label over all images.
     """
 
-    labels: tuple[str, ...]
     definition: str
-    label: Tensor
-    company: Tensor
+    names: tuple[tuple[str, str], ...]
     probability: Tensor
     tpr: Tensor
     fpr: Tensor
@@ -75,80 +69,93 @@ class PairRates:
     overall_fpr: Tensor
 
     def __len__(self) -> int:
-        return len(self.label)
-
-    @property
-    def names(self) -> tuple[tuple[str, str], ...]:
-        """Label and company of each pair."""
-        pairs = zip(self.label.tolist(), self.company.tolist(), strict=True)
-        return tuple((self.labels[label], self.labels[company]) for label, company in pairs)
-
-    @property
-    def gap(self) -> Tensor:
-        """(M,) how much higher the FPR of the label is in this company than overall."""
-        return self.fpr - self.overall_fpr
-
-    @property
-    def tpr_interval(self) -> Limits:
-        """Wilson intervals of `tpr`."""
-        return wilson_interval(self.tpr, self.tpr_counts)
-
-    @property
-    def fpr_interval(self) -> Limits:
-        """Wilson intervals of `fpr`."""
-        return wilson_interval(self.fpr, self.fpr_counts)
+        return len(self.names)
 
     def select(self, rows: Tensor) -> "PairRates":
         """The pairs that `rows` (K,) names, in that order."""
         kept = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return PairRates(self.labels, self.definition, **kept)
+        return PairRates(self.definition, tuple(self.names[row] for row in rows.tolist()), **kept)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in plain types, for JSON; None where no picture tells."""
+        """All of it in plain types, for JSON; None where no image tells."""
         columns: dict[str, Tensor] = {"probability": self.probability}
-        for name, rate, interval, counts in (
-            ("ctpr", self.tpr, self.tpr_interval, self.tpr_counts),
-            ("cfpr", self.fpr, self.fpr_interval, self.fpr_counts),
-        ):
-            low, high = interval
+        for name, rate, counts in (("ctpr", self.tpr, self.tpr_counts), ("cfpr", self.fpr, self.fpr_counts)):
+            low, high = wilson_interval(rate, counts)
             columns |= {name: rate, f"{name}_low": low, f"{name}_high": high, f"{name}_pictures": counts}
             columns[f"{name}_few"] = counts < FEW
-        columns |= {"fpr": self.overall_fpr, "gap": self.gap}
-        values = zip(*(_to_plain(column) for column in columns.values()), strict=True)
+        columns |= {"fpr": self.overall_fpr, "gap": self.fpr - self.overall_fpr}
+        values = [[None if value != value else value for value in column.tolist()] for column in columns.values()]
         pairs = [
-            {"label": label, "company": company} | dict(zip(columns, row, strict=True))
-            for (label, company), row in zip(self.names, values, strict=True)
+            {"label": label, "company": context} | dict(zip(columns, row, strict=True))
+            for (label, context), *row in zip(self.names, *values, strict=True)
         ]
         return {"definition": self.definition, "few": FEW, "pairs": pairs}
 
 
-class FalsePositive(NamedTuple):
-    """A picture that is given a label which it does not show.
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One rate of the K pairs that have it, of a model beside a baseline, sorted by the baseline.
 
     Attributes:
-        picture: its name.
-        row: its position among the scores.
-        probability: of the label.
+        baseline: (K,) the baseline's rates, rising.
+        model: (K,) the model's rates of the same pairs.
+        improved: pairs whose rate is better in the model: a lower FPR, a higher TPR.
+        worse: pairs whose rate is worse.
+        tied: pairs whose rates are equal.
+        undefined: pairs that no image tells this rate of; they are in no other count.
     """
+
+    baseline: Tensor
+    model: Tensor
+    improved: int
+    worse: int
+    tied: int
+    undefined: int
+
+    @property
+    def share_improved(self) -> float | None:
+        """Part of the K pairs that improved; a tie is no improvement. None where there is no pair."""
+        return self.improved / len(self.model) if len(self.model) else None
+
+    def to_dict(self) -> dict[str, object]:
+        """The counts in plain types, for JSON."""
+        return {name: getattr(self, name) for name in ("share_improved", "improved", "worse", "tied", "undefined")}
+
+
+@dataclass(frozen=True, eq=False)
+class PairComparison:
+    """A model beside a baseline on the same images and pairs; both rates as curves."""
+
+    model: PairRates
+    baseline: PairRates
+    cfpr: Curve
+    ctpr: Curve
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it in plain types, for JSON."""
+        return {name: getattr(self, name).to_dict() for name in ("cfpr", "ctpr", "model", "baseline")}
+
+
+class FalsePositive(NamedTuple):
+    """An image that is given a label which it does not show: its name, its row in the scores, the probability."""
 
     picture: str
     row: int
     probability: float
 
 
-def wilson_interval(rates: Tensor, counts: Tensor, *, level: float = 0.95) -> Limits:
-    """Wilson score intervals of shares; from 0 to 1 where nothing was counted.
+def wilson_interval(rates: Tensor, counts: Tensor) -> Limits:
+    """Wilson score intervals, 95 %, of shares; from 0 to 1 where nothing was counted.
 
     Args:
         rates: shares of any shape.
         counts: how many each is a share of.
-        level: probability that an interval covers the true share.
 
     >>> low, high = wilson_interval(torch.tensor(1.0), torch.tensor(3))
     >>> round(low.item(), 2), high.item()
     (0.44, 1.0)
     """
-    square = torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)) ** 2
+    square = torch.special.ndtri(torch.tensor(0.975, dtype=torch.float64)) ** 2
     rates, counts = rates.double(), counts.double()
     centre = (rates + square / (2 * counts)) / (1 + square / counts)
     spread = (square * (rates * (1 - rates) / counts + square / (4 * counts**2))).sqrt() / (1 + square / counts)
@@ -160,10 +167,10 @@ def wilson_interval(rates: Tensor, counts: Tensor, *, level: float = 0.95) -> Li
 def conditional_rates(decided: Tensor, target: Tensor) -> ConditionalRates:
     """Conditional true and false positive rates of all pairs of labels, as the paper defines them.
 
-    A picture of which i or j is unknown counts for no rate of that pair.
+    An image of which i or j is unknown counts for no rate of that pair.
 
     Args:
-        decided: (N,L) boolean, the labels that each picture is given.
+        decided: (N,L) boolean, the labels that each image is given.
         target: (N,L), 1 present, 0 absent, NaN unknown.
 
     >>> decided = torch.tensor([[True, True], [False, True], [True, True]])
@@ -173,18 +180,17 @@ def conditional_rates(decided: Tensor, target: Tensor) -> ConditionalRates:
     >>> rates.fpr[0, 1].item(), rates.fpr_counts[0, 1].item()
     (1.0, 1)
     """
-    _check(decided, target)
     labels = target.shape[1]
     chunk = max(_CHUNK // max(labels, 1), 1)
-    # [j, i] of each, turned round at the end. Sums of ones are exact in float32 up to 2^24 pictures.
+    # [j, i] of each, transposed at the end. Sums of ones are exact in float32 up to 2^24 images.
     both, both_given, alone, alone_given = (torch.zeros(labels, labels, device=target.device) for _ in range(4))
     for given, truth in zip(decided.to(target.device).split(chunk), target.split(chunk), strict=True):
         there, missing = truth == 1, truth == 0
-        # A picture shows few of many labels: a sparse product takes steps for those alone.
-        company = there.T.to_sparse().float()
+        # An image shows few of many labels: a sparse product takes steps for those alone.
+        context = there.T.to_sparse().float()
         kinds = {both: there, both_given: there & given, alone: missing, alone_given: missing & given}
         for counts, kind in kinds.items():
-            counts += torch.sparse.mm(company, kind.float())
+            counts += torch.sparse.mm(context, kind.float())
     tpr, fpr = both_given.div_(both).T, alone_given.div_(alone).T
     return ConditionalRates(tpr, fpr, both.int().T, alone.int().T)
 
@@ -197,14 +203,14 @@ def rate_pairs(
     min_probability: float = MIN_PROBABILITY,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> PairRates:
-    """Conditional rates of the pairs that keep company, or of given pairs.
+    """Conditional rates of the pairs that co-occur, or of given pairs.
 
     Args:
         scores: what a model says, and what is true.
         policy: how probabilities become decisions; by default each label is given as often as the target has it.
         kind: which logits; those to rank by, by default.
-        min_probability: take the pairs whose P(label | company) is above it.
-        pairs: take these instead: names of label and company.
+        min_probability: take the pairs whose P(label | context) is above it.
+        pairs: take these instead: names of label and context.
     """
     if not 0 <= min_probability < 1:
         raise InputError("rate_pairs", f"min_probability is {min_probability}", "give a share in [0, 1)")
@@ -218,25 +224,15 @@ def rate_pairs(
     rates = conditional_rates(decided, target)
     if pairs is None:
         shares = rates.tpr_counts / (rates.tpr_counts + rates.fpr_counts)
-        label, company = shares.fill_diagonal_(0).nan_to_num_(0.0).gt(min_probability).nonzero(as_tuple=True)
+        label, context = shares.fill_diagonal_(0).nan_to_num_(0.0).gt(min_probability).nonzero(as_tuple=True)
     else:
-        found = [(labels.index(label), labels.index(company)) for label, company in pairs]
-        label, company = torch.tensor(found, dtype=torch.int64).reshape(-1, 2).T
-    tpr, fpr, both, alone = (column[label, company] for column in rates)
+        found = [(labels.index(label), labels.index(context)) for label, context in pairs]
+        label, context = torch.tensor(found, dtype=torch.int64).reshape(-1, 2).T
+    tpr, fpr, both, alone = (column[label, context] for column in rates)
     missing = target == 0
     overall = (decided & missing).sum(0) / missing.sum(0)
-    return PairRates(
-        labels=labels,
-        definition=policy.definition,
-        label=label,
-        company=company,
-        probability=both / (both + alone),
-        tpr=tpr,
-        fpr=fpr,
-        tpr_counts=both,
-        fpr_counts=alone,
-        overall_fpr=overall[label],
-    )
+    names = tuple((labels[i], labels[j]) for i, j in zip(label.tolist(), context.tolist(), strict=True))
+    return PairRates(policy.definition, names, both / (both + alone), tpr, fpr, both, alone, overall[label])
 
 
 def decide(scores: Scores, *, policy: ThresholdPolicy | None = None, kind: str | None = None) -> Tensor:
@@ -253,65 +249,58 @@ def decide(scores: Scores, *, policy: ThresholdPolicy | None = None, kind: str |
 def rank_pairs(rates: PairRates, *, by: Order = "rate") -> PairRates:
     """The pairs that can be hallucinated, the worst first.
 
-    The lower end of the interval decides, so that a pair with one unlucky picture is listed, but does not lead.
+    The lower end of the interval decides, so that a pair with one unlucky image is listed, but does not lead.
 
     Args:
         rates: of all pairs; those without a conditional FPR are left out.
         by: "rate", the conditional FPR, or "gap", how much higher it is than the label's FPR overall.
     """
-    if by not in get_args(Order):
-        raise InputError("rank_pairs", f"unknown order {by!r}", choose_one_of(by, get_args(Order)))
     known = rates.select((rates.fpr_counts > 0).nonzero()[:, 0])
-    least = known.fpr_interval.low - (known.overall_fpr if by == "gap" else 0.0)
+    least = wilson_interval(known.fpr, known.fpr_counts).low - (known.overall_fpr if by == "gap" else 0.0)
     return known.select(least.argsort(descending=True, stable=True))
 
 
 def find_false_positives(
-    scores: Scores,
-    label: str,
-    *,
-    company: str,
-    policy: ThresholdPolicy | None = None,
-    kind: str | None = None,
-    decided: Tensor | None = None,
+    scores: Scores, label: str, *, context: str, kind: str | None = None, decided: Tensor | None = None
 ) -> list[FalsePositive]:
-    """The pictures that show the company but not the label and are given the label, the most confident first.
+    """The images that show the context but not the label and are given the label, the most confident first.
 
     Args:
         scores: what a model says, and what is true.
         label: name of the label that is decided about.
-        company: name of the label that is there.
-        policy: how probabilities become decisions; by default each label is given as often as the target has it.
+        context: name of the label that is shown.
         kind: which logits; those to rank by, by default.
-        decided: (N,L) what `decide` says, where it is at hand.
+        decided: (N,L) from `decide`; by default each label is given as often as the target has it.
     """
-    i, j = _find(scores, label), _find(scores, company)
-    decided = decide(scores, policy=policy, kind=kind) if decided is None else decided
+    i, j, kind = _find(scores, label), _find(scores, context), kind or scores.ranking
+    decided = decide(scores, kind=kind) if decided is None else decided
     (rows,) = (decided[:, i] & (scores.target[:, i] == 0) & (scores.target[:, j] == 1)).nonzero(as_tuple=True)
-    rows = rows[scores.get(kind or scores.ranking)[rows, i].argsort(descending=True, stable=True)]
-    chances = scores.select(rows).probs(kind or scores.ranking)[:, i].tolist()
-    return [
-        FalsePositive(scores.pictures[row], row, chance) for row, chance in zip(rows.tolist(), chances, strict=True)
-    ]
+    rows = rows[scores.get(kind)[rows, i].argsort(descending=True, stable=True)]
+    probs = scores.select(rows).probs(kind)[:, i].tolist()
+    return [FalsePositive(scores.pictures[row], row, prob) for row, prob in zip(rows.tolist(), probs, strict=True)]
+
+
+def compare_pairs(model: PairRates, baseline: PairRates) -> PairComparison:
+    """Set the pairs of a model beside those of a baseline, such as PAT-T beside ASL, or DeT beside InT."""
+    same = (torch.equal(getattr(model, what), getattr(baseline, what)) for what in ("tpr_counts", "fpr_counts"))
+    if model.names != baseline.names or not all(same):
+        wrong = "the two models were not judged on the same images and pairs"
+        raise InputError("compare_pairs", wrong, "score the same data with both and take the same pairs")
+    return PairComparison(
+        model, baseline, cfpr=_make_curve(model.fpr, baseline.fpr, -1), ctpr=_make_curve(model.tpr, baseline.tpr, 1)
+    )
+
+
+def _make_curve(model: Tensor, baseline: Tensor, better: int) -> Curve:
+    """The curve of rates (M,), NaN for pairs that have none; `better` is 1 where a higher rate is, else -1."""
+    (pairs,) = (~baseline.isnan()).nonzero(as_tuple=True)
+    pairs = pairs[baseline[pairs].argsort(stable=True)]
+    signs = (better * (model - baseline)[pairs]).sign()
+    improved, worse, tied = (int((signs == sign).sum()) for sign in (1, -1, 0))
+    return Curve(baseline[pairs], model[pairs], improved, worse, tied, undefined=len(baseline) - len(pairs))
 
 
 def _find(scores: Scores, name: str) -> int:
     if name not in scores.labels:
         raise InputError("scores", f"unknown label {name!r}", choose_one_of(name, scores.labels))
     return scores.labels.index(name)
-
-
-def _to_plain(column: Tensor) -> list[float | None]:
-    return [None if value != value else value for value in column.tolist()]
-
-
-def _check(decided: Tensor, target: Tensor) -> None:
-    where = "conditional_rates"
-    if decided.ndim != 2 or decided.shape != target.shape:
-        wrong = f"decided has shape {tuple(decided.shape)} and target {tuple(target.shape)}"
-        raise InputError(where, wrong, "give both as (N, L)")
-    if decided.dtype != torch.bool:
-        raise InputError(where, f"decided is {decided.dtype}", "give decisions, for example Fixed(0.5).decide(probs)")
-    wrong_values = target[~(torch.isnan(target) | (target == 0) | (target == 1))]
-    if len(wrong_values):
-        raise InputError(where, f"target holds {wrong_values[0].item():g}", "write 1, 0, or NaN for unknown")

@@ -1,17 +1,17 @@
 """The true direct effect of an object, known on scenes alone, and how well logits track it.
 
-Equation 2 of the paper asks what an object x adds to the answer while its company z stays: P(Y=1 | x, z) less
-P(Y=1 | x masked, z). In a picture nobody knows where x is. A scene is drawn from a plan, so that x can be left out and
-nothing else: the effect is the network's own image logit of the label with the object, less that without it. Where a
-scene does not show a label there is nothing to leave out, and the effect is 0.
+Equation 2 of the paper asks what an object x adds to the answer while the co-occurring objects z stay: P(Y=1 | x, z)
+less P(Y=1 | x masked, z). In a photograph nobody knows where x is. A scene is drawn from a plan, so that x can be left
+out and nothing else: the effect is the model's own image logit of the label with the object, less that without it.
+Where a scene does not show a label the effect is 0.
 
-Effects are taken on logits, as the method is, and always from the network whose logits are judged by them: PAT-I is
-judged by the effects in the network that it is put around, PAT-T by those in its own image logits.
+Effects are taken on logits, as the method is, and always from the model whose logits are judged by them: PAT-I is
+judged by the effects in the model that it wraps, PAT-T by those in its own image logits.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from pivotpatch.core.bootstrap import Interval
 from pivotpatch.data.loading import make_loader
 from pivotpatch.data.records import LabelLists, RecordSet
 from pivotpatch.data.scenes import SceneStore, draw_scene
-from pivotpatch.errors import InputError, choose_one_of, shorten
+from pivotpatch.errors import InputError, shorten
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import Progress, score_pictures
@@ -34,10 +34,9 @@ Among = Literal["objects", "scenes"]
 
 @dataclass(frozen=True, eq=False)
 class DirectEffects:
-    """What the objects of N scenes add to a network's answers about L labels.
+    """What the objects of N scenes add to a model's answers about L labels.
 
     Attributes:
-        labels: names of the labels.
         shown: (N,L) whether the scene shows the label.
         effect: (N,L) image logit with the object less that without it; 0 where there is none.
         logits: (N,L) by kind, of the scene as it is.
@@ -54,9 +53,7 @@ class EffectTracking:
     """How well one kind of logits tracks the direct effect: Spearman's rank correlation, label by label.
 
     Attributes:
-        kind: of logits.
         among: "objects", the scenes that show the label, or "scenes", all of them.
-        labels: names of the labels.
         counts: how many scenes of each label were ranked.
         per_label: correlation of each label with its interval; None where there is nothing to rank.
         mean: over the labels; None where no label could be ranked.
@@ -71,30 +68,24 @@ class EffectTracking:
     mean: Interval | None
     over_image: Interval | None
 
-    def to_dict(self) -> dict[str, object]:
-        """All of it in plain types, for JSON."""
-        return asdict(self)
 
-
-def find_judged_network(
-    model: Classifier | PatchInference, records: RecordSet, *, where: str = "direct effect"
-) -> Classifier:
-    """The network whose effects are measured; refuse, before the work, what they are not known of.
+def find_judged(model: Classifier | PatchInference, records: RecordSet, *, where: str = "direct effect") -> Classifier:
+    """The model whose effects are measured; refuse, before the work, what they are not known of.
 
     Args:
-        model: a network, or PAT-I around one. It may know more labels than scenes have, in any order.
+        model: a model, or PAT-I around one. It may know more labels than scenes have, in any order.
         records: of `scenes:`.
-        where: the network's name, for messages.
+        where: the model's name, for messages.
     """
     if not isinstance(records.images, SceneStore):
         raise InputError(records.name, "direct effects are known on scenes only", "give scenes:@test-same or the like")
-    network = model.model if isinstance(model, PatchInference) else model
-    known = network.labels if isinstance(network, Classifier) else ()
+    judged = model.model if isinstance(model, PatchInference) else model
+    known = judged.labels if isinstance(judged, Classifier) else ()
     missing = [name for name in records.labels.names if name not in known]
-    if missing or not isinstance(network, Classifier):
+    if missing or not isinstance(judged, Classifier):
         wrong = f"it does not know {len(missing)} of the {len(records.labels)} labels of scenes ({shorten(missing)})"
-        raise InputError(where, wrong, "give a network that was trained on scenes:")
-    return network
+        raise InputError(where, wrong, "give a model that was trained on scenes:")
+    return judged
 
 
 def measure_direct_effects(
@@ -103,15 +94,15 @@ def measure_direct_effects(
     """Score scenes as they are and without each of the objects that they show.
 
     Args:
-        model: a network, or PAT-I around one.
+        model: a model, or PAT-I around one.
         records: of `scenes:`, see `read_scenes`.
-        batch_size: pictures at once.
+        batch_size: images at once.
         progress: told what is done after each batch.
     """
-    network, store = find_judged_network(model, records), records.images
+    judged, store = find_judged(model, records), records.images
     assert isinstance(store, SceneStore)
-    side = network.picture_size
-    accelerator = Accelerator(cpu=next(network.parameters()).device.type == "cpu")
+    side = judged.picture_size
+    accelerator = Accelerator(cpu=next(judged.parameters()).device.type == "cpu")
 
     def score(asked: Classifier | PatchInference, scored: RecordSet) -> Scores:
         loader = make_loader(scored, size=(side, side), batch_size=batch_size)
@@ -120,10 +111,11 @@ def measure_direct_effects(
     whole = score(model, records)
     shown = whole.target == 1
     scene, label = shown.nonzero(as_tuple=True)
-    places = [records.place(row) for row in scene.tolist()]
-    lacking = score(network, _take_out(records, store, places, label.tolist())).get("image")
+    images = _Lacking(store, [records.place(row) for row in scene.tolist()], label.tolist())
+    nothing = LabelLists.from_lists([[] for _ in images.places])  # what they show is not asked
+    lacking = score(judged, RecordSet(records.name, records.labels, images=images, positive=nothing))
     effect = torch.zeros_like(whole.target)
-    effect[shown] = whole.get("image")[shown] - lacking.gather(1, label[:, None])[:, 0]
+    effect[shown] = whole.get("image")[shown] - lacking.get("image").gather(1, label[:, None])[:, 0]
     return DirectEffects(records.labels.names, shown, effect, whole.logits)
 
 
@@ -137,14 +129,15 @@ def track_effects(
     Args:
         effects: what was measured.
         among: "objects" ranks, for each label, the scenes that show it: is more said where the object does more?
-            "scenes" ranks all of them: is nothing said where there is no object, whatever its company?
+            "scenes" ranks all of them: is nothing said where there is no object, whatever else is shown?
         resamples: of the bootstrap.
         generator: draws them.
     """
-    if among not in get_args(Among):
-        raise InputError("track_effects", f"unknown choice {among!r}", choose_one_of(among, get_args(Among)))
     ranked = effects.shown if among == "objects" else torch.ones_like(effects.shown)
-    weights = _draw_weights(len(ranked), resamples, generator)
+    # How often each scene counts (1+R,N): once in what was measured, then as often as it is drawn.
+    count = len(ranked)
+    drawn = [torch.randint(count, (count,), generator=generator).bincount(minlength=count) for _ in range(resamples)]
+    weights = torch.stack([torch.ones(count), *drawn]).double()
     found = {}
     for kind, logits in effects.logits.items():
         columns = zip(logits.T, effects.effect.T, ranked.T, strict=True)
@@ -164,16 +157,10 @@ def track_effects(
     )
 
 
-def _draw_weights(count: int, resamples: int, generator: torch.Generator) -> Tensor:
-    """How often each of `count` scenes counts (1+R,N): once in what was measured, then as often as it is drawn."""
-    drawn = [torch.randint(count, (count,), generator=generator).bincount(minlength=count) for _ in range(resamples)]
-    return torch.stack([torch.ones(count), *drawn]).double()
-
-
 def rank_correlation(one: Tensor, other: Tensor, weights: Tensor) -> Tensor:
     """Spearman's rank correlation of n pairs, each of them counted as often as it was drawn.
 
-    Ties share their mean rank. Nothing is sorted again for another row of weights.
+    Ties share their mean rank. The values are sorted once for all rows of weights.
 
     Args:
         one: (n,).
@@ -227,10 +214,3 @@ class _Lacking:
     def source(self, index: int) -> NDArray[np.uint8]:
         plan = self.scenes.plan(self.places[index])
         return draw_scene(plan, without=plan.removed | {self.taken[index]})
-
-
-def _take_out(records: RecordSet, store: SceneStore, places: list[int], taken: list[int]) -> RecordSet:
-    shown = [store.plan(place).labels for place in places]
-    left = [[label for label in labels if label != out] for labels, out in zip(shown, taken, strict=True)]
-    images = _Lacking(store, places, taken)
-    return RecordSet(records.name, records.labels, images=images, positive=LabelLists.from_lists(left))

@@ -1,6 +1,6 @@
 """All that is usually reported of scores, each kind of logits beside the others, with intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -33,7 +33,7 @@ class KindEvaluation:
         interval: of the mAP, where there are resamples.
         label_intervals: of each label's average precision, likewise; None for a label without a positive.
         decided: precision, recall and F1 under the policy, where it speaks of this kind.
-        top: the same for the highest labels of each picture.
+        top: the same for the highest labels of each image.
     """
 
     precision: AveragePrecision
@@ -45,15 +45,13 @@ class KindEvaluation:
 
 @dataclass(frozen=True)
 class Difference:
-    """One mAP less another on the same pictures and resamples.
+    """One mAP less another on the same images and resamples.
 
     Attributes:
         of: the kind of logits.
         minus: what is taken off: a kind, or "baseline" and its kind.
-        value: of the difference.
-        interval: of it, where there are resamples.
         per_label: the difference of each label's average precision; None for a label without a positive.
-        label_intervals: of these, where there are resamples.
+        label_intervals: of these; None, like `interval`, without resamples.
     """
 
     of: str
@@ -70,7 +68,6 @@ class Evaluation:
 
     Attributes:
         pictures: how many were judged.
-        labels: names of the labels.
         ranking: the kind to rank by.
         resamples: of the intervals; 0 where there are none.
         kinds: by kind of logits.
@@ -93,10 +90,20 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, object]:
         """All of it in plain types, for JSON."""
-        return {**asdict(self), "average_precision": DEFINITIONS[self.definition], "mAP": self._means()}
+        means = {kind: each.precision.mean for kind, each in self.kinds.items()}
+        return {**asdict(self), "average_precision": DEFINITIONS[self.definition], "mAP": means}
 
-    def _means(self) -> dict[str, float]:
-        return {kind: each.precision.mean for kind, each in self.kinds.items()}
+
+def check_paired(one: Scores, other: Scores) -> None:
+    """Refuse scores of other images or labels, or with another target: they cannot be compared row by row."""
+    for what, differs in (
+        ("labels", one.labels != other.labels),
+        ("images", one.pictures != other.pictures),
+        ("targets", not torch.equal(one.target.nan_to_num(-1), other.target.nan_to_num(-1))),
+    ):
+        if differs:
+            todo = "score the same data with both models, and read the second with read_scores(like=...)"
+            raise InputError("scores", f"{what} differ between the two files of scores", todo)
 
 
 def evaluate_scores(
@@ -117,16 +124,15 @@ def evaluate_scores(
         calibration: gives the probabilities of its kind.
         definition: of average precision.
         resamples: of the bootstrap; 0 for no intervals.
-        baseline: other scores of the same pictures and labels in the same order, to be compared with.
+        baseline: other scores of the same images and labels in the same order, to be compared with.
         generator: draws the resamples.
     """
     if len(scores) == 0:
-        raise InputError("evaluate", "there is no picture", "give at least one that can be read")
+        raise InputError("evaluate", "there is no image", "give at least one that can be read")
     policies = dict.fromkeys(scores.logits, Fixed(0.5)) if policies is None else policies
     matrices = dict(scores.logits)
     if baseline is not None:
-        if (baseline.pictures, baseline.labels) != (scores.pictures, scores.labels):
-            raise InputError("baseline", "its pictures or labels are others", "read it with read_scores(like=...)")
+        check_paired(scores, baseline)
         matrices[_BASELINE] = baseline.get(baseline.ranking)
     found = {
         name: average_precision(logits, scores.target, definition=definition, labels=scores.labels)
@@ -163,7 +169,7 @@ def evaluate_scores(
 
 
 def _decide(scores: Scores, kind: str, policy: ThresholdPolicy, *, probs: Tensor) -> PrecisionRecall:
-    """Precision and recall of decisions; rules that only rank see logits, for probabilities near 1 are all alike."""
+    """Precision and recall; policies that only rank see logits, for probabilities near 1 are all alike."""
     values = probs if isinstance(policy, Fixed | PerLabel) else scores.get(kind)
     return precision_recall(values, scores.target, policy=policy, labels=scores.labels)
 
@@ -171,16 +177,12 @@ def _decide(scores: Scores, kind: str, policy: ThresholdPolicy, *, probs: Tensor
 def _compare(
     found: Mapping[str, AveragePrecision], drawn: ResampledPrecision | None, of: str, minus: str, *, named: str
 ) -> Difference:
+    pairs = zip(found[of].per_label, found[minus].per_label, strict=True)
     return Difference(
         of,
         named,
         value=found[of].mean - found[minus].mean,
         interval=None if drawn is None else drawn.bound_mean(of, minus=minus),
-        per_label=_subtract(found[of].per_label, found[minus].per_label),
+        per_label=tuple(None if one is None or other is None else one - other for one, other in pairs),
         label_intervals=None if drawn is None else tuple(drawn.bound_labels(of, minus=minus)),
     )
-
-
-def _subtract(of: Sequence[float | None], minus: Sequence[float | None]) -> tuple[float | None, ...]:
-    pairs = zip(of, minus, strict=True)
-    return tuple(None if one is None or other is None else one - other for one, other in pairs)

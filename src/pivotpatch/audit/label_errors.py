@@ -1,85 +1,59 @@
 """Likely annotation errors: where a model is sure of the contrary, and as a rule is not with that label.
 
-The scores must come from pictures that the model was not trained on: a network learns wrong labels by heart.
+The scores must come from images that the model was not trained on: a model learns wrong labels by heart.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.tuning.calibration import calibrate_out_of_fold
 
-Direction = Literal["missing", "wrong"]
 HIGHEST_SELF_CONFIDENCE = 0.25
-"""Of an entry: noise stays above it, but for a few dozen pictures; no probability from 0.25 to 0.75 goes below it."""
+"""Of an entry: noise stays above it, but for a few dozen images; no probability from 0.25 to 0.75 goes below it."""
 
 
-@dataclass(frozen=True)
-class LabelError:
-    """A label that is probably missing from a picture, or probably wrong.
+class LabelError(NamedTuple):
+    """A label that is probably missing from an image, or probably wrong.
 
     Attributes:
         rank: from 1, the most suspicious.
-        picture: name of the picture.
-        row: its position among the scores.
-        label: name of the label.
+        picture: name of the image, `row` among the scores.
         direction: "missing", the target says no and the model yes; "wrong", the other way round.
-        probability: that the picture shows the label, calibrated.
-        self_confidence: what the model gives to the target's answer, as a part of what it gives to right answers of
-            that kind as a rule; near 0 is suspicious, 1 is ordinary.
+        probability: that the image shows the label, calibrated.
+        self_confidence: see `rate_self_confidence`; near 0 is suspicious, 1 is ordinary.
     """
 
     rank: int
     picture: str
     row: int
     label: str
-    direction: Direction
+    direction: Literal["missing", "wrong"]
     probability: float
     self_confidence: float
 
-    def to_dict(self) -> dict[str, object]:
-        """In plain types, for JSON."""
-        return asdict(self)
-
 
 def find_label_errors(
-    scores: Scores,
-    *,
-    kind: str | None = None,
-    probs: Tensor | None = None,
-    direction: Direction | None = None,
-    count: int = 100,
-    generator: torch.Generator | None = None,
+    scores: Scores, *, kind: str | None = None, probs: Tensor | None = None, count: int = 100
 ) -> list[LabelError]:
     """Rank what is probably wrong with the target, the most suspicious first.
 
-    Probabilities are calibrated label by label, each picture's without its own fold, so that a label which is given too
-    freely is not believed too easily. The self-confidence of an entry is what they leave for the target's answer, p
-    where it says yes and 1 - p where it says no, divided by the mean of the same over all pictures with that answer: a
-    label that the model hardly ever finds is not suspicious for being missed once more. Only entries of
-    `HIGHEST_SELF_CONFIDENCE` or less are returned: none, where the model is sure of nothing.
+    Probabilities are calibrated per label, each image's without its own fold, so that a label which is given too freely
+    is not believed too easily. Only entries of `HIGHEST_SELF_CONFIDENCE` or less are returned: none, where the model is
+    sure of nothing.
 
     Args:
         scores: what a model says, and the target to doubt.
         kind: which logits; those to rank by, by default.
         probs: (N,L) such probabilities, where the caller has fitted them already; then `kind` says nothing.
-        direction: look for missing or for wrong labels only.
         count: the most entries to return.
-        generator: draws the folds of the calibration.
     """
-    if count < 1:
-        raise InputError("find_label_errors", f"count is {count}", "give 1 or more")
     if probs is None:
-        probs = calibrate_out_of_fold(scores.scaled(kind or scores.ranking), scores.target, generator=generator)
+        probs = calibrate_out_of_fold(scores.scaled(kind or scores.ranking), scores.target)
     confidence = rate_self_confidence(probs, scores.target)
-    doubted = confidence <= HIGHEST_SELF_CONFIDENCE
-    if direction is not None:
-        doubted &= scores.target == (1 if direction == "wrong" else 0)
-    rows, columns = doubted.nonzero(as_tuple=True)
+    rows, columns = (confidence <= HIGHEST_SELF_CONFIDENCE).nonzero(as_tuple=True)
     order = confidence[rows, columns].argsort(stable=True)[:count]
     return [
         LabelError(
@@ -97,6 +71,9 @@ def find_label_errors(
 
 def rate_self_confidence(probs: Tensor, target: Tensor) -> Tensor:
     """What a model gives to the target's answers, as a part of what it gives to such answers as a rule.
+
+    That is p where the target says yes and 1 - p where it says no, divided by its mean over all images with that
+    answer: a label that the model hardly ever finds is not suspicious for being missed once more.
 
     Args:
         probs: (N,L).

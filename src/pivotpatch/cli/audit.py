@@ -1,346 +1,449 @@
-"""`pivotpatch audit`: where a model is led by company, step by step, picture by picture."""
+"""`pivotpatch audit`: which labels a model gives because of co-occurrence, and what else its scores tell."""
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pivotpatch.cli.audit_options import DEFAULTS, refuse_unused, split_pairs
-from pivotpatch.cli.figures import decode_small, write_figures
-from pivotpatch.cli.policies import read_policy
-from pivotpatch.cli.sources import open_pictures, open_source, read_score_file
-from pivotpatch.errors import InputError
+from pivotpatch.cli.sources import open_pictures, open_source, read_policy, read_score_file
+from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+    from rich.table import Table
 
-    from pivotpatch.audit.cooccurrence import FalsePositive, PairRates
-    from pivotpatch.audit.pair_comparison import PairComparison
+    from pivotpatch.audit.cooccurrence import Curve, FalsePositive, PairComparison, PairRates
+    from pivotpatch.audit.direct_effect import EffectTracking
+    from pivotpatch.core.bootstrap import Interval
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
 
-SEED = 0  # of resamples and folds: the same scores have the same intervals
+    Pair = tuple[str, str]
+    Behind = Mapping[Pair, Sequence[FalsePositive]]
+
+SEED = 0  # of resamples: the same scores have the same intervals
 SCENES = "scenes:@test-same"
 _FOLDS = 5  # of the calibration behind likely label errors
+_SIDE, _LEAST = 448, 16  # pixels of the longer side of images in figures, and the fewest of the shorter one
+_DATA = "the address of their images, where the truth is not in the file or images are to be drawn"
+_WORDS = {
+    "SCORES [DATA]": f"scores (.parquet, .csv), then {_DATA}",
+    "SCORES PATCH_SCORES [DATA]": f"scores of both models, then {_DATA}",
+    "MODEL [SCENES]": f"a run, a checkpoint or a model by name, then the scenes ({SCENES})",
+}
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb."""
+    """Add the verb and its parts."""
     audit = verbs.add_parser(
         "audit",
-        help="find out which labels a model gives because of their company",
-        description="Audit scores that pivotpatch evaluate saved, or anybody's; --pairs where nothing else is asked.",
+        help="find out which labels a model gives because of co-occurrence",
+        description="Audit scores that `pivotpatch evaluate --save` wrote, or anybody's.",
     )
-    audit.add_argument(
-        "words",
-        nargs="+",
-        metavar="WORD",
-        help="scores (.parquet, .npz, .csv), with --effect a run, a checkpoint or a network by name; then the "
-        "address of their pictures, where the truth is not in the file or pictures are to be drawn",
-    )
-    part = audit.add_mutually_exclusive_group()
-    part.add_argument("--pairs", action="store_true", help="conditional FPR and TPR of labels that keep company")
-    part.add_argument("--steps", action="store_true", help="AP of image, patch and TDE logits, label by label")
-    part.add_argument("--scale-study", type=Path, metavar="SCORES", help="TDE against a network of patches alone")
-    part.add_argument("--label-errors", action="store_true", help="labels that are probably missing or wrong")
-    part.add_argument("--cases", action="store_true", help="the clearest pictures for and against the baseline")
-    part.add_argument("--effect", action="store_true", help="how well logits track the true direct effect, on scenes")
-    audit.add_argument("--baseline", type=Path, metavar="WHAT", help="compare with this, picture by picture")
-    audit.add_argument(
+    parts = audit.add_subparsers(title="parts", required=True)
+
+    def add(
+        name: str, part_of: "Callable[[argparse.Namespace], _Told]", words: str, figures: str, text: str
+    ) -> argparse.ArgumentParser:
+        part = parts.add_parser(name, help=text, description=text, usage=f"%(prog)s {words} [options]")
+        part.add_argument("words", nargs="+", metavar=words, help=_WORDS[words])
+        part.add_argument("--json", action="store_true", help="write everything as JSON")
+        part.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
+        part.add_argument("--overwrite", action="store_true", help="replace figures that are there")
+        part.set_defaults(run=_run_part, part=part_of, form=words, figures=figures.split())
+        return part
+
+    told = "FPR and TPR of labels that co-occur, the worst first"
+    pairs = add("pairs", _audit_pairs, "SCORES [DATA]", "pairs worst_pairs false_positives", told)
+    told = "AP of image, patch and TDE logits, label by label"
+    steps = add("steps", _audit_steps, "SCORES [DATA]", "steps", told)
+    told = "TDE logits against a model of patches alone"
+    add("scale", _audit_scale, "SCORES PATCH_SCORES [DATA]", "scale", told)
+    told = "labels that are probably missing or wrong"
+    errors = add("label-errors", _audit_label_errors, "SCORES [DATA]", "label_errors", told)
+    told = "the clearest images for and against a baseline"
+    cases = add("cases", _audit_cases, "SCORES [DATA]", "case_*", told)
+    told = "how well logits track direct effects, on scenes"
+    effect = add("effect", _audit_effect, "MODEL [SCENES]", "direct_effect", told)
+
+    pairs.add_argument("--baseline", type=Path, metavar="SCORES", help="compare with this, image by image")
+    cases.add_argument("--baseline", type=Path, metavar="SCORES", required=True, help="scores of the same images")
+    effect.add_argument("--baseline", metavar="MODEL", help="measure this one too")
+    pairs.add_argument(
         "--pair",
         action="append",
-        metavar="LABEL;COMPANY",
-        help="look at this pair, may be given again (such as DeT against InT); else at all that keep company",
+        metavar="LABEL;CONTEXT",
+        help="look at this pair, may be given again (such as DeT against InT); else at all that co-occur",
     )
-    audit.add_argument(
-        "--min-probability",
-        type=float,
-        default=DEFAULTS["min_probability"],
-        metavar="P",
-        help="pairs with P(label | company) above it (0.2)",
+    pairs.add_argument(
+        "--min-probability", type=float, default=0.2, metavar="P", help="pairs with P(label | context) above it (0.2)"
     )
-    audit.add_argument(
+    pairs.add_argument(
         "--policy",
-        default=DEFAULTS["policy"],
+        default="prior",
         help="what decides: prior (as often as in the scores' own target), prior:DATA, fixed:P or top:K (prior)",
     )
-    audit.add_argument("--kind", choices=["image", "patch", "tde"], help="of logits; by default those to rank by")
-    audit.add_argument(
-        "--order", choices=["rate", "gap"], default=DEFAULTS["order"], help="worst pairs by CFPR, or by its rise"
+    pairs.add_argument(
+        "--order", choices=["rate", "gap"], default="rate", help="worst pairs by conditional FPR, or by its rise"
     )
-    audit.add_argument("--count", type=int, default=DEFAULTS["count"], metavar="N", help="entries to list (15)")
-    audit.add_argument("--json", action="store_true", help="write everything as JSON")
-    audit.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
-    audit.set_defaults(run=run_audit)
+    for part in (pairs, errors):
+        part.add_argument("--kind", choices=["image", "patch", "tde"], help="of logits; by default those to rank by")
+    for part in (pairs, steps, errors, cases):
+        part.add_argument("--count", type=int, default=15, metavar="N", help="entries to list (15)")
 
 
-def run_audit(args: argparse.Namespace) -> int:
-    """Audit one thing, tell it, and draw it where asked to."""
-    if len(args.words) > 2:
-        raise InputError(f"{args.words[2]!r}", "a third word", "give scores and the address of their pictures")
-    refuse_unused(args)
-    if args.count < 1:
+class _Told(NamedTuple):
+    """What a part found: for JSON, as lines and tables, and as a function that draws it."""
+
+    plain: Any
+    shown: "Sequence[str | Table]"
+    draw: "Callable[[], dict[str, Figure]]"
+
+
+def _run_part(args: argparse.Namespace) -> int:
+    """Refuse what cannot be meant before the work starts, then do it, tell it, and draw it where asked to."""
+    from pivotpatch.cli.console import Screen, write_figures
+
+    if not max(args.form.count("SCORES"), 1) <= len(args.words) <= len(args.form.split()):
+        raise InputError("audit", f"got {shorten(args.words)}", f"give {args.form}")
+    if getattr(args, "count", 1) < 1:
         raise InputError("--count", f"{args.count} entries", "give 1 or more")
-    if args.plot is not None and (args.label_errors or args.cases) and len(args.words) < 2:
-        raise InputError("--plot", "it is not known where the pictures are", "give their address behind the scores")
-    if args.effect:
-        return _audit_effect(args)
-    if args.steps:
-        return _audit_steps(args)
-    if args.scale_study is not None:
-        return _audit_scale(args)
-    if args.label_errors:
-        return _audit_label_errors(args)
-    return _audit_cases(args) if args.cases else _audit_pairs(args)
+    if args.plot is not None:
+        if args.part in (_audit_label_errors, _audit_cases) and len(args.words) < 2:
+            raise InputError("--plot", "it is not known where the images are", "give their address behind the scores")
+        old = [path for name in args.figures for path in args.plot.glob(f"{name}.png")]
+        if old and not args.overwrite:
+            raise InputError(str(old[0]), "is there already", "give --overwrite, or another folder")
+    found = args.part(args)
+    if args.json:
+        print(json.dumps(found.plain))
+    else:
+        screen = Screen()
+        for part in found.shown:
+            screen.print(part, soft_wrap=False)
+    if args.plot is not None:
+        write_figures(found.draw(), args.plot)
+    return 0
 
 
-def _audit_pairs(args: argparse.Namespace) -> int:
-    from pivotpatch.audit.cooccurrence import decide, find_false_positives, rank_pairs, rate_pairs
-    from pivotpatch.audit.pair_comparison import compare_pairs
-    from pivotpatch.cli.audit_text import print_pairs
+def _audit_pairs(args: argparse.Namespace) -> _Told:
+    from pivotpatch.audit.cooccurrence import compare_pairs, decide, find_false_positives, rank_pairs, rate_pairs
 
-    records, scores, baseline = _read(args)
-    chosen = {"min_probability": args.min_probability, "pairs": split_pairs(args.pair, scores.labels)}
+    records, scores = _read(args.words[0], args.words[1:])
+    pairs = _split_pairs(args.pair)
     policy = read_policy(args.policy, scores.labels)
-    rates = rate_pairs(scores, policy=policy, kind=args.kind, **chosen)
+    rates = rate_pairs(scores, policy=policy, kind=args.kind, min_probability=args.min_probability, pairs=pairs)
     comparison = None
-    if baseline is not None:
+    if args.baseline is not None:
+        other = _read_baseline(args.baseline, scores, pairs)
+        theirs = read_policy(args.policy, other.labels)
         comparison = compare_pairs(
-            rates, rate_pairs(baseline, policy=read_policy(args.policy, baseline.labels), **chosen)
+            rates, rate_pairs(other, policy=theirs, min_probability=args.min_probability, pairs=pairs)
         )
     ranked = rank_pairs(rates, by=args.order)
     decided = decide(scores, policy=policy, kind=args.kind)
-    behind = [
-        find_false_positives(scores, label, company=company, kind=args.kind, decided=decided)
-        for label, company in ranked.names[: args.count]
+    behind = {
+        (label, context): find_false_positives(scores, label, context=context, kind=args.kind, decided=decided)
+        for label, context in ranked.names[: args.count]
+    }
+    worst = [
+        {"label": label, "company": context, "false_positives": [found._asdict() for found in images]}
+        for (label, context), images in behind.items()
     ]
-    if args.json:
-        worst = [
-            {"label": label, "company": company, "false_positives": [found._asdict() for found in pictures]}
-            for (label, company), pictures in zip(ranked.names, behind, strict=False)
-        ]
-        told = rates.to_dict() if comparison is None else comparison.to_dict()
-        print(json.dumps({"worst": worst, **told}))
-    else:
-        print_pairs(rates, ranked, behind=behind, comparison=comparison, count=args.count)
-    if args.plot is not None:
-        _draw_pairs(_Pairs(ranked, behind, comparison, records), args)
-    return 0
+    plain = {"worst": worst, **(comparison or rates).to_dict()}
+    shown = _show_pairs(rates, ranked, behind, comparison, count=args.count)
+    listed = _first(ranked, args.count) if pairs is None else rates
+    return _Told(plain, shown, lambda: _draw_pairs(args, listed, behind, comparison, records))
 
 
-class _Pairs(NamedTuple):
-    """What is drawn of pairs: the worst first, the false positives behind these, and what they are compared with."""
+def _show_pairs(
+    rates: "PairRates", ranked: "PairRates", behind: "Behind", comparison: "PairComparison | None", *, count: int
+) -> "list[str | Table]":
+    """The worst pairs, those without a conditional FPR last, and the most confident image behind each."""
+    from pivotpatch.audit.cooccurrence import FEW
 
-    ranked: "PairRates"
-    behind: "list[list[FalsePositive]]"
-    comparison: "PairComparison | None"
-    records: "RecordSet | None"
+    shown: list[str | Table] = [f"{len(rates):,} pairs, rates in per cent; decisions by {rates.definition}"]
+    unrated = rates.select((rates.fpr_counts == 0).nonzero()[:, 0])
+    if len(unrated):
+        shown.append(f"without a CFPR, for no image shows the context alone: {len(unrated):,}")
+    theirs: dict[Pair, float] = {}
+    if comparison is not None:
+        shown += [f"conditional FPR: {_tell(comparison.cfpr)}", f"conditional TPR: {_tell(comparison.ctpr)}"]
+        theirs = dict(zip(comparison.baseline.names, comparison.baseline.fpr.tolist(), strict=True))
+    table = _make_table("label; context", "P", "CFPR", "95 %", "n", "FPR", "CTPR", *(["baseline"] if theirs else []))
+    for each in (ranked, unrated):
+        first = _first(each, count - table.row_count)
+        for pair, row in zip(first.names, first.to_dict()["pairs"], strict=True):
+            table.add_row(
+                "; ".join(pair),
+                f"{row['probability']:.2f}",
+                _percent(row["cfpr"], few=row["cfpr_few"]),
+                f"{100 * row['cfpr_low']:.0f}-{100 * row['cfpr_high']:.0f}" if row["cfpr_pictures"] else "-",
+                f"{row['cfpr_pictures']:,}",
+                _percent(row["fpr"]),
+                _percent(row["ctpr"], few=row["ctpr_few"]),
+                *([_percent(theirs[pair])] if theirs else []),
+            )
+    shown += ["", table, f"*: fewer than {FEW} images; n: images behind the CFPR"]
+    images = _make_table("label; context", "p", "most confident false positive")
+    for pair, found in behind.items():
+        if found:
+            images.add_row("; ".join(pair), f"{found[0].probability:.2f}", found[0].picture)
+    return [*shown, "", images] if images.row_count else shown
 
 
-def _draw_pairs(pairs: _Pairs, args: argparse.Namespace) -> None:
-    from pivotpatch.audit.plots import plot_given_pairs, plot_pair_curves, plot_worst_pairs
+def _tell(curve: "Curve") -> str:
+    if curve.share_improved is None:
+        return "no image tells"
+    parts = (("better", curve.improved), ("worse", curve.worse), ("tied", curve.tied))
+    told = ", ".join(f"{what} in {count} ({100 * count / len(curve.model):.0f} %)" for what, count in parts)
+    return told + (f"; no image tells of {curve.undefined}" if curve.undefined else "")
 
-    ranked, behind, comparison, records = pairs
-    figures = {}
-    if len(ranked):
+
+def _percent(value: float | None, *, few: bool = False) -> str:
+    return "-" if value is None or value != value else f"{100 * value:.1f}{'*' if few else ''}"
+
+
+def _draw_pairs(
+    args: argparse.Namespace,
+    listed: "PairRates",
+    behind: "Behind",
+    comparison: "PairComparison | None",
+    records: "RecordSet | None",
+) -> "dict[str, Figure]":
+    from pivotpatch.audit.plots import plot_pair_curves, plot_pairs, plot_sheet
+
+    figures, names = {}, (Path(args.words[0]).stem, "" if args.baseline is None else args.baseline.stem)
+    if len(listed):
         theirs = None if comparison is None else comparison.baseline
-        figures["worst_pairs"] = plot_worst_pairs(ranked, count=args.count, baseline=theirs)
-    if comparison is not None and len(comparison.model):
-        names = (Path(args.words[0]).stem, args.baseline.stem)
-        figures["pairs"] = (plot_pair_curves if args.pair is None else plot_given_pairs)(comparison, names=names)
-    if records is not None and any(behind):
-        shown: dict[int, tuple[tuple[str, str], FalsePositive]] = {}  # no picture twice
-        for pair, pictures in zip(ranked.names, behind, strict=False):
-            for found in (each for each in pictures if each.row not in shown):
-                shown[found.row] = (pair, found)
-                break
-        captions = [f"{label}? {found.probability:.2f}\nbeside {other}" for (label, other), found in shown.values()]
-        figures["false_positives"] = _draw_sheet(records, list(shown), captions)
-    write_figures(figures, args.plot)
+        figures["worst_pairs" if args.pair is None else "pairs"] = plot_pairs(listed, baseline=theirs, names=names)
+        if comparison is not None and args.pair is None:
+            figures["pairs"] = plot_pair_curves(comparison, names=names)
+    captions: dict[int, str] = {}  # by row: no image twice
+    for (label, context), images in behind.items():
+        found = next((each for each in images if each.row not in captions), None)
+        if found is not None:
+            captions[found.row] = f"{label}? {found.probability:.2f}\nbeside {context}"
+    if records is not None and captions:
+        figures["false_positives"] = plot_sheet(_decode_small(records, list(captions)), list(captions.values()))
+    return figures
 
 
-def _audit_steps(args: argparse.Namespace) -> int:
+def _audit_steps(args: argparse.Namespace) -> _Told:
     from pivotpatch.audit.plots import plot_steps
     from pivotpatch.audit.stepwise import evaluate_steps
-    from pivotpatch.cli.audit_text import print_steps
+    from pivotpatch.core.metrics import DEFINITIONS
 
-    found = evaluate_steps(_read(args).scores)
-    if args.json:
-        print(json.dumps(found.to_dict()))
-    else:
-        print_steps(found, count=args.count)
-    if args.plot is not None:
-        write_figures({"steps": plot_steps(found)}, args.plot)
-    return 0
+    found = evaluate_steps(_read(args.words[0], args.words[1:]).scores)
+    mean = {kind: f"{100 * value:.2f}" for kind, value in found.mean.items()}
+    lines = [
+        f"AP is the {DEFINITIONS[found.definition]}, in per cent",
+        f"mAP: image {mean['image']}, patches {mean['patch']}, TDE {mean['tde']}",
+        f"TDE beats the better of the two in {100 * found.share_gained:.0f} % of {len(found.steps)} labels; "
+        f"mean gain {mean['gain']}",
+    ]
+    if found.skipped:
+        lines.append(f"without a positive image and skipped: {shorten(found.skipped)}")
+    table = _make_table("label", "images", "image", "patches", "TDE", "gain")
+    ranked = sorted(found.steps, key=lambda step: -step.gain)
+    for place, step in enumerate(ranked):
+        if place < args.count or place >= len(ranked) - args.count:  # those that gain and lose most
+            values = (f"{100 * value:.1f}" for value in (step.image, step.patch, step.tde))
+            table.add_row(step.label, f"{step.positives:,}", *values, f"{100 * step.gain:+.1f}")
+    return _Told(found.to_dict(), [*lines, "", table], lambda: {"steps": plot_steps(found)})
 
 
-def _audit_scale(args: argparse.Namespace) -> int:
+def _audit_scale(args: argparse.Namespace) -> _Told:
     import torch
 
-    from pivotpatch.audit.plots import plot_scales
+    from pivotpatch.audit.plots import plot_scale
     from pivotpatch.audit.stepwise import study_scale
-    from pivotpatch.cli.audit_text import print_scale
+    from pivotpatch.core.metrics import DEFINITIONS
 
-    scores = _read(args).scores
-    other = read_score_file(args.scale_study, like=scores)
+    scores = _read(args.words[0], args.words[2:]).scores
+    other = read_score_file(Path(args.words[1]), like=scores)
     found = study_scale(scores, other, generator=torch.Generator().manual_seed(SEED))
-    if args.json:
-        print(json.dumps(found.to_dict()))
-    else:
-        print_scale(found)
-    if args.plot is not None:
-        write_figures({"scale": plot_scales({Path(args.words[0]).stem: found})}, args.plot)
-    return 0
+    table = _make_table("patch logits", "TDE logits", "difference", "95 %")
+    value, low, high = (f"{100 * each:+.2f}" for each in asdict(found.difference).values())
+    table.add_row(f"{100 * found.patch:.2f}", f"{100 * found.tde:.2f}", value, f"{low} to {high}")
+    line = f"AP is the {DEFINITIONS[found.definition]}; mAP in per cent"
+    return _Told(asdict(found), [line, "", table], lambda: {"scale": plot_scale(found)})
 
 
-def _audit_label_errors(args: argparse.Namespace) -> int:
+def _audit_label_errors(args: argparse.Namespace) -> _Told:
     from pivotpatch.audit.label_errors import find_label_errors
-    from pivotpatch.cli.audit_text import print_label_errors
+    from pivotpatch.audit.plots import plot_sheet
 
-    records, scores, _ = _read(args)
+    records, scores = _read(args.words[0], args.words[1:])
     if len(scores) < _FOLDS:
-        raise InputError(
-            "--label-errors", f"{len(scores)} pictures are too few to calibrate by", f"give {_FOLDS} or more"
-        )
+        raise InputError("label-errors", f"{len(scores)} images are too few to calibrate by", f"give {_FOLDS} or more")
     found = find_label_errors(scores, kind=args.kind, count=args.count)
-    if args.json:
-        print(json.dumps([error.to_dict() for error in found]))
-    else:
-        print_label_errors(found)
-    if args.plot is not None and not found:
-        write_figures({}, args.plot)
-    elif args.plot is not None:
-        assert records is not None
+    table = _make_table("label", "is probably", "p", "self-confidence", "file")
+    for error in found:
+        probs = f"{error.probability:.3f}", f"{error.self_confidence:.3f}"
+        table.add_row(error.label, error.direction, *probs, error.picture)
+    line = "p: calibrated probability; self-confidence: 1 is usual for the label"
+
+    def draw() -> "dict[str, Figure]":
         captions = [f"{error.rank}. {error.label}: {error.direction}?\np = {error.probability:.2f}" for error in found]
-        write_figures({"label_errors": _draw_sheet(records, [error.row for error in found], captions)}, args.plot)
-    return 0
+        images = _decode_small(records, [error.row for error in found])
+        return {"label_errors": plot_sheet(images, captions)} if found else {}
+
+    return _Told([error._asdict() for error in found], [table, line], draw)
 
 
-def _audit_cases(args: argparse.Namespace) -> int:
+def _audit_cases(args: argparse.Namespace) -> _Told:
     from pivotpatch.audit.cases import find_cases, gather_logits
-    from pivotpatch.cli.audit_text import print_cases
     from pivotpatch.inference.plots import plot_case
 
-    records, scores, baseline = _read(args)
-    if baseline is None:
-        raise InputError("--cases", "there is nothing to compare with", "give --baseline SCORES")
-    found = find_cases(scores, baseline, count=args.count)
-    if args.json:
-        print(json.dumps([case.to_dict() for case in found]))
-    else:
-        print_cases(found)
-    if args.plot is None:
-        return 0
-    assert records is not None
-    figures = {}
-    images = decode_small(records, [case.row for case in found])
-    for number, (case, image) in enumerate(zip(found, images, strict=True), 1):
-        figures[f"case_{number}"] = plot_case(
-            image,
-            gather_logits(scores, case.row),
-            label=scores.labels.index(case.label),
-            labels=scores.labels,
-            title=f"“{case.label}” is {'there' if case.shown else 'not there'}",
-            overlap=scores.overlap,
-            baseline=case.baseline,
-        )
-    write_figures(figures, args.plot)
-    return 0
+    records, scores = _read(args.words[0], args.words[1:])
+    found = find_cases(scores, read_score_file(args.baseline, like=scores), count=args.count)
+    table = _make_table("label", "there", "baseline", "image", "patches", "TDE", "file")
+    for case in found:
+        probs = (f"{prob:.2f}" for prob in (case.baseline or 0.0, case.image, case.patch, case.tde))
+        table.add_row(case.label, "yes" if case.shown else "no", *probs, case.picture)
+
+    def draw() -> "dict[str, Figure]":
+        images = _decode_small(records, [case.row for case in found])
+        return {
+            f"case_{number}": plot_case(
+                image,
+                gather_logits(scores, case.row),
+                label=scores.labels.index(case.label),
+                labels=scores.labels,
+                title=f"“{case.label}” is {'there' if case.shown else 'not there'}",
+                overlap=scores.overlap,
+                baseline=case.baseline,
+            )
+            for number, (case, image) in enumerate(zip(found, images, strict=True), 1)
+        }
+
+    return _Told([case.to_dict() for case in found], [table], draw)
 
 
-def _audit_effect(args: argparse.Namespace) -> int:
+def _audit_effect(args: argparse.Namespace) -> _Told:
     import torch
 
-    from pivotpatch.audit.direct_effect import find_judged_network, measure_direct_effects, track_effects
+    from pivotpatch.audit.direct_effect import find_judged, measure_direct_effects, track_effects
     from pivotpatch.audit.plots import plot_effects
-    from pivotpatch.cli.audit_text import print_effects
-    from pivotpatch.cli.train_text import show_training
+    from pivotpatch.cli.console import show_progress
     from pivotpatch.data.address import open_records
-    from pivotpatch.models.named import shorten_name
 
-    named = open_pictures(args.words[1:])
-    records = open_records(SCENES) if named is None else named
-    places = [args.words[0], *([] if args.baseline is None else [args.baseline])]
-    networks = {str(place): _open_network(place) for place in places}
-    for name, network in networks.items():  # all of them, before the first is asked
-        find_judged_network(network, records, where=name)
-    found = {}
-    with show_training() as shown:
-        for name, network in networks.items():
+    records = open_pictures(args.words[1:]) or open_records(SCENES)
+    models = {place: _open_model(place) for place in (args.words[0], args.baseline) if place is not None}
+    for name, model in models.items():  # all of them, before the first is asked
+        find_judged(model, records, where=name)
+    found: dict[str, list[EffectTracking]] = {}
+    with show_progress() as bars:
+        for name, model in models.items():
             effects = measure_direct_effects(
-                network, records, progress=lambda _what, done, total: shown.progress("score", done, total)
+                model, records, progress=lambda _what, done, total: bars.tell("score", done, total)
             )
             found[name] = [
                 row
                 for among in ("objects", "scenes")
                 for row in track_effects(effects, among=among, generator=torch.Generator().manual_seed(SEED))
             ]
-    if args.json:
-        print(json.dumps({name: [row.to_dict() for row in rows] for name, rows in found.items()}))
-    else:
-        print_effects(found)
-    if args.plot is not None:
-        short = {shorten_name(name): rows for name, rows in found.items()}
-        write_figures({"direct_effect": plot_effects(short if len(short) == len(found) else found)}, args.plot)
-    return 0
+    lines = ["Spearman's rank correlation with the direct effect in the model's image logits"]
+    table = _make_table("model", "among", "logits", "mean over labels", "over image")
+    for name, rows in found.items():
+        for row in rows:
+            over = "" if row.kind == "image" else _write_interval(row.over_image, "+")
+            table.add_row(name, row.among, row.kind, _write_interval(row.mean), over)
+    if any(row.mean is None for rows in found.values() for row in rows):
+        lines.append("-: a label can be ranked where two scenes or more differ in it; give more of them")
+    plain = {name: [asdict(row) for row in rows] for name, rows in found.items()}
+    return _Told(plain, [*lines, "", table], lambda: {"direct_effect": plot_effects(found)})
 
 
-class _Subject(NamedTuple):
-    """What is audited: the pictures where they are known, their scores, and those of the baseline in the same order."""
+def _write_interval(bound: "Interval | None", sign: str = "") -> str:
+    return "-" if bound is None else f"{bound.value:{sign}.2f} ({bound.low:{sign}.2f} to {bound.high:{sign}.2f})"
+
+
+class _Read(NamedTuple):
+    """What is audited: the images where they are known, and their scores."""
 
     records: "RecordSet | None"
     scores: "Scores"
-    baseline: "Scores | None"
 
 
-def _read(args: argparse.Namespace) -> _Subject:
-    records = open_pictures(args.words[1:])
-    scores = read_score_file(Path(args.words[0]), records=records)
+def _read(path: str, words: list[str]) -> _Read:
+    records = open_pictures(words)
+    scores = read_score_file(Path(path), records=records)
     if records is not None and scores.indices is not None:
         records = records.select(scores.indices.numpy())  # those that have scores
-    if args.baseline is None:
-        return _Subject(records, scores, None)
+    return _Read(records, scores)
+
+
+def _read_baseline(path: Path, scores: "Scores", pairs: "Sequence[Pair] | None") -> "Scores":
+    """Scores of the same images; named pairs need their own labels alone, such as an InT of a few."""
+    from pivotpatch.inference.scores import Scores
+
     try:
-        return _Subject(records, scores, read_score_file(args.baseline, like=scores))
+        return read_score_file(path, like=scores)
     except InputError:
-        if args.pair is None:
+        if pairs is None:
             raise
-    # Pairs that are named need their labels alone: the baseline may know others, such as an InT of a few.
-    baseline = read_score_file(args.baseline, records=records)
-    return _Subject(records, scores, _align(baseline, scores, where=str(args.baseline)))
+    places = [place for place, name in enumerate(scores.labels) if any(name in pair for pair in pairs)]
+    logits = {kind: each[:, places] for kind, each in scores.logits.items()}
+    labels = tuple(scores.labels[place] for place in places)
+    few = Scores(labels, scores.pictures, scores.target[:, places], logits, indices=scores.indices)
+    return read_score_file(path, like=few)
 
 
-def _align(baseline: "Scores", scores: "Scores", *, where: str) -> "Scores":
-    """A baseline that knows other labels, in the order of the scores' pictures; the truth of common ones is one."""
-    import torch
-
-    places = {name: row for row, name in enumerate(baseline.pictures)}
-    if places.keys() != set(scores.pictures):
-        raise InputError(where, "its pictures are not those of the scores", "score the same pictures with both")
-    baseline = baseline.select(torch.tensor([places[name] for name in scores.pictures]))
-    for name in set(baseline.labels) & set(scores.labels):
-        own, other = (held.target[:, held.labels.index(name)].nan_to_num(-1) for held in (scores, baseline))
-        if not torch.equal(own, other):
-            todo = "take the same truth for both, for example by naming the data set"
-            raise InputError(where, f"what is true of {name!r} is not what the scores say", todo)
-    return baseline
+def _split_pairs(texts: Sequence[str] | None) -> "list[Pair] | None":
+    """Label and context of each pair that is named; None where none is."""
+    for text in texts or ():
+        if ";" not in text:
+            raise InputError("--pair", f"{text!r} has no semicolon", "write for example 'car;parking meter'")
+    split = [text.strip("{}").partition(";") for text in texts or ()]
+    return None if texts is None else [(label.strip(), context.strip()) for label, _, context in split]
 
 
-def _open_network(what: str | Path) -> "Classifier | PatchInference":
-    """A checkpoint, or the best of a run; PAT-I around a network that has no patches of its own."""
+def _open_model(what: str) -> "Classifier | PatchInference":
+    """A checkpoint, or the best of a run; PAT-I around a model that has no patches of its own."""
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    network = open_source(what).model
-    if network is None:
-        raise InputError(str(what), "holds scores, no network", "give a run or a checkpoint")
-    return network if isinstance(network, PatchClassifier) else PatchInference(network)
+    model = open_source(what).model
+    if model is None:
+        raise InputError(what, "holds scores, no model", "give a run or a checkpoint")
+    return model if isinstance(model, PatchClassifier) else PatchInference(model)
 
 
-def _draw_sheet(records: "RecordSet", rows: Sequence[int], captions: list[str]) -> "Figure":
-    from pivotpatch.audit.plots import plot_sheet
+def _decode_small(records: "RecordSet | None", indices: Sequence[int]) -> "list[NDArray[np.uint8]]":
+    """Pixels (H,W,3) of the records that `indices` names, in their own shape and small enough for a figure."""
+    import numpy as np
+    from PIL import Image
 
-    return plot_sheet(decode_small(records, rows), captions)
+    from pivotpatch.data.decoding import decode_image
+
+    assert records is not None, "refused before the work"
+    found = []
+    for place in map(records.place, indices):
+        pixels = decode_image(records.images.source(place), name=records.images.name(place))
+        height, width = (max(round(_SIDE * side / max(pixels.shape[:2])), _LEAST) for side in pixels.shape[:2])
+        found.append(np.asarray(Image.fromarray(pixels).resize((width, height))))
+    return found
+
+
+def _first(rates: "PairRates", count: int) -> "PairRates":
+    import torch
+
+    return rates.select(torch.arange(min(max(count, 0), len(rates))))
+
+
+def _make_table(*headings: str) -> "Table":
+    """A table whose last column, where it holds names of images, is folded and not cut."""
+    from pivotpatch.cli.console import make_table
+
+    table = make_table(list(headings))
+    if headings[-1] in ("file", "most confident false positive"):
+        table.columns[-1].justify, table.columns[-1].no_wrap, table.columns[-1].overflow = "left", False, "fold"
+    return table

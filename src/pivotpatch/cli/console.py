@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 80  # columns of what is no terminal
+BAR = 24  # columns of a bar that stands for a share of 1
 QUIET_SECONDS = 30  # between lines where stderr is no terminal
 Tell = Callable[[str, int, int | None], None]
 """Told a stage, how much of it is done, and of how much."""
@@ -43,6 +44,18 @@ def make_table(headings: list[str]) -> Table:
     for place, heading in enumerate(headings):  # where it gets narrow, names give way, numbers do not
         table.add_column(heading, justify="right" if place else "left", no_wrap=place > 0)
     return table
+
+
+def draw_bar(share: float, *, width: int = BAR) -> str:
+    """A bar of eighths of a block, as long as a share of the width; what is above 0 is seen.
+
+    >>> draw_bar(0.5)
+    '████████████'
+    >>> draw_bar(0.0001)
+    '▏'
+    """
+    eighths = max(round(share * width * 8), int(share > 0))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def tell(line: str) -> None:
@@ -144,10 +157,10 @@ def show_progress(unit: str = "", *, outer: str | None = None) -> Iterator[Progr
 
 
 def write_figures(figures: Mapping[str, "Figure"], folder: Path) -> None:
-    """Write figures to a folder as PNG files, each whole or not at all, and say so on stderr.
+    """Write figures to a folder as PNG or SVG files, each whole or not at all, and say so on stderr.
 
     Args:
-        figures: by the names of their files, to which `.png` is added where they do not end so.
+        figures: by the names of their files, to which `.png` is added where they end in neither `.png` nor `.svg`.
         folder: where to.
     """
     from pivotpatch.writing import explain_disk_faults, replacing
@@ -155,10 +168,13 @@ def write_figures(figures: Mapping[str, "Figure"], folder: Path) -> None:
     if not figures:
         tell(f"drew nothing to {folder}: there is nothing to show")
     for name, figure in figures.items():
-        path = folder / (name if name.lower().endswith(".png") else f"{name}.png")
+        path = folder / (name if name.lower().endswith((".png", ".svg")) else f"{name}.png")
         with explain_disk_faults(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as written, warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # it is drawn as a box
-                figure.savefig(written, format="png")
+                # A script that the font lacks is drawn as boxes, which the reader sees.
+                warnings.filterwarnings(
+                    "ignore", "Glyph .* missing from|Matplotlib currently does not support", UserWarning
+                )
+                figure.savefig(written, format=path.suffix[1:].lower())
         tell(f"drew {path}")

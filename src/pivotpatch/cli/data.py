@@ -2,19 +2,25 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, cut, shorten
 
 if TYPE_CHECKING:
-    from pivotpatch.data.check import DataReport
+    from rich.table import Table
 
-ADDRESS_HELP = "a table, a folder of pictures, or an address such as coco:/data/coco@train2014 or scenes:@train"
+    from pivotpatch.cli.console import Screen
+    from pivotpatch.data.check import DataReport, DataSummary
+
+ADDRESS_HELP = "a table, a folder of images, or an address such as coco:/data/coco@train2014 or scenes:@train"
 PLOT_SUFFIXES = (".png", ".svg")
+_DEPTHS = {
+    "labels": "not opened",
+    "headers": "headers read, pixels not decoded (--decode does)",
+    "pixels": "all decoded",
+}
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -56,12 +62,12 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     check = actions.add_parser(
         "check",
         help="tell what data sets hold and what is wrong with them",
-        description="Count pictures and labels, and find missing, broken and doubled pictures, also between data sets.",
+        description="Count images and labels, and find missing, broken and doubled images, also between data sets.",
     )
     check.add_argument("addresses", nargs="+", metavar="ADDRESS", help=ADDRESS_HELP)
     depth = check.add_mutually_exclusive_group()
-    depth.add_argument("--fast", action="store_true", help="labels only; open no picture")
-    depth.add_argument("--decode", action="store_true", help="decode every picture, which finds those cut short")
+    depth.add_argument("--fast", action="store_true", help="labels only; open no image")
+    depth.add_argument("--decode", action="store_true", help="decode every image, which finds those cut short")
     check.add_argument("--json", action="store_true", help="write everything as JSON")
     check.add_argument("--plot", type=Path, metavar="FILE", help="draw an overview to a .png or .svg file")
     check.set_defaults(run=run_check)
@@ -83,14 +89,15 @@ def _read_seed(text: str) -> int:
 
 def run_prepare(args: argparse.Namespace) -> int:
     """Make a published data set ready."""
+    from pivotpatch.cli.console import show_progress, tell
     from pivotpatch.data.prepare import PLANS, prepare
 
-    with show_progress(sizes=True) as progress:
-        counts = prepare(PLANS[args.dataset], args.root, base_url=args.base_url, progress=progress)
+    with show_progress("bytes") as progress:
+        counts = prepare(PLANS[args.dataset], args.root, base_url=args.base_url, progress=progress.tell)
     for address, count in counts.items():
         print(f"{address}  {count:,} records")
     if (args.root / "downloads").exists():
-        print(f"{args.dataset} is complete; {args.root / 'downloads'} may be deleted", file=sys.stderr)
+        tell(f"{args.dataset} is complete; {args.root / 'downloads'} may be deleted")
     return 0
 
 
@@ -112,105 +119,134 @@ def run_split(args: argparse.Namespace) -> int:
     for name, indices in parts.items():
         shown = np.unique(records.positive.select(indices).indices)
         address = shlex.quote(table.addresses[name])  # made to be pasted
-        print(f"{address}  {len(indices):,} pictures, {len(shown)} of {len(records.labels)} labels")
+        print(f"{address}  {len(indices):,} images, {len(shown)} of {len(records.labels)} labels")
     return 0
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Summarise data sets; missing or broken pictures are an error, after all has been told."""
-    from os import cpu_count
-
+    """Summarise data sets; missing or broken images are an error, after all has been told."""
+    from pivotpatch.cli.console import show_progress
     from pivotpatch.data.address import open_records
     from pivotpatch.data.check import Depth, check_data
 
     if args.plot and args.plot.suffix.lower() not in PLOT_SUFFIXES:
-        raise InputError(str(args.plot), "is of no known kind of picture", f"end it in {' or '.join(PLOT_SUFFIXES)}")
+        raise InputError(str(args.plot), "is of no known kind of image", f"end it in {' or '.join(PLOT_SUFFIXES)}")
     sets = [open_records(address) for address in args.addresses]
-    depth: Depth = "labels" if args.fast else "pixels" if args.decode else "headers"
-    # A process takes as long to start as it needs for about a thousand pictures.
-    workers = min(cpu_count() or 1, 1 + sum(len(records) for records in sets) // 1000)
-    with show_progress(sizes=False) as progress:
-        report = check_data(sets, depth=depth, workers=workers, progress=progress)
+    with show_progress("images") as progress:
+        depth: Depth = "labels" if args.fast else "pixels" if args.decode else "headers"
+        report = check_data(sets, depth=depth, progress=progress.tell)
     if args.json:
         print(json.dumps(report.to_dict()))
     else:
-        from pivotpatch.cli.data_text import print_report
-
-        print_report(report)
+        _print_report(report)
     if args.plot:
         _draw(report, args.plot)
-    _refuse_broken(report)
+    for summary in report.summaries:
+        found = {"missing": summary.missing, "broken": [image.name for image in summary.broken]}
+        faults = [f"{len(names):,} {what} (such as {names[0]})" for what, names in found.items() if names]
+        if faults:
+            wrong = f"of {summary.num_records:,} images, {' and '.join(faults)}"
+            raise InputError(summary.address, wrong, "restore them or leave them out")
     return 0
 
 
 def _draw(report: "DataReport", path: Path) -> None:
     """Draw each data set; a number tells the files of several apart."""
-    import warnings
-
+    from pivotpatch.cli.console import write_figures
     from pivotpatch.data.plots import plot_overview
-    from pivotpatch.writing import explain_disk_faults, replacing
 
+    several = len(report.summaries) > 1
     for number, summary in enumerate(report.summaries, 1):
-        place = path if len(report.summaries) == 1 else path.with_stem(f"{path.stem}-{number}")
-        with explain_disk_faults(path.parent), replacing(place) as written, warnings.catch_warnings():
-            # A script that the font lacks is drawn as boxes, which the reader sees.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
-            plot_overview(summary).savefig(written, format=path.suffix[1:].lower(), dpi=150)
-        print(f"drew {place}", file=sys.stderr)
+        place = path.with_stem(f"{path.stem}-{number}") if several else path
+        write_figures({place.name: plot_overview(summary)}, place.parent)
 
 
-def _refuse_broken(report: "DataReport") -> None:
+def _print_report(report: "DataReport") -> None:
+    from pivotpatch.cli.console import Screen
+
+    screen = Screen()
     for summary in report.summaries:
-        found = {"missing": summary.missing, "broken": [picture.name for picture in summary.broken]}
-        faults = [f"{len(names):,} {what} (such as {names[0]})" for what, names in found.items() if names]
-        if faults:
-            wrong = f"of {summary.num_records:,} pictures, {' and '.join(faults)}"
-            raise InputError(summary.address, wrong, "restore them or leave them out")
+        _print_summary(screen, summary)
+    if len(report.summaries) > 1 and any(summary.checked != "labels" for summary in report.summaries):
+        groups = (" = ".join(f"{image.name} in {image.address}" for image in group) for group in report.shared)
+        screen.print("between the data sets", style="bold")
+        _print_some(screen, "in more than one data set", list(groups))
 
 
-@contextmanager
-def show_progress(*, sizes: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar on stderr with the time that is left; where that is no terminal, one line a step.
-
-    Args:
-        sizes: whether bytes are counted, not pictures.
-    """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
+def _print_summary(screen: "Screen", summary: "DataSummary") -> None:
+    screen.print(summary.address, style="bold")
+    screen.print(
+        f"  {summary.num_records:,} images, {len(summary.labels)} labels,"
+        f" {summary.labels_per_image:.2f} labels per image"
     )
+    if summary.unknown_share:
+        screen.print(f"  {summary.unknown_share:.1%} of the labels are unknown")
+    for table in (_tabulate_histogram(summary), _tabulate_labels(summary), _tabulate_cooccurrence(summary)):
+        if table.row_count:
+            screen.print("", table, sep="\n")
+    if summary.never:
+        screen.print(f"\n  never seen: {len(summary.never)} labels: {shorten(summary.never, limit=5)}")
+    screen.print()
+    kinds = {"files": "files", "embedded": "inside the table", "drawn": "drawn when asked for, so none can be missing"}
+    depth = "" if summary.pictures == "drawn" else f", {_DEPTHS[summary.checked]}"
+    screen.print(f"  images: {kinds[summary.pictures]}{depth}")
+    if summary.checked != "labels":
+        _print_some(screen, "missing", summary.missing)
+        _print_some(screen, "broken", [f"{image.name}: {image.why}" for image in summary.broken])
+        _print_some(screen, "doubled", [" = ".join(group) for group in summary.duplicates])
+    screen.print()
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        last = ""
 
-        def tell_once(what: str, _done: int, _total: int | None) -> None:
-            nonlocal last
-            if what != last:
-                print(what, file=sys.stderr)
-            last = what
+def _print_some(screen: "Screen", what: str, items: Sequence[str], *, most: int = 5) -> None:
+    """A count, and the first few of what is counted."""
+    screen.print(f"  {what}: {len(items):,}")
+    for item in items[:most]:
+        screen.print(f"    {cut(item, 300)}")
+    if len(items) > most:
+        screen.print(f"    and {len(items) - most:,} more (--json lists all)")
 
-        yield tell_once
-        return
-    amount = (DownloadColumn(), TransferSpeedColumn()) if sizes else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(None), *amount, TimeRemainingColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True) as bars:
 
-        def tell(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                for task in tasks.values():
-                    bars.remove_task(task)
-                tasks.clear()
-                tasks[what] = bars.add_task(what, total=total, completed=done)
-            bars.update(tasks[what], completed=done, total=total)
+def _tabulate_histogram(summary: "DataSummary", *, most: int = 16) -> "Table":
+    """How many images have how many labels, in at most `most` rows."""
+    step = -(-len(summary.histogram) // most)
+    bins = [(start, summary.histogram[start : start + step]) for start in range(0, len(summary.histogram), step)]
+    names = [str(start) if len(counts) == 1 else f"{start}-{start + len(counts) - 1}" for start, counts in bins]
+    sums = [sum(counts) for _, counts in bins]
+    rows = ([name, f"{count:,}", count / max(sums)] for name, count in zip(names, sums, strict=True))
+    return _tabulate(["labels per image", "images"], rows)
 
-        yield tell
+
+def _tabulate_labels(summary: "DataSummary", *, first: int = 15, last: int = 5) -> "Table":
+    """How many images show each label; of more labels than fit, the most frequent and the rarest."""
+    order = (-summary.label_counts).argsort(kind="stable").tolist()
+    shares = summary.label_counts / summary.num_records
+    rows = [[summary.labels[i], f"{summary.label_counts[i]:,}", f"{shares[i]:.1%}", shares[i]] for i in order]
+    if len(rows) > first + last + 4:
+        rows[first:-last] = [[f"... {len(rows) - first - last} more ...", "", "", 0.0]]
+    return _tabulate(["label", "images", "share"], rows)
+
+
+def _tabulate_cooccurrence(summary: "DataSummary", *, most: int = 5, evidence: int = 10) -> "Table":
+    """The pairs of labels of which one most often brings the other, with `evidence` images or more."""
+    import numpy as np
+
+    shares = np.nan_to_num(summary.cooccurrence * (1 - np.eye(len(summary.labels))))
+    shares[summary.label_counts < evidence] = 0
+    best = [divmod(place, len(summary.labels)) for place in np.argsort(-shares, axis=None, kind="stable")[:most]]
+    rows = (
+        [summary.labels[a], summary.labels[b], f"{shares[a, b]:.1%}", shares[a, b]] for a, b in best if shares[a, b]
+    )
+    table = _tabulate(["where this label is", "this one is too", "share"], rows)
+    table.columns[1].justify = "left"
+    return table
+
+
+def _tabulate(headings: list[str], rows: "Iterable[list[Any]]") -> "Table":
+    """A table whose last cells, shares, become bars."""
+    from pivotpatch.cli.console import draw_bar, make_table
+
+    table = make_table([f"  {headings[0]}", *headings[1:], ""])
+    table.columns[-1].justify = "left"
+    for *cells, share in rows:
+        table.add_row(f"  {cells[0]}", *cells[1:], draw_bar(share))
+    return table

@@ -1,39 +1,44 @@
-"""`pivotpatch evaluate`: what a model, or a file of its scores, is worth on pictures whose labels are known."""
+"""`pivotpatch evaluate`: what a model, or a file of its scores, is worth on images whose labels are known."""
 
 import argparse
+import csv
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.cli.policies import read_policy
 from pivotpatch.cli.sources import (
     Scored,
+    Source,
     check_closer,
     find_fitted,
-    find_pictures,
     keep_known_labels,
     list_not_read,
+    open_pictures,
     open_source,
+    read_policy,
     read_score_file,
     score_source,
 )
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pivotpatch.audit.evaluation import Difference, Evaluation
+    from pivotpatch.core.bootstrap import Interval
     from pivotpatch.core.calibration import Calibration
     from pivotpatch.core.policies import ThresholdPolicy
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
-    from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
-    from pivotpatch.training.config import RunConfig
 
 SEED = 0  # of the resamples: the same scores have the same intervals
-NETWORK_OPTIONS = ("patch_inference", "closer", "keep_patches", "batch_size", "workers", "on_error")
+MODEL_OPTIONS = ("patch_inference", "closer", "keep_patches", "batch_size", "workers", "on_error")
 PATCH_OPTIONS = ("lam", "temperature", "grid", "native")
+NAMES = {"image": "image", "patch": "patches", "tde": "TDE"}
+MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -49,9 +54,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "words",
         nargs="+",
         metavar="WHAT [DATA]",
-        help="a run, a checkpoint, a network by name (tagger, hub:owner/name, timm: or transformers:), or scores "
-        "(.parquet, .npz, .csv); then the address of the pictures, a table or a "
-        "folder of them, which scores with a target do not need",
+        help="a run, a checkpoint, a model by name (tagger, hub:owner/name, timm: or transformers:), or a file of "
+        "scores; then the address of the images, a table or a folder of them, which scores with a target do not need",
     )
     measures = evaluate.add_argument_group("what is measured")
     measures.add_argument(
@@ -62,53 +66,33 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     measures.add_argument("--definition", choices=["step", "envelope"], default="step", help="of average precision")
     measures.add_argument("--resamples", type=int, default=1000, metavar="N", help="for intervals; 0 for none (1000)")
-    measures.add_argument("--baseline", type=Path, metavar="SCORES", help="compare with these, picture by picture")
+    measures.add_argument("--baseline", type=Path, metavar="SCORES", help="compare with these, image by image")
     measures.add_argument(
         "--scale", choices=["auto", "logits", "probs"], default="auto", help="of scores that do not say what they are"
     )
-    patches = evaluate.add_argument_group("PAT-I around an ordinary network")
+    patches = evaluate.add_argument_group("PAT-I around an ordinary model")
     patches.add_argument("--patch-inference", action="store_true", help="add the patches' logits, without training")
     patches.add_argument("--lam", type=float, help="weight of the patches (1)")
     patches.add_argument("--temperature", type=float, help="of the patch weights (1)")
     patches.add_argument("--grid", type=int, help="patches per side (2)")
-    patches.add_argument(
-        "--native", type=int, metavar="SIZE", help="cut patches from pictures of so many pixels a side"
-    )
+    patches.add_argument("--native", type=int, metavar="SIZE", help="cut patches from images of so many pixels a side")
     scoring = evaluate.add_argument_group("scoring")
     scoring.add_argument(
         "--closer",
         type=int,
         metavar="PIXELS",
-        help="judge a closer look at whole pictures, at so many pixels a side, in place of their patches (PAT-T)",
+        help="judge a closer look at whole images, at so many pixels a side, in place of their patches (PAT-T)",
     )
-    scoring.add_argument("--batch-size", type=int, metavar="N", help="pictures at once, over all processes (128)")
-    scoring.add_argument("--workers", type=int, metavar="N", help="processes that decode; one a core by default")
-    scoring.add_argument("--on-error", choices=["error", "skip"], help="what a broken picture does (error)")
+    scoring.add_argument("--batch-size", type=int, metavar="N", help="images at once, over all processes (128)")
+    scoring.add_argument("--workers", type=int, metavar="N", help="processes that decode; one per core by default")
+    scoring.add_argument("--on-error", choices=["error", "skip"], help="what a broken image does (error)")
     scoring.add_argument("--keep-patches", action="store_true", help="save logits and weights of each patch too")
     out = evaluate.add_argument_group("output")
-    out.add_argument("--save", type=Path, metavar="FILE", help="write the scores (.parquet, .npz or .csv)")
-    out.add_argument("--csv", type=Path, metavar="FILE", help="write a table with a row a label")
-    out.add_argument("--per-label", action="store_true", help="show a row a label")
+    out.add_argument("--save", type=Path, metavar="FILE", help="write the scores (.parquet or .csv)")
+    out.add_argument("--csv", type=Path, metavar="FILE", help="write a table with a row per label")
+    out.add_argument("--per-label", action="store_true", help="show a row per label")
     out.add_argument("--json", action="store_true", help="write everything as JSON")
     evaluate.set_defaults(run=run_evaluate)
-
-
-class _Subject(NamedTuple):
-    """What is evaluated: a network, perhaps of a run, and the pictures that it looks at, or scores."""
-
-    model: "Classifier | None" = None
-    config: "RunConfig | None" = None
-    records: "RecordSet | None" = None
-    scores: "Scores | None" = None
-    closer_size: int | None = None
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Those that are judged."""
-        if self.scores is not None:
-            return self.scores.labels
-        assert self.records is not None
-        return self.records.labels.names
 
 
 class _Rule(NamedTuple):
@@ -122,21 +106,33 @@ class _Rule(NamedTuple):
 def run_evaluate(args: argparse.Namespace) -> int:
     """Score where need be, measure, and tell it in the first process alone."""
     _check_options(args)
-    what, *more = args.words
-    data = find_pictures(more)
-    subject = _open_subject(what, data, args)
-    rule = _make_rule(args.policy, subject)
-    baseline = None if args.baseline is None else _read_baseline(subject, args)
-    if subject.scores is not None:
+    source = open_source(args.words[0])
+    records = open_pictures(args.words[1:])
+    if source.model is None:
+        for name in MODEL_OPTIONS:
+            given = getattr(args, name)
+            if given is not None and given is not False:  # 0 is a value too
+                wrong = f"{source.path} holds scores, no model"
+                raise InputError(f"--{name.replace('_', '-')}", wrong, "leave it out")
+        scores = read_score_file(source.path, records=records, scale=args.scale)
+        rule = _make_rule(args, source, scores.labels)
         if os.environ.get("RANK", "0") == "0":
-            _finish(Scored(subject.scores, {}), rule, baseline, args)
+            _finish(Scored(scores, {}), rule, args)
         return 0
     from pivotpatch.training.processes import join_processes
 
+    if records is None:
+        raise InputError(args.words[0], "a model needs images", "name them after it, such as photos.csv")
+    if args.closer is not None:
+        check_closer(source.model, args.closer)
+    records = keep_known_labels(records, source.model)
+    rule = _make_rule(args, source, records.labels.names)
+    if args.baseline is not None:
+        _check_baseline(records, args)
     state = join_processes()
-    scored = _score(subject, args)
+    scored = _score(source, records, args)
     if state.is_main_process:
-        _finish(scored, rule, baseline, args)
+        _finish(scored, rule, args)
     state.destroy_process_group()
     return 0
 
@@ -145,8 +141,6 @@ def _check_options(args: argparse.Namespace) -> None:
     """Refuse what cannot be meant before anything is loaded."""
     from pivotpatch.inference.score_file import check_score_file
 
-    if len(args.words) > 2:
-        raise InputError(f"{args.words[2]!r}", "a third word", "give what to evaluate and the pictures")
     if not args.patch_inference:
         for name in PATCH_OPTIONS:
             if getattr(args, name) is not None:
@@ -161,48 +155,26 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError(str(args.csv), f"there is no folder {args.csv.parent}", "make it first")
 
 
-def _open_subject(what: str, data: str | None, args: argparse.Namespace) -> _Subject:
-    """Load a run's best network or a checkpoint, and the list of the pictures; or scores."""
-    from pivotpatch.data.address import open_records
-
-    source = open_source(what)
-    records = None if data is None else open_records(data)
-    if source.model is not None:
-        if args.scale != "auto" and args.baseline is None:
-            raise InputError("--scale", "no scores are read from a file", "leave it out")
-        if records is None:
-            raise InputError(what, "a network needs pictures to look at", "name them after it, such as photos.csv")
-        if args.closer is not None:
-            check_closer(source.model, args.closer)
-        known = keep_known_labels(records, source.model)
-        return _Subject(source.model, source.config, known, closer_size=args.closer)
-    for name in NETWORK_OPTIONS:
-        given = getattr(args, name)
-        if given is not None and given is not False:  # 0 is a value too
-            raise InputError(f"--{name.replace('_', '-')}", f"{what} holds scores, no network", "leave it out")
-    return _Subject(scores=read_score_file(source.path, records=records, scale=args.scale))
-
-
-def _make_rule(text: str, subject: _Subject) -> _Rule:
-    """The policy that a word names."""
+def _make_rule(args: argparse.Namespace, source: Source, labels: tuple[str, ...]) -> _Rule:
+    """The policy that `--policy` names, for the labels that are judged."""
     from pivotpatch.core.policies import PriorMatched
-
-    policy = read_policy(text, subject.labels, others=("fitted",))
-    if policy is not None:
-        return _Rule(policy)
-    if text.startswith("prior"):
-        from pivotpatch.training.build import open_training_records
-
-        if subject.config is None:
-            raise InputError("--policy", f"{text!r} does not say of which pictures", "write prior:DATA")
-        trained = open_training_records(subject.config).train
-        return _Rule(PriorMatched.from_target(trained.keep_labels(subject.labels).target()))
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    model = subject.model
-    fitted = None if model is None else find_fitted(model, subject.labels, closer_size=subject.closer_size)
+    policy = read_policy(args.policy, labels, others=("fitted",))
+    if policy is not None:
+        return _Rule(policy)
+    if args.policy.startswith("prior"):
+        from pivotpatch.training.build import open_training_records
+
+        if source.config is None:
+            raise InputError("--policy", f"{args.policy!r} does not say of which images", "write prior:DATA")
+        trained = open_training_records(source.config).train
+        return _Rule(PriorMatched.from_target(trained.keep_labels(labels).target()))
+    model = source.model
+    fitted = None if model is None else find_fitted(model, labels, closer_size=args.closer)
     if fitted is None:
-        raise InputError("--policy", "no thresholds were fitted", "fit them first, or choose fixed:0.5, top:3 or prior")
+        todo = f"run pivotpatch tune {source.path}" if model else "choose fixed:0.5, top:3 or prior:DATA"
+        raise InputError("--policy", "no thresholds were fitted", todo)
     kind = "image"
     if isinstance(model, PatchClassifier):
         kind = "patch" if model.patch_only else "tde"
@@ -210,87 +182,72 @@ def _make_rule(text: str, subject: _Subject) -> _Rule:
     return _Rule(policy, calibration.kind if calibration else kind, calibration)
 
 
-def _read_baseline(subject: _Subject, args: argparse.Namespace) -> "Scores | None":
-    """Scores to compare with, read before the work; None where skipped pictures, known afterwards, may lack there."""
+def _check_baseline(records: "RecordSet", args: argparse.Namespace) -> None:
+    """Refuse a baseline of other images or labels before the work; images that may be skipped may lack there."""
     from pivotpatch.inference.scores import Scores
 
-    expected, records = subject.scores, subject.records
-    if expected is None:
-        assert records is not None
-        if args.on_error == "skip":
-            read_score_file(args.baseline, records=records, scale=args.scale)
-            return None
-        target = records.target()
-        expected = Scores(records.labels.names, _name_pictures(records), target, {"image": target})
-    return read_score_file(args.baseline, like=expected, scale=args.scale)
+    like, target = None, records.target()
+    if args.on_error != "skip":
+        like = Scores(records.labels.names, tuple(record.name for record in records), target, {"image": target})
+    read_score_file(args.baseline, records=records, like=like, scale=args.scale, quiet=True)
 
 
-def _name_pictures(records: "RecordSet") -> tuple[str, ...]:
-    return tuple(records.images.name(records.place(index)) for index in range(len(records)))
-
-
-def _score(subject: _Subject, args: argparse.Namespace) -> Scored:
-    """Score the pictures, in all processes together."""
-    from pivotpatch.cli.train_text import show_training
-    from pivotpatch.inference.score_content import check_pictures
+def _score(source: Source, records: "RecordSet", args: argparse.Namespace) -> Scored:
+    """Score the images, in all processes together."""
+    from pivotpatch.cli.console import show_progress
+    from pivotpatch.inference.score_file import check_pictures
     from pivotpatch.models.checkpoint import fingerprint
     from pivotpatch.training.config import load_config
 
-    records = subject.records
-    assert records is not None
-    if len(records.positive.indices) == 0:
-        raise InputError(records.name, "no picture has any of the labels, so nothing can be ranked", "give others")
+    assert source.model is not None
     if args.save is not None:
-        check_pictures(_name_pictures(records), records.name)  # now, for such scores could not be read again
+        check_pictures([record.name for record in records], records.name)  # now, for such scores cannot be saved
     changes = {"data.workers": args.workers, "data.on_error": args.on_error, "evaluation.batch_size": args.batch_size}
-    if subject.config is not None:
-        changes["precision.dtype"] = subject.config.precision.dtype
+    if source.config is not None:
+        changes["precision.dtype"] = source.config.precision.dtype
     config = load_config(None, [f"{name}={value}" for name, value in changes.items() if value is not None])
-    assert subject.model is not None
-    with show_training() as shown:
+    with show_progress() as shown:
         scored = score_source(
-            _wrap(subject.model, args) if args.patch_inference else subject.model,
+            _wrap(source.model, args) if args.patch_inference else source.model,
             records,
             config=config,
             size=args.native,
             keep_patches=args.keep_patches,
             closer_size=args.closer,
-            progress=lambda done, total: shown.progress("score", done, total),
+            progress=lambda done, total: shown.tell("score", done, total),
         )
     if args.save is None:
         return scored
-    return scored._replace(scores=replace(scored.scores, network=fingerprint(subject.model)))
+    return scored._replace(scores=replace(scored.scores, network=fingerprint(source.model)))
 
 
-def _wrap(network: "Classifier", args: argparse.Namespace) -> "PatchInference":
-    """PAT-I around a network that has no patches of its own."""
+def _wrap(model: "Classifier", args: argparse.Namespace) -> "PatchInference":
+    """PAT-I around a model that has no patches of its own."""
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    if isinstance(network, PatchClassifier):
-        raise InputError("--patch-inference", "the network has patches of its own (PAT-T)", "leave it out")
-    side = network.preprocessing.image_size
+    if isinstance(model, PatchClassifier):
+        raise InputError("--patch-inference", "the model has patches of its own (PAT-T)", "leave it out")
+    side = model.preprocessing.image_size
     if args.native is not None and args.native <= side:
-        raise InputError("--native", f"{args.native} pixels are no more than the network sees", f"give above {side}")
+        raise InputError("--native", f"{args.native} pixels are no more than the model sees", f"give above {side}")
     given = {name: getattr(args, name) for name in ("lam", "temperature", "grid") if getattr(args, name) is not None}
-    return PatchInference(network, **given)
+    return PatchInference(model, **given)
 
 
-def _finish(scored: Scored, rule: _Rule, baseline: "Scores | None", args: argparse.Namespace) -> None:
+def _finish(scored: Scored, rule: _Rule, args: argparse.Namespace) -> None:
     """Measure, write and print."""
     import torch
 
     from pivotpatch.audit.evaluation import evaluate_scores
-    from pivotpatch.cli.evaluate_text import print_evaluation, write_label_table
+    from pivotpatch.cli.console import tell
     from pivotpatch.inference.score_file import write_scores
 
     scores = scored.scores
     list_not_read(scored.not_read)
     if args.save is not None:
         write_scores(scores, args.save)
-        print(f"wrote {args.save}", file=sys.stderr)
-    if args.baseline is not None and baseline is None:
-        baseline = read_score_file(args.baseline, like=scores, scale=args.scale)
+        tell(f"wrote {args.save}")
     kinds = [kind for kind in scores.logits if rule.kind in (None, kind)]
     found = evaluate_scores(
         scores,
@@ -298,13 +255,115 @@ def _finish(scored: Scored, rule: _Rule, baseline: "Scores | None", args: argpar
         calibration=rule.calibration,
         definition=args.definition,
         resamples=args.resamples,
-        baseline=baseline,
+        baseline=None if args.baseline is None else read_score_file(args.baseline, like=scores, scale=args.scale),
         generator=torch.Generator().manual_seed(SEED),
     )
     if args.csv is not None:
-        write_label_table(found, args.csv)
-        print(f"wrote {args.csv}", file=sys.stderr)
+        _write_label_table(found, args.csv)
+        tell(f"wrote {args.csv}")
     if args.json:
         print(json.dumps({"evaluated": args.words, **found.to_dict(), "not_read": scored.not_read}))
     else:
-        print_evaluation(found, not_read=len(scored.not_read), per_label=args.per_label)
+        _print_evaluation(found, not_read=len(scored.not_read), per_label=args.per_label)
+
+
+def _print_evaluation(found: "Evaluation", *, not_read: int, per_label: bool) -> None:
+    """Print an evaluation to stdout, in per cent."""
+    from pivotpatch.cli.console import Screen, make_table
+    from pivotpatch.core.metrics import DEFINITIONS
+
+    screen = Screen()
+    left_out = f"; {not_read:,} images could not be read and are left out" if not_read else ""
+    screen.print(f"{found.pictures:,} images, {len(found.labels)} labels{left_out}")
+    screen.print(f"average precision: {DEFINITIONS[found.definition]}; all in per cent")
+    if found.resamples:
+        screen.print(f"intervals hold 95 % of {found.resamples:,} resamples of the images")
+    table = make_table(["", *(NAMES[kind] for kind in found.kinds)])
+    each = list(found.kinds.values())
+    table.add_row("mAP", *(f"{100 * kind.precision.mean:.2f}" for kind in each))
+    if found.resamples:
+        table.add_row("", *(write_bounds(kind.interval) for kind in each))
+    parts = [kind.decided for kind in each], [kind.top for kind in each]
+    sections = {result.definition: part for part in parts for result in part if result is not None}
+    for definition, results in sections.items():
+        table.add_section()
+        table.add_row(definition)
+        for name in MEASURES:
+            values = ("-" if result is None else f"{100 * getattr(result, name):.1f}" for result in results)
+            table.add_row(f"  {name}", *values)
+    screen.print()
+    screen.print(table)
+    for difference in (found.gain, found.difference):
+        if difference is not None:
+            screen.print(_tell_difference(difference))
+    skipped = found.kinds[found.ranking].precision.skipped
+    if skipped:
+        screen.print(f"without a positive image and skipped: {len(skipped)} labels ({shorten(skipped, limit=5)})")
+    if per_label:
+        screen.print()
+        screen.print(_make_label_table(found))
+
+
+def write_bounds(interval: "Interval | None", *, sign: str = "", digits: int = 2) -> str:
+    """Both ends of an interval in per cent; nothing for none."""
+    if interval is None:
+        return ""
+    return f"{100 * interval.low:{sign}.{digits}f} to {100 * interval.high:{sign}.{digits}f}"
+
+
+def _tell_difference(difference: "Difference") -> str:
+    names = [" ".join(NAMES.get(word, word) for word in name.split()) for name in (difference.of, difference.minus)]
+    bounds = f" ({write_bounds(difference.interval, sign='+')})" if difference.interval is not None else ""
+    known = [value for value in difference.per_label if value is not None]
+    better = sum(value > 0 for value in known)
+    gain = f"{names[0]} less {names[1]}: {100 * difference.value:+.2f}{bounds}"
+    return f"{gain}, better for {better} of {len(known)} labels"
+
+
+def _make_label_table(found: "Evaluation") -> "Table":
+    from pivotpatch.cli.console import make_table
+
+    best = found.kinds[found.ranking]
+    headings = ["label", "positives", *(f"AP {NAMES[kind]}" for kind in found.kinds)]
+    table = make_table([*headings, *(["95 %"] if best.label_intervals else [])])
+    for place, label in enumerate(found.labels):
+        values = [kind.precision.per_label[place] for kind in found.kinds.values()]
+        row = [label, f"{best.precision.positives[place]:,}"]
+        row += ["-" if value is None else f"{100 * value:.1f}" for value in values]
+        row += [write_bounds(best.label_intervals[place], digits=1)] if best.label_intervals else []
+        table.add_row(*row)
+    return table
+
+
+def _write_label_table(found: "Evaluation", path: Path) -> None:
+    """Write a CSV file with a row per label, in fractions; what is not known is left empty."""
+    from pivotpatch.writing import explain_disk_faults, replacing
+
+    rows = []
+    for place, label in enumerate(found.labels):
+        row: dict[str, object] = {"label": label, "positives": found.kinds[found.ranking].precision.positives[place]}
+        for name, kind in found.kinds.items():
+            row[f"ap_{name}"] = kind.precision.per_label[place]
+            row |= _list_bounds(f"ap_{name}", kind.label_intervals, place)
+            if kind.decided is not None:
+                row[f"precision_{name}"] = kind.decided.precision[place]
+                row[f"recall_{name}"] = kind.decided.recall[place]
+        if found.difference is not None:
+            row["difference"] = found.difference.per_label[place]
+            row |= _list_bounds("difference", found.difference.label_intervals, place)
+        rows.append(row)
+    with (
+        explain_disk_faults(path.parent),
+        replacing(path) as written,
+        written.open("w", encoding="utf-8", newline="") as file,
+    ):
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+
+
+def _list_bounds(name: str, intervals: "tuple[Interval | None, ...] | None", place: int) -> dict[str, object]:
+    if intervals is None:
+        return {}
+    interval = intervals[place]
+    return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}

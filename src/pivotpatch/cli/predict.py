@@ -92,7 +92,7 @@ def _read_processes() -> tuple[int, int]:
 
 def _check_options(args: argparse.Namespace, share: "Share") -> None:
     """Refuse what cannot be meant before anything is loaded."""
-    from pivotpatch.data.picture_paths import STDIN
+    from pivotpatch.data.files import STDIN
 
     if not args.words and not args.resume:
         raise _no_picture()
@@ -137,11 +137,11 @@ def _open_predictor(args: argparse.Namespace, *, world: int = 1) -> "Predictor":
 def _find(args: argparse.Namespace) -> Iterator[str]:
     from io import TextIOWrapper
 
-    from pivotpatch.data.picture_paths import find_pictures
+    from pivotpatch.data.files import find_images
 
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as all names of files
-    return find_pictures(args.words, lines=sys.stdin or ())
+    return find_images(args.words, lines=sys.stdin or ())
 
 
 def _show(args: argparse.Namespace, rule: "TagRule") -> int:
@@ -207,7 +207,7 @@ def _check_explained(place: Path, *, several: bool) -> None:
 
 def _explain(prediction: "Prediction", tags: "tuple[Tag, ...]", file: Path) -> None:
     """Draw the tags that are told, or the most probable labels where there are none."""
-    from pivotpatch.cli.figures import write_figures
+    from pivotpatch.cli.console import write_figures
     from pivotpatch.inference.plots import plot_tags
 
     shown = tags[:DRAWN] or prediction.top(3)

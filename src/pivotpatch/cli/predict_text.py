@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from pivotpatch.cli.data_text import BAR, Screen, draw_bar
+from pivotpatch.cli.console import BAR, Screen, draw_bar
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.inference.prediction import Prediction, Tag
 
@@ -81,7 +81,7 @@ def print_row(prediction: Prediction, tags: Sequence[Tag], *, threshold: float |
 
 def _open_console() -> Screen:
     # Labels and file names are printed as they are: what looks like markup in them is not.
-    console = Screen(markup=False, highlight=False, emoji=False)
+    console = Screen()
     console.width = max(console.width, _LEAST) if console.is_terminal else _WIDTH
     return console
 

@@ -21,21 +21,17 @@ from pivotpatch.cli.sources import (
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
     from pivotpatch.inference.scoring import Progress
-    from pivotpatch.models.classifier import Classifier
-    from pivotpatch.report.findings import Counts
-    from pivotpatch.report.subject import Subject
+    from pivotpatch.report import Subject
 
 SEED = 0  # of the resamples: the same scores have the same intervals
-MOST = 200  # pictures; more would not be looked at
+MOST = 200  # images; more would not be looked at
 
 
-class _Pictures(NamedTuple):
-    """The pictures to judge by, and whether they are those that a run held out for its own choices."""
+class _Judged(NamedTuple):
+    """The images to judge by, and whether they are those that a run held out for its own choices."""
 
     records: "RecordSet | None"
     held_out: bool = False
@@ -47,23 +43,23 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "report",
         help="write one HTML file with all that there is to know of a model",
         description="Write one HTML file that opens offline: mAP with its interval, a table of the labels, curves, the "
-        "pairs of labels that mislead the model, with pictures, case studies, likely label errors and calibration.",
+        "pairs of labels that mislead the model, with images, case studies, likely label errors and calibration.",
         usage="%(prog)s WHAT [DATA] [options]",
     )
     report.add_argument(
         "words",
         nargs="+",
         metavar="WHAT [DATA]",
-        help="a run, a checkpoint, a network by name (tagger, hub:owner/name, timm: or transformers:), or scores "
-        "(.parquet, .npz, .csv); then the address of the pictures, a table or a "
-        "folder of them; without it a run is judged on its validation pictures, and scores have no pictures",
+        help="a run, a checkpoint, a model by name (tagger, hub:owner/name, timm: or transformers:), or scores "
+        "(.parquet, .csv); then the address of the images, a table or a "
+        "folder of them; without it a run is judged on its validation images, and scores have no images",
     )
     report.add_argument("--baseline", metavar="WHAT", help="compare with this, of any of these kinds")
     report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     report.add_argument(
-        "--pictures", type=int, default=60, metavar="N", help=f"pictures to show at most, up to {MOST} (60)"
+        "--images", "--pictures", type=int, default=60, metavar="N", help=f"images to show at most, up to {MOST} (60)"
     )
-    report.add_argument("--on-error", choices=["error", "skip"], help="what a broken picture does (error)")
+    report.add_argument("--on-error", choices=["error", "skip"], help="what a broken image does (error)")
     report.set_defaults(run=run_report)
 
 
@@ -72,25 +68,30 @@ def run_report(args: argparse.Namespace) -> int:
     _check_options(args)
     source = open_source(args.words[0])
     other = None if args.baseline is None else open_source(args.baseline)
-    sources = [each for each in (source, other) if each is not None]
-    if args.on_error and all(each.model is None for each in sources):
-        raise InputError("--on-error", f"{source.path} holds scores, no network", "leave it out")
-    pictures = _find_pictures(args.words[1:], sources)
-    from pivotpatch.cli.train_text import show_training
+    judged = _find_judged(args.words[1:], [source] if other is None else [source, other])
+    import torch
+
+    from pivotpatch.cli.console import show_progress
+    from pivotpatch.report import gather_findings, write_report
     from pivotpatch.training.processes import join_processes
 
     state = join_processes()
-    with show_training() as shown:
-        subject = _make_subject(source, pictures, like=None, on_error=args.on_error, progress=shown.progress)
+    with show_progress() as shown:
+        subject = _make_subject(source, judged, like=None, on_error=args.on_error, progress=shown.tell)
         baseline = None
         if other is not None:
-            baseline = _make_subject(
-                other, pictures, like=subject.scores, on_error=args.on_error, progress=shown.progress
-            )
+            baseline = _make_subject(other, judged, like=subject.scores, on_error=args.on_error, progress=shown.tell)
             if len(baseline.scores) < len(subject.scores):  # both are judged by what both could read
-                subject = replace(subject, scores=subject.scores.select(_get_indices(baseline.scores)))
+                assert baseline.scores.indices is not None
+                subject = replace(subject, scores=subject.scores.select(baseline.scores.indices))
         if state.is_main_process:
-            size = _write(subject, baseline, pictures.records, args, progress=shown.progress)
+            generator = torch.Generator().manual_seed(SEED)
+            findings = gather_findings(
+                subject, baseline=baseline, images=args.images, generator=generator, progress=shown.tell
+            )
+            size = write_report(
+                args.out, findings, subject, baseline=baseline, records=judged.records, images=args.images
+            )
     if state.is_main_process:
         print(f"wrote {args.out}, {size / 1e6:.2f} MB")
     state.destroy_process_group()
@@ -100,49 +101,45 @@ def run_report(args: argparse.Namespace) -> int:
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse what cannot be meant before anything is loaded."""
     if len(args.words) > 2:
-        raise InputError(f"{args.words[2]!r}", "a third word", "give what to report on and the pictures")
-    if not 0 <= args.pictures <= MOST:
-        raise InputError("--pictures", f"{args.pictures} pictures", f"give 0 to {MOST}")
-    if args.out.suffix.lower() not in (".html", ".htm") or args.out.is_dir():
-        raise InputError(str(args.out), "is no name for a page", "end it in .html")
-    if not args.out.absolute().parent.is_dir():
-        raise InputError(str(args.out), f"there is no folder {args.out.parent}", "make it first")
+        raise InputError(f"{args.words[2]!r}", "a third word", "give what to report on and the images")
+    if not 0 <= args.images <= MOST:
+        raise InputError("--images", f"{args.images} images", f"give 0 to {MOST}")
+    if args.out.suffix.lower() not in (".html", ".htm") or not args.out.absolute().parent.is_dir():
+        raise InputError(str(args.out), "is no name for a page", "end it in .html, in a folder that is there")
 
 
-def _find_pictures(words: list[str], sources: list[Source]) -> _Pictures:
-    """The pictures to judge by: those that were named, else the validation pictures of a run, else none."""
+def _find_judged(words: list[str], sources: list[Source]) -> _Judged:
+    """The images to judge by: those that were named, else the validation images of a run, else none."""
+    from pivotpatch.training.build import open_training_records
+
     named = open_pictures(words)
     if named is not None:
-        return _Pictures(named)
-    for source in sources:
-        if source.config is not None:
-            from pivotpatch.training.build import open_training_records
-
-            held = open_training_records(source.config).val
-            if held is not None:
-                held = copy.copy(held)
-                named_apart = source.config.data.val is not None
-                held.name = f"{held.name}, the validation pictures" if named_apart else f"held out of {held.name}"
-                return _Pictures(held, held_out=True)
+        return _Judged(named)
+    for config in (source.config for source in sources if source.config is not None):
+        held = copy.copy(open_training_records(config).val)
+        if held is not None:
+            apart = config.data.val is not None
+            held.name = f"{held.name}, the validation images" if apart else f"held out of {held.name}"
+            return _Judged(held, held_out=True)
     for source in sources:
         if source.model is not None:
-            wrong = "there are no validation pictures to judge it by"
-            raise InputError(str(source.path), wrong, "name pictures after it, such as photos.csv")
-    return _Pictures(None)
+            wrong = "there are no validation images to judge it by"
+            raise InputError(str(source.path), wrong, "name images after it, such as photos.csv")
+    return _Judged(None)
 
 
 def _make_subject(
-    source: Source, pictures: _Pictures, *, like: "Scores | None", on_error: str | None, progress: "Progress"
+    source: Source, judged: _Judged, *, like: "Scores | None", on_error: str | None, progress: "Progress"
 ) -> "Subject":
-    """Scores of a source on the pictures, or on those of other scores, and what is known of it."""
+    """Scores of a source on the images, or on those of other scores, and what is known of it."""
     from pivotpatch.models.named import is_named
-    from pivotpatch.report.subject import Subject
+    from pivotpatch.report.findings import Subject
     from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import read_log
 
     name = str(source.path) if is_named(str(source.path)) else source.path.resolve().name
     if source.model is None:
-        scores = read_score_file(source.path, records=pictures.records if like is None else None, like=like)
+        scores = read_score_file(source.path, records=judged.records if like is None else None, like=like)
         return Subject(name, _drop_shares(scores), facts=_tell_file(scores))
     model = source.model
     config = source.config or load_config(None)
@@ -151,16 +148,16 @@ def _make_subject(
     started = time.perf_counter()
     scored = score_source(
         model,
-        _choose_records(source, pictures, like),
+        _choose_records(source, judged.records, like),
         config=config,
         keep_patches=True,
         progress=lambda done, total: progress(f"score {name}", done, total),
     )
     list_not_read(scored.not_read, rest="")
     scores = _drop_shares(scored.scores)
-    facts = _tell_network(source) | _tell_scoring(scores, model, time.perf_counter() - started) | _tell_run(source)
+    facts = _tell_model(source, scores, time.perf_counter() - started)
     subject = Subject(name, scores, facts=facts, log=() if source.config is None else read_log(source.path))
-    if pictures.held_out and (model.thresholds is not None or model.calibration is not None):
+    if judged.held_out and (model.thresholds is not None or model.calibration is not None):
         subject = replace(subject, fitted_here=True)
     fitted = find_fitted(model, scores.labels, closer_size=scores.closer_size)
     if fitted is None or (fitted.calibration is not None and fitted.calibration.kind != scores.ranking):
@@ -168,9 +165,9 @@ def _make_subject(
     return replace(subject, policy=fitted.policy, calibration=fitted.calibration)
 
 
-def _choose_records(source: Source, pictures: _Pictures, like: "Scores | None") -> "RecordSet":
-    """What a network is asked: of all pictures the labels that it knows, or just what other scores tell."""
-    records, model = pictures.records, source.model
+def _choose_records(source: Source, records: "RecordSet | None", like: "Scores | None") -> "RecordSet":
+    """What a model is asked: of all images the labels that it knows, or just what other scores tell."""
+    model = source.model
     assert records is not None
     assert model is not None
     if like is None:
@@ -179,12 +176,8 @@ def _choose_records(source: Source, pictures: _Pictures, like: "Scores | None") 
     if unknown:
         wrong = f"it does not know {len(unknown)} of the {len(like.labels)} labels that are judged ({shorten(unknown)})"
         raise InputError(str(source.path), wrong, "give a baseline that does")
-    return records.select(_get_indices(like).numpy()).keep_labels(like.labels)
-
-
-def _get_indices(scores: "Scores") -> "Tensor":
-    assert scores.indices is not None
-    return scores.indices
+    assert like.indices is not None
+    return records.select(like.indices.numpy()).keep_labels(like.labels)
 
 
 def _drop_shares(scores: "Scores") -> "Scores":
@@ -197,35 +190,30 @@ def _tell_file(scores: "Scores") -> dict[str, str]:
     if scores.closer_size is not None:
         facts["closer look"] = f"at {scores.closer_size} pixels a side, in the place of patches"
     elif scores.weights is not None:
-        facts["forward passes a picture"] = str(("image" in scores.logits) + scores.weights.shape[1])
+        facts["forward passes per image"] = str(("image" in scores.logits) + scores.weights.shape[1])
     return facts
 
 
-def _tell_network(source: Source) -> dict[str, str]:
+def _tell_model(source: Source, scores: "Scores", seconds: float) -> dict[str, str]:
     from pivotpatch.models.classifier import IndependentClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
 
     model = source.model
     assert model is not None
-    built, passes = model.architecture, 1
+    built, side, passes = model.architecture, model.preprocessing.image_size, 1
     if isinstance(model, PatchClassifier):
         passes = (not model.patch_only) + model.grid**2
     elif isinstance(model, IndependentClassifier):
         passes = len(model.labels)
-    side = model.preprocessing.image_size
-    return {
+    facts = {
         "model": f"{type(model).__name__}, {built.backbone}, {built.head} head, {side} x {side} pixels",
         "weights": f"{sum(weight.numel() for weight in model.parameters()):,}",
-        "forward passes a picture": str(passes),
+        "forward passes per image": str(passes),
     }
-
-
-def _tell_scoring(scores: "Scores", model: "Classifier", seconds: float) -> dict[str, str]:
-    device = next(model.parameters()).device
-    speed = f"{len(scores) / seconds:.3g} pictures a second, with decoding"
-    judged, known = len(scores.labels), len(model.labels)
-    labels = {"labels": f"{judged:,} of the {known:,} that the network knows"} if judged < known else {}
-    return {**labels, "scoring": f"{seconds:.3g} s on {device.type}, {speed}"}
+    if len(scores.labels) < len(model.labels):
+        facts["labels"] = f"{len(scores.labels):,} of the {len(model.labels):,} that the model knows"
+    device, speed = next(model.parameters()).device.type, f"{len(scores) / seconds:.3g} images a second, with decoding"
+    return {**facts, "scoring": f"{seconds:.3g} s on {device}, {speed}", **_tell_run(source)}
 
 
 def _tell_run(source: Source) -> dict[str, str]:
@@ -237,42 +225,6 @@ def _tell_run(source: Source) -> dict[str, str]:
     path = source.path / METRICS
     if source.config is None or not path.is_file():
         return {}
-    try:
-        metrics = json.loads(path.read_text("utf-8"))
-        took, steps, best = timedelta(seconds=round(metrics["seconds"])), metrics["steps"], metrics["best_step"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(str(path), "is not what a run writes", "remove it") from None
-    return {"training": f"{steps:,} steps in {took} on {source.config.data.train}; step {best:,} was chosen"}
-
-
-def _write(
-    subject: "Subject",
-    baseline: "Subject | None",
-    records: "RecordSet | None",
-    args: argparse.Namespace,
-    *,
-    progress: "Progress",
-) -> int:
-    import torch
-
-    from pivotpatch.report.findings import gather_findings
-    from pivotpatch.report.html import write_report
-
-    findings = gather_findings(
-        subject,
-        baseline=baseline,
-        counts=_share_pictures(args.pictures),
-        generator=torch.Generator().manual_seed(SEED),
-        progress=progress,
-    )
-    progress("draw", 0, 1)
-    size = write_report(args.out, findings, subject, baseline=baseline, records=records, pictures=args.pictures)
-    progress("draw", 1, 1)
-    return size
-
-
-def _share_pictures(count: int) -> "Counts":
-    """How much to list, so that each part of the report gets its share of the pictures; a little without any."""
-    from pivotpatch.report.findings import Counts
-
-    return Counts(cases=max(count // 5, 6), pairs=max(count // 6, 6), examples=3, errors=max(3 * count // 10, 6))
+    metrics = json.loads(path.read_text("utf-8"))
+    took, best = timedelta(seconds=round(metrics["seconds"])), metrics["best_step"]
+    return {"training": f"{metrics['steps']:,} steps in {took} on {source.config.data.train}; step {best:,} was chosen"}

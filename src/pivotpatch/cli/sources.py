@@ -1,34 +1,33 @@
-"""What verbs look at: a run, a checkpoint or a file of scores, and the pictures behind it."""
+"""What a user may name: a run, a checkpoint, a model by name or a file of scores, images, and a policy."""
 
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
     from pivotpatch.core.calibration import Calibration
-    from pivotpatch.core.policies import PerLabel
+    from pivotpatch.core.policies import PerLabel, ThresholdPolicy
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
-    from pivotpatch.inference.score_content import Scale
+    from pivotpatch.inference.score_file import Scale
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
     from pivotpatch.training.config import RunConfig
 
-LISTED = 20  # pictures that could not be read
+LISTED = 20  # images that could not be read
+POLICIES = ("fixed", "top", "prior")
 
 
 class Source(NamedTuple):
-    """Where scores come from: a network, perhaps of a run, or a file.
+    """Where scores come from: a model, perhaps of a run, or a file.
 
     Attributes:
         path: what the user named.
-        model: the network; None for a file of scores.
+        model: None for a file of scores.
         config: of the run, where it is one.
-        checkpoint: the network's folder; None for one on the hub, or somebody else's.
+        checkpoint: the model's folder; None for one on the hub, or somebody else's.
     """
 
     path: Path
@@ -38,21 +37,21 @@ class Source(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """How a network decides, where that was fitted: thresholds, of calibrated probabilities where there are such."""
+    """How a model decides: by thresholds, of calibrated probabilities where there is a calibration."""
 
     policy: "PerLabel"
     calibration: "Calibration | None"
 
 
 class Scored(NamedTuple):
-    """Scores, and what was wrong with pictures that have none, by name."""
+    """Scores, and what was wrong with images that have none, by name."""
 
     scores: "Scores"
     not_read: dict[str, str]
 
 
 def open_source(what: str | Path) -> Source:
-    """A run's best network, a checkpoint, a network by name, or a file of scores, which is not read yet.
+    """A run's best model, a checkpoint, a model by name, or a file of scores, which is not read yet.
 
     Args:
         what: its path, or the name of a model as in `open_model`.
@@ -76,38 +75,33 @@ def open_source(what: str | Path) -> Source:
     return Source(path, open_model(checkpoint), load_config(path / CONFIG) if configured else None, checkpoint)
 
 
-def find_pictures(words: list[str]) -> str | None:
-    """The address that the word behind a source names; None where there is none."""
+def open_pictures(words: list[str]) -> "RecordSet | None":
+    """The images that the word behind a source names; None where there is none."""
+    from pivotpatch.data.address import open_records, read_address
+
     if not words:
         return None
-    from pivotpatch.data.address import read_address
-
+    if len(words) > 1:
+        raise InputError(f"{words[1]!r}", "a third word", "give a model or scores, then the images")
     address = read_address(words[0])
     if address is None:
         raise InputError(f"{words[0]!r}", "is neither an address nor a table or folder that is there", "check the path")
-    return address
-
-
-def open_pictures(words: list[str]) -> "RecordSet | None":
-    """The pictures that the word behind a source names; None where there is none."""
-    from pivotpatch.data.address import open_records
-
-    address = find_pictures(words)
-    return None if address is None else open_records(address)
+    return open_records(address)
 
 
 def keep_known_labels(records: "RecordSet", model: "Classifier") -> "RecordSet":
-    """Pictures with the labels that a network knows, told on stderr where the pictures lack some of them."""
-    from pivotpatch.data.common_labels import keep_common_labels
+    """Images with the labels that a model knows, told on stderr where the images lack some of them."""
+    from pivotpatch.cli.console import tell
+    from pivotpatch.data.records import keep_common_labels
 
-    return keep_common_labels(records, model.labels, whose="the network", tell=tell)
+    return keep_common_labels(records, model.labels, whose="the model", tell=tell)
 
 
 def find_fitted(model: "Classifier", labels: Sequence[str], *, closer_size: int | None) -> Fitted | None:
-    """How a network decides about some of its labels; None where no thresholds were fitted.
+    """How a model decides about some of its labels; None where no thresholds were fitted.
 
     Args:
-        model: the network.
+        model: the model.
         labels: some of its own.
         closer_size: as in `Classifier.find_calibration`.
     """
@@ -121,6 +115,41 @@ def find_fitted(model: "Classifier", labels: Sequence[str], *, closer_size: int 
     return Fitted(PerLabel(tuple(model.thresholds[place] for place in places)), chosen)
 
 
+def read_policy(text: str, labels: Sequence[str], *, others: tuple[str, ...] = ()) -> "ThresholdPolicy | None":
+    """The policy that a word names.
+
+    Args:
+        text: fixed:P, top:K, prior:DATA, or one that the verb has to complete.
+        labels: whose shares `prior:DATA` counts, in this order.
+        others: names of policies that only this verb knows.
+
+    Returns:
+        The policy; None for `prior` alone and for one of `others`.
+    """
+    from pivotpatch.core.policies import Fixed, PriorMatched, TopK
+
+    name, _, value = text.partition(":")
+    if name not in (*POLICIES, *others):
+        raise InputError("--policy", f"unknown policy {name!r}", choose_one_of(name, (*POLICIES, *others)))
+    try:
+        if name == "fixed":
+            return Fixed(float(value))
+        if name == "top":
+            return TopK(int(value))
+    except InputError:
+        raise
+    except ValueError:
+        raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
+    if name in others or not value:
+        return None
+    from pivotpatch.data.address import read_address
+    from pivotpatch.training.build import open_aligned
+
+    if read_address(value) is None:
+        raise InputError("--policy", f"{value!r} is no address nor a table or folder that is there", "check the path")
+    return PriorMatched.from_target(open_aligned(value, labels).target())
+
+
 def score_source(
     model: "Classifier | PatchInference",
     records: "RecordSet",
@@ -131,15 +160,15 @@ def score_source(
     closer_size: int | None = None,
     progress: Callable[[int, int | None], None],
 ) -> Scored:
-    """Score pictures with a network, in all processes together; each gets the scores of all.
+    """Score images with a model, in all processes together; each gets the scores of all.
 
     Args:
-        model: a network, or PAT-I around one.
-        records: the pictures, with labels that the network knows.
-        config: says how: workers, batch size, dtype and what a broken picture does.
-        size: rows and columns of the pictures; those that the network wants by default.
+        model: a model, or PAT-I around one.
+        records: the images, with labels that the model knows.
+        config: says how: workers, batch size, dtype and what a broken image does.
+        size: rows and columns of the images; those that the model wants by default.
         keep_patches: keep logits and weights of each patch.
-        closer_size: look at whole pictures again at so many pixels a side, not at patches; see `check_closer`.
+        closer_size: look at whole images again at so many pixels a side, not at patches; see `check_closer`.
         progress: told batches that are done, of how many.
     """
     import torch
@@ -150,14 +179,16 @@ def score_source(
     from pivotpatch.training.build import choose_dtype, open_loader
     from pivotpatch.training.processes import gather_named, make_accelerator, own_settings
 
+    if len(records.positive.indices) == 0:
+        raise InputError(records.name, "no image has any of the labels", "give images that have some")
     accelerator = make_accelerator(config)
     model = model.to(accelerator.device)
     if config.precision.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    network = model.model if isinstance(model, PatchInference) else model
-    assert isinstance(network, Classifier)
+    inner = model.model if isinstance(model, PatchInference) else model
+    assert isinstance(inner, Classifier)
     with own_settings(accelerator.device):
-        loader = open_loader(records, config, model=network, accelerator=accelerator, size=size)
+        loader = open_loader(records, config, model=inner, accelerator=accelerator, size=size)
         scores = score_pictures(
             model,
             loader,
@@ -172,11 +203,11 @@ def score_source(
 
 
 def check_closer(model: "Classifier", size: int) -> None:
-    """Refuse a closer look that a network cannot take."""
+    """Refuse a closer look that a model cannot take."""
     from pivotpatch.models.patch_classifier import PatchClassifier
 
     if not isinstance(model, PatchClassifier) or model.patch_only:
-        raise InputError("--closer", "the network was not trained on images and patches (PAT-T)", "leave it out")
+        raise InputError("--closer", "the model was not trained on images and patches (PAT-T)", "leave it out")
     try:
         model.closer_cost(size)
     except InputError as error:
@@ -184,27 +215,29 @@ def check_closer(model: "Classifier", size: int) -> None:
 
 
 def read_score_file(
-    path: Path, *, records: "RecordSet | None" = None, like: "Scores | None" = None, scale: "Scale" = "auto"
+    path: Path,
+    *,
+    records: "RecordSet | None" = None,
+    like: "Scores | None" = None,
+    scale: "Scale" = "auto",
+    quiet: bool = False,
 ) -> "Scores":
-    """Read scores as `read_scores` does, and tell on stderr what of them may surprise."""
+    """Read scores as `read_scores` does, and unless `quiet` tell on stderr what of them may surprise."""
+    from pivotpatch.cli.console import tell
     from pivotpatch.inference.score_file import read_scores
     from pivotpatch.models.named import BUNDLED, is_named
 
     if path.is_dir() or str(path) in BUNDLED or is_named(str(path)):
         todo = f"make some first: pivotpatch evaluate {path} DATA --save x.parquet --keep-patches"
-        raise InputError(str(path), f"is a {'folder' if path.is_dir() else 'network'}, not a file of scores", todo)
-    return read_scores(path, records=records, like=like, scale=scale, tell=tell)
+        raise InputError(str(path), f"is a {'folder' if path.is_dir() else 'model'}, not a file of scores", todo)
+    return read_scores(path, records=records, like=like, scale=scale, tell=(lambda _: None) if quiet else tell)
 
 
 def list_not_read(not_read: Mapping[str, str], *, rest: str = ", --json lists all") -> None:
-    """Tell on stderr which pictures have no scores; the first few of many, and where the rest is told."""
+    """Tell on stderr which images have no scores; the first few of many, and where the rest is told."""
+    from pivotpatch.cli.console import tell
+
     for wrong in list(not_read.values())[:LISTED]:
         tell(f"not read: {wrong}")
     if len(not_read) > LISTED:
         tell(f"not read: {len(not_read) - LISTED} more{rest}")
-
-
-def tell(line: str) -> None:
-    """Say a line on stderr, once for all processes."""
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.cli.sources import list_not_read, tell
+from pivotpatch.cli.sources import list_not_read
 from pivotpatch.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def run_train(args: argparse.Namespace) -> int:
         with raise_signals():
             ended = _begin(args) if args.resume is None else _resume(args)
     except StoppedEarly as stopped:
+        from pivotpatch.cli.console import tell
+
         what = "began" if args.resume is None else "went on"
         tell(f"stopped by {stopped.asked.name} before training {what}; nothing is lost")
         return 128 + stopped.asked
@@ -84,6 +86,7 @@ def _begin(args: argparse.Namespace) -> _Ended | None:
     if args.dry_run:
         _try(config, as_json=args.json)
         return None
+    from pivotpatch.cli.console import tell
     from pivotpatch.cli.train_text import show_training
     from pivotpatch.training.loop import fit
 
@@ -137,6 +140,7 @@ def _resume(args: argparse.Namespace) -> _Ended:
 def _try(config: "RunConfig", *, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from pivotpatch.cli.console import tell
     from pivotpatch.cli.train_text import print_dry_run
     from pivotpatch.training.dry_run import try_run
     from pivotpatch.training.processes import make_accelerator

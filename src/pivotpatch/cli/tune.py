@@ -1,46 +1,45 @@
-"""`pivotpatch tune`: fit lam, calibration, thresholds and effort on validation pictures, into the checkpoint."""
+"""`pivotpatch tune`: fit lam, calibration, thresholds and effort on validation images, into the checkpoint."""
 
 import argparse
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.cli.figures import write_figures
+from pivotpatch.cli.evaluate import MEASURES, NAMES, write_bounds
 from pivotpatch.cli.sources import (
     Scored,
     Source,
     check_closer,
     list_not_read,
+    open_pictures,
     open_source,
     read_score_file,
     score_source,
 )
-from pivotpatch.cli.tune_pictures import check_scores, open_tuning_pictures
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
     from pivotpatch.training.folder import RunFolder
-    from pivotpatch.tuning.effort import CloserLook
+    from pivotpatch.tuning.effort import CloserLook, EffortCurve
     from pivotpatch.tuning.tune import Tuning
 
 SEED = 0  # of the resamples: the same scores have the same intervals
-WARNING = "what is measured on these pictures from now on is worth nothing: never tune on those that you test on"
+WARNING = "what is measured on these images from now on is worth nothing: never tune on those that you test on"
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb."""
     tune = verbs.add_parser(
         "tune",
-        help="fit lam, calibration and thresholds on validation pictures",
-        description="Fit lam and temperature, then the calibration of probabilities, then a threshold for each label, "
-        "and when the image is enough (predict --effort), on pictures that the network was not trained on; judge "
-        "each out of fold and store all in the checkpoint.",
+        help="fit lam, calibration and thresholds on validation images",
+        description="Fit lam and temperature, then the calibration of probabilities, then a threshold per label, and "
+        "when the image is enough (predict --effort), on images that the model was not trained on; judge each out of "
+        "fold and store all in the checkpoint.",
         usage="%(prog)s WHAT [DATA] [options]",
         epilog="Several GPUs: torchrun --nproc-per-node N -m pivotpatch tune ...",
     )
@@ -48,18 +47,18 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "words",
         nargs="+",
         metavar="WHAT [DATA]",
-        help="a run, a checkpoint, or with --out hub:owner/name; then the address of validation pictures, a table or a "
+        help="a run, a checkpoint, or with --out hub:owner/name; then the address of validation images, a table or a "
         "folder of them, by default those that the run held out",
     )
     tune.add_argument(
-        "--scores", type=Path, metavar="FILE", help="what the network says of them: evaluate --save FILE --keep-patches"
+        "--scores", type=Path, metavar="FILE", help="what the model says of them: evaluate --save FILE --keep-patches"
     )
     tune.add_argument(
         "--mixing",
-        choices=["auto", "keep", "global", "per-label"],
+        choices=["auto", "keep", "global"],
         default="auto",
-        help="lam and temperature: as they are, one for all labels, or one for each; auto takes the plainest that no "
-        "other beats beyond noise",
+        help="lam and temperature: keep them, or fit one pair for all labels (global); auto fits, and keeps them where "
+        "the gain is within noise",
     )
     tune.add_argument(
         "--calibration",
@@ -74,7 +73,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--closer",
         type=int,
         metavar="PIXELS",
-        help="efforts between 0 and 1 look at the whole picture again, at so many pixels a side, not at its patches: "
+        help="efforts between 0 and 1 look at the whole image again, at so many pixels a side, not at its patches: "
         "about 1.5 times those of the image cost less and keep most; by default as the checkpoint has it, 0 for "
         "patches",
     )
@@ -86,26 +85,26 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_tune(args: argparse.Namespace) -> int:
     """Score where need be, fit, store and tell it in the first process alone."""
+    from pivotpatch.training.folder import RunFolder
+    from pivotpatch.training.processes import join_processes
     from pivotpatch.tuning.thresholds import parse_goal
 
-    if len(args.words) > 2:
-        raise InputError(f"{args.words[2]!r}", "a third word", "give what to tune and the pictures")
     parse_goal(args.thresholds)
     source = open_source(args.words[0])
     model = source.model
     if model is None:
-        raise InputError(args.words[0], "holds scores, no network", f"write RUN --scores {args.words[0]}")
-    _check_network(model, source, args)
+        raise InputError(args.words[0], "holds scores, no model", f"write RUN --scores {args.words[0]}")
+    _check_model(model, source, args)
     closer_size = model.closer_size if args.closer is None else args.closer or None
     if args.calibration == "none":  # then no effort is fitted
         closer_size = None
     if closer_size is not None:
         check_closer(model, closer_size)
-    records = open_tuning_pictures(source, args.words, scored=args.scores is not None)
-    from pivotpatch.training.processes import join_processes
-
+    records = _open_images(source, model, args)
     state = join_processes()
-    folder = _claim(source, args.out) if state.is_main_process else None
+    folder = None
+    if args.out is None and source.config is not None and state.is_main_process:
+        folder = RunFolder.open(source.path)  # nobody trains the run while its best model is replaced
     try:
         scored = Scored(_read(source, records, args.scores), {}) if args.scores else _score(source, records)
         closer = None if closer_size is None else _look_closer(source, records, scored.scores, size=closer_size)
@@ -118,17 +117,17 @@ def run_tune(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_network(model: "Classifier", source: Source, args: argparse.Namespace) -> None:
+def _check_model(model: "Classifier", source: Source, args: argparse.Namespace) -> None:
     """Refuse what cannot be stored, before the work is done."""
     from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS
     from pivotpatch.models.foreign import ForeignClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
 
     if isinstance(model, ForeignClassifier):
-        wrong = "is somebody else's network, which is not written as a checkpoint, so nothing could keep what is fitted"
+        wrong = "is somebody else's model, of which no checkpoint is written that could keep what is fitted"
         raise InputError(str(source.path), wrong, "tune one of ours")
-    if args.mixing not in ("auto", "keep") and not isinstance(model, PatchClassifier):
-        raise InputError("--mixing", "the network has no patches, so there is no lam", "leave it out")
+    if args.mixing == "global" and not isinstance(model, PatchClassifier):
+        raise InputError("--mixing", "the model has no patches, so there is no lam", "leave it out")
     if args.closer is not None and args.calibration == "none":
         raise InputError("--closer", "without a calibration no effort is fitted", "leave one of both out")
     if args.out is not None:
@@ -143,22 +142,89 @@ def _check_network(model: "Classifier", source: Source, args: argparse.Namespace
         raise InputError(str(source.checkpoint), wrong, "give --out FOLDER")
 
 
-def _claim(source: Source, out: Path | None) -> "RunFolder | None":
-    """Keep a run from being trained while its best network is replaced."""
-    from pivotpatch.training.folder import RunFolder
+def _open_images(source: Source, model: "Classifier", args: argparse.Namespace) -> "RecordSet | None":
+    """The images that are named, or that the run held out; None where scores alone are given."""
+    from pivotpatch.models.bundled import BUNDLED
+    from pivotpatch.training.build import open_training_records
 
-    return RunFolder.open(source.path) if out is None and source.config is not None else None
+    what, *words = args.words
+    records = open_pictures(words)
+    if records is not None:
+        there = set(records.labels.names)
+        missing = [name for name in model.labels if name not in there]
+        if missing:
+            count = f"{len(missing)} of the {len(model.labels)} labels"
+            wrong = f"it lacks {count}, each of which is fitted ({shorten(missing)})"
+            data = records.name
+            start = f"{what} {data}" if what in BUNDLED else f"{data} model.start_from={source.checkpoint or what}"
+            raise InputError(data, wrong, f"label them too, or train it for yours first: pivotpatch train {start}")
+        _refuse_trained(source, records, records.name)
+        return records.keep_labels(model.labels)
+    if args.scores is not None:
+        return None
+    held = None if source.config is None else open_training_records(source.config).val
+    if held is None:
+        wrong = "a checkpoint knows no images" if source.config is None else "the run held out no images"
+        raise InputError(what, wrong, "name validation images after it, such as val.csv")
+    return held
+
+
+def _refuse_trained(source: Source, records: "RecordSet", where: str) -> None:
+    """Refuse images that the run was trained on, where these can still be found."""
+    from pivotpatch.training.build import open_training_records
+
+    if source.config is None:
+        return
+    try:
+        train, held = open_training_records(source.config)
+    except InputError:  # a run may have moved away from its images, and can be tuned all the same
+        return
+    known = set(_identify(train))
+    found = sum(name in known for name in _identify(records))
+    if found:
+        wrong = f"{found:,} of its {len(records):,} images are among those that the run was trained on"
+        todo = "name others" if held is None else "give the run alone, which takes the images that it held out"
+        raise InputError(where, wrong, todo)
+
+
+def _identify(records: "RecordSet") -> list[str]:
+    """What tells an image from all others: a file's path; else its name in its data set.
+
+    Options of an address choose images or say how one is read; the seed of scenes alone makes others of them.
+    """
+    from pivotpatch.data.address import parse_address
+    from pivotpatch.data.records import FileStore
+    from pivotpatch.data.scenes import SceneStore
+
+    images = records.images
+    if isinstance(images, FileStore):
+        root = images.root.resolve()
+    elif isinstance(images, SceneStore):
+        root = Path("scenes:", str(images.seed))
+    else:
+        root = Path(parse_address(records.name).location).resolve()
+    return [os.path.normpath(root / images.name(records.place(row))) for row in range(len(records))]
 
 
 def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
-    """Scores from a file, mixed as the network mixes them."""
+    """Scores of this model from a file, mixed as it mixes them now; none of the images that it was trained on."""
+    from pivotpatch.models.checkpoint import fingerprint
     from pivotpatch.models.patch_classifier import PatchClassifier
 
     model = source.model
     assert model is not None
     scores = read_score_file(path, records=records)
-    _check_origin(scores, source, path)
-    check_scores(source, scores, records=records, where=path)
+    again = f"write it by pivotpatch evaluate {source.path} DATA --save FILE --keep-patches"
+    if scores.labels != model.labels:
+        wrong = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the model, in its order"
+        raise InputError(str(path), wrong, f"{again}, of images that have them all")
+    if scores.network not in (None, fingerprint(model)):
+        raise InputError(str(path), f"another model than {source.path} wrote it, or it was trained on since", again)
+    if scores.closer_size is not None:
+        wrong = f"it is of a closer look at {scores.closer_size} pixels, not of the patches"
+        raise InputError(str(path), wrong, "write it by pivotpatch evaluate without --closer")
+    if records is None and scores.data is not None:
+        _refuse_trained_scores(source, scores, path)
     if not isinstance(model, PatchClassifier):
         image = {"image": scores.get("image")}
         return replace(scores, logits=image, patch_logits=None, weights=None, lam=1.0, temperature=1.0)
@@ -166,43 +232,46 @@ def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
         return scores
     if scores.patch_logits is not None:
         return scores.remix(lam=model.lam, temperature=model.temperature)
-    if not _are_same(scores.temperature, model.temperature):
-        raise InputError(str(path), "its temperature is not the network's", "write it again with --keep-patches")
+    if float(scores.temperature) != float(model.temperature):
+        raise InputError(str(path), "its temperature is not the model's", again)
     return scores.remix(lam=model.lam)
 
 
-def _check_origin(scores: "Scores", source: Source, path: Path) -> None:
-    """Refuse scores that tell of another network: other weights, labels or patches, or another look."""
-    from pivotpatch.models.checkpoint import fingerprint
-    from pivotpatch.models.patch_classifier import PatchClassifier
+def _refuse_trained_scores(source: Source, scores: "Scores", path: Path) -> None:
+    """Refuse scores of training images, where the data set that the file names can still be found."""
+    import numpy as np
 
-    model = source.model
-    assert model is not None
-    again = f"write it by pivotpatch evaluate {source.path} DATA --save FILE"
-    if scores.labels != model.labels:
-        wrong = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the network, in its order"
-        raise InputError(str(path), wrong, f"{again}, of pictures that have them all")
-    if scores.network is not None and scores.network != fingerprint(model):
-        raise InputError(str(path), f"another network than {source.path} wrote it, or it was trained on since", again)
-    if scores.closer_size is not None:
-        wrong = f"it is of a closer look at {scores.closer_size} pixels, not of the patches"
-        raise InputError(str(path), wrong, "write it by pivotpatch evaluate without --closer")
-    if scores.weights is None or not isinstance(model, PatchClassifier):
+    from pivotpatch.data.address import open_records
+
+    assert scores.data is not None
+    try:
+        records = open_records(scores.data)
+    except InputError:
         return
-    count, own = scores.weights.shape[1], model.grid**2
-    if (count, scores.overlap) != (own, model.overlap):
-        wrong = f"it is of {count} patches that overlap by {scores.overlap:g}, the network cuts {own} by"
-        raise InputError(str(path), f"{wrong} {model.overlap:g}", f"{again} --keep-patches")
+    named = set(scores.pictures)
+    rows = np.flatnonzero([record.name in named for record in records])
+    _refuse_trained(source, records.select(rows), str(path))
 
 
-def _are_same(one: "float | Tensor", other: "float | Tensor") -> bool:
-    import torch
+def _score(source: Source, records: "RecordSet | None", *, closer_size: int | None = None) -> Scored:
+    from pivotpatch.cli.console import show_progress
+    from pivotpatch.training.config import load_config
 
-    return bool((torch.as_tensor(one) == torch.as_tensor(other)).all())
+    assert source.model is not None
+    assert records is not None
+    with show_progress() as shown:
+        return score_source(
+            source.model,
+            records,
+            config=source.config or load_config(None),
+            keep_patches=True,
+            closer_size=closer_size,
+            progress=lambda done, total: shown.tell("score", done, total),
+        )
 
 
 def _look_closer(source: Source, records: "RecordSet | None", scores: "Scores", *, size: int) -> "CloserLook":
-    """The same pictures, seen closer."""
+    """The same images, seen closer."""
     import torch
 
     from pivotpatch.models.patch_classifier import PatchClassifier
@@ -210,35 +279,16 @@ def _look_closer(source: Source, records: "RecordSet | None", scores: "Scores", 
 
     assert isinstance(source.model, PatchClassifier)
     if records is None:
-        todo = "name them after the network too, or give --closer 0 to look at patches"
-        raise InputError("--closer", "a file of scores alone shows no pictures to look at again", todo)
+        todo = "name them after the model too, or give --closer 0 to look at patches"
+        raise InputError("--closer", "a file of scores alone shows no images to look at again", todo)
     again = _score(source, records, closer_size=size).scores
     rows = {name: row for row, name in enumerate(again.pictures)}
     missing = [name for name in scores.pictures if name not in rows]
     if missing:
-        wrong = f"{len(missing)} pictures cannot be looked at again ({shorten(missing)})"
+        wrong = f"{len(missing)} images cannot be looked at again ({shorten(missing)})"
         raise InputError("--closer", wrong, "make them readable, or leave --scores out")
     order = torch.tensor([rows[name] for name in scores.pictures])
     return CloserLook(size, source.model.closer_cost(size), again.select(order))
-
-
-def _score(source: Source, records: "RecordSet | None", *, closer_size: int | None = None) -> Scored:
-    from pivotpatch.cli.train_text import show_training
-    from pivotpatch.training.config import load_config
-
-    assert source.model is not None
-    assert records is not None
-    if len(records.positive.indices) == 0:
-        raise InputError(records.name, "no picture has any of the labels, so nothing can be fitted", "give others")
-    with show_training() as shown:
-        return score_source(
-            source.model,
-            records,
-            config=source.config or load_config(None),
-            keep_patches=True,
-            closer_size=closer_size,
-            progress=lambda done, total: shown.progress("score", done, total),
-        )
 
 
 def _finish(
@@ -251,24 +301,31 @@ def _finish(
     """Fit, store, draw and print."""
     import torch
 
-    from pivotpatch.cli.tune_text import print_tuning
+    from pivotpatch.models.checkpoint import save_checkpoint
     from pivotpatch.models.patch_classifier import PatchClassifier
     from pivotpatch.tuning.thresholds import parse_goal
     from pivotpatch.tuning.tune import tune_scores
 
+    model, place = source.model, args.out or source.checkpoint
+    assert model is not None
+    assert place is not None
     list_not_read(scored.not_read)
     found = tune_scores(
         scored.scores,
         mixing=args.mixing,
         calibration=args.calibration,
         goal=parse_goal(args.thresholds),
-        patch_cost=source.model.patch_cost if isinstance(source.model, PatchClassifier) else 0.0,
+        patch_cost=model.patch_cost if isinstance(model, PatchClassifier) else 0.0,
         closer=closer,
         generator=torch.Generator().manual_seed(SEED),
     )
     if not args.json:
-        print_tuning(found)
-    place = _store(source, found, folder, args.out)
+        _print_tuning(found)
+    found.store(model)
+    if folder is None:
+        save_checkpoint(model, place, overwrite=args.out is None)
+    else:
+        folder.save_best(model)
     if args.plot is not None:
         _draw(found, args.plot)
     if args.json:
@@ -278,27 +335,66 @@ def _finish(
         print(f"\n{'wrote' if args.out else 'replaced'} {place}\n{WARNING}")
 
 
-def _store(source: Source, found: "Tuning", folder: "RunFolder | None", out: Path | None) -> Path:
-    """Write the network with all that was fitted; returns where it is."""
-    from pivotpatch.models.checkpoint import save_checkpoint
-
-    model, place = source.model, out or source.checkpoint
-    assert model is not None
-    assert place is not None
-    found.store(model)
-    if folder is None:
-        save_checkpoint(model, place, overwrite=out is None)
-    else:
-        folder.save_best(model)
-    return place
-
-
 def _draw(found: "Tuning", folder: Path) -> None:
+    from pivotpatch.cli.console import write_figures
     from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
 
     figures = {"reliability": plot_reliability(found.curves)}
     if found.mixing is not None:
-        figures["lam"] = plot_lam(found.mixing.study)
+        figures["lam"] = plot_lam(found.mixing)
     if found.effort is not None:
         figures["effort"] = plot_effort(found.effort)
     write_figures(figures, folder)
+
+
+def _print_tuning(found: "Tuning") -> None:
+    """Print what was fitted to stdout, in per cent; all of it is judged out of fold."""
+    from pivotpatch.cli.console import Screen, make_table
+    from pivotpatch.tuning.tune import NONE
+
+    screen = Screen()
+    screen.print(f"{found.pictures:,} images, {len(found.labels)} labels, {NAMES[found.kind]} logits")
+    screen.print("each image is judged by a fit that did not see it; all in per cent\n")
+    if found.mixing is not None:
+        study = found.mixing
+        table = make_table(["lam and temperature", "lam", "temperature", "mAP", "gain", "95 %"])
+        for each, gain in ((study.before, None), (study.shared, study.gain)):
+            told = [] if gain is None else [f"{100 * gain.value:+.2f}", write_bounds(gain, sign="+")]
+            table.add_row(each.name, f"{each.lam:.3g}", f"{each.temperature:.3g}", f"{100 * each.mean:.2f}", *told)
+        screen.print(table)
+        kept = ", for the gain is within noise" if study.chosen is study.before else ""
+        screen.print(f"lam: {study.chosen.name}{kept}\n")
+    elif found.kind == "tde":
+        screen.print(f"lam {found.lam:.3g} and temperature {found.temperature:.3g} as they are\n")
+    table = make_table(["probabilities", "ECE", "ECE per label", "Brier score", "log loss"])
+    for name, quality in found.qualities.items():
+        if name == NONE and quality == found.qualities["before"]:  # the mixture is the same, and so are these
+            continue
+        overall = quality.overall
+        errors = [f"{100 * each.ece_width:.2f}" for each in (overall, quality.mean)]
+        table.add_row(name, *errors, f"{overall.brier:.4f}", f"{overall.log_loss:.4f}")
+    screen.print(table)
+    screen.print(f"calibration: {found.method}\n")
+    table = make_table(["decisions", "before, at 0.5", "by thresholds"])
+    for name in (*MEASURES, "macro_f1"):
+        values = [f"{100 * getattr(result, name):.1f}" for result in (found.before, found.after)]
+        table.add_row("mean F1" if name == "macro_f1" else name, *values)
+    screen.print(table)
+    screen.print(f"thresholds: {found.thresholds}")
+    if found.effort is not None:
+        screen.print(f"effort: {_tell_effort(found.effort)}")
+    if found.effort is not None and found.closer_size is not None:
+        screen.print(f"efforts between 0 and 1 take a closer look at {found.closer_size} pixels, not at the patches")
+
+
+def _tell_effort(curve: "EffortCurve") -> str:
+    """Which effort to choose, in a line."""
+    found, gain = curve.find(0.9), f"{100 * curve.gain:+.2f} mAP"
+    if found is None:
+        best = max(curve.points, key=lambda point: point.mean)
+        if not curve.closer or best == curve.points[0]:
+            return f"the patches gain nothing ({gain}), so that 0 does as well as 1"
+        most = f"{100 * (best.mean - curve.points[0].mean):+.2f} mAP"
+        return f"the patches gain nothing ({gain}), a closer look at most {most}, at effort {best.effort:.2f}"
+    cost = f"{found.passes:.2f} passes over an image instead of {curve.points[-1].passes:.2f}"
+    return f"{found.effort:.2f} keeps 90 % of the patches' gain ({gain}) at {cost}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, get_type_hints
 from urllib.parse import unquote
 
 from pivotpatch.errors import InputError, choose_one_of
@@ -60,34 +60,49 @@ def parse_address(text: str) -> Address:
         wrong = f"unknown scheme {scheme!r}" if colon else "no scheme before a colon"
         todo = choose_one_of(scheme, READERS) if colon else "write for example table:photos.csv or coco:/data@train2017"
         raise InputError(f"address {text!r}", wrong, todo)
-    rest, _, query = rest.partition("?")
+    if "\0" in unquote(text):
+        raise InputError(f"address {text!r}", "it holds the character NUL", "leave it out, for no file's name has it")
+    location, split, options = _take_apart(rest)
+    return Address(scheme, location, split, options)
+
+
+def _take_apart(text: str) -> tuple[str, str | None, dict[str, str]]:
+    """Location, split and options of `location@split?option=value`."""
+    rest, _, query = text.partition("?")
     head, at, split = rest.rpartition("@")
     if not at or "/" in split:  # an @ inside a folder's name
         head, split = rest, ""
-    if "\0" in unquote(text):
-        raise InputError(f"address {text!r}", "it holds the character NUL", "leave it out, for no file's name has it")
     pairs = [pair.partition("=") for pair in query.split("&") if pair]
-    options = {unquote(name): unquote(value) for name, _, value in pairs}
-    return Address(scheme, unquote(head), unquote(split) or None, options)
+    return unquote(head), unquote(split) or None, {unquote(name): unquote(value) for name, _, value in pairs}
 
 
 def read_address(word: str) -> str | None:
-    """The address that a word is, or that it means: a table, or a folder of pictures; None where it is neither.
+    """The address that a word is, or that the path of a table or folder means; None where it is neither.
 
-    >>> read_address("coco:/data@val2017"), read_address("photos.csv"), read_address("photos")
-    ('coco:/data@val2017', 'table:photos.csv', None)
+    A path may have a split and options as an address has: `photos.csv@train?image=path`.
+
+    >>> read_address("coco:/data@val2017"), read_address("photos.csv?image=path"), read_address("photos")
+    ('coco:/data@val2017', 'table:photos.csv?image=path', None)
     """
     scheme, colon, _ = word.partition(":")
     if colon and scheme.isalpha() and len(scheme) > 1:
         return word
-    path = Path(word)
-    if path.is_dir():
-        return str(Address("folder", word))
-    return str(Address("table", word)) if path.suffix.lower() in _TABLES else None
+    try:
+        if Path(word).exists():  # whatever signs its name holds
+            scheme = _find_scheme(Path(word))
+            return str(Address(scheme, word)) if scheme else None
+        scheme = _find_scheme(Path(_take_apart(word)[0]))
+    except OSError:  # too long for the name of a file
+        return None
+    return f"{scheme}:{word}" if scheme else None
+
+
+def _find_scheme(path: Path) -> str:
+    return "folder" if path.is_dir() else "table" if path.suffix.lower() in _TABLES else ""
 
 
 def open_records(address: str) -> "RecordSet":
-    """Read the data set at an address, or of the table or folder that it names; the address becomes its name."""
+    """Read the data set at an address, or the table or folder at a path; the address becomes its name."""
     address = read_address(address) or address
     parsed = parse_address(address)
     module, _, function = READERS[parsed.scheme].partition(":")
@@ -104,6 +119,8 @@ def open_records(address: str) -> "RecordSet":
 
 def _typed_options(reader: "Callable[..., RecordSet]", address: Address) -> dict[str, object]:
     """The options of an address in the types that the reader's signature states."""
+    from pydantic import TypeAdapter, ValidationError
+
     hints = get_type_hints(reader)
     known = [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
     typed: dict[str, object] = {}
@@ -111,24 +128,9 @@ def _typed_options(reader: "Callable[..., RecordSet]", address: Address) -> dict
         if name not in known:
             todo = choose_one_of(name, known) if known else "this reader has no options"
             raise InputError(f"address {str(address)!r}", f"unknown option {name!r}", todo)
-        typed[name] = _convert(text, hints[name], f"address {str(address)!r}, option {name}")
+        try:
+            typed[name] = TypeAdapter(hints[name]).validate_python(text)
+        except ValidationError as error:
+            wrong = f"option {name}: value {text!r}: {error.errors()[0]['msg']}"
+            raise InputError(f"address {str(address)!r}", wrong, "correct it") from None
     return typed
-
-
-def _convert(text: str, hint: object, where: str) -> object:
-    if get_origin(hint) is Literal:
-        if text not in get_args(hint):
-            raise InputError(where, f"value {text!r}", choose_one_of(text, get_args(hint)))
-        return text
-    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
-    if bool in kinds:
-        if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
-            raise InputError(where, f"value {text!r}", "write true or false")
-        return text.lower() in ("true", "1", "yes")
-    for kind in (int, float):
-        if kind in kinds:
-            try:
-                return kind(text)
-            except ValueError:
-                raise InputError(where, f"value {text!r}", f"write a number ({kind.__name__})") from None
-    return text

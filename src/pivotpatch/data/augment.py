@@ -1,6 +1,6 @@
 """Augment the views of a batch on its device, each on its own."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pivotpatch.accel.device import send_tensor
 from pivotpatch.core.patches import check_images
-from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS, warp_views
+from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS
 from pivotpatch.errors import InputError
 
 
@@ -29,15 +29,6 @@ class AugmentPolicy:
     cutout: float = 0.5
     operations: int = 2
     magnitude: float = 9
-
-    def __post_init__(self) -> None:
-        limits = {"flip": 1, "cutout": 1, "magnitude": MAX_MAGNITUDE}
-        for name, high in limits.items():
-            value = getattr(self, name)
-            if not 0 <= value <= high:
-                raise InputError("augment policy", f"{name} is {value}", f"give 0 to {high}")
-        if self.operations < 0:
-            raise InputError("augment policy", f"operations is {self.operations}", "give 0 or more")
 
 
 class Augmentation(NamedTuple):
@@ -79,8 +70,6 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
         generator: on the CPU, whatever the device of the views: the host decides which views take which operation,
             so that it need never wait for the device.
     """
-    if generator.device.type != "cpu":
-        raise InputError("draw_augmentation", f"the generator is on {generator.device}", "give one on the CPU")
     slots = (count, policy.operations)
     flip = torch.rand(count, generator=generator) < policy.flip
     centre = torch.rand(count, 2, generator=generator)
@@ -99,16 +88,6 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
     )
 
 
-def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
-    """A function, or what it is compiled to."""
-    return _compile(function) if compiled else function
-
-
-@cache
-def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return torch.compile(function)  # the number of views becomes a variable once it has changed
-
-
 @torch.no_grad()
 def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: bool = False) -> Tensor:
     """Flip, cover a box, then apply the drawn operations.
@@ -123,99 +102,61 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: b
         Views of the same shape and device; `views` is left as it is.
     """
     check_images(views, "apply_augmentation")
-    if views.dtype != torch.uint8 or views.shape[1] != 3:
-        wrong = f"views are {views.dtype} of shape {tuple(views.shape)}"
-        raise InputError("apply_augmentation", wrong, "give uint8 RGB (N, 3, H, W)")
-    if len(augmentation.flip) != len(views):
-        wrong = f"{len(augmentation.flip)} augmentations for {len(views)} views"
-        raise InputError("apply_augmentation", wrong, "draw one a view, for a batch with patches B * (1 + P)")
+    if views.dtype != torch.uint8 or views.shape[1] != 3 or len(views) != len(augmentation.flip):
+        wrong = f"{len(augmentation.flip)} augmentations for views of shape {tuple(views.shape)}, {views.dtype}"
+        raise InputError("apply_augmentation", wrong, "draw B * (1 + P) for uint8 RGB views (B * (1 + P), 3, H, W)")
     with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
         views = views.contiguous()
+        flip, cutout, colour = (send_tensor(part, views.device) for part in augmentation[:3])
         if augmentation.flip.any():
-            views = _flip(views, augmentation.flip)
+            views = _choose(_flip, compiled=compiled)(views, flip)
         if (augmentation.cutout[:, :2] < augmentation.cutout[:, 2:]).any():
-            views = _cover(views, augmentation, compiled=compiled)
-        rows = torch.arange(len(views))
+            views = _choose(_cover, compiled=compiled)(views, cutout, colour)
         for operation, strength in zip(augmentation.operation.T, augmentation.strength.T, strict=True):
-            views, rows = _operate(views, rows, operation=operation, strength=strength, compiled=compiled)
-        return views if augmentation.operation.shape[1] == 0 else _gather(views, send_tensor(rows, views.device))
+            views = _operate(views, operation, strength, compiled=compiled)
+        return views
 
 
-def _as_words(views: Tensor) -> Tensor:
-    """The same memory eight bytes at a time, where its rows allow it: a GPU moves them in the time of one."""
-    return views.view(torch.int64) if views.shape[-1] % 8 == 0 else views
+def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
+    """A function, or what it is compiled to."""
+    return _compile(function) if compiled else function
 
 
-def _gather(views: Tensor, rows: Tensor) -> Tensor:
-    return _as_words(views)[rows].view(torch.uint8)
-
-
-def _join(parts: Iterable[Tensor]) -> Tensor:
-    return torch.cat([_as_words(part.contiguous()) for part in parts]).view(torch.uint8)
+@cache
+def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function)  # the number of views becomes a variable once it has changed
 
 
 def _flip(views: Tensor, flip: Tensor) -> Tensor:
     """Flip some views."""
-    result, rows = views.clone(), send_tensor(flip.nonzero().flatten(), views.device)
-    _as_words(result).index_copy_(0, rows, _as_words(_gather(views, rows).flip(-1)))
-    return result
+    return torch.where(flip[:, None, None, None], views.flip(-1), views)
 
 
-def _cover(views: Tensor, augmentation: Augmentation, *, compiled: bool) -> Tensor:
+def _cover(views: Tensor, cutout: Tensor, colour: Tensor) -> Tensor:
     """Fill each view's box: the pixels whose centre it holds."""
-    top, left, bottom, right = send_tensor(augmentation.cutout, views.device)[:, :, None, None, None].unbind(1)
+    top, left, bottom, right = cutout[:, :, None, None, None].unbind(1)
     height, width = views.shape[-2:]
     y = ((torch.arange(height, device=views.device) + 0.5) / height)[:, None]
     x = (torch.arange(width, device=views.device) + 0.5) / width
-    words = _as_words(views)
-    colour = send_tensor(augmentation.colour, views.device)[:, :, None, None].expand(-1, -1, 1, words.element_size())
-    # All bits of what a box holds, none of the rest: such masks work on words of any size.
-    rows = -((top <= y) & (y < bottom)).to(words.dtype)
-    columns = _as_words(-((left <= x) & (x < right)).to(torch.uint8))
-    paint = _choose(_paint, compiled=compiled)
-    return paint(words, colour.contiguous().view(words.dtype), rows & columns).view(torch.uint8)
+    inside = (top <= y) & (y < bottom) & (left <= x) & (x < right)
+    return torch.where(inside, colour[:, :, None, None], views)
 
 
-def _paint(words: Tensor, colour: Tensor, mask: Tensor) -> Tensor:
-    """The bits of the colour where the mask has them, else those that are there."""
-    return (words ^ colour).bitwise_and_(mask).bitwise_xor_(words)
+def _operate(views: Tensor, operation: Tensor, strength: Tensor, *, compiled: bool) -> Tensor:
+    """Apply one operation (N,) of strength (N,) to each view, all that share one together."""
+    order = operation.argsort(stable=True)
+    counts = operation.bincount(minlength=len(OPERATIONS)).tolist()
+    groups = _take(views, order).split(counts)
+    strengths = send_tensor(strength[order], views.device).reshape(-1, 1, 1, 1).split(counts)
+    results = [
+        _choose(kind.apply, compiled=compiled)(group, force)
+        for kind, group, force in zip(OPERATIONS.values(), groups, strengths, strict=True)
+        if len(group)
+    ]
+    return _take(torch.cat(results), order.argsort())
 
 
-class _Moved(NamedTuple):
-    """Views in another order.
-
-    Attributes:
-        views: (N,3,H,W).
-        rows: (N,) on the CPU, where each of them lies now.
-    """
-
-    views: Tensor
-    rows: Tensor
-
-
-def _operate(views: Tensor, rows: Tensor, *, operation: Tensor, strength: Tensor, compiled: bool) -> _Moved:
-    """Apply one operation (N,) of strength (N,) to each view, which lies in its row (N,): all that share one together.
-
-    Every launch costs the host time, whatever the number of views; those that only move pixels share theirs. Results
-    stay in the order of the operations, so that they are written once.
-    """
-    kinds, (height, width) = list(OPERATIONS.values()), views.shape[-2:]
-    moving = torch.tensor([kind.matrix is not None for kind in kinds])
-    order = torch.argsort(operation + len(kinds) * moving[operation], stable=True)  # the moving ones come last
-    counts = operation.bincount(minlength=len(kinds)).tolist()
-    places, forces = send_tensor(rows[order], views.device), strength[order]
-    sent = send_tensor(forces, views.device).reshape(-1, 1, 1, 1)
-    results, start, matrices = [], 0, []
-    for kind, count in sorted(zip(kinds, counts, strict=True), key=lambda each: each[0].matrix is not None):
-        part = slice(start, start + count)
-        start += count
-        if kind.matrix is not None:
-            matrices.append(kind.matrix(forces[part], height, width))
-        elif count:
-            apply = _choose(kind.apply, compiled=compiled)
-            results.append(apply(_gather(views, places[part]), sent[part]))
-    matrix = torch.cat(matrices)
-    if len(matrix):
-        warp = _choose(warp_views, compiled=compiled)
-        results.append(warp(_gather(views, places[-len(matrix) :]), send_tensor(matrix, views.device)))
-    return _Moved(_join(results), order.argsort())
+def _take(views: Tensor, rows: Tensor) -> Tensor:
+    """Views of these rows, eight bytes at a time where possible: a GPU moves them in the time of one."""
+    words = views.view(torch.int64) if views.shape[-1] % 8 == 0 else views
+    return words[send_tensor(rows, views.device)].view(torch.uint8)

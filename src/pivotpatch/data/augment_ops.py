@@ -11,8 +11,6 @@ from torchvision.transforms.v2 import functional as TF
 MAX_MAGNITUDE = 30
 """RandAugment's scale: 0 changes nothing, 30 is the strongest."""
 
-Matrix = Callable[[Tensor, int, int], Tensor]
-
 
 class Operation(NamedTuple):
     """One operation.
@@ -21,71 +19,52 @@ class Operation(NamedTuple):
         apply: from views (N,3,H,W) uint8 and strength (N,1,1,1) to views of the same shape.
         full: the strength at `MAX_MAGNITUDE`, in the operation's own unit.
         signed: whether it goes both ways.
-        matrix: for one that only moves pixels, from strength (N,), H and W to what `warp_views` takes; all views
-            that are moved can so be moved at once.
     """
 
     apply: Callable[[Tensor, Tensor], Tensor]
     full: float
     signed: bool
-    matrix: Matrix | None = None
 
 
-def warp_views(views: Tensor, matrix: Tensor) -> Tensor:
-    """Fetch each pixel from the nearest place of another; what lies outside is black.
+Number = Tensor | float
 
-    Args:
-        views: (N,C,H,W).
-        matrix: (N,6) a, b, c, d, e, f of the column `a x + b y + c` and the row `d x + e y + f` to fetch from; x and y
-            are pixels from the centre.
+
+def _warp(views: Tensor, a: Number, b: Number, c: Number, d: Number, e: Number, f: Number) -> Tensor:
+    """Fetch each pixel of views (N,3,H,W) from the nearest place of another; what lies outside is black.
+
+    From the column `a x + b y + c` and the row `d x + e y + f`, each a number or (N,1,1,1); x and y are pixels from
+    the centre.
     """
     height, width = views.shape[-2:]
     x = torch.arange(width, device=views.device) - (width - 1) / 2
     y = (torch.arange(height, device=views.device) - (height - 1) / 2)[:, None]
-    # Written out: as a matrix product it would round to ten bits where TF32 is allowed, and miss by pixels. Only the
-    # two last additions are of as many numbers as there are pixels.
-    a, b, c, d, e, f = matrix[:, :, None, None].unbind(1)
-    grid = x.new_empty(2, len(views), height, width)
-    torch.addcmul((b * y + c) * (2 / width), a * (2 / width), x, out=grid[0])
-    torch.addcmul((e * y + f) * (2 / height), d * (2 / height), x, out=grid[1])
-    places = grid.permute(1, 2, 3, 0)
+    # Written out: as a matrix product it would round to ten bits where TF32 is allowed, and miss by pixels.
+    column = (b * y + c) * (2 / width) + (a * (2 / width)) * x
+    row = (e * y + f) * (2 / height) + (d * (2 / height)) * x
+    places = torch.stack(torch.broadcast_tensors(column, row), dim=-1).expand(len(views), 1, -1, -1, -1)[:, 0]
     return F.grid_sample(views.float(), places, mode="nearest", align_corners=False).to(torch.uint8)
 
 
-def _moving(matrix: Matrix, full: float) -> Operation:
-    """An operation, of both signs, that only moves pixels."""
-
-    def apply(views: Tensor, strength: Tensor) -> Tensor:
-        return warp_views(views, matrix(strength.flatten(), *views.shape[-2:]))
-
-    return Operation(apply, full, True, matrix)
-
-
-def _fill(strength: Tensor, *coefficients: Tensor | float) -> Tensor:
-    """Coefficients (N,6), each a number or (N,)."""
-    return torch.stack([torch.as_tensor(each).to(strength).expand_as(strength) for each in coefficients], dim=1)
-
-
-def _rotate(strength: Tensor, _height: int, _width: int) -> Tensor:
+def _rotate(views: Tensor, strength: Tensor) -> Tensor:
     angle = torch.deg2rad(strength)
-    return _fill(strength, angle.cos(), -angle.sin(), 0, angle.sin(), angle.cos(), 0)
+    return _warp(views, angle.cos(), -angle.sin(), 0, angle.sin(), angle.cos(), 0)
 
 
 # A shear leaves the first row or column where it is, as in torchvision.
-def _shear_x(strength: Tensor, height: int, _width: int) -> Tensor:
-    return _fill(strength, 1, strength, strength * (height / 2), 0, 1, 0)
+def _shear_x(views: Tensor, strength: Tensor) -> Tensor:
+    return _warp(views, 1, strength, strength * (views.shape[-2] / 2), 0, 1, 0)
 
 
-def _shear_y(strength: Tensor, _height: int, width: int) -> Tensor:
-    return _fill(strength, 1, 0, 0, strength, 1, strength * (width / 2))
+def _shear_y(views: Tensor, strength: Tensor) -> Tensor:
+    return _warp(views, 1, 0, 0, strength, 1, strength * (views.shape[-1] / 2))
 
 
-def _translate_x(strength: Tensor, _height: int, width: int) -> Tensor:
-    return _fill(strength, 1, 0, -(strength * width).trunc(), 0, 1, 0)
+def _translate_x(views: Tensor, strength: Tensor) -> Tensor:
+    return _warp(views, 1, 0, -(strength * views.shape[-1]).trunc(), 0, 1, 0)
 
 
-def _translate_y(strength: Tensor, height: int, _width: int) -> Tensor:
-    return _fill(strength, 1, 0, 0, 0, 1, -(strength * height).trunc())
+def _translate_y(views: Tensor, strength: Tensor) -> Tensor:
+    return _warp(views, 1, 0, 0, 0, 1, -(strength * views.shape[-2]).trunc())
 
 
 def _to_bytes(levels: Tensor) -> Tensor:
@@ -138,11 +117,11 @@ def _solarize(views: Tensor, strength: Tensor) -> Tensor:
 
 OPERATIONS: Mapping[str, Operation] = {
     "identity": Operation(lambda views, _: views, 0, False),
-    "shear_x": _moving(_shear_x, 0.3),  # columns a row
-    "shear_y": _moving(_shear_y, 0.3),
-    "translate_x": _moving(_translate_x, 150 / 331),  # of the width
-    "translate_y": _moving(_translate_y, 150 / 331),
-    "rotate": _moving(_rotate, 30),  # degrees, counter-clockwise
+    "shear_x": Operation(_shear_x, 0.3, True),  # columns per row
+    "shear_y": Operation(_shear_y, 0.3, True),
+    "translate_x": Operation(_translate_x, 150 / 331, True),  # of the width
+    "translate_y": Operation(_translate_y, 150 / 331, True),
+    "rotate": Operation(_rotate, 30, True),  # degrees, counter-clockwise
     "brightness": Operation(_brightness, 0.9, True),
     "color": Operation(_color, 0.9, True),
     "contrast": Operation(_contrast, 0.9, True),

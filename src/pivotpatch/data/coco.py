@@ -1,6 +1,5 @@
 """Read COCO instance annotations (2014, 2017, or anyone's file in that form)."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from pivotpatch.data.address import Address
 from pivotpatch.data.files import check_name, read_json, resolve_inside
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, choose_one_of, quote
 
 Value = TypeVar("Value", int, str)
 
@@ -27,31 +26,34 @@ def read_coco(
     """Read COCO instances: a label is present where an image has at least one annotation of its category.
 
     Crowd annotations (`iscrowd`) count as presence like any other. Labels keep the order of the file's
-    categories, records the order of its images. That a picture exists is not checked here.
+    categories, records the order of its images. That an image file exists is not checked here.
 
     Args:
         location: the folder that holds `annotations/instances_<split>.json`, or such a file itself.
         split: for a folder, the split, such as train2014 or val2017; for a file, None.
-        images: folder of the pictures, relative to the folder at `location` or to the file's own folder. By default
+        images: folder of the images, relative to the folder at `location` or to the file's own folder. By default
             `<split>` or `images/<split>`, whichever is there; for a file, its own folder.
         keep_unannotated: keep the images that have no annotation, with all labels absent. The literature leaves
             them out.
-        allow_escape: accept file names that lead out of the folder of the pictures.
+        allow_escape: accept file names that lead out of the folder of the images.
     """
     path, folder = _find_source(Path(location), split, images)
-    columns = _read_columns(path)
-    for image, name in zip(columns.image_ids, columns.file_names, strict=True):
+    content = read_json(path, convert=_drop_shapes)
+    image_ids = _read_column(content, "images", "id", int, path)
+    names = _read_column(content, "images", "file_name", str, path)
+    labels = LabelSpace(tuple(_read_column(content, "categories", "name", str, path)))
+    for image, name in zip(image_ids, names, strict=True):
+        check_name(name, where=f"{path}, image {image}")
         resolve_inside(folder, name, where=f"{path}, image {image}", allow_escape=allow_escape)
-    names = pa.array(columns.file_names, pa.string())
-    positive = columns.positive
-    if not keep_unannotated:
-        kept = np.flatnonzero(np.diff(positive.offsets))
-        names, positive = names.take(pa.array(kept)), positive.select(kept)
-    if len(names) == 0:
-        wrong = f"none of the {len(columns.file_names)} images has an annotation"
+    rows = _look_up(content, "image_id", image_ids, path)
+    indices = _look_up(content, "category_id", _read_column(content, "categories", "id", int, path), path)
+    positive = LabelLists.from_pairs(rows, indices, count=len(names))
+    kept = np.arange(len(names)) if keep_unannotated else np.flatnonzero(np.diff(positive.offsets))
+    if len(kept) == 0:
+        wrong = f"none of the {len(names)} images has an annotation"
         raise InputError(str(path), wrong, "check the file or set keep_unannotated=true")
-    name = str(Address("coco", location, split))
-    return RecordSet(name, columns.labels, images=FileStore(folder, names), positive=positive)
+    store = FileStore(folder, pa.array(names, pa.string()).take(pa.array(kept)))
+    return RecordSet(str(Address("coco", location, split)), labels, images=store, positive=positive.select(kept))
 
 
 class _Source(NamedTuple):
@@ -60,7 +62,7 @@ class _Source(NamedTuple):
 
 
 def _find_source(location: Path, split: str | None, images: str | None) -> _Source:
-    """The annotation file and the folder of its pictures."""
+    """The annotation file and the folder of its images."""
     if location.is_file() or location.suffix == ".json":
         if split is not None:
             raise InputError(str(location), f"a file has no split {split!r}", "leave it out or give the folder")
@@ -73,39 +75,12 @@ def _find_source(location: Path, split: str | None, images: str | None) -> _Sour
         wrong = "no split is given" if split is None else f"there is no split {split!r}"
         raise InputError(str(annotations), wrong, choose_one_of(split or "", known))
     path = annotations / f"instances_{split}.json"
-    if images is not None:
-        return _Source(path, location / images)
-    places = [location / split, location / "images" / split]
-    for folder in places:
-        if folder.is_dir():
-            return _Source(path, folder)
-    wrong = f"the pictures of {split!r} are neither in {places[0]} nor in {places[1]}"
-    raise InputError(str(location), wrong, "unpack them there or name their folder with images=")
-
-
-class _Columns(NamedTuple):
-    labels: LabelSpace
-    image_ids: list[int]
-    file_names: list[str]
-    positive: LabelLists
-
-
-def _read_columns(path: Path) -> _Columns:
-    """Take the columns that matter out of an instances file."""
-    content = read_json(path, convert=_drop_shapes)
-    images, annotations, categories = (_table(content, key, path) for key in ("images", "annotations", "categories"))
-    image_ids = _column(images, "id", int, f"{path}, images")
-    file_names = _column(images, "file_name", str, f"{path}, images")
-    category_ids = _column(categories, "id", int, f"{path}, categories")
-    category_names = _column(categories, "name", str, f"{path}, categories")
-    image_at = _positions(image_ids, "id", f"{path}, images")
-    _positions(file_names, "file_name", f"{path}, images")
-    label_at = _positions(category_ids, "id", f"{path}, categories")
-    _positions(category_names, "name", f"{path}, categories")
-    rows = _look_up(annotations, "image_id", image_at, path)
-    indices = _look_up(annotations, "category_id", label_at, path)
-    positive = LabelLists.from_pairs(rows, indices, count=len(images))
-    return _Columns(LabelSpace(tuple(category_names)), image_ids, file_names, positive)
+    places = [location / images] if images is not None else [location / split, location / "images" / split]
+    folder = next((place for place in places if place.is_dir()), places[0])
+    if images is None and not folder.is_dir():
+        wrong = f"the images of {split!r} are neither in {places[0]} nor in {places[1]}"
+        raise InputError(str(location), wrong, "unpack them there or name their folder with images=")
+    return _Source(path, folder)
 
 
 def _drop_shapes(item: dict[str, object]) -> object:
@@ -115,46 +90,31 @@ def _drop_shapes(item: dict[str, object]) -> object:
     return item
 
 
-def _table(content: object, key: str, path: Path) -> list[object]:
-    table = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(table, list):
-        raise InputError(str(path), f"there is no list {key!r}", "give a COCO instances file")
-    return table
-
-
-def _column(entries: list[object], key: str, kind: type[Value], where: str) -> list[Value]:
-    """The values of one key of all entries."""
+def _read_column(content: object, table: str, key: str, kind: type[Value], path: Path) -> list[Value]:
+    """The values of one key of all entries of a table."""
+    entries = content.get(table) if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise InputError(str(path), f"there is no list {table!r}", "give a COCO instances file")
     values = []
     for place, entry in enumerate(entries):
         value = entry.get(key) if isinstance(entry, dict) else None
         if not isinstance(value, kind):
-            wrong = f"{key!r} is {value!r}" if value is not None else f"{key!r} is missing"
-            raise InputError(f"{where}, entry {place}", wrong, f"give it as {kind.__name__}")
-        if isinstance(value, str):
-            check_name(value, where=f"{where}, entry {place}")
+            where = f"{path}, {table}, entry {place}"
+            raise InputError(where, f"{key!r} is {quote(value)}", f"give it as {kind.__name__}")
         values.append(value)
     return values
 
 
-def _positions(values: Sequence[Value], key: str, where: str) -> dict[Value, int]:
-    """Where each value stands; one that stands twice is an error."""
-    at: dict[Value, int] = {}
-    for place, value in enumerate(values):
-        first = at.setdefault(value, place)
-        if first != place:
-            raise InputError(where, f"{key} {value!r} stands twice (entries {first} and {place})", "remove one of them")
-    return at
-
-
-def _look_up(annotations: list[object], key: str, at: dict[int, int], path: Path) -> NDArray[np.int64]:
-    """Position of what each annotation refers to by `key`."""
-    values = _column(annotations, key, int, f"{path}, annotations")
-    try:
-        return np.fromiter((at[value] for value in values), dtype=np.int64, count=len(values))
-    except KeyError:
-        place = next(place for place, value in enumerate(values) if value not in at)
-    annotation = annotations[place]
-    number = annotation.get("id") if isinstance(annotation, dict) else None
-    listed = "categories" if key == "category_id" else "images"
-    wrong = f"{key} {values[place]} is not among the {len(at)} {listed}"
-    raise InputError(f"{path}, annotation {number}", wrong, "correct or remove the annotation")
+def _look_up(content: object, key: str, ids: list[int], path: Path) -> NDArray[np.int64]:
+    """The position among `ids` of what each annotation refers to by `key`."""
+    at = {value: place for place, value in enumerate(ids)}
+    if len(at) < len(ids):
+        twice = next(value for place, value in enumerate(ids) if at[value] != place)
+        raise InputError(str(path), f"the id {twice} stands twice where {key} looks", "remove one of them")
+    values = _read_column(content, "annotations", key, int, path)
+    places = np.fromiter((at.get(value, -1) for value in values), dtype=np.int64, count=len(values))
+    lost = np.flatnonzero(places < 0)
+    if len(lost):
+        where = f"{path}, annotations, entry {lost[0]}"
+        raise InputError(where, f"there is no {key} {values[lost[0]]}", "correct or remove the annotation")
+    return places

@@ -1,13 +1,17 @@
-"""Read annotation files with messages that name the place, and keep picture paths inside their root."""
+"""Files: find images, read text and JSON with messages that name the place, keep paths inside their root."""
 
+import glob
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from urllib.request import url2pathname
 
 from pivotpatch.errors import InputError
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2")
+STDIN = "-"
 # Only a name with one of these can leave its root: a root, a drive, or a step up.
 MAY_ESCAPE = re.compile(r"^[/\\]|:|\.\.")
 # Control characters, which break lines and tables, and halves of UTF-16 pairs, which no file can hold.
@@ -17,22 +21,18 @@ _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file, with or without a byte order mark; an empty file is an error."""
     try:
-        content = path.read_bytes()
+        text = path.read_text("utf-8-sig")
     except FileNotFoundError:
         raise InputError(str(path), "there is no such file", "check the location") from None
     except OSError as error:
         raise InputError(str(path), f"cannot be read ({error.strerror})", "check the location and its rights") from None
-    if not content or content.isspace():
-        raise InputError(str(path), "the file is empty", "copy or download it again")
-    try:
-        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            str(path),
-            f"line {line} is not UTF-8 (byte 0x{content[error.start]:02x} at position {error.start})",
-            "save the file as UTF-8",
-        ) from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        wrong = f"line {line} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start})"
+        raise InputError(str(path), wrong, "save the file as UTF-8") from None
+    if not text.strip():
+        raise InputError(str(path), "the file is empty", "copy or download it again")
+    return text
 
 
 def read_json(path: Path, *, convert: Callable[[dict[str, object]], object] | None = None) -> object:
@@ -40,24 +40,23 @@ def read_json(path: Path, *, convert: Callable[[dict[str, object]], object] | No
 
     Args:
         path: the file.
-        convert: called with each JSON object as soon as it is read, the innermost first; its result takes the
-            object's place, so that what nobody needs never piles up in memory.
+        convert: called with each JSON object as soon as it is read, the innermost first; its result replaces the
+            object, so that unneeded content never piles up in memory.
     """
     text = read_text(path)
     try:
         return json.loads(text, object_hook=convert)
+    except InputError:  # raised by `convert`
+        raise
+    except RecursionError:
+        raise InputError(str(path), "the JSON is nested too deeply", "check that it is the right file") from None
     except json.JSONDecodeError as error:
         cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
         wrong = f"line {error.lineno}, column {error.colno}: {error.msg}"
-        if cut:
-            raise InputError(str(path), f"the JSON is cut short ({wrong})", "copy or download it again") from None
-        raise InputError(str(path), f"not valid JSON ({wrong})", "correct it there") from None
-    except InputError:  # of `convert`
-        raise
-    except ValueError:  # the one other cause: Python caps the digits of an integer
-        raise InputError(str(path), "a number has thousands of digits", "correct it there") from None
-    except RecursionError:
-        raise InputError(str(path), "the JSON is nested too deeply", "check that it is the right file") from None
+        wrong = f"the JSON is cut short ({wrong})" if cut else f"not valid JSON ({wrong})"
+        raise InputError(str(path), wrong, "correct it, or copy or download the file again") from None
+    except ValueError as error:  # a number with thousands of digits
+        raise InputError(str(path), f"not valid JSON ({error})", "correct it there") from None
 
 
 def check_name(name: str, *, where: str) -> None:
@@ -80,3 +79,86 @@ def resolve_inside(root: Path, name: str, *, where: str, allow_escape: bool = Fa
     base = Path(os.path.abspath(root))  # noqa: PTH100 (resolve() would follow links and ask the disk)
     if not Path(os.path.abspath(base / name)).is_relative_to(base):  # noqa: PTH100
         raise InputError(where, f"{name!r} lies outside {root}", "correct the path or set allow_escape=true")
+
+
+def is_image(name: str) -> bool:
+    """Whether a file's suffix is that of an image."""
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def walk_files(folder: str) -> Iterator[str]:
+    """Paths of all files below a folder, sorted per folder; hidden ones and links to folders are left out."""
+
+    def refuse(error: OSError) -> None:
+        raise InputError(str(error.filename), f"cannot be read ({error.strerror})", "check its rights") from None
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        place = os.path.normpath(place)
+        prefix = "" if place == "." else os.path.join(place, "")  # noqa: PTH118 (paths stay text: there may be millions)
+        yield from (prefix + name for name in sorted(files) if not name.startswith("."))
+
+
+def no_image(where: str) -> InputError:
+    """The error of a folder or pattern without images."""
+    return InputError(where, "there is no image in it", f"known kinds: {', '.join(IMAGE_SUFFIXES)}")
+
+
+def locate_file(text: str) -> str:
+    """The path that a path or a `file://` URL names.
+
+    What follows a `#` or `?` is part of the name: a file on a disk has neither fragments nor queries.
+
+    >>> locate_file("photos/a b.jpg"), locate_file("file:///photos/a%20b#1.jpg")
+    ('photos/a b.jpg', '/photos/a b#1.jpg')
+    """
+    scheme, between, rest = text.partition("://")
+    if not between:
+        return text
+    host, slash, path = rest.partition("/")
+    if scheme.lower() != "file" or host.lower() not in ("", "localhost"):
+        raise InputError(text, "is not on this machine", "download it and give the file")
+    return url2pathname(slash + path)
+
+
+def find_images(words: Sequence[str], *, lines: Iterable[str] = ()) -> Iterator[str]:
+    """Paths of images, in the order of the words that name them.
+
+    A file is taken whatever its name. Of a folder and all in it, and of what a pattern (`*`, `?`, `[...]`, `**` for
+    any depth) matches, files with an image's suffix are taken in alphabetical order; hidden ones are left out, links
+    to folders are not followed. An image that is named twice comes twice.
+
+    Args:
+        words: files and folders, also as `file://` URLs, and patterns; `-` stands for `lines`. One that is not there
+            is an error at once, one that has no image when its turn comes.
+        lines: files, one per line; blank lines are left out.
+    """
+    places = [locate_file(word) for word in words]
+    for word, place in zip(words, places, strict=True):
+        if word != STDIN and not os.path.lexists(place) and (word != place or not glob.has_magic(place)):
+            raise InputError(word, "there is no such file or folder", "check the path")
+    return (path for place in places for path in _find(place, lines))
+
+
+def _find(word: str, lines: Iterable[str]) -> Iterator[str]:
+    if word == STDIN:
+        yield from (_locate_line(path) for line in lines if (path := line.rstrip("\r\n")).strip())
+    elif os.path.lexists(word) and not os.path.isdir(word):  # noqa: PTH112
+        yield word
+    else:
+        is_folder = os.path.isdir(word)  # noqa: PTH112
+        places = walk_files(word) if is_folder else sorted(glob.glob(word, recursive=True))  # noqa: PTH207
+        found = False
+        for path in filter(is_image, places):
+            if is_folder or os.path.isfile(path):  # noqa: PTH113
+                found = True
+                yield path
+        if not found:
+            raise no_image(word)
+
+
+def _locate_line(line: str) -> str:
+    try:
+        return locate_file(line)
+    except InputError:  # one image among many, which fails when it is read
+        return line

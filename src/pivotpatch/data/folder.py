@@ -1,4 +1,4 @@
-"""Data sets in folders: a text file beside each picture, one folder per label, or Hugging Face's layouts."""
+"""Data sets in folders: a text file beside each image, one folder per label, or Hugging Face's layouts."""
 
 import filecmp
 import os
@@ -9,13 +9,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pivotpatch.data.files import is_image, no_image, walk_files
 from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.data.table import TableOptions, read_tables
 from pivotpatch.data.table_files import TableFile, TableFiles, find_tables
 from pivotpatch.data.table_labels import TableLabels, encode_label_column, find_label_names
 from pivotpatch.errors import InputError, choose_one_of
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2")
 SPLIT_FOLDERS = ("train", "trainval", "val", "valid", "validation", "dev", "test")
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
@@ -35,24 +35,23 @@ def read_folder(
     split_column: str | None = None,
     allow_escape: bool = False,
 ) -> RecordSet:
-    """Read a folder of pictures.
+    """Read a folder of images.
 
     Hidden files and folders are left out, links to folders are not followed. Where all sub-folders are named as splits
     are (train, val, test, ...), each of them is one; all have the label space of the whole folder.
 
     Args:
         location: the folder.
-        split: name of a sub-folder, or of a split of the table in Hugging Face's layouts; None takes all.
-        layout: `sidecar` (photo.jpg and photo.txt, one label a line or separated by commas), `label_folders`
-            (cats/1.jpg), `parquet` (Parquet files here or in `data`), `metadata` (metadata.csv, .jsonl or .parquet
-            beside the pictures), or `auto` to look.
-        merge: in label folders, take the same file name under several labels as one picture with all of them.
-        missing: with sidecars, a picture without one is an `error`, or has no label (`empty`).
-        names: file of all labels in order, a JSON list or one a line; `labels.json` in the folder if there.
-        image: with `parquet` and `metadata`, column of the pictures; this and what follows as in `read_table`.
-        labels: column of labels.
-        split_column: column of the split.
-        allow_escape: accept pictures outside the folder.
+        split: name of a sub-folder, or of a split of the table in the last two layouts; None takes all.
+        layout: `sidecar` (photo.jpg and photo.txt), `label_folders` (cats/1.jpg), `parquet` (Parquet files here or in
+            `data`), `metadata` (metadata.csv, .jsonl or .parquet beside the images), or `auto` to look.
+        merge: in label folders, take the same file name under several labels as one image with all of them.
+        missing: with sidecars, an image without one is an `error`, or has no label (`empty`).
+        names: file of all labels in order; this and what follows as in `read_table`.
+        image: column of the images, in the last two layouts.
+        labels: column of labels, likewise.
+        split_column: column of the split, likewise.
+        allow_escape: accept images outside the folder, likewise.
     """
     folder, address = Path(location), f"folder:{location}"
     if not folder.is_dir():
@@ -61,53 +60,41 @@ def read_folder(
     splits = _find_splits(folder)
     tables = _find_tables(folder, splits, layout)
     if tables is not None:
-        options = TableOptions(
-            image=image, labels=labels, names=names, split_column=split_column, allow_escape=allow_escape
-        )
+        options = TableOptions(image, labels, None, names, split_column, None, allow_escape)
         return read_tables(tables, split, name=address, options=options)
     if split is not None and split not in splits:
-        todo = choose_one_of(split, splits) if splits else f"put its pictures into {folder / split}"
+        todo = choose_one_of(split, splits) if splits else f"put its images into {folder / split}"
         raise InputError(location, f"there is no split {split!r}", todo)
-    pictures = _list_pictures(folder, depth=1 if splits else 0)
-    paths, known = pictures.paths, find_label_names(folder, names)
-    if layout == "sidecar" or (layout == "auto" and _has_sidecars(pictures, location)):
+    found = _list_files(folder, depth=1 if splits else 0)
+    known = find_label_names(folder, names)
+    if layout == "sidecar" or (layout == "auto" and any(_sidecar(path) in found.texts for path in found.images)):
         required = None if missing == "empty" else f"{split}/" if split else ""
-        found = _read_sidecars(folder, pictures, known, required=required)
+        paths, encoded = found.images, _read_sidecars(folder, found, known, required=required)
     else:
-        groups = _group_by_label(folder, pictures, merge=merge)
+        groups = _group_by_label(folder, found, merge=merge)
         paths, lists = list(groups), pa.chunked_array([list(groups.values())])
-        found = encode_label_column(lists, known, delimiter="", name_row=lambda row: str(folder / paths[row]))
-    everything = RecordSet(
-        f"{address}@{split}" if split else address,
-        found.space,
-        images=FileStore(folder, pa.array(paths, pa.large_string())),
-        positive=found.positive,
-        unknown=found.unknown,
-    )
+        encoded = encode_label_column(lists, known, delimiter="", name_row=lambda row: str(folder / paths[row]))
+    images = FileStore(folder, pa.array(paths, pa.large_string()))
+    records = RecordSet(address, encoded.space, images=images, positive=encoded.positive, unknown=encoded.unknown)
     if split is None:
-        return everything
-    return everything.select(np.flatnonzero([path.startswith(f"{split}/") for path in paths]))
+        return records
+    records.name = f"{address}@{split}"
+    return records.select(np.flatnonzero([path.startswith(f"{split}/") for path in paths]))
 
 
-class Pictures(NamedTuple):
-    """What a walk through a folder finds.
+class _Found(NamedTuple):
+    """What a folder holds, as paths from it."""
 
-    Attributes:
-        paths: the pictures, from the folder.
-        texts: text files, any of which may be a picture's sidecar.
-        depth: leading parts of a path that name its split.
-    """
-
-    paths: list[str]
-    texts: set[str]
-    depth: int
+    images: list[str]
+    texts: set[str]  # any of which may be an image's sidecar
+    depth: int  # leading parts of a path that name its split
 
 
 def _find_splits(folder: Path) -> list[str]:
     """Sub-folders that are splits; one with another name means that none is, for `train` is also a label."""
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     folders = sorted(entry.name for entry in entries if entry.is_dir())
-    loose = any(_is_picture(entry.name) for entry in entries)
+    loose = any(is_image(entry.name) for entry in entries)
     return folders if not loose and all(name.lower() in SPLIT_FOLDERS for name in folders) else []
 
 
@@ -128,25 +115,14 @@ def _find_tables(folder: Path, splits: Sequence[str], layout: Layout) -> TableFi
     return None
 
 
-def _is_picture(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES)
-
-
-def _list_pictures(folder: Path, *, depth: int) -> Pictures:
-    def refuse(error: OSError) -> None:
-        raise InputError(str(error.filename), f"cannot be read ({error.strerror})", "check its rights") from None
-
-    found = Pictures([], set(), depth)
-    for place, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        within = Path(place).relative_to(folder).as_posix()
-        prefix = "" if within == "." else f"{within}/"
-        visible = sorted(name for name in files if not name.startswith("."))
-        found.paths.extend(prefix + name for name in visible if _is_picture(name))
-        found.texts.update(prefix + name for name in visible if name.endswith(".txt"))
-    if not found.paths:
-        raise InputError(str(folder), "there is no picture in it", f"known kinds: {', '.join(IMAGE_SUFFIXES)}")
-    odd = [path for path in found.paths if not path.isascii() and path.encode(errors="replace").decode() != path]
+def _list_files(folder: Path, *, depth: int) -> _Found:
+    base = os.path.normpath(folder)
+    prefix = "" if base == "." else os.path.join(base, "")  # noqa: PTH118 (text, for there may be millions)
+    paths = [path.removeprefix(prefix).replace(os.sep, "/") for path in walk_files(base)]
+    found = _Found([path for path in paths if is_image(path)], {path for path in paths if path.endswith(".txt")}, depth)
+    if not found.images:
+        raise no_image(str(folder))
+    odd = [path for path in found.images if not path.isascii() and path.encode(errors="replace").decode() != path]
     if odd:
         raise InputError(str(folder), f"the file name {odd[0]!r} is not UTF-8", "rename it")
     return found
@@ -156,39 +132,16 @@ def _sidecar(path: str) -> str:
     return str(PurePosixPath(path).with_suffix(".txt"))
 
 
-def _has_sidecars(pictures: Pictures, where: str) -> bool:
-    """Whether pictures have sidecars (any) or lie in label folders (all); neither is an error."""
-    if any(_sidecar(path) in pictures.texts for path in pictures.paths):
-        return True
-    loose = [path for path in pictures.paths if path.count("/") <= pictures.depth]
-    if loose:
-        wrong = f"{len(loose)} pictures have no label, e.g. {loose[0]}"
-        raise InputError(where, wrong, "write a text file beside each, sort them into label folders, or use a table")
-    return False
-
-
-def _read_sidecars(
-    folder: Path, pictures: Pictures, names: Sequence[str] | None, *, required: str | None
-) -> TableLabels:
-    """Labels from the text file beside each picture.
-
-    Args:
-        folder: the data set.
-        pictures: its pictures.
-        names: all labels in order, if known.
-        required: what the paths begin with that must have a sidecar; None where none must.
-    """
-    sidecars = [_sidecar(path) for path in pictures.paths]
-    lost = [
-        path
-        for path, text in zip(pictures.paths, sidecars, strict=True)
-        if required is not None and text not in pictures.texts and path.startswith(required)
-    ]
+def _read_sidecars(folder: Path, found: _Found, names: Sequence[str] | None, *, required: str | None) -> TableLabels:
+    """Labels from the text file beside each image; all paths that begin with `required` must have one."""
+    sidecars = [_sidecar(path) for path in found.images]
+    lost = [path for path, text in zip(found.images, sidecars, strict=True) if text not in found.texts]
+    lost = [path for path in lost if required is not None and path.startswith(required)]
     if lost:
-        wrong = f"{len(lost)} pictures have no text file beside them, e.g. {lost[0]}"
+        wrong = f"{len(lost)} images have no text file beside them, e.g. {lost[0]}"
         todo = f"write {_sidecar(lost[0])}, or take them without labels with ?missing=empty"
         raise InputError(str(folder), wrong, todo)
-    contents = [_read_sidecar(folder / text) if text in pictures.texts else "" for text in sidecars]
+    contents = [_read_sidecar(folder / text) if text in found.texts else "" for text in sidecars]
     values = pa.chunked_array([pa.array(contents, pa.large_string())])
     return encode_label_column(values, names, delimiter=",", name_row=lambda row: str(folder / sidecars[row]))
 
@@ -198,22 +151,21 @@ def _read_sidecar(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig").replace("\n", ",")
     except UnicodeDecodeError:
         raise InputError(str(path), "not UTF-8", "save the file as UTF-8") from None
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read ({error.strerror})", "check the file and its rights") from None
 
 
-def _group_by_label(folder: Path, pictures: Pictures, *, merge: bool) -> dict[str, list[str]]:
-    """Labels of each picture by the folder it lies in; a picture that several share is kept at its first place."""
+def _group_by_label(folder: Path, found: _Found, *, merge: bool) -> dict[str, list[str]]:
+    """Labels of each image by the folder it lies in; an image that several share is kept at its first place."""
     groups: dict[str, list[str]] = {}
     places: dict[tuple[str, ...], str] = {}
-    for path in pictures.paths:
-        parts = path.split("/", pictures.depth + 1)
-        if len(parts) < pictures.depth + 2:
-            raise InputError(str(folder), f"picture {path} lies in no label folder", "move it into one")
+    for path in found.images:
+        parts = path.split("/", found.depth + 1)
+        if len(parts) < found.depth + 2:
+            todo = "write a text file beside each image, sort all into label folders, or use a table"
+            raise InputError(str(folder), f"image {path} has no label", todo)
         *split, label, name = parts
         place = places.setdefault((*split, name), path) if merge else path
         if place != path and not filecmp.cmp(folder / place, folder / path, shallow=False):
-            wrong = f"{place} and {path} are different pictures and cannot be merged"
+            wrong = f"{place} and {path} are different images and cannot be merged"
             raise InputError(str(folder), wrong, "rename one of them, or leave out ?merge=true")
         groups.setdefault(place, []).append(label)
     return groups

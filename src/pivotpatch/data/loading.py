@@ -1,12 +1,16 @@
-"""Decode pictures, in worker processes or once and for all, and ship batches of uint8 images with their targets."""
+"""Decode images, in worker processes or once and for all, and ship batches of uint8 images with their targets."""
 
+import multiprocessing
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from threading import Thread
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,22 +19,20 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pivotpatch.accel.device import send_tensor
-from pivotpatch.data.decoding import MAX_PIXELS, decode_image
+from pivotpatch.data.decoding import decode_image
 from pivotpatch.data.records import RecordSet
-from pivotpatch.data.sampling import EpochSampler
-from pivotpatch.data.workers import GROUP_SIGNALS, end_with_parent, hold_signals, refuse_group_signals
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError
 
 OnError = Literal["error", "skip"]
-"""What an undecodable or missing picture does: end the run, or leave its batch and be listed."""
+"""What an undecodable or missing image does: end the run, or leave its batch and be listed."""
 
-_CHUNK = 1 << 28  # bytes of pictures that wait in memory for their way to a device
+_CHUNK = 1 << 28  # bytes of images that wait in memory for their way to a device
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A picture that could not be read.
+    """An image that could not be read.
 
     Attributes:
         index: its position in the record set.
@@ -43,29 +45,14 @@ class Failure:
     error: InputError
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One picture.
-
-    Attributes:
-        image: (C,H,W) uint8.
-        target: (L,), NaN unknown.
-        index: its position in the record set.
-    """
-
-    image: Tensor
-    target: Tensor
-    index: int
-
-
 class Batch(NamedTuple):
-    """B pictures that could be read, and those that could not.
+    """B images that could be read, and those that could not.
 
     Attributes:
         images: (B,C,H,W) uint8, channels last in memory.
         target: (B,L), NaN unknown.
         indices: (B,) positions in the record set.
-        failures: the pictures that are missing from this batch.
+        failures: the images that are missing from this batch.
     """
 
     images: Tensor
@@ -74,93 +61,127 @@ class Batch(NamedTuple):
     failures: tuple[Failure, ...]
 
 
-class ImageDataset(Dataset[Sample]):
-    """The pictures of a record set at one size.
+@dataclass
+class EpochSampler:
+    """Which images each batch of an epoch holds, and which of them are this process's.
+
+    The order is a function of seed and epoch alone. Every `batch_size` positions of it are a global batch; of these
+    the process `rank` takes each `world`-th, so that shares differ by one at most. A last batch smaller than `world`
+    leaves some processes an empty share, which is a batch nevertheless: all processes count the same batches.
 
     Attributes:
-        records: the records.
-        size: rows and columns that every picture is squashed to.
-        max_pixels: pictures that claim more are refused.
+        count: records.
+        batch_size: of a global batch, over all processes.
+        shuffle: whether each epoch has its own order, else that of the records.
+        seed: of the run.
+        rank: the number of this process.
+        world: how many processes there are.
+        epoch: the one that comes next.
+        start: global batches of this epoch that are already done and left out; for resuming.
     """
 
-    def __init__(self, records: RecordSet, *, size: tuple[int, int], max_pixels: int = MAX_PIXELS) -> None:
-        if min(size) < 1:
-            raise InputError(records.name, f"pictures of size {size}", "give rows and columns of 1 or more")
-        self.records = records
-        self.size = size
-        self.max_pixels = max_pixels
+    count: int
+    _: KW_ONLY
+    batch_size: int
+    shuffle: bool
+    seed: int
+    rank: int = 0
+    world: int = 1
+    epoch: int = 0
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.seed < 0 or not 0 <= self.rank < self.world:
+            wrong = f"batch_size is {self.batch_size}, seed {self.seed} and rank {self.rank} of {self.world}"
+            raise InputError("loader", wrong, "give a batch_size of 1 or more, a seed of 0 or more and a rank < world")
+
+    def set_epoch(self, epoch: int, *, start: int = 0) -> None:
+        """Go to an epoch, or into the middle of it."""
+        self.epoch, self.start = epoch, start
+
+    @property
+    def batches(self) -> int:
+        """Global batches of a whole epoch."""
+        return -(-self.count // self.batch_size)
+
+    def rows(self, number: int) -> NDArray[np.int64]:
+        """Positions within the global batch `number` that are this process's.
+
+        >>> EpochSampler(10, batch_size=8, shuffle=False, seed=0, rank=1, world=3).rows(0)
+        array([1, 4, 7])
+        """
+        size = min(self.batch_size, self.count - range(self.batches)[number] * self.batch_size)
+        return np.arange(self.rank, size, self.world)
 
     def __len__(self) -> int:
-        return len(self.records)
+        return max(self.batches - self.start, 0)
 
-    def __getitem__(self, index: int) -> Sample:
-        batch = self.__getitems__([range(len(self))[index]])
-        if batch.failures:
-            raise batch.failures[0].error
-        return Sample(batch.images[0], batch.target[0], int(batch.indices[0]))
+    def __iter__(self) -> Iterator[list[int]]:
+        order = np.arange(self.count)
+        if self.shuffle:
+            np.random.default_rng((self.seed, self.epoch)).shuffle(order)
+        for number in range(self.start, self.batches):
+            yield order[number * self.batch_size + self.rows(number)].tolist()
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """A whole batch: what `DataLoader` asks for where a data set offers it."""
-        images, read, failures = [], [], []
-        for index in indices:
-            decoded = self.decode(index)
-            if isinstance(decoded, Failure):
-                failures.append(decoded)
-            else:
-                images.append(decoded)
-                read.append(index)
-        pixels = np.stack(images) if images else np.empty((0, *self.size, 3), dtype=np.uint8)
-        kept = np.array(read, dtype=np.int64)
+
+class _Images(Dataset[Batch]):
+    """The images of a record set, decoded at one size (H,W) when a list of indices is asked for."""
+
+    def __init__(self, records: RecordSet, size: tuple[int, int]) -> None:
+        self.records = records
+        self.size = size
+
+    def __getitem__(self, indices: list[int]) -> Batch:
+        pixels = np.empty((len(indices), *self.size, 3), dtype=np.uint8)
+        failures = [self.decode(place, index) for place, index in zip(pixels, indices, strict=True)]
+        read = np.array([failure is None for failure in failures], dtype=bool)
+        kept = np.array(indices, dtype=np.int64)[read]
         return Batch(
-            torch.from_numpy(pixels).permute(0, 3, 1, 2),
+            torch.from_numpy(pixels[read]).permute(0, 3, 1, 2),
             self.records.target(kept),
             torch.from_numpy(kept),
-            tuple(failures),
+            tuple(failure for failure in failures if failure is not None),
         )
 
-    def decode(self, index: int) -> NDArray[np.uint8] | Failure:
-        """Pixels (H,W,3) of one picture, or why there are none."""
+    def decode(self, pixels: NDArray[np.uint8], index: int) -> Failure | None:
+        """Write one image to `pixels` (H,W,3), or return why there is none."""
         place = self.records.place(index)
         name = self.records.images.name(place)
         try:
-            source = self.records.images.source(place)
-            return decode_image(source, size=self.size, max_pixels=self.max_pixels, name=name)
+            pixels[:] = decode_image(self.records.images.source(place), size=self.size, name=name)
         except InputError as error:
             return Failure(index, name, copy(error))  # a copy holds no frames, hence no pixels
-
-    def decode_into(self, pixels: NDArray[np.uint8], index: int) -> Failure | None:
-        """Write one picture to `pixels` (H,W,3), or return why there is none."""
-        decoded = self.decode(index)
-        if isinstance(decoded, Failure):
-            return decoded
-        pixels[...] = decoded
         return None
 
 
-class Loader(ABC):
+@dataclass(eq=False)
+class Loader:
     """Batches of a record set; each full pass moves the sampler to the next epoch.
 
     Attributes:
         records: the records.
         epoch_sampler: the order; set its epoch to resume.
-        on_error: what a picture that cannot be read does.
+        on_error: what an image that cannot be read does.
         every_batch: whether a batch is handed out of which nothing could be read, or nothing is this process's.
-        failures: pictures skipped since the pass began, for the list at its end.
+        open_pass: begins to load all batches that the sampler names.
+        failures: images skipped since the pass began, for the list at its end.
     """
 
-    def __init__(self, records: RecordSet, *, sampler: EpochSampler, on_error: OnError, every_batch: bool) -> None:
-        self.records = records
-        self.epoch_sampler = sampler
-        self.on_error = on_error
-        self.every_batch = every_batch
-        self.failures: list[Failure] = []
+    records: RecordSet
+    epoch_sampler: EpochSampler
+    on_error: OnError
+    every_batch: bool
+    open_pass: Callable[[], Iterator[Batch]]
+    failures: list[Failure] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.epoch_sampler)
 
     def __iter__(self) -> Iterator[Batch]:
         self.failures = []
-        for batch in self._load():
+        with hold_signals(*GROUP_SIGNALS):
+            batches = self.open_pass()  # starts the workers
+        for batch in batches:
             if batch.failures and self.on_error == "error":
                 raise batch.failures[0].error
             self.failures.extend(batch.failures)
@@ -168,52 +189,71 @@ class Loader(ABC):
                 yield batch
         self.epoch_sampler.set_epoch(self.epoch_sampler.epoch + 1)
 
-    @abstractmethod
-    def _load(self) -> Iterator[Batch]:
-        """All batches that the sampler names, as they are."""
 
+def make_loader(
+    records: RecordSet,
+    *,
+    size: tuple[int, int],
+    batch_size: int,
+    shuffle: bool = False,
+    seed: int = 0,
+    num_workers: int = 0,
+    on_error: OnError = "error",
+    rank: int = 0,
+    world: int = 1,
+    every_batch: bool = False,
+    held: "HeldPictures | None" = None,
+) -> Loader:
+    """Feed batches of decoded images.
 
-class ImageLoader(Loader):
-    """Batches that are decoded when they are needed, a few ahead where there are worker processes."""
-
-    def __init__(
-        self, dataset: ImageDataset, *, sampler: EpochSampler, num_workers: int, on_error: OnError, every_batch: bool
-    ) -> None:
-        super().__init__(dataset.records, sampler=sampler, on_error=on_error, every_batch=every_batch)
-        self._loader: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_sampler=sampler,
-            num_workers=num_workers,
-            collate_fn=_keep,
-            pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_start_worker,
-            persistent_workers=num_workers > 0,
-            generator=torch.Generator(),  # else each pass draws from the caller's random state
-        )
-
-    def _load(self) -> Iterator[Batch]:
-        with hold_signals(*GROUP_SIGNALS):
-            batches = iter(self._loader)  # starts the workers
-        yield from batches
+    Args:
+        records: what to load.
+        size: rows and columns of each image; views are cut and resized from it later, on the device.
+        batch_size: B, 1 or more, of all processes together.
+        shuffle: a new order each epoch, else that of the records.
+        seed: of the order, 0 or more; the same seed and epoch give the same batches, whatever the number of workers.
+        num_workers: processes that decode; 0 decodes in this one.
+        on_error: an image that cannot be read ends the pass with its `InputError`, or ("skip") is left out of its
+            batch and listed in the loader's `failures`.
+        rank: the number of this process among those that share each batch.
+        world: how many processes share each batch.
+        every_batch: hand out a batch too of which nothing could be read, or whose share for this process is empty, so
+            that processes stay in step.
+        held: the images of these records, decoded before; nothing is read then.
+    """
+    sampler = EpochSampler(len(records), batch_size=batch_size, shuffle=shuffle, seed=seed, rank=rank, world=world)
+    if held is not None:
+        same = held.records.images is records.images and held.records.order is records.order  # labels may differ
+        if not same or held.images.shape[2:] != size:
+            wrong = "the held images are of other records, or of another size"
+            raise InputError("make_loader", wrong, "hold the images of these records at this size")
+        return Loader(records, sampler, on_error, every_batch, partial(_take_held, held, records, sampler))
+    batches: DataLoader[Batch] = DataLoader(
+        _Images(records, size),
+        sampler=sampler,
+        batch_size=None,  # the sampler names whole batches
+        num_workers=num_workers,
+        collate_fn=_keep,
+        pin_memory=torch.cuda.is_available(),
+        worker_init_fn=_start_worker,
+        persistent_workers=num_workers > 0,
+        generator=torch.Generator(),  # else each pass draws from the caller's random state
+    )
+    return Loader(records, sampler, on_error, every_batch, partial(iter, batches))
 
 
 def _keep(batch: Any) -> Any:
-    return batch  # `__getitems__` has made it already
-
-
-def _start_worker(_number: int) -> None:
-    refuse_group_signals()
-    end_with_parent()
+    return batch
 
 
 @dataclass(frozen=True, eq=False)
 class HeldPictures:
-    """The pictures of a record set, decoded.
+    """The images of a record set, decoded.
 
     Attributes:
-        records: whose pictures they are.
+        records: whose images they are.
         images: (N,3,H,W) uint8, channels last in memory; what lies in the place of a failure means nothing.
-        failures: the pictures that could not be read.
+        failures: the images that could not be read.
     """
 
     records: RecordSet
@@ -221,28 +261,28 @@ class HeldPictures:
     failures: tuple[Failure, ...]
 
 
-class HeldLoader(Loader):
-    """Batches of pictures that are held in memory; images are on the device that holds them."""
+def _take_held(held: HeldPictures, records: RecordSet, sampler: EpochSampler) -> Iterator[Batch]:
+    """Batches of held images, on the device that holds them."""
+    stored, pin = held.images.permute(0, 2, 3, 1), torch.cuda.is_available()
+    failed = {failure.index: failure for failure in held.failures}
+    for chosen in sampler:
+        read = np.array([index for index in chosen if index not in failed], dtype=np.int64)
+        indices, target = torch.from_numpy(read), records.target(read)
+        pixels = stored.new_empty((len(read), *stored.shape[1:]), pin_memory=pin and stored.is_cpu)
+        torch.index_select(stored, 0, send_tensor(indices, stored.device), out=pixels)
+        if pin:
+            indices, target = indices.pin_memory(), target.pin_memory()
+        failures = tuple(failed[index] for index in chosen if index in failed)
+        yield Batch(pixels.permute(0, 3, 1, 2), target, indices, failures)
 
-    def __init__(
-        self, held: HeldPictures, records: RecordSet, *, sampler: EpochSampler, on_error: OnError, every_batch: bool
-    ) -> None:
-        super().__init__(records, sampler=sampler, on_error=on_error, every_batch=every_batch)
-        self._pixels = held.images.permute(0, 2, 3, 1)
-        self._failed = {failure.index: failure for failure in held.failures}
-        self._pin = torch.cuda.is_available()
 
-    def _load(self) -> Iterator[Batch]:
-        for chosen in self.epoch_sampler:
-            read = np.array([index for index in chosen if index not in self._failed], dtype=np.int64)
-            indices, target = torch.from_numpy(read), self.records.target(read)
-            shape, pin = (len(read), *self._pixels.shape[1:]), self._pin and self._pixels.is_cpu
-            pixels = self._pixels.new_empty(shape, pin_memory=pin)
-            torch.index_select(self._pixels, 0, send_tensor(indices, self._pixels.device), out=pixels)
-            if self._pin:
-                indices, target = indices.pin_memory(), target.pin_memory()
-            failures = tuple(self._failed[index] for index in chosen if index in self._failed)
-            yield Batch(pixels.permute(0, 3, 1, 2), target, indices, failures)
+def count_held_bytes(count: int, size: tuple[int, int]) -> int:
+    """Bytes that `hold_pictures` takes for `count` images of a size: 3 per pixel.
+
+    >>> count_held_bytes(82_081, (224, 224)) / 2**30
+    11.5...
+    """
+    return 3 * count * size[0] * size[1]
 
 
 def hold_pictures(
@@ -250,41 +290,34 @@ def hold_pictures(
     *,
     size: tuple[int, int],
     device: torch.device = _CPU,
-    threads: int | None = None,
     on_error: OnError = "error",
-    max_pixels: int = MAX_PIXELS,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> HeldPictures:
-    """Decode every picture once and keep it: 3 bytes a pixel.
+    """Decode every image once, in threads, and keep it: 3 bytes per pixel.
 
     Args:
         records: what to decode.
         size: rows and columns of each image.
         device: where the images stay.
-        threads: that decode; one a processor by default.
-        on_error: a picture that cannot be read ends it with its `InputError`, or ("skip") is listed in `failures`.
-        max_pixels: pictures that claim more cannot be read.
-        progress: told how many pictures are done, and of how many.
+        on_error: an image that cannot be read ends it with its `InputError`, or ("skip") is listed in `failures`.
+        progress: told how many images are done, and of how many.
     """
-    _check_on_error(on_error, "hold_pictures")
-    if threads is not None and threads < 1:
-        raise InputError("hold_pictures", f"threads is {threads}", "give 1 or more")
-    dataset = ImageDataset(records, size=size, max_pixels=max_pixels)
-    count, bytes_each = len(records), 3 * size[0] * size[1]
+    dataset, count = _Images(records, size), len(records)
     try:
         pixels = torch.empty((count, *size, 3), dtype=torch.uint8, device=device)
     except RuntimeError as error:  # what torch raises where memory is short
-        wrong = f"{count:,} pictures need {count * bytes_each / 2**30:.1f} GiB ({str(error).splitlines()[0]})"
-        raise InputError(f"memory of {device}", wrong, "choose a smaller size or hold no pictures") from error
+        needed = count_held_bytes(count, size) / 2**30
+        wrong = f"{count:,} images need {needed:.1f} GiB ({str(error).splitlines()[0]})"
+        raise InputError(f"memory of {device}", wrong, "choose a smaller size or hold no images") from error
     failures: list[Failure] = []
-    step = max(_CHUNK // bytes_each, 1)
-    pool = ThreadPoolExecutor(threads or _count_processors())
+    step = max(_CHUNK // count_held_bytes(1, size), 1)
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     try:
         for start in range(0, count, step):
             place = pixels[start : start + step]
             chunk = place if place.is_cpu else torch.empty_like(place, device=_CPU)
             indices = range(start, start + len(place))
-            for index, failure in zip(indices, pool.map(dataset.decode_into, chunk.numpy(), indices), strict=True):
+            for index, failure in zip(indices, pool.map(dataset.decode, chunk.numpy(), indices), strict=True):
                 if failure is not None:
                     if on_error == "error":
                         raise failure.error
@@ -298,67 +331,37 @@ def hold_pictures(
     return HeldPictures(records, pixels.permute(0, 3, 1, 2), tuple(failures))
 
 
-def make_loader(
-    records: RecordSet,
-    *,
-    size: tuple[int, int],
-    batch_size: int,
-    shuffle: bool = False,
-    seed: int = 0,
-    num_workers: int = 0,
-    on_error: OnError = "error",
-    drop_last: bool = False,
-    max_pixels: int = MAX_PIXELS,
-    rank: int = 0,
-    world: int = 1,
-    every_batch: bool = False,
-    held: HeldPictures | None = None,
-) -> Loader:
-    """Feed batches of decoded pictures.
-
-    Args:
-        records: what to load.
-        size: rows and columns of each image; views are cut and resized from it later, on the device.
-        batch_size: B, 1 or more, of all processes together.
-        shuffle: a new order each epoch, else that of the records.
-        seed: of the order, 0 or more; the same seed and epoch give the same batches, whatever the number of workers.
-        num_workers: processes that decode; 0 decodes in this one.
-        on_error: a picture that cannot be read ends the pass with its `InputError`, or ("skip") is left out of its
-            batch and listed in the loader's `failures`.
-        drop_last: leave out the last batch where it is smaller.
-        max_pixels: pictures that claim more cannot be read.
-        rank: the number of this process among those that share each batch.
-        world: how many processes share each batch.
-        every_batch: hand out a batch too of which nothing could be read, or whose share for this process is empty, so
-            that processes stay in step.
-        held: the pictures of these records, decoded before; nothing is read then.
-    """
-    _check_on_error(on_error, "make_loader")
-    if num_workers < 0:
-        raise InputError("make_loader", f"num_workers is {num_workers}", "give 0 or more")
-    sampler = EpochSampler(
-        len(records), batch_size=batch_size, shuffle=shuffle, seed=seed, rank=rank, world=world, drop_last=drop_last
-    )
-    if held is not None:
-        _check_held(held, records, size)
-        return HeldLoader(held, records, sampler=sampler, on_error=on_error, every_batch=every_batch)
-    dataset = ImageDataset(records, size=size, max_pixels=max_pixels)
-    return ImageLoader(dataset, sampler=sampler, num_workers=num_workers, on_error=on_error, every_batch=every_batch)
+# Worker processes leave it to the main process what happens when the whole group is to stop. Whether SIGTERM comes from
+# the main process, which sends it when it ends, can only be told where sigwaitinfo is there.
+_SENDER_IS_KNOWN = hasattr(signal, "sigwaitinfo")
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM) if _SENDER_IS_KNOWN else (signal.SIGINT,)
+"""What workers can refuse: Ctrl-C, and where possible what service managers and `timeout` send."""
 
 
-def _check_on_error(on_error: str, where: str) -> None:
-    if on_error not in get_args(OnError):
-        raise InputError(where, f"on_error is {on_error!r}", choose_one_of(on_error, get_args(OnError)))
+@contextmanager
+def hold_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Signals wait until the end; processes started meanwhile, which cannot refuse them yet, never get any."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _check_held(held: HeldPictures, records: RecordSet, size: tuple[int, int]) -> None:
-    """The labels may differ, the pictures may not."""
-    if held.records.images is not records.images or held.records.order is not records.order:
-        raise InputError("make_loader", "the held pictures are not those of the records", "hold the pictures of these")
-    if held.images.shape[2:] != size:
-        wrong = f"the held pictures are of size {tuple(held.images.shape[2:])}, asked for is {size}"
-        raise InputError("make_loader", wrong, "hold them at the size of the loader")
+def _start_worker(_number: int) -> None:
+    """In a worker process: ignore `GROUP_SIGNALS` of everybody but the main process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if _SENDER_IS_KNOWN:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        Thread(target=_obey_parent, daemon=True).start()
 
 
-def _count_processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _obey_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a worker process"
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+        pass
+    os._exit(0)

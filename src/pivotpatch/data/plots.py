@@ -1,156 +1,88 @@
-"""Pictures of what a data set holds: how often labels occur, how many a picture has, and in which company."""
-
-from dataclasses import replace
+"""A figure of what a data set holds: how often labels occur, how many an image has, and which occur together."""
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from pivotpatch.data.check import DataSummary
+from pivotpatch.errors import cut
 
 # One hue that also reads in greyscale and for every kind of colour blindness.
 _BAR, _SHADES, _NOTHING = "#0072B2", "Blues", "#d9d9d9"
-_ROW = 0.17  # inches of one line of text
-_COLUMN_ROWS = 45  # labels in one column of bars before the next begins, unless there is room for more
+_ROW = 0.18  # inches of one line of text
 _NAME = 24  # characters of a label that are shown
-_MOST = 400  # labels on one sheet; more would be gigabytes of pixels that nobody can read
+_MOST = 100  # labels on one sheet
+
+
+def plot_overview(summary: DataSummary) -> Figure:
+    """All of a data set on one sheet: labels per image, images of each label, and P(column | row) of all pairs.
+
+    Of more labels than fit on a sheet, the most frequent are drawn. The diagonal, and what nobody knows, is grey.
+    """
+    order = np.argsort(-summary.label_counts, kind="stable")[:_MOST]
+    side = max(_ROW * len(order), 4.0)
+    title = (
+        f"{summary.address}: {summary.num_records:,} images, {len(summary.labels):,} labels,"
+        f" {summary.labels_per_image:.2f} labels per image"
+    )
+    if len(order) < len(summary.labels):
+        title += f"\nonly the {_MOST} most frequent labels are drawn"
+    figure = Figure(figsize=(side + 7, side + 3.4), layout="constrained", dpi=150)
+    figure.suptitle(title, parse_math=False)
+    areas = figure.add_gridspec(2, 2, width_ratios=[3.6, side + 3.4], height_ratios=[2, side + 1])
+    _draw_histogram(figure.add_subplot(areas[0, 0]), summary)
+    _draw_bars(figure.add_subplot(areas[1, 0]), summary, order)
+    _draw_matrix(figure.add_subplot(areas[:, 1]), summary, np.sort(order))
+    return figure
 
 
 def plot_cooccurrence(summary: DataSummary) -> Figure:
-    """P(column | row) of all pairs of labels as a matrix of shades; grey on the diagonal and where nothing is known."""
-    shown = _keep_most_frequent(summary)
-    figure = Figure(figsize=_matrix_size(len(shown.labels)), layout="constrained")
-    figure.suptitle(_tell_cut(summary))
-    _draw_matrix(figure, shown)
+    """P(column | row) of all pairs of labels as a matrix of shades; of many labels, the most frequent."""
+    order = np.argsort(-summary.label_counts, kind="stable")[:_MOST]
+    side = max(_ROW * len(order), 4.0)
+    figure = Figure(figsize=(side + 3.4, side + 2), layout="constrained", dpi=150)
+    _draw_matrix(figure.add_subplot(), summary, np.sort(order))
     return figure
 
 
 def plot_label_counts(summary: DataSummary) -> Figure:
-    """Pictures of each label as bars, the most frequent first."""
-    shown = _keep_most_frequent(summary)
-    figure = Figure(figsize=_bars_size(len(shown.labels), _COLUMN_ROWS), layout="constrained")
-    figure.suptitle(_tell_cut(summary))
-    _draw_bars(figure, shown, most=_COLUMN_ROWS)
+    """Images of each label as bars, the most frequent first."""
+    order = np.argsort(-summary.label_counts, kind="stable")[:_MOST]
+    figure = Figure(figsize=(3.6, _ROW * len(order) + 1), layout="constrained", dpi=150)
+    _draw_bars(figure.add_subplot(), summary, order)
     return figure
 
 
-def plot_overview(summary: DataSummary) -> Figure:
-    """All of a data set on one sheet: labels a picture, pictures of each label, and the company of labels."""
-    shown = _keep_most_frequent(summary)
-    histogram, matrix = 2.4, _matrix_size(len(shown.labels))
-    most = max(_COLUMN_ROWS, int((matrix[1] - histogram - 1) / _ROW))
-    bars = _bars_size(len(shown.labels), most)
-    height = max(histogram + bars[1], matrix[1])
-    figure = Figure(figsize=(bars[0] + matrix[0], height + 0.4), layout="constrained")
-    figure.suptitle(
-        f"{summary.address}: {summary.num_records:,} pictures, {len(summary.labels)} labels,"
-        f" {summary.labels_per_picture:.2f} labels a picture\n{_tell_cut(summary)}".rstrip(),
-        parse_math=False,
-    )
-    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[bars[0], matrix[0]])[0]
-    above, below = left.subfigures(2, 1, squeeze=False, height_ratios=[histogram, height - histogram])[:, 0]
-    _draw_histogram(above, summary)
-    _draw_bars(below, shown, most=most)
-    _draw_matrix(right, shown)
-    return figure
-
-
-def _keep_most_frequent(summary: DataSummary) -> DataSummary:
-    """The same with no more labels than fit on a sheet, in their own order."""
-    if len(summary.labels) <= _MOST:
-        return summary
-    kept = np.sort(np.argsort(-summary.label_counts, kind="stable")[:_MOST])
-    return replace(
-        summary,
-        labels=tuple(summary.labels[i] for i in kept),
-        label_counts=summary.label_counts[kept],
-        cooccurrence=summary.cooccurrence[np.ix_(kept, kept)],
-    )
-
-
-def _tell_cut(summary: DataSummary) -> str:
-    count = len(summary.labels)
-    return f"only the {_MOST} most frequent of {count:,} labels are drawn" if count > _MOST else ""
-
-
-def _matrix_size(count: int) -> tuple[float, float]:
-    side = max(count * _cell(count), 2.0)
-    return side + 3.2, side + 2.2
-
-
-def _cell(count: int) -> float:
-    """Inches of one cell of the matrix: large for few labels, and never too small for its name."""
-    return float(np.clip(6 / count, 0.105 if count > 120 else 0.15, 0.5))
-
-
-def _bars_size(count: int, most: int) -> tuple[float, float]:
-    """Inches of the bars of labels, at most `most` below each other."""
-    columns = -(-count // most)
-    return 3.6 * columns, _ROW * -(-count // columns) + 1.0
-
-
-def _shorten(name: str) -> str:
-    return name if len(name) <= _NAME else name[: _NAME - 1] + "…"
-
-
-def _clean(axes: Axes) -> None:
+def _draw_histogram(axes: Axes, summary: DataSummary) -> None:
+    axes.bar(np.arange(len(summary.histogram)), summary.histogram, width=0.9, color=_BAR)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set(xlabel="labels per image", ylabel="images")
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_histogram(canvas: FigureBase, summary: DataSummary) -> None:
-    axes = canvas.subplots()
-    axes.bar(np.arange(len(summary.histogram)), summary.histogram, width=0.9, color=_BAR)
-    axes.set_xlim(-0.6, max(len(summary.histogram) - 1, 1) + 0.6)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("labels a picture")
-    axes.set_ylabel("pictures")
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    _clean(axes)
+def _draw_bars(axes: Axes, summary: DataSummary, order: NDArray[np.int64]) -> None:
+    counts, places = summary.label_counts[order], np.arange(len(order))
+    axes.bar_label(axes.barh(places, counts, color=_BAR), fmt="{:,.0f}", padding=2, fontsize=7)
+    axes.set_yticks(places, [cut(summary.labels[i], _NAME) for i in order], fontsize=7, parse_math=False)
+    axes.set(xlim=(0, 1.25 * max(int(counts.max()), 1)), ylim=(len(order) - 0.5, -0.5), xlabel="images")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.locator_params(axis="x", nbins=3)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_bars(canvas: FigureBase, summary: DataSummary, *, most: int) -> None:
-    order = np.argsort(-summary.label_counts, kind="stable")
-    columns = -(-len(order) // most)
-    rows = -(-len(order) // columns)
-    highest = max(int(summary.label_counts.max()), 1)
-    for axes, labels in zip(canvas.subplots(1, columns, squeeze=False)[0], _cut(order, rows), strict=True):
-        bars = axes.barh(np.arange(len(labels)), summary.label_counts[labels], color=_BAR)
-        axes.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize=7)
-        axes.set_yticks(
-            np.arange(len(labels)), [_shorten(summary.labels[i]) for i in labels], fontsize=7, parse_math=False
-        )
-        # All columns have the same scale and the same height of a bar.
-        axes.set(xlim=(0, 1.25 * highest), ylim=(rows - 0.5, -0.5), xlabel="pictures")
-        axes.locator_params(axis="x", nbins=3)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.tick_params(axis="x", labelsize=7)
-        _clean(axes)
-
-
-def _cut(order: NDArray[np.int64], rows: int) -> list[NDArray[np.int64]]:
-    return [order[start : start + rows] for start in range(0, len(order), rows)]
-
-
-def _draw_matrix(canvas: FigureBase, summary: DataSummary) -> None:
-    count = len(summary.labels)
-    shares = np.ma.masked_invalid(np.where(np.eye(count, dtype=bool), np.nan, summary.cooccurrence))
-    size = min(9.0, 0.8 * 72 * _cell(count))
-    names = [_shorten(name) for name in summary.labels]
-    axes = canvas.subplots()
+def _draw_matrix(axes: Axes, summary: DataSummary, shown: NDArray[np.int64]) -> None:
+    shares = summary.cooccurrence[np.ix_(shown, shown)]
+    shares = np.ma.masked_invalid(np.where(np.eye(len(shown), dtype=bool), np.nan, shares))
+    names, places = [cut(summary.labels[i], _NAME) for i in shown], np.arange(len(shown))
     axes.set_facecolor(_NOTHING)
     image = axes.imshow(shares, cmap=_SHADES, vmin=0, vmax=1, interpolation="nearest")
-    axes.set_xticks(np.arange(count), names, rotation=90, fontsize=size, parse_math=False)
-    axes.set_yticks(np.arange(count), names, fontsize=size, parse_math=False)
+    axes.set_xticks(places, names, rotation=90, fontsize=7, parse_math=False)
+    axes.set_yticks(places, names, fontsize=7, parse_math=False)
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     axes.xaxis.set_label_position("top")
     axes.set_ylabel("where this label is ...", labelpad=8)
-    axes.set_xlabel("... this one is there too in this share of the pictures", labelpad=8)
-    if count <= 12:
-        for row, column in np.argwhere(~np.ma.getmaskarray(shares)):
-            share = float(shares[row, column])
-            ink = "white" if share > 0.6 else "black"
-            axes.text(column, row, f"{share:.2f}", ha="center", va="center", fontsize=8, color=ink)
-    bar = canvas.colorbar(image, ax=axes, shrink=0.6, aspect=30)
-    bar.set_label("P(column | row)")
+    axes.set_xlabel("... this one is there too in this share of the images", labelpad=8)
+    axes.figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, label="P(column | row)")

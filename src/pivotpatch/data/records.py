@@ -1,9 +1,14 @@
 """What every reader returns: a label space and records, held in columns so that millions fit in memory."""
 
-from collections.abc import Iterable, Sequence
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Protocol, overload
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +20,10 @@ from pivotpatch.data.files import check_name
 from pivotpatch.errors import InputError, choose_one_of, shorten
 
 ImageSource = Path | bytes | NDArray[np.uint8]
-"""A picture: a file, its encoded bytes, or decoded RGB pixels (H,W,3)."""
+"""An image: a file, its encoded bytes, or decoded RGB pixels (H,W,3)."""
+Tell = Callable[[str], None]
+"""Takes one line about what can be used, but perhaps not as its owner thinks."""
+_BATCH = 1 << 16  # paths that are held at once while a list of them is written
 
 
 @dataclass(frozen=True)
@@ -25,8 +33,7 @@ class LabelSpace:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        seen: set[str] = set()
-        twice = [name for name in self.names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+        twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise InputError("labels", f"{shorten(twice)} stand twice", "give each label one name")
         if not self.names:
@@ -47,10 +54,10 @@ class LabelSpace:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One picture and what is known of it.
+    """One image and what is known of it.
 
     Attributes:
-        name: the picture's name in its data set, for people and for messages.
+        name: the image's name in its data set, for people and for messages.
         image: where its pixels are.
         positive: indices of the labels that are present.
         unknown: indices of the labels nobody looked for; all others are absent.
@@ -76,7 +83,7 @@ class LabelLists:
 
     @classmethod
     def from_lists(cls, lists: Iterable[Sequence[int]]) -> "LabelLists":
-        """Pack one sequence of indices a record."""
+        """Pack one sequence of indices per record."""
         held = list(lists)
         offsets = np.zeros(len(held) + 1, dtype=np.int64)
         np.cumsum([len(item) for item in held], out=offsets[1:])
@@ -91,10 +98,10 @@ class LabelLists:
         [(3,), (), (1, 7), ()]
         """
         width = int(indices.max(initial=0)) + 1
-        rows, indices = np.divmod(np.unique(rows * width + indices), width)
-        offsets = np.zeros(count + 1, dtype=np.int64)
-        np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
-        return cls(offsets, indices.astype(np.int32))
+        # Not np.unique: pairs are mostly in order already, which a stable sort uses and hashing does not.
+        keys = np.sort(rows * width + indices, kind="stable")
+        keys = keys[np.diff(keys, prepend=-1) > 0]
+        return cls(np.searchsorted(keys, np.arange(count + 1) * width), (keys % width).astype(np.int32))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -124,21 +131,21 @@ class LabelLists:
 
 
 class ImageStore(Protocol):
-    """The pictures of a data set, fetched one at a time."""
+    """The images of a data set, fetched one at a time."""
 
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """The picture's name, without fetching it."""
+        """The image's name, without fetching it."""
         ...
 
     def source(self, index: int) -> ImageSource:
-        """The picture itself."""
+        """The image itself."""
         ...
 
 
 class FileStore:
-    """Pictures that are files; their paths lie in one Arrow column."""
+    """Images that are files; their paths lie in one Arrow column."""
 
     def __init__(self, root: Path, paths: pa.Array) -> None:
         self.root = root
@@ -156,15 +163,62 @@ class FileStore:
         return self.root / self.name(index)
 
 
+class PathStore(FileStore):
+    """Images whose paths lie in a file that `write_paths` wrote: mapped, not held; a worker process opens it anew."""
+
+    def __init__(self, file: Path, root: Path, *, start: int = 0, count: int | None = None) -> None:
+        """Open the file.
+
+        Args:
+            file: the paths.
+            root: the folder that they start from.
+            start: the first path to take.
+            count: how many to take, all that follow by default.
+        """
+        super().__init__(root, pa.ipc.open_file(pa.memory_map(str(file))).read_all().column(0).slice(start, count))
+        self._reopen = partial(PathStore, file, root, start=start, count=count)
+
+    def __reduce__(self) -> tuple[Callable[[], "PathStore"], tuple[()]]:
+        return self._reopen, ()
+
+    def name(self, index: int) -> str:
+        """The path; signs that are not UTF-8 are replaced."""
+        path: bytes = self.paths[index].as_py()
+        return path.decode("utf-8", "replace")
+
+    def source(self, index: int) -> Path:
+        """The file."""
+        return self.root / os.fsdecode(self.paths[index].as_py())
+
+
+class PathList(NamedTuple):
+    """How many paths a list has, and a digest that tells it from lists with other paths or in another order."""
+
+    length: int
+    digest: str
+
+
+def write_paths(paths: Iterable[str], file: Path) -> PathList:
+    """Write paths to an Arrow file as they come."""
+    length, digest, rest = 0, hashlib.sha256(), iter(paths)
+    schema = pa.schema([("path", pa.binary())])  # a name need not be UTF-8
+    with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, schema) as writer:
+        while batch := [os.fsencode(path) for path in islice(rest, _BATCH)]:
+            writer.write(pa.record_batch([pa.array(batch, pa.binary())], schema))
+            digest.update(b"\0".join([*batch, b""]))
+            length += len(batch)
+    return PathList(length, digest.hexdigest())
+
+
 class RecordSet(Sequence[Record]):
     """The records of one split of one data set.
 
     Attributes:
         name: its address, for messages.
         labels: the label space.
-        images: the pictures.
-        positive: labels present, a list a record.
-        unknown: labels nobody looked for, a list a record.
+        images: the images.
+        positive: labels present, a list per record.
+        unknown: labels nobody looked for, a list per record.
     """
 
     def __init__(
@@ -186,7 +240,7 @@ class RecordSet(Sequence[Record]):
         self.order = order
         count = len(images) if order is None else len(order)
         if len(positive) != count or (unknown is not None and len(unknown) != count):
-            raise InputError(name, f"{count} pictures but {len(positive)} label lists", "give one list a picture")
+            raise InputError(name, f"{count} images but {len(positive)} label lists", "give one list per image")
 
     def __len__(self) -> int:
         return len(self.positive)
@@ -208,7 +262,7 @@ class RecordSet(Sequence[Record]):
         return index if self.order is None else int(self.order[index])
 
     def select(self, indices: NDArray[np.int64]) -> "RecordSet":
-        """The records `indices` names, in that order; pictures are shared, not copied."""
+        """The records `indices` names, in that order; images are shared, not copied."""
         indices = np.asarray(indices, dtype=np.int64)
         return RecordSet(
             self.name,
@@ -220,7 +274,7 @@ class RecordSet(Sequence[Record]):
         )
 
     def keep_labels(self, names: Sequence[str]) -> "RecordSet":
-        """The same pictures with these labels alone, in this order; a picture that has none of them stays."""
+        """The same images with these labels alone, in this order; an image that has none of them stays."""
         labels = LabelSpace(tuple(names))
         position = np.full(len(self.labels), -1, dtype=np.int32)
         position[[self.labels.index(name) for name in names]] = np.arange(len(names))
@@ -241,3 +295,26 @@ class RecordSet(Sequence[Record]):
         if chosen.unknown is not None:
             target[chosen.unknown.rows(), chosen.unknown.indices.astype(np.int64)] = torch.nan
         return target
+
+
+def keep_common_labels(records: RecordSet, labels: Sequence[str], *, whose: str, tell: Tell) -> RecordSet:
+    """The same images with the labels that both know alone, in the order of `labels`.
+
+    Args:
+        records: the data set.
+        labels: of a model or a file of scores.
+        whose: they are, for messages.
+        tell: told in one line what is judged and what is left out, where the data set lacks some of `labels`.
+    """
+    asked, there = set(labels), set(records.labels.names)
+    common = [name for name in labels if name in there]
+    missing = [name for name in labels if name not in there]
+    others = [name for name in records.labels.names if name not in asked]
+    if not common:
+        wrong = f"{whose} knows none of its labels ({shorten(others)})"
+        raise InputError(records.name, wrong, choose_one_of(others[0], labels))
+    if missing:
+        unknown = f"; not known to {whose}: {shorten(others)}" if others else ""
+        judged = f"judging {len(common)} of {len(labels)} labels: {shorten(common, limit=10)}"
+        tell(f"{judged}; not in {records.name}: {shorten(missing)}{unknown}")
+    return records if tuple(common) == records.labels.names else records.keep_labels(common)

@@ -1,12 +1,10 @@
-"""The data set that is always there: real handwritten digits in cluttered scenes with a set company.
+"""The data set that is always there: real handwritten digits in cluttered scenes with a set co-occurrence.
 
-Every label has one companion, the next digit: zero brings one, one brings two, and so on round to
-nine, which brings zero. A scene has one or two hosts, and each host brings its companion with
-probability `company`, somewhere else in the picture. A companion is a guest and brings nobody, so
-P(next | label) over all pictures is lower than `company`: 0.36, 0.49 and 0.55 at 0.5, 0.8 and 1.0
-(measured on `train`). Nothing is stored or downloaded: a scene is a function of seed, split and
-index, and scikit-learn carries the 1,797 digits. No digit serves in two of the parts train, val and
-test.
+Every label has one companion, the next digit: zero brings one, and so on round to nine, which brings zero. A scene has
+one or two hosts, and each host brings its companion with probability `company`. A companion is a guest and brings
+nobody, so P(next | label) over all images is lower than `company`: 0.36, 0.49 and 0.55 at 0.5, 0.8 and 1.0 (measured on
+`train`). A scene is a function of seed, split and index; scikit-learn carries the 1,797 digits. No digit serves in two
+of the parts train, val and test.
 
 | split | what it shows |
 |---|---|
@@ -32,16 +30,16 @@ Split = Literal["train", "val", "test-same", "test-broken", "test-removed"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 SCENE_LABELS = LabelSpace(("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"))
 
-# The difficulty: a small network that sees these scenes at 64 pixels tells the digits apart after a
-# minute of training, not well enough to do without their company.
-CELLS = (2, 6)  # cells a side, the fewest and the most: a scene is seen from near or from afar
+# The difficulty: a small model that sees these scenes at 64 pixels tells the digits apart after a minute of training,
+# but not well enough to do without their co-occurrence.
+CELLS = (2, 6)  # cells per side, the fewest and the most: a scene is seen from near or from afar
 SIDES = (0.6, 1.0)  # side of an object, in sides of its cell
 CONTRAST = (60.0, 110.0)  # grey levels that full ink adds to the ground or takes from it
 DISTRACTORS = 2
 SCRATCHES = 2
 NOISE = 8.0  # grey levels up and down
 
-MAX_SIZE = 4096  # pixels a side; such a scene takes some 200 MB while it is drawn
+MAX_SIZE = 4096  # pixels per side; such a scene takes some 200 MB while it is drawn
 
 
 def companion(label: int) -> int:
@@ -74,11 +72,11 @@ class ScenePlan:
     """All that chance decides about a scene; `draw_scene` makes its pixels.
 
     Attributes:
-        size: pixels a side.
+        size: pixels per side.
         objects: the digits, no label twice.
         distractors: digits with their quarters swapped: ink, but no label.
         ground: seed of background, scratches and noise.
-        removed: labels whose objects the split leaves out of its picture.
+        removed: labels whose objects the split leaves out of its image.
     """
 
     size: int
@@ -89,65 +87,25 @@ class ScenePlan:
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """The labels that the picture shows, in rising order."""
+        """The labels that the image shows, in rising order."""
         return tuple(sorted(item.label for item in self.objects if item.label not in self.removed))
-
-
-def plan_scene(seed: int, split: Split, *, index: int, size: int = 128, company: float = 0.8) -> ScenePlan:
-    """Draw the plan of one scene; the same arguments give the same plan in every process.
-
-    Args:
-        seed: 0 or more; another seed is another data set over the same digits.
-        split: one of `SPLITS`.
-        index: number of the scene, 0 or more.
-        size: pixels a side.
-        company: probability that a host brings its companion.
-
-    >>> plan_scene(0, "train", index=7) == plan_scene(0, "train", index=7)
-    True
-    """
-    generator = _start(seed, _find_split(split), index)
-    cast = _draw_cast(generator, split, company)
-    labels = [*cast.labels, *generator.integers(0, len(SCENE_LABELS), DISTRACTORS).tolist()]
-    cells = int(generator.integers(CELLS[0], CELLS[1] + 1))
-    order = generator.permutation(cells * cells).tolist()
-    shift = (generator.random(2) / 2).tolist()
-    chances = generator.random((len(labels), 8)).tolist()
-    ground = int(generator.integers(2**63))
-    pools = _digits().pools[split.partition("-")[0]]
-    drawn = []
-    # The lattice is half a cell smaller than the picture and lies somewhere within it, so that
-    # objects may lie across the cuts of any patch grid.
-    for label, cell, chance in zip(labels, order, chances, strict=False):
-        row, column = divmod(cell, cells)
-        corner = (column + shift[0], row + shift[1])
-        drawn.append(_place_object(label, pools[label], corner=corner, room=size / (cells + 0.5), chance=chance))
-    shown = len(cast.labels)
-    return ScenePlan(
-        size=size,
-        objects=tuple(drawn[:shown]),
-        distractors=tuple(drawn[shown:]),
-        ground=ground,
-        removed=cast.removed,
-    )
 
 
 def draw_scene(plan: ScenePlan, *, without: frozenset[int] = frozenset()) -> NDArray[np.uint8]:
     """Draw a scene, all of its planned objects or all but some.
 
-    Ink is added to the ground, so taking an object out changes no pixel outside its box: the
-    difference between the two pictures is the object and nothing else.
+    Ink is added to the ground, so taking an object out changes no pixel outside its box.
 
     Args:
         plan: what to draw.
-        without: labels to leave out; give `plan.removed` for the picture that the split shows.
+        without: labels to leave out; give `plan.removed` for the image that the split shows.
 
     Returns:
         RGB pixels (H,W,3).
     """
     generator = np.random.default_rng(plan.ground)
     canvas = _draw_ground(generator, plan.size)
-    digits = _digits()
+    digits = _load_digits()
     for item in plan.objects:
         if item.label not in without:
             _add_ink(canvas, item, digits.ink[item.sample])
@@ -162,21 +120,13 @@ def draw_scene(plan: ScenePlan, *, without: frozenset[int] = frozenset()) -> NDA
 
 @dataclass(frozen=True, kw_only=True)
 class SceneStore:
-    """The pictures of one split, drawn when asked for.
-
-    Attributes:
-        split: one of `SPLITS`.
-        count: how many scenes.
-        seed: see `plan_scene`.
-        size: pixels a side.
-        company: see `plan_scene`.
-    """
+    """The images of one split, drawn when asked for, the same in every process; attributes as in `read_scenes`."""
 
     split: Split
     count: int
-    seed: int
-    size: int
-    company: float
+    seed: int = 0
+    size: int = 128
+    company: float = 0.8
 
     def __post_init__(self) -> None:
         if self.count < 1 or not 32 <= self.size <= MAX_SIZE or self.seed < 0 or not 0 <= self.company <= 1:
@@ -193,14 +143,45 @@ class SceneStore:
         """Split and number of the scene."""
         return f"{self.split}/{index}"
 
-    def plan(self, index: int) -> ScenePlan:
-        """What the scene is drawn from: objects, their boxes, what was removed."""
-        return plan_scene(self.seed, self.split, index=index, size=self.size, company=self.company)
-
     def source(self, index: int) -> NDArray[np.uint8]:
         """RGB pixels (H,W,3) of the scene."""
         plan = self.plan(index)
         return draw_scene(plan, without=plan.removed)
+
+    def plan(self, index: int) -> ScenePlan:
+        """What the scene is drawn from: objects, their boxes, what was removed."""
+        generator = self._start(index)
+        cast = _draw_cast(generator, self.split, self.company)
+        labels = [*cast.labels, *generator.integers(0, len(SCENE_LABELS), DISTRACTORS).tolist()]
+        cells = int(generator.integers(CELLS[0], CELLS[1] + 1))
+        order = generator.permutation(cells * cells).tolist()
+        shift = (generator.random(2) / 2).tolist()
+        chances = generator.random((len(labels), 8)).tolist()
+        pools = _load_digits().pools[self.split.partition("-")[0]]
+        drawn = []
+        # The lattice is half a cell smaller than the image and lies somewhere within it, so that objects may lie
+        # across the cuts of any patch grid.
+        for label, cell, chance in zip(labels, order, chances, strict=False):
+            row, column = divmod(cell, cells)
+            corner = (column + shift[0], row + shift[1])
+            room = self.size / (cells + 0.5)
+            drawn.append(_place_object(label, pools[label], corner=corner, room=room, chance=chance))
+        shown = len(cast.labels)
+        return ScenePlan(
+            size=self.size,
+            objects=tuple(drawn[:shown]),
+            distractors=tuple(drawn[shown:]),
+            ground=int(generator.integers(2**63)),
+            removed=cast.removed,
+        )
+
+    def draw_labels(self, index: int) -> list[int]:
+        """The labels that the scene shows, in rising order, without planning all of it."""
+        cast = _draw_cast(self._start(index), self.split, self.company)
+        return sorted(set(cast.labels) - cast.removed)
+
+    def _start(self, index: int) -> np.random.Generator:
+        return np.random.default_rng((self.seed, SPLITS.index(self.split), index))
 
 
 def read_scenes(
@@ -212,23 +193,24 @@ def read_scenes(
     company: float = 0.8,
     seed: int = 0,
 ) -> RecordSet:
-    """Make the records of a split; pictures are drawn one by one when they are asked for.
+    """Make the records of a split; images are drawn one by one when they are asked for.
 
     Args:
         location: empty, there is nothing on disk.
         split: one of `SPLITS`; `train` by default.
         count: how many scenes; 16,000 for `train` and 2,000 for the others by default.
-        size: pixels a side, 32 to 4,096.
+        size: pixels per side, 32 to 4,096.
         company: probability that a host brings its companion; guests bring nobody.
         seed: 0 or more; another seed is another data set over the same digits.
     """
     if location:
         raise InputError("scenes", f"location {location!r}", "scenes are drawn, not read: write scenes: or scenes:@val")
-    chosen = _find_split(split or "train")
+    chosen = next((known for known in SPLITS if known == (split or "train")), None)
+    if chosen is None:
+        raise InputError("scenes", f"unknown split {split!r}", choose_one_of(str(split), SPLITS))
     usual = 16_000 if chosen == "train" else 2_000
     images = SceneStore(split=chosen, count=usual if count is None else count, seed=seed, size=size, company=company)
-    casts = (_draw_cast(_start(seed, chosen, index), chosen, company) for index in range(len(images)))
-    positive = LabelLists.from_lists([sorted(set(cast.labels) - cast.removed) for cast in casts])
+    positive = LabelLists.from_lists([images.draw_labels(index) for index in range(len(images))])
     return RecordSet(f"scenes:@{chosen}", SCENE_LABELS, images=images, positive=positive)
 
 
@@ -241,7 +223,7 @@ class _Digits(NamedTuple):
 
 
 @cache
-def _digits() -> _Digits:
+def _load_digits() -> _Digits:
     pixels, target = load_digits(return_X_y=True)
     ink = pixels.reshape(-1, 8, 8).astype(np.float32) / 16
     by_label = [np.flatnonzero(target == label) for label in range(len(SCENE_LABELS))]
@@ -254,17 +236,6 @@ def _digits() -> _Digits:
     return _Digits(ink, np.roll(ink, (4, 4), axis=(1, 2)), pools)
 
 
-def _find_split(name: str) -> Split:
-    for split in SPLITS:
-        if split == name:
-            return split
-    raise InputError("scenes", f"unknown split {name!r}", choose_one_of(name, SPLITS))
-
-
-def _start(seed: int, split: Split, index: int) -> np.random.Generator:
-    return np.random.default_rng((seed, SPLITS.index(split), index))
-
-
 class _Cast(NamedTuple):
     """Which labels a scene is planned with, and which of them are then removed."""
 
@@ -274,8 +245,7 @@ class _Cast(NamedTuple):
 
 def _draw_cast(generator: np.random.Generator, split: Split, company: float) -> _Cast:
     hosts = int(generator.integers(1, 3))
-    # Labels of which none is another's companion: hosts first, then a stranger for each. On a
-    # circle of ten, four always fit.
+    # Labels of which none is another's companion: hosts first, then a stranger for each. Four always fit.
     apart: list[int] = []
     for label in generator.permutation(len(SCENE_LABELS)).tolist():
         if not any(label == companion(other) or other == companion(label) for other in apart):

@@ -1,7 +1,7 @@
 """Split a data set so that every part has its share of every label, and write the split as a table.
 
 The idea is the iterative stratification of Sechidis, Tsoumakas and Vlahavas (2011): labels are served the rarest
-first, and each of their pictures goes to the part that still wants most of that label. Here the parts keep their
+first, and each of their images goes to the part that still wants most of that label. Here the parts keep their
 exact sizes, and a part that has none of a label yet comes first, so that rare labels reach every part.
 """
 
@@ -9,7 +9,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,12 +23,13 @@ from PIL import Image
 from pivotpatch.data.address import Address
 from pivotpatch.data.records import FileStore, ImageSource, LabelLists, RecordSet
 from pivotpatch.data.table_labels import NAMES_FILE, UNKNOWN_MARK
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, shorten
 from pivotpatch.writing import explain_disk_faults, replacing
 
 TableFormat = Literal["parquet", "jsonl", "csv"]
 
 _DELIMITER = "|"
+_SCHEMA = pa.schema({"image": pa.string(), "labels": pa.list_(pa.string()), "split": pa.string()})
 _EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _BATCH = 512
 
@@ -38,8 +39,8 @@ def split_records(
 ) -> dict[str, NDArray[np.int64]]:
     """Split records into parts that each have their share of every label.
 
-    Every part has its fraction of the records to within one. A label with as many pictures as there are parts, or
-    more, is in each part wherever that was found possible. Pictures without any label are shared out like a label of
+    Every part has its fraction of the records to within one. A label with as many images as there are parts, or
+    more, is in each part wherever that was found possible. Images without any label are shared out like a label of
     their own; unknown labels count as absent.
 
     Args:
@@ -50,24 +51,18 @@ def split_records(
     Returns:
         The indices of each part's records, ascending; no record is in two parts or in none.
     """
-    _check_fractions(fractions, len(records))
     shares = np.array(list(fractions.values()))
+    if not all(re.fullmatch(r"[\w.-]+", name) for name in fractions):
+        raise InputError("split", f"parts are named {shorten(fractions)}", "use letters, digits, dots and dashes")
+    if not (shares > 0).all() or abs(shares.sum() - 1) > 1e-6:
+        wrong = f"the fractions are {', '.join(f'{share:g}' for share in shares)}, in all {shares.sum():g}"
+        raise InputError("split", wrong, "give each part more than 0, and all together 1")
+    if len(records) < len(fractions):
+        raise InputError("split", f"{len(records)} records cannot fill {len(fractions)} parts", "give more records")
     sizes = _share_out(len(records), shares)
     parts = _stratify(records.positive, shares, sizes=sizes, generator=generator)
     _close_gaps(parts, records, count=len(sizes))
     return {name: np.flatnonzero(parts == part) for part, name in enumerate(fractions)}
-
-
-def _check_fractions(fractions: Mapping[str, float], count: int) -> None:
-    for name, share in fractions.items():
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise InputError("split", f"a part is named {name!r}", "use letters, digits, dots and dashes")
-        if not share > 0:
-            raise InputError("split", f"part {name!r} has the fraction {share}", "give one above 0")
-    if abs(sum(fractions.values()) - 1) > 1e-6:
-        raise InputError("split", f"the fractions add up to {sum(fractions.values()):g}", "make them add up to 1")
-    if count < len(fractions):
-        raise InputError("split", f"{count} records cannot fill {len(fractions)} parts", "give more records")
 
 
 def _share_out(total: int, shares: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -154,14 +149,14 @@ def write_split(
 ) -> SplitTable:
     """Write records and their parts as a table that `table:` reads, with `labels.json` beside it.
 
-    Pictures that are files are named by their paths: from `folder` where all lie below it, else from the folder that
-    holds them all, which the addresses then name. Pictures inside a table, or drawn on the fly, go into the new table.
+    Images that are files are named by their paths: from `folder` where all lie below it, else from the folder that
+    holds them all, which the addresses then name. Images inside a table, or drawn on the fly, go into the new table.
 
     Args:
         records: the data set.
         parts: indices of the records of each part.
         folder: where to write, made if it is missing.
-        kind: of table; only Parquet holds pictures.
+        kind: of table; only Parquet holds images.
     """
     _check_labels(records, kind)
     chosen = np.concatenate(list(parts.values()))
@@ -170,26 +165,27 @@ def write_split(
     records = records.select(chosen[order])
     embedded = not isinstance(records.images, FileStore)
     if embedded and kind != "parquet":
-        raise InputError(records.name, f"its pictures are not files, and {kind} cannot hold them", "write Parquet")
+        raise InputError(records.name, f"its images are not files, and {kind} cannot hold them", "write Parquet")
     path = folder / f"split.{kind}"
     options: dict[str, str] = {"delimiter": _DELIMITER} if kind == "csv" else {}
     with explain_disk_faults(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _write_names(folder / NAMES_FILE, records.labels.names)
-        if embedded:
-            _write_embedded(path, records, splits)
-        else:
-            images, root = _relative_paths(records, folder)
-            options |= {"root": root} if root else {}
-            _WRITERS[kind](path, images, _label_texts(records), splits)
+        with replacing(path) as written:
+            if embedded:
+                _write_embedded(written, records, splits)
+            else:
+                images, root = _relative_paths(records, folder)
+                options |= {"root": root} if root else {}
+                _write_paths(written, kind, images, _write_labels(records), splits)
     return SplitTable(path, {name: str(Address("table", str(path), name, options)) for name in parts})
 
 
 def _check_labels(records: RecordSet, kind: TableFormat) -> None:
     for label in records.labels.names:
         if label.startswith(UNKNOWN_MARK) or (kind == "csv" and (_DELIMITER in label or label != label.strip())):
-            todo = "rename it" if label.startswith(UNKNOWN_MARK) else "write Parquet or JSON lines"
-            raise InputError(records.name, f"label {label!r} cannot be told from the marks of a table", todo)
+            wrong = f"label {label!r} cannot be told from the marks of a table"
+            raise InputError(records.name, wrong, "rename it, or write Parquet or JSON lines if it only holds |")
 
 
 def _write_names(path: Path, names: Sequence[str]) -> None:
@@ -201,7 +197,7 @@ def _write_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _relative_paths(records: RecordSet, folder: Path) -> tuple[list[str], str | None]:
-    """Paths of all pictures from one folder, and that folder; None for `folder` itself."""
+    """Paths of all images from one folder, and that folder; None for `folder` itself."""
     paths = [os.path.abspath(record.image) for record in records if isinstance(record.image, Path)]  # noqa: PTH100 (links stay)
     root = os.path.abspath(folder)  # noqa: PTH100
     if os.path.commonpath([root, *paths]) == root:
@@ -210,49 +206,41 @@ def _relative_paths(records: RecordSet, folder: Path) -> tuple[list[str], str | 
     return [os.path.relpath(path, root) for path in paths], root
 
 
-def _label_texts(records: RecordSet) -> Iterator[list[str]]:
+def _write_labels(records: RecordSet) -> list[list[str]]:
     """The labels of each record as a table writes them."""
-    names = records.labels.names
-    for index in range(len(records)):
-        unknown = () if records.unknown is None else records.unknown[index]
-        yield [names[i] for i in records.positive[index]] + [UNKNOWN_MARK + names[i] for i in unknown]
+    names, unknown = records.labels.names, records.unknown or LabelLists.from_lists([()] * len(records))
+    marked = [UNKNOWN_MARK + name for name in names]
+    return [
+        [names[i] for i in records.positive[row]] + [marked[i] for i in unknown[row]] for row in range(len(records))
+    ]
 
 
-def _write_parquet(path: Path, images: Sequence[str], labels: Iterator[list[str]], splits: Sequence[str]) -> None:
-    columns = [pa.array(images, pa.string()), pa.array(labels, pa.list_(pa.string())), pa.array(splits, pa.string())]
-    with replacing(path) as written:
-        pq.write_table(pa.table(columns, names=["image", "labels", "split"]), written)
-
-
-def _write_jsonl(path: Path, images: Sequence[str], labels: Iterator[list[str]], splits: Sequence[str]) -> None:
-    with replacing(path) as written, written.open("w", encoding="utf-8") as file:
-        for image, held, split in zip(images, labels, splits, strict=True):
-            file.write(json.dumps({"image": image, "labels": held, "split": split}, ensure_ascii=False) + "\n")
-
-
-def _write_csv(path: Path, images: Sequence[str], labels: Iterator[list[str]], splits: Sequence[str]) -> None:
-    with replacing(path) as written, written.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", "labels", "split"])
-        writer.writerows(zip(images, map(_DELIMITER.join, labels), splits, strict=True))
-
-
-_WRITERS: Mapping[TableFormat, Callable[[Path, Sequence[str], Iterator[list[str]], Sequence[str]], None]] = {
-    "parquet": _write_parquet,
-    "jsonl": _write_jsonl,
-    "csv": _write_csv,
-}
+def _write_paths(
+    path: Path, kind: TableFormat, images: Sequence[str], labels: Sequence[list[str]], splits: Sequence[str]
+) -> None:
+    if kind == "parquet":
+        pq.write_table(pa.table([images, labels, splits], schema=_SCHEMA), path)
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = zip(images, labels, splits, strict=True)
+        if kind == "csv":
+            writer = csv.writer(file)
+            writer.writerow(_SCHEMA.names)
+            writer.writerows((image, _DELIMITER.join(held), split) for image, held, split in rows)
+        else:
+            file.writelines(
+                json.dumps(dict(zip(_SCHEMA.names, row, strict=True)), ensure_ascii=False) + "\n" for row in rows
+            )
 
 
 def _write_embedded(path: Path, records: RecordSet, splits: Sequence[str]) -> None:
-    """Write a table with the pictures in it, a batch at a time."""
-    schema = pa.schema({"image": _EMBEDDED, "labels": pa.list_(pa.string()), "split": pa.string()})
-    labels = _label_texts(records)
-    with replacing(path) as written, pq.ParquetWriter(written, schema) as writer:
+    """Write a table with the images in it, a batch at a time."""
+    schema = _SCHEMA.set(0, pa.field("image", _EMBEDDED))
+    with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, len(records), _BATCH):
-            chosen = [records[index] for index in range(start, min(start + _BATCH, len(records)))]
+            chosen = records[start : start + _BATCH]
             images = [{"bytes": _encode(record.image), "path": record.name} for record in chosen]
-            rows = {"image": images, "labels": [next(labels) for _ in chosen], "split": splits[start:][:_BATCH]}
+            rows = {"image": images, "labels": _write_labels(chosen), "split": splits[start:][:_BATCH]}
             writer.write_table(pa.table(rows, schema=schema))
 
 

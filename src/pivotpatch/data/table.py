@@ -1,10 +1,8 @@
-"""Data sets in tables: CSV, TSV, JSON lines and Parquet, with paths to pictures or the pictures themselves."""
+"""Data sets in tables: CSV, TSV, JSON lines and Parquet, with paths to images or the images themselves."""
 
-import os
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,23 +25,13 @@ from pivotpatch.errors import InputError, choose_one_of, shorten
 
 # Columns that are taken unasked, the first that is there; case, blanks and underscores do not matter.
 IMAGE_COLUMNS = (
-    "image",
-    "img",
-    "imagepath",
-    "imgpath",
-    "filepath",
-    "filename",
-    "path",
-    "file",
-    "imagefile",
-    "imagename",
-)
+    "image", "img", "imagepath", "imgpath", "filepath", "filename", "path", "file", "imagefile", "imagename",
+)  # fmt: skip
 LABEL_COLUMNS = ("labels", "label", "tags", "tag", "categories", "category", "classes", "class")
 SPLIT_COLUMN = "split"
 
 
-@dataclass(frozen=True)
-class TableOptions:
+class TableOptions(NamedTuple):
     """How to read a table; see `read_table`."""
 
     image: str | None = None
@@ -67,52 +55,38 @@ def read_table(
     root: str | None = None,
     allow_escape: bool = False,
 ) -> RecordSet:
-    """Read a table of pictures and labels.
+    """Read a table of images and labels.
 
-    Labels are one column, of delimited text or of lists; a label written with a leading `?` is unknown. Or they are one
-    column each: 1 present, 0 absent, -1 or nothing unknown. The label space is that of the whole table, whatever the
-    split, so that splits agree.
+    Labels are one column, of delimited text or of lists, where `?cat` is unknown; or one column each: 1 present, 0
+    absent, -1 or nothing unknown. The label space is that of the whole table, so that splits agree.
 
     Args:
         location: a CSV, TSV, JSON lines or Parquet file, a folder of Parquet files, or a glob pattern.
-        split: rows to take: by the split column or, where several files have none, by the files' names
-            (`train-00000-of-00004.parquet` is `train`). None takes all.
-        image: column of paths or of encoded pictures; found by its name if not given.
-        labels: column of labels; found by its name if not given. Where there is none, all other columns are taken as
-            one label each, or those that `names` lists.
-        delimiter: stands between labels in a text; `|`, `;` or `,` is found if not given. Empty: one label a text.
-        names: file of all labels in order, a JSON list or one a line; `labels.json` beside the table if there. Else
-            labels come in alphabetical order, columns in their own.
+        split: rows to take, by the split column or by the files' names (`train-00000-of-00004.parquet`); None: all.
+        image: column of paths or of encoded images; found by its name if not given.
+        labels: column of labels; found by its name. Where there is none, all other columns are labels, or `names`.
+        delimiter: stands between labels in a text; `|`, `;` or `,` is found if not given. Empty: one label per text.
+        names: file of all labels in order, a JSON list or one per line; `labels.json` beside the table if there.
         split_column: column of the split, `split` if not given.
-        root: folder that paths of pictures start from, that of the table if not given.
-        allow_escape: accept pictures outside the root.
+        root: folder that paths of images start from, that of the table if not given.
+        allow_escape: accept images outside the root.
     """
     options = TableOptions(image, labels, delimiter, names, split_column, root, allow_escape)
     return read_tables(find_tables(location), split, name=f"table:{location}", options=options)
 
 
-@dataclass(frozen=True)
-class TableColumns:
-    """Which column of a table is what.
-
-    Attributes:
-        image: the pictures, or their paths.
-        pixels: the column of encoded pictures as Parquet names it; None where pictures are files.
-        path: the column of paths or names, None where pictures have none.
-        labels: the one column of labels, or the columns that are a label each.
-        hot: whether each column of `labels` is one label.
-        split: the split, None where there is no such column.
-    """
+class _Columns(NamedTuple):
+    """Which column of a table is what; `image.bytes` and the like as Parquet names a field."""
 
     image: str
-    pixels: str | None
-    path: str | None
+    pixels: str | None  # the encoded images, None where they are files
+    path: str | None  # their paths or names
     labels: Sequence[str]
-    hot: bool
+    hot: bool  # whether each column of `labels` is one label
     split: str | None
 
 
-class TableRows(NamedTuple):
+class _Rows(NamedTuple):
     """All rows of a table, and where each file's rows begin."""
 
     table: pa.Table
@@ -135,16 +109,17 @@ def read_tables(tables: TableFiles, split: str | None, *, name: str, options: Ta
 
 
 def _read_records(tables: TableFiles, split: str | None, *, name: str, options: TableOptions) -> RecordSet:
-    first = tables.files[0].path
+    first, *others = (file.path for file in tables.files)
     schema = read_schema(first)
     names = find_label_names(tables.folder, options.names)
     columns = _choose_columns(schema, names, where=str(first), options=options)
+    if columns.hot and names is None:  # a label column that only some files have is an error where it is read
+        more = dict.fromkeys(name for path in others for name in read_schema(path).names if name not in schema.names)
+        columns = columns._replace(labels=[*columns.labels, *more])
     wanted = [column for column in (columns.path, *columns.labels, columns.split) if column is not None]
-    if columns.hot and names is None:
-        _check_same_columns([file.path for file in tables.files], schema.names)
     pieces = [read_columns(file.path, wanted) for file in tables.files]
     starts = np.cumsum([0, *(piece.num_rows for piece in pieces)]).tolist()
-    rows = TableRows(join_tables(first, pieces), tables, starts)
+    rows = _Rows(join_tables(first, pieces), tables, starts)
     if columns.hot:
         labels = encode_label_columns({name: rows.table[name] for name in columns.labels}, name_row=rows.name)
     else:
@@ -152,20 +127,12 @@ def _read_records(tables: TableFiles, split: str | None, *, name: str, options: 
         values = rows.table[columns.labels[0]]
         labels = encode_label_column(values, names, delimiter=options.delimiter, name_row=rows.name)
     chosen = _choose_rows(rows, columns.split, split)
-    images: ImageStore | None = _embedded_pictures(rows, columns)
+    images: ImageStore | None = _embedded_images(rows, columns)
     if images is None:
-        images = _picture_files(rows, columns, options=options, chosen=chosen)
+        images = _image_files(rows, columns, options=options, chosen=chosen)
     address = f"{name}@{split}" if split else name
     everything = RecordSet(address, labels.space, images=images, positive=labels.positive, unknown=labels.unknown)
     return everything if chosen is None else everything.select(chosen)
-
-
-def _find_column(asked: str | None, known: Sequence[str], columns: Sequence[str], *, where: str) -> str | None:
-    if asked is not None:
-        if asked not in columns:
-            raise InputError(where, f"there is no column {asked!r}", choose_one_of(asked, columns))
-        return asked
-    return find_column(known, columns)
 
 
 def find_column(known: Sequence[str], columns: Sequence[str]) -> str | None:
@@ -178,60 +145,45 @@ def find_column(known: Sequence[str], columns: Sequence[str]) -> str | None:
     return next((plain[name] for name in known if name in plain), None)
 
 
-def _choose_columns(
-    schema: pa.Schema, names: Sequence[str] | None, *, where: str, options: TableOptions
-) -> TableColumns:
+def _choose_columns(schema: pa.Schema, names: Sequence[str] | None, *, where: str, options: TableOptions) -> _Columns:
     columns = schema.names
-    image = _find_column(options.image, IMAGE_COLUMNS, columns, where=where)
+    for asked in (options.image, options.labels, options.split_column):
+        if asked is not None and asked not in columns:
+            raise InputError(where, f"there is no column {asked!r}", choose_one_of(asked, columns))
+    image = options.image or find_column(IMAGE_COLUMNS, columns)
     if image is None:
-        wrong = f"no column of pictures among {shorten(columns, limit=5)}"
-        raise InputError(where, wrong, "name it with ?image=COLUMN")
-    split = _find_column(options.split_column, (SPLIT_COLUMN,), columns, where=where)
+        wrong = f"no column of images among {shorten(columns, limit=5)}"
+        raise InputError(where, wrong, f"name it with ?image=COLUMN, as in {where}?image={columns[0]}")
+    split = options.split_column or find_column((SPLIT_COLUMN,), columns)
     kind = schema.field(image).type
     fields = {field.name for field in kind} if pa.types.is_struct(kind) else set()
+    pixels: str | None = None
+    path: str | None = image
     if "bytes" in fields:
         pixels, path = f"{image}.bytes", f"{image}.path" if "path" in fields else None
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         pixels, path = image, None
-    else:
-        pixels, path = None, image
-    labels = _find_column(options.labels, LABEL_COLUMNS, columns, where=where)
+    labels = options.labels or find_column(LABEL_COLUMNS, columns)
     if labels is not None:
-        return TableColumns(image, pixels, path, [labels], False, split)
+        return _Columns(image, pixels, path, [labels], False, split)
     hot = names or [column for column in columns if column not in (image, split)]
-    there = set(columns)
-    for name in hot:
-        if name not in there:
-            wrong = f"no column of labels, and none for the label {name!r}"
-            raise InputError(where, wrong, f"{choose_one_of(name, columns)}; name that of labels with ?labels=COLUMN")
-    if not hot:
-        raise InputError(where, f"no column of labels beside {image!r}", "add one")
-    return TableColumns(image, pixels, path, hot, True, split)
+    missing = sorted(set(hot) - set(columns))
+    if missing or not hot:
+        wrong = f"no column of labels beside {image!r}" + (f", and none for {shorten(missing)}" if missing else "")
+        raise InputError(where, wrong, "name it with ?labels=COLUMN, or add it")
+    return _Columns(image, pixels, path, hot, True, split)
 
 
-def _check_same_columns(paths: Sequence[Path], columns: Sequence[str]) -> None:
-    """Refuse a label column that only a later file has: the first file's columns are all that are read."""
-    there = set(columns)
-    for path in paths[1:]:
-        more = [name for name in read_schema(path).names if name not in there]
-        if more:
-            wrong = f"column {more[0]!r} is not in {paths[0].name}, where columns are labels"
-            raise InputError(str(path), wrong, "give all files the same columns, or list the labels with ?names=FILE")
-
-
-def _choose_rows(rows: TableRows, column: str | None, split: str | None) -> NDArray[np.int64] | None:
+def _choose_rows(rows: _Rows, column: str | None, split: str | None) -> NDArray[np.int64] | None:
     """Rows of a split, None for all."""
     if split is None:
         return None
     where = str(rows.tables.folder if len(rows.tables.files) > 1 else rows.tables.files[0].path)
     if column is not None:
-        values = rows.table[column]
-        if pa.types.is_nested(values.type):
-            raise InputError(where, f"column {column!r} holds {values.type}", "write one split a row")
         try:
-            values = values.cast(pa.string())
+            values = rows.table[column].cast(pa.string())
         except pa.ArrowException:
-            raise InputError(where, f"column {column!r} holds text that is not UTF-8", "write it as UTF-8") from None
+            raise InputError(where, f"column {column!r} holds no text", "write one split per row, in UTF-8") from None
         known = set(values.drop_null().unique().to_pylist())
         mask = pc.fill_null(pc.equal(values, split), False).to_numpy()
     else:
@@ -246,64 +198,57 @@ def _choose_rows(rows: TableRows, column: str | None, split: str | None) -> NDAr
     return np.flatnonzero(mask)
 
 
-def _path_column(rows: TableRows, columns: TableColumns) -> pa.ChunkedArray:
-    """Paths or names of the pictures, as text."""
+def _path_column(rows: _Rows, columns: _Columns) -> pa.ChunkedArray:
+    """Paths or names of the images, as text."""
     values = rows.table[columns.image]
     if columns.pixels is not None:
         values = pc.struct_field(values, "path")
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type)):
-        wrong = f"column {columns.image!r} holds {values.type}, neither paths nor encoded pictures"
+        wrong = f"column {columns.image!r} holds {values.type}, neither paths nor encoded images"
         raise InputError(str(rows.tables.files[0].path), wrong, "name the right one with ?image=COLUMN")
     # Long offsets, so that any number of paths fits in one array.
     return values.cast(pa.large_string())
 
 
-def _embedded_pictures(rows: TableRows, columns: TableColumns) -> EmbeddedStore | None:
-    """The pictures inside the table; None where it has their paths only."""
+def _embedded_images(rows: _Rows, columns: _Columns) -> EmbeddedStore | None:
+    """The images inside the table; None where it has their paths only, so that the first row holds no bytes."""
     if columns.pixels is None:
         return None
     groups = list_row_groups([file.path for file in rows.tables.files], columns.pixels)
-    missing = sum(group.count_missing(columns.pixels) for group in groups)
-    if missing and missing == rows.table.num_rows and columns.path is not None:
+    if columns.path is not None and not next(groups[0].values(columns.pixels)).is_valid:
         return None
-    if missing:
-        group = next(group for group in groups if group.count_missing(columns.pixels))
-        row = group.before + group.first_missing(columns.pixels) + 1
-        raise InputError(f"{group.path}, row {row}", "the row has no picture", "add it or leave out the row")
     names = None if columns.path is None else _path_column(rows, columns).combine_chunks()
-    # Many files carry one name for all pictures, or none; such names would tell nobody which is meant.
+    # Many files carry one name for all images, or none; such names would tell nobody which is meant.
     telling = names is not None and not names.null_count and pc.count_distinct(names).as_py() == len(names)
     return EmbeddedStore(groups, columns.pixels, names=names if telling else None, cache=cache_folder())
 
 
-def _picture_files(
-    rows: TableRows, columns: TableColumns, *, options: TableOptions, chosen: NDArray[np.int64] | None
+def _image_files(
+    rows: _Rows, columns: _Columns, *, options: TableOptions, chosen: NDArray[np.int64] | None
 ) -> FileStore:
     folder = rows.tables.folder
-    root = folder if options.root is None else folder / options.root
     paths = _path_column(rows, columns)
-    blank = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(paths), ""), True).to_numpy()
-    if blank.any():
-        where = rows.name(int(blank.argmax()))
-        raise InputError(where, f"the row has no picture in column {columns.image!r}", "add it or leave out the row")
-    nul = pc.match_substring(paths, "\0").to_numpy()
-    if nul.any():
-        at = int(nul.argmax())
-        wrong = f"the picture's path {paths[at].as_py()!r} holds the character NUL"
-        raise InputError(rows.name(at), wrong, "correct it, for no file's name has it")
+    useless = pc.fill_null(pc.match_substring_regex(paths, r"^\s*$|\x00"), True).to_numpy()
+    if useless.any():
+        where, wrong = rows.name(int(useless.argmax())), f"the row has no path of an image in column {columns.image!r}"
+        raise InputError(where, wrong, "add it or leave out the row")
     if options.root is None:
         paths = _start_from(folder, rows, paths)
+    root = folder / (options.root or "")
     paths = paths.combine_chunks()
     if not options.allow_escape:
         # One pass of Arrow finds the few names that could leave the root at all.
         for row in np.flatnonzero(pc.match_substring_regex(paths, MAY_ESCAPE.pattern).to_numpy(zero_copy_only=False)):
             resolve_inside(root, paths[row].as_py(), where=rows.name(int(row)))
-    taken = paths if chosen is None else paths.take(pa.array(chosen))
-    _refuse_twins(_normalise(taken, root), where=str(rows.tables.files[0].path))
+    counts = pc.value_counts(paths if chosen is None else paths.take(pa.array(chosen)))
+    twins = counts.filter(pc.greater(counts.field("counts"), 1))
+    if len(twins):
+        wrong = f"image {twins[0]['values'].as_py()!r} stands on {twins[0]['counts']} rows ({len(twins)} images do so)"
+        raise InputError(str(rows.tables.files[0].path), wrong, "give each image one row with all its labels")
     return FileStore(root, paths)
 
 
-def _start_from(folder: Path, rows: TableRows, paths: pa.ChunkedArray) -> pa.ChunkedArray:
+def _start_from(folder: Path, rows: _Rows, paths: pa.ChunkedArray) -> pa.ChunkedArray:
     """Paths that start from each table's own folder, rewritten to start from the common one."""
     parts = []
     for file, start, end in zip(rows.tables.files, rows.starts, rows.starts[1:], strict=False):
@@ -313,21 +258,3 @@ def _start_from(folder: Path, rows: TableRows, paths: pa.ChunkedArray) -> pa.Chu
             part = pc.if_else(pc.starts_with(part, "/"), part, joined)
         parts.extend(part.chunks)
     return pa.chunked_array(parts, pa.large_string())
-
-
-def _normalise(paths: pa.Array, root: Path) -> pa.Array:
-    """Paths in one spelling each: without `.`, `..` and doubled slashes, and from the root where they lie in it."""
-    odd = pc.match_substring_regex(paths, r"(^|/)\.{0,2}(/|$)")
-    base = os.path.join(os.path.abspath(root), "")  # noqa: PTH100, PTH118 (links are not followed)
-    plain = [os.path.normpath(base + path if path[0] != "/" else path) for path in paths.filter(odd).to_pylist()]
-    return pc.replace_with_mask(paths, odd, pa.array([path.removeprefix(base) for path in plain], pa.large_string()))
-
-
-def _refuse_twins(paths: pa.Array, *, where: str) -> None:
-    if pc.count_distinct(paths).as_py() == len(paths):
-        return
-    counts = pc.value_counts(paths)
-    twins = counts.filter(pc.greater(counts.field("counts"), 1))
-    picture, times = twins[0]["values"].as_py(), twins[0]["counts"].as_py()
-    wrong = f"picture {picture!r} stands on {times} rows ({len(twins)} pictures do so)"
-    raise InputError(where, wrong, "give each picture one row with all its labels")

@@ -1,21 +1,21 @@
 """Read the objects of Visual Genome as multi-label data (VG-256), with a label map given or built here."""
 
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from pivotpatch.data.address import Address
-from pivotpatch.data.files import check_name, read_json
+from pivotpatch.data.files import read_json
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
 from pivotpatch.errors import InputError, choose_one_of
 
+_Kind = tuple[tuple[str, ...], tuple[str, ...]]  # names and synsets of an object
 # Words that look like the plural of another thing's name.
 _OWN_WORDS = frozenset({"glasses"})
 
@@ -32,11 +32,11 @@ def read_visual_genome(
     """Read Visual Genome: a label is present where an image has an object that goes by one of the label's names.
 
     Every image of `objects.json` is a record, also one without any label, in the order of the image ids. The split
-    is that of `split_images` with `numpy.random.default_rng(seed)` over the images in this order. That a picture
-    exists is not checked here.
+    is that of `split_images` with `numpy.random.default_rng(seed)` over the images in this order. That an image
+    file exists is not checked here.
 
     Args:
-        location: the folder that holds `objects.json` (release 1.0, 1.2 or 1.4) and the pictures in `VG_100K` and
+        location: the folder that holds `objects.json` (release 1.0, 1.2 or 1.4) and the images in `VG_100K` and
             `VG_100K_2`.
         split: train (70 %), test (30 %), or None for all images.
         label_map: JSON file, relative to `location`, that gives each label the list of its names:
@@ -59,31 +59,22 @@ def read_visual_genome(
     records = RecordSet(
         str(Address("vg", location, split)),
         LabelSpace(tuple(forms)),
-        images=FileStore(root, _picture_paths(root, named.image_ids)),
+        images=FileStore(root, _find_paths(root, named.image_ids)),
         positive=_apply_label_map(named, forms),
     )
     if split is None:
         return records
-    parts = split_images(len(records), generator=np.random.default_rng(seed))
-    return records.select(parts.train if split == "train" else parts.test)
+    return records.select(split_images(len(records), split, generator=np.random.default_rng(seed)))
 
 
-class ImageSplit(NamedTuple):
-    """Positions of the images of each part, in ascending order."""
+def split_images(count: int, split: str, *, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Positions of train, the first 70 % of a permutation of `count` images, rounded down, or of test, the rest.
 
-    train: NDArray[np.int64]
-    test: NDArray[np.int64]
-
-
-def split_images(count: int, *, generator: np.random.Generator) -> ImageSplit:
-    """Split `count` images at random: the first 70 % of a permutation, rounded down, are train, the rest test.
-
-    >>> [len(part) for part in split_images(108_249, generator=np.random.default_rng(1))]
+    >>> [len(split_images(108_249, part, generator=np.random.default_rng(1))) for part in ("train", "test")]
     [75774, 32475]
     """
-    order = generator.permutation(count)
-    cut = count * 7 // 10
-    return ImageSplit(np.sort(order[:cut]), np.sort(order[cut:]))
+    order, cut = generator.permutation(count), count * 7 // 10
+    return np.sort(order[:cut] if split == "train" else order[cut:])
 
 
 class NamedImages(NamedTuple):
@@ -111,76 +102,48 @@ def clean_name(name: str) -> str:
     return " ".join(name.lower().split()).strip(" .,;:!?'\"")
 
 
-class _ObjectColumns:
-    """The columns of `objects.json`, filled while it is parsed, so that its tree never stands in memory.
-
-    Attributes:
-        image_ids: the id of each image.
-        lengths: how many objects each image has.
-        kinds: names and synsets of an object, each combination once, numbered.
-        codes: number of the kind of each object, one image after the other.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.image_ids: list[int] = []
-        self.lengths = array("q")
-        self.kinds: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
-        self.codes = array("q")
-
-    def convert(self, item: dict[str, object]) -> object:
-        """Take in an image and leave its id; of an object, leave its names and synsets."""
-        if "objects" in item:
-            return self._add_image(item)
-        names, synsets = item.get("names"), item.get("synsets") or []  # release 1.0 has no synsets
-        if isinstance(names, list) and isinstance(synsets, list):
-            return tuple(names), tuple(synsets)
-        return item
-
-    def _add_image(self, item: dict[str, object]) -> int:
-        image_id, objects = item.get("image_id", item.get("id")), item["objects"]
-        if not isinstance(image_id, int) or not 0 <= image_id < 2**63 or not isinstance(objects, list):
-            wrong = f"an image with id {image_id!r} and objects of type {type(objects).__name__}"
-            raise InputError(str(self.path), wrong, "give an integer from 0 to 2**63 - 1 and a list")
-        for place, kind in enumerate(objects):
-            try:
-                self.codes.append(self.kinds[kind])
-            except (KeyError, TypeError):
-                self.codes.append(self._add_kind(kind, f"{self.path}, image {image_id}, object {place}"))
-        self.image_ids.append(image_id)
-        self.lengths.append(len(objects))
-        return image_id
-
-    def _add_kind(self, kind: object, where: str) -> int:
-        match kind:
-            case (tuple() as names, tuple() as synsets) if all(isinstance(text, str) for text in names + synsets):
-                return self.kinds.setdefault((names, synsets), len(self.kinds))
-        raise InputError(where, "names or synsets are not lists of strings", 'give for example "names": ["tree"]')
-
-
 def read_named_images(path: Path) -> NamedImages:
     """Read the names of all objects of `objects.json`."""
-    columns = _ObjectColumns(path)
-    content = read_json(path, convert=columns.convert)
-    if not content or content != columns.image_ids:  # convert() leaves nothing but the ids
-        raise InputError(str(path), "not a list of images with their objects", "give objects.json of Visual Genome")
-    order = np.argsort(columns.image_ids, kind="stable")
-    image_ids = np.array(columns.image_ids, dtype=np.int64)[order]
+    kinds: dict[_Kind, _Kind] = {}  # each combination is kept once: the file's own tree would fill the memory
+
+    def convert(item: dict[str, object]) -> object:
+        if "objects" in item:
+            return item.get("image_id", item.get("id")), item["objects"]
+        names, synsets = item.get("names"), item.get("synsets") or []  # release 1.0 has no synsets
+        if not isinstance(names, list) or not isinstance(synsets, list):
+            return item
+        kind = tuple(names), tuple(synsets)
+        return kinds.setdefault(kind, kind)
+
+    try:
+        images = cast("list[tuple[int, list[_Kind]]]", read_json(path, convert=convert))
+        number = {kind: place for place, kind in enumerate(kinds)}
+        image_ids = np.array([image_id for image_id, _ in images], dtype=np.int64)
+        lengths = [len(objects) for _, objects in images]
+        codes = np.array([number[kind] for _, objects in images for kind in objects], dtype=np.int64)
+        cleaned = [[clean_name(name) for name in names] for names, _ in kinds]
+    except InputError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        images = []
+    if not images:
+        todo = "give objects.json of Visual Genome"
+        raise InputError(str(path), "not a list of images with their objects, names and synsets", todo)
+    order = np.argsort(image_ids, kind="stable")
+    image_ids = image_ids[order]
     twice = image_ids[1:][np.diff(image_ids) == 0]
     if len(twice):
         raise InputError(str(path), f"image {twice[0]} stands twice", "remove one of them")
 
     at: dict[str, int] = {}
-    cleaned = [[clean_name(name) for name in names] for names, _ in columns.kinds]
     named = LabelLists.from_lists([[at.setdefault(name, len(at)) for name in names if name] for names in cleaned])
-    codes = np.array(columns.codes, dtype=np.int64)
-    rows = np.repeat(np.arange(len(image_ids)), np.array(columns.lengths, dtype=np.int64))
+    rows = np.repeat(np.arange(len(image_ids)), lengths)
     each = named.select(codes)
     shown = LabelLists.from_pairs(rows[each.rows()], each.indices.astype(np.int64), count=len(image_ids)).select(order)
 
     synsets: list[Counter[str]] = [Counter() for _ in at]
-    counts = np.bincount(codes, minlength=len(columns.kinds)).tolist()
-    for (_, of_kind), names, count in zip(columns.kinds, cleaned, counts, strict=True):
+    counts = np.bincount(codes, minlength=len(kinds)).tolist()
+    for (_, of_kind), names, count in zip(kinds, cleaned, counts, strict=True):
         # Of several names and synsets nothing says which belong together.
         if len(names) == len(of_kind) == 1 and names[0]:
             synsets[at[names[0]]][of_kind[0]] += count
@@ -208,7 +171,7 @@ def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: in
     """
     if min_images < 1 or num_labels < 1:
         wrong = f"min_images is {min_images} and num_labels {num_labels}"
-        raise InputError("build_label_map", wrong, "give 1 or more for both")
+        raise InputError("label map", wrong, "give 1 or more for both")
     groups = _group_names(named)
     group_at = {group: place for place, group in enumerate(dict.fromkeys(groups))}
     group_of = np.array([group_at[group] for group in groups], dtype=np.int64)
@@ -223,7 +186,7 @@ def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: in
     ranked = sorted((-int(group_images[group]), [name for _, name in sorted(held)]) for group, held in members.items())
     if not ranked:
         wrong = f"no label has min_images={min_images} among {len(named.image_ids)} images"
-        raise InputError("build_label_map", wrong, "lower min_images")
+        raise InputError("label map", wrong, "lower min_images")
     return {names[0]: names for _, names in ranked[:num_labels]}
 
 
@@ -267,7 +230,6 @@ def _read_label_map(path: Path) -> dict[str, list[str]]:
     if not isinstance(content, dict):
         raise InputError(str(path), "not a JSON object", 'give {"label": ["name", ...], ...}')
     for label, names in content.items():
-        check_name(label, where=str(path))
         if not isinstance(names, list) or not all(isinstance(name, str) and clean_name(name) for name in names):
             raise InputError(str(path), f"the names of {label!r} are not a list of words", "give for example ['tree']")
     return content
@@ -281,11 +243,11 @@ def _apply_label_map(named: NamedImages, forms: Mapping[str, Sequence[str]]) -> 
     return LabelLists.from_pairs(named.shown.rows()[labels >= 0], labels[labels >= 0], count=len(named.image_ids))
 
 
-def _picture_paths(root: Path, image_ids: NDArray[np.int64]) -> pa.Array:
-    """The path of each picture; one listing of a folder tells in which of the two all of them are."""
+def _find_paths(root: Path, image_ids: NDArray[np.int64]) -> pa.Array:
+    """The path of each image; one listing of a folder tells in which of the two all of them are."""
     first, second = root / "VG_100K", root / "VG_100K_2"
     if not first.is_dir() and not second.is_dir():
-        raise InputError(str(root), "there is neither VG_100K nor VG_100K_2", "unpack the pictures there")
+        raise InputError(str(root), "there is neither VG_100K nor VG_100K_2", "unpack the images there")
     in_second = {path.name for path in second.iterdir()} if second.is_dir() else set()
     names = (f"{image_id}.jpg" for image_id in image_ids.tolist())
     return pa.array([f"{(second if name in in_second else first).name}/{name}" for name in names], pa.string())

@@ -1,4 +1,4 @@
-"""Read PASCAL VOC 2007 and 2012, from its image sets or from the XML of each picture."""
+"""Read PASCAL VOC 2007 and 2012, from its image sets or from the XML of each image."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ LABELS = (
 )  # fmt: skip
 _LABEL_AT = {label: place for place, label in enumerate(LABELS)}
 
-# Every label of every picture is in one of three states, numbered as the image sets number them.
+# Every label of every image is in one of three states, numbered as the image sets number them.
 _ABSENT, _DIFFICULT, _PRESENT = -1, 0, 1
 # The lines of the image sets; a name has word characters only, so that none leads out of its folder.
 _NAME = re.compile(r"([\w-]+)()")
@@ -36,8 +36,8 @@ def read_voc(
 ) -> RecordSet:
     """Read PASCAL VOC: the 20 labels in alphabetical order, records in the order of the split's file.
 
-    A label of which a picture shows only objects marked difficult follows `difficult`; with one plain object among
-    them it is present. That a picture exists is not checked here.
+    A label of which an image shows only objects marked difficult follows `difficult`; with one plain object among
+    them it is present. That an image file exists is not checked here.
 
     Args:
         location: the folder VOCdevkit, the one above it, or one year's folder such as VOC2007.
@@ -48,8 +48,9 @@ def read_voc(
     """
     folder, part = _find_split(Path(location), split)
     names = list(_read_rows(folder / "ImageSets" / "Main" / f"{part}.txt", _NAME, "000005"))
-    from_sets = source == "imagesets" or (source == "auto" and any(path.is_file() for path in _set_paths(folder, part)))
-    states = _read_image_sets(folder, part, names) if from_sets else _read_annotations(folder, names)
+    sets = [folder / "ImageSets" / "Main" / f"{label}_{part}.txt" for label in LABELS]
+    use_sets = source == "imagesets" or (source == "auto" and any(path.is_file() for path in sets))
+    states = _read_image_sets(sets, names) if use_sets else _read_annotations(folder, names)
     shown = states >= (_DIFFICULT if difficult == "positive" else _PRESENT)
     return RecordSet(
         str(Address("voc", location, split)),
@@ -74,13 +75,13 @@ class _Split(NamedTuple):
 def _find_split(location: Path, split: str | None) -> _Split:
     """The folder of a year and the name of the set within."""
     known: dict[str, _Split] = {}
-    if (location / "ImageSets").is_dir():
-        year = location.absolute().name.removeprefix("VOC")
-        for part in _parts(location):
-            known[part] = known[f"{year}-{part}"] = _Split(location, part)
-    for above in (location, location / "VOCdevkit"):
-        for folder in sorted(above.glob("VOC[0-9][0-9][0-9][0-9]")):
-            known |= {f"{folder.name[3:]}-{part}": _Split(folder, part) for part in _parts(folder)}
+    folders = [folder for above in (location, location / "VOCdevkit") for folder in sorted(above.glob("VOC[0-9]*"))]
+    for folder in (location, *folders):
+        for path in (folder / "ImageSets" / "Main").glob("*.txt"):
+            if path.stem.rpartition("_")[0] not in _LABEL_AT:  # those are about one label
+                known[f"{folder.absolute().name.removeprefix('VOC')}-{path.stem}"] = _Split(folder, path.stem)
+                if folder == location:
+                    known[path.stem] = _Split(folder, path.stem)
     if not known:
         todo = "give the folder VOCdevkit, with VOC2007/ImageSets/Main/trainval.txt and so on"
         raise InputError(str(location), "there are no image sets of VOC", todo)
@@ -90,51 +91,33 @@ def _find_split(location: Path, split: str | None) -> _Split:
     return known[split]
 
 
-def _parts(folder: Path) -> list[str]:
-    """The sets of a year: files of ImageSets/Main that are not about one label."""
-    stems = [path.stem for path in (folder / "ImageSets" / "Main").glob("*.txt")]
-    return [stem for stem in stems if stem.rpartition("_")[0] not in _LABEL_AT]
-
-
-def _set_paths(folder: Path, part: str) -> list[Path]:
-    return [folder / "ImageSets" / "Main" / f"{label}_{part}.txt" for label in LABELS]
-
-
 def _read_rows(path: Path, form: re.Pattern[str], example: str) -> dict[str, str]:
-    """The second column of each line by the picture's name in the first."""
+    """The second column of each line by the image's name in the first."""
     rows: dict[str, str] = {}
     for number, line in enumerate(read_text(path).rstrip().splitlines(), start=1):
         row = form.fullmatch(line.strip())
-        if row is None:
-            raise InputError(f"{path}, line {number}", f"{line!r} is not like {example!r}", "correct the line")
-        if row[1] in rows:
-            raise InputError(f"{path}, line {number}", f"picture {row[1]!r} stands twice", "remove one of them")
+        if row is None or row[1] in rows:
+            wrong = f"{line!r} is not like {example!r}" if row is None else f"image {row[1]!r} stands twice"
+            raise InputError(f"{path}, line {number}", wrong, "correct the line")
         rows[row[1]] = row[2]
     return rows
 
 
-def _read_image_sets(folder: Path, part: str, names: list[str]) -> NDArray[np.int8]:
-    """States (N,L) from one file a label."""
-    paths = _set_paths(folder, part)
-    missing = [path.name for path in paths if not path.is_file()]
-    if missing:
-        where = str(folder / "ImageSets" / "Main")
-        raise InputError(where, f"{shorten(missing)} missing", "restore the files or set source=xml")
-    return np.stack([_read_states(path, names) for path in paths], axis=1)
-
-
-def _read_states(path: Path, names: list[str]) -> NDArray[np.int8]:
-    """States (N,) of one label, in the order of `names`."""
-    states = _read_rows(path, _NAME_AND_STATE, "000005 -1")
-    strange = sorted(states.keys() ^ set(names))
-    if strange:
-        wrong = f"{shorten(strange)} in this file or in the split's list, but not in both"
-        raise InputError(str(path), wrong, "copy both files from the same release")
-    return np.array([int(states[name]) for name in names], dtype=np.int8)
+def _read_image_sets(paths: list[Path], names: list[str]) -> NDArray[np.int8]:
+    """States (N,L) from one file per label."""
+    columns = []
+    for path in paths:
+        states = _read_rows(path, _NAME_AND_STATE, "000005 -1")
+        strange = sorted(states.keys() ^ set(names))
+        if strange:
+            wrong = f"{shorten(strange)} in this file or in the split's list, but not in both"
+            raise InputError(str(path), wrong, "copy both files from the same release, or set source=xml")
+        columns.append([int(states[name]) for name in names])
+    return np.array(columns, dtype=np.int8).T
 
 
 def _read_annotations(folder: Path, names: list[str]) -> NDArray[np.int8]:
-    """States (N,L) from one XML file a picture."""
+    """States (N,L) from one XML file per image."""
     states = np.full((len(names), len(LABELS)), _ABSENT, dtype=np.int8)
     for row, name in enumerate(names):
         path = folder / "Annotations" / f"{name}.xml"
@@ -142,11 +125,9 @@ def _read_annotations(folder: Path, names: list[str]) -> NDArray[np.int8]:
             label = (thing.findtext("name") or "").strip()
             if label not in _LABEL_AT:
                 raise InputError(str(path), f"unknown label {label!r}", choose_one_of(label, LABELS))
-            flag = thing.findtext("difficult", "0").strip()
-            if flag not in ("0", "1"):
-                raise InputError(str(path), f"difficult is {flag!r} for a {label}", "write 0 or 1")
+            found = _DIFFICULT if thing.findtext("difficult", "0").strip() == "1" else _PRESENT
             column = _LABEL_AT[label]
-            states[row, column] = max(states[row, column], _DIFFICULT if flag == "1" else _PRESENT)
+            states[row, column] = max(states[row, column], found)
     return states
 
 
@@ -155,9 +136,6 @@ def _parse_xml(path: Path) -> ET.Element:
     if "<!DOCTYPE" in text:  # the one place that declares entities, which can grow to fill all memory
         raise InputError(str(path), "a DOCTYPE is not accepted", "remove it")
     try:
-        root = ET.fromstring(text)  # noqa: S314 (without a DOCTYPE there is nothing to expand or fetch)
+        return ET.fromstring(text)  # noqa: S314 (without a DOCTYPE there is nothing to expand or fetch)
     except ET.ParseError as error:
         raise InputError(str(path), f"not valid XML ({error})", "copy or download it again") from None
-    if root.tag != "annotation":
-        raise InputError(str(path), f"the outermost element is {root.tag!r}", "give a VOC annotation")
-    return root

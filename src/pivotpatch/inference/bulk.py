@@ -11,8 +11,7 @@ import pyarrow as pa
 import torch
 
 from pivotpatch.data.loading import Batch, OnError, make_loader
-from pivotpatch.data.picture_paths import PathStore
-from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
+from pivotpatch.data.records import LabelLists, LabelSpace, PathStore, RecordSet
 from pivotpatch.errors import InputError
 from pivotpatch.inference.bulk_file import (
     BETWEEN,
@@ -147,7 +146,7 @@ def tag_pictures(
 
     Args:
         engine: the network.
-        paths: files, as `find_pictures` yields them; None goes on with the pictures that unfinished work began with.
+        paths: files, as `find_images` yields them; None goes on with the pictures that unfinished work began with.
         out: a .parquet, .jsonl or .csv file.
         rule: which labels a picture gets.
         all_probs: add a column with the probability of every label, in the order that the summary lists.

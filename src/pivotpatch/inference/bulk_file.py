@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pivotpatch.data.picture_paths import PathStore, write_paths
+from pivotpatch.data.records import PathStore, write_paths
 from pivotpatch.data.table_files import open_parquet
 from pivotpatch.errors import InputError
 from pivotpatch.writing import explain_disk_faults, flush

@@ -15,7 +15,7 @@ from pivotpatch.accel import quicken_inference
 from pivotpatch.accel.device import has_bfloat16
 from pivotpatch.core.adaptive import check_effort
 from pivotpatch.data.decoding import decode_image, decode_with_size
-from pivotpatch.data.picture_paths import locate_file
+from pivotpatch.data.files import locate_file
 from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Engine, TorchEngine
 from pivotpatch.inference.foreign import open_foreign

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.core.patches import check_overlap
-from pivotpatch.data.common_labels import Tell, keep_common_labels
 from pivotpatch.data.decoding import MAX_SIDE
-from pivotpatch.data.records import LabelSpace, RecordSet
+from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.errors import InputError, choose_one_of, shorten
 from pivotpatch.inference.scores import KINDS, Scores
 

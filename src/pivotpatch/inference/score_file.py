@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.data.common_labels import Tell
-from pivotpatch.data.records import RecordSet
+from pivotpatch.data.records import RecordSet, Tell
 from pivotpatch.data.table_files import open_parquet, read_schema
 from pivotpatch.errors import InputError, choose_one_of, cut, shorten
 from pivotpatch.inference.score_content import (

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from pivotpatch.audit.cases import CaseStudy, study_case
 from pivotpatch.audit.cooccurrence import (
     FEW,
     FalsePositive,
-    PairRates,
+    PairComparison,
+    compare_pairs,
     decide,
     find_false_positives,
     rank_pairs,
@@ -20,13 +21,10 @@ from pivotpatch.audit.cooccurrence import (
 )
 from pivotpatch.audit.evaluation import Difference, Evaluation, evaluate_scores
 from pivotpatch.audit.label_errors import LabelError, find_label_errors
-from pivotpatch.audit.pair_comparison import PairComparison, compare_pairs
-from pivotpatch.audit.stepwise import check_same_pictures
-from pivotpatch.core.bootstrap import Interval
-from pivotpatch.core.metrics import Definition
-from pivotpatch.core.policies import Fixed, PriorMatched
+from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.policies import Fixed, PerLabel
 from pivotpatch.inference.scores import Scores
-from pivotpatch.report.subject import Subject
+from pivotpatch.training.plots import LogEntries
 from pivotpatch.tuning.calibration import (
     CalibrationQuality,
     Reliability,
@@ -39,43 +37,44 @@ from pivotpatch.tuning.thresholds import ThresholdCurve, threshold_curve
 BASELINE = "baseline"
 PANELS = 6  # labels whose curves are drawn
 PAIRS_PER_LABEL = 3  # of the worst, so that one label does not hide all others
-_ENOUGH = 50  # pictures that a calibration is fitted on
-_STAGES = 5
+_EXAMPLES = 3  # images of each pair
+_ENOUGH = 50  # images that a calibration is fitted on
+_FIXED = Fixed(0.5)
 
 
-class Counts(NamedTuple):
-    """How much a report lists: cases, pairs of labels, pictures of each pair, likely label errors."""
-
-    cases: int = 12
-    pairs: int = 10
-    examples: int = 3
-    errors: int = 18
-
-
-COUNTS = Counts()
-
-
-@dataclass(frozen=True)
-class WorstPair:
-    """A label that is given where its company is, and is not there.
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model to report on.
 
     Attributes:
-        label: the label that is decided about.
-        company: the label that is there.
-        rate: the conditional FPR with its interval.
-        pictures: how many it is a share of.
-        few: they are so few that the rate says little.
-        overall: FPR of the label over all pictures.
-        reference: the reference's conditional FPR, where there is one.
-        examples: pictures behind it, the most confident first.
+        name: for headings.
+        scores: what it says of the images, and what is true.
+        policy: how the probabilities to rank by become decisions; those of a fixed threshold are told of all kinds.
+        calibration: of these probabilities, where the policy was fitted to calibrated ones.
+        facts: what else is known of it, in words, by name.
+        log: of its training, where it comes from a run.
+        fitted_here: whether what decides may have been fitted on these very images, which the report then says.
     """
 
-    label: str
-    company: str
-    rate: Interval
-    pictures: int
-    few: bool
-    overall: float
+    name: str
+    scores: Scores
+    policy: Fixed | PerLabel = _FIXED
+    calibration: Calibration | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    log: LogEntries = ()
+    fitted_here: bool = False
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """L thresholds."""
+        policy = self.policy
+        return policy.thresholds if isinstance(policy, PerLabel) else (policy.threshold,) * len(self.scores.labels)
+
+
+class WorstPair(NamedTuple):
+    """A pair's rates as in `PairRates.to_dict`, the reference's conditional FPR, and images behind it."""
+
+    rates: Mapping[str, Any]
     reference: float | None
     examples: tuple[FalsePositive, ...]
 
@@ -100,7 +99,7 @@ class Findings:
         worst: the worst pairs.
         cases: where the model is nearer to the truth than the reference by most, and where farther from it by most.
         errors: likely label errors.
-        calibration: by "before" and "after"; empty where there are too few pictures.
+        calibration: by "before" and "after"; empty where there are too few images.
     """
 
     evaluation: Evaluation
@@ -119,107 +118,72 @@ class Findings:
         return self.evaluation.difference or self.evaluation.gain
 
 
-class _Reference(NamedTuple):
-    """What a model is compared with: a baseline, or its own image logits."""
-
-    text: str
-    scores: Scores
-
-
 def gather_findings(
     subject: Subject,
     *,
     baseline: Subject | None = None,
-    counts: Counts = COUNTS,
-    definition: Definition = "step",
+    images: int = 60,
     resamples: int = 1000,
     generator: torch.Generator,
     progress: Callable[[str, int, int | None], None] = lambda *_: None,
 ) -> Findings:
     """Measure all that a report tells.
 
-    Without a baseline, TDE logits are compared with the image logits of the same network.
+    Without a baseline, TDE logits are compared with the image logits of the same model.
 
     Args:
         subject: the model.
-        baseline: another one, on the same pictures.
-        counts: how much to list.
-        definition: of average precision.
+        baseline: another one, on the same images.
+        images: how many will be shown: cases, pairs and label errors get their shares, and six each without any.
         resamples: of the bootstrap.
         generator: draws them.
         progress: told what is done.
     """
-    scores = subject.scores
-    if baseline is not None:
-        check_same_pictures(scores, baseline.scores)
-    reference = _find_reference(subject, baseline)
-
-    def tell(done: int) -> None:
-        progress("measure", done, _STAGES)
-
-    tell(0)
-    evaluation = _evaluate(
-        subject,
-        definition=definition,
-        resamples=resamples,
-        baseline=None if baseline is None else baseline.scores,
-        generator=generator,
-    )
-    tell(1)
-    audited = _audit(scores, reference, counts)
-    tell(2)
-    cases = _find_cases(scores, reference, counts.cases, named=baseline is not None)
-    tell(3)
-    fits = len(scores) >= _ENOUGH and bool((scores.target == 0).any())
-    calibrated = calibrate_out_of_fold(scores.scaled(scores.ranking), scores.target) if fits else None
-    calibration = {} if calibrated is None else _compare_calibration(scores, calibrated)
-    tell(4)
-    errors = [] if calibrated is None else find_label_errors(scores, probs=calibrated, count=counts.errors)
-    tell(5)
+    scores, other = subject.scores, None if baseline is None else baseline.scores
+    reference = other
+    if baseline is None and scores.ranking != "image" and "image" in scores.logits:
+        reference = replace(scores, logits={"image": scores.get("image")}, patch_logits=None, weights=None)
+    progress("measure", 0, 3)
+    evaluation = _evaluate(subject, other, resamples, generator)
+    theirs = None if baseline is None else _evaluate(baseline, None, resamples, generator)
+    progress("measure", 1, 3)
+    comparison, worst = _audit(scores, reference, max(images // 6, 6))
+    cases = _find_cases(scores, reference, max(images // 5, 6), named=baseline is not None)
+    progress("measure", 2, 3)
+    calibration: dict[str, Calibrated] = {}
+    errors: list[LabelError] = []
+    if len(scores) >= _ENOUGH and bool((scores.target == 0).any()):
+        probs = calibrate_out_of_fold(scores.scaled(scores.ranking), scores.target)
+        errors = find_label_errors(scores, probs=probs, count=max(3 * images // 10, 6))
+        for name, values in {"before": scores.probs(scores.ranking).float(), "after": probs.float()}.items():
+            quality = judge_calibration(values, scores.target, labels=scores.labels)
+            calibration[name] = Calibrated(reliability(values, scores.target), quality)
+    progress("measure", 3, 3)
+    named = "the image logits of the same model" if baseline is None else f"the baseline {baseline.name}"
     return Findings(
         evaluation=evaluation,
-        baseline=None
-        if baseline is None
-        else _evaluate(baseline, definition=definition, resamples=resamples, baseline=None, generator=generator),
-        reference=None if reference is None else reference.text,
-        panels=_make_panels(subject, baseline, _choose_labels(evaluation)),
-        comparison=audited.comparison,
-        worst=audited.worst,
+        baseline=theirs,
+        reference=named if reference is not None else None,
+        panels=_make_panels(scores, other, _choose_labels(evaluation)),
+        comparison=comparison,
+        worst=worst,
         cases=cases,
         errors=tuple(errors),
         calibration=calibration,
     )
 
 
-def _evaluate(
-    subject: Subject,
-    *,
-    definition: Definition,
-    resamples: int,
-    baseline: Scores | None,
-    generator: torch.Generator,
-) -> Evaluation:
+def _evaluate(subject: Subject, baseline: Scores | None, resamples: int, generator: torch.Generator) -> Evaluation:
     scores = subject.scores
     kinds = list(scores.logits) if isinstance(subject.policy, Fixed) else [scores.ranking]
     return evaluate_scores(
         scores,
         policies=dict.fromkeys(kinds, subject.policy),
         calibration=subject.calibration,
-        definition=definition,
         resamples=resamples,
         baseline=baseline,
         generator=generator,
     )
-
-
-def _find_reference(subject: Subject, baseline: Subject | None) -> _Reference | None:
-    scores = subject.scores
-    if baseline is not None:
-        return _Reference(f"the baseline {baseline.name}", baseline.scores)
-    if scores.ranking == "image" or "image" not in scores.logits:
-        return None
-    alone = replace(scores, logits={"image": scores.get("image")}, patch_logits=None, weights=None)
-    return _Reference("the image logits of the same network", alone)
 
 
 def _choose_labels(evaluation: Evaluation) -> list[int]:
@@ -234,11 +198,10 @@ def _choose_labels(evaluation: Evaluation) -> list[int]:
     return [ranked[place][1] for place in places]
 
 
-def _make_panels(subject: Subject, baseline: Subject | None, labels: list[int]) -> dict[str, dict[str, ThresholdCurve]]:
-    scores = subject.scores
+def _make_panels(scores: Scores, baseline: Scores | None, labels: list[int]) -> dict[str, dict[str, ThresholdCurve]]:
     sources = dict(scores.logits)
     if baseline is not None:
-        sources[BASELINE] = baseline.scores.get(baseline.scores.ranking)
+        sources[BASELINE] = baseline.get(baseline.ranking)
     return {
         scores.labels[label]: {
             name: threshold_curve(_rank(logits[:, label]), scores.target[:, label]) for name, logits in sources.items()
@@ -259,76 +222,42 @@ class _Audited(NamedTuple):
     worst: tuple[WorstPair, ...]
 
 
-def _audit(scores: Scores, reference: _Reference | None, counts: Counts) -> _Audited:
-    """Pairs under decisions that models can be compared by: each label is given to as many pictures as show it."""
-    policy = PriorMatched.from_target(scores.target)
-    rates = rate_pairs(scores, policy=policy)
+def _audit(scores: Scores, reference: Scores | None, count: int) -> _Audited:
+    """Pairs under decisions that models can be compared by: each label is given to as many images as show it."""
+    rates = rate_pairs(scores)
     if not len(rates):
         return _Audited(None, ())
-    other = None if reference is None else rate_pairs(reference.scores, policy=policy)
-    ranked = _choose_pairs(rank_pairs(rates, by="gap"), counts.pairs)
-    decided, (low, high) = decide(scores, policy=policy), ranked.fpr_interval
-    worst, shown = [], set[int]()
-    for place, (label, company) in enumerate(ranked.names):
-        found = find_false_positives(scores, label, company=company, decided=decided)
-        found = sorted(found, key=lambda each: each.row in shown)[: counts.examples]  # new ones first
+    comparison = None if reference is None else compare_pairs(rates, rate_pairs(reference))
+    theirs = {}
+    if comparison is not None:
+        theirs = dict(zip(rates.names, comparison.baseline.fpr.tolist(), strict=True))
+    decided, worst = decide(scores), list[WorstPair]()
+    seen, shown = Counter[str](), set[int]()
+    for row in rank_pairs(rates, by="gap").to_dict()["pairs"]:
+        label, context = row["label"], row["company"]
+        seen[label] += row["cfpr"] > 0
+        if not row["cfpr"] or seen[label] > PAIRS_PER_LABEL:
+            continue
+        found = find_false_positives(scores, label, context=context, decided=decided)
+        found = sorted(found, key=lambda each: each.row in shown)[:_EXAMPLES]  # new ones first
         shown |= {each.row for each in found}
-        pictures = int(ranked.fpr_counts[place])
-        worst.append(
-            WorstPair(
-                label,
-                company,
-                Interval(ranked.fpr[place].item(), low[place].item(), high[place].item()),
-                pictures,
-                few=pictures < FEW,
-                overall=ranked.overall_fpr[place].item(),
-                reference=None if other is None else other.fpr[_find_pair(other, ranked, place)].item(),
-                examples=tuple(found),
-            )
-        )
-    return _Audited(None if other is None else compare_pairs(rates, other), tuple(worst))
-
-
-def _find_pair(rates: PairRates, ranked: PairRates, place: int) -> int:
-    """Where a pair of one list stands in another."""
-    return int(((rates.label == ranked.label[place]) & (rates.company == ranked.company[place])).nonzero())
-
-
-def _choose_pairs(ranked: PairRates, count: int) -> PairRates:
-    """The first pairs that a picture was misjudged for, with no more than a few of one label."""
-    chosen: list[int] = []
-    seen: Counter[int] = Counter()
-    for place, (label, rate) in enumerate(zip(ranked.label.tolist(), ranked.fpr.tolist(), strict=True)):
-        seen[label] += rate > 0
-        if rate > 0 and seen[label] <= PAIRS_PER_LABEL:
-            chosen.append(place)
-        if len(chosen) == count:
+        worst.append(WorstPair(row, theirs.get((label, context)), tuple(found)))
+        if len(worst) == count:
             break
-    return ranked.select(torch.tensor(chosen, dtype=torch.int64))
+    return _Audited(comparison, tuple(worst))
 
 
-def _find_cases(scores: Scores, reference: _Reference | None, count: int, *, named: bool) -> tuple[CaseStudy, ...]:
+def _find_cases(scores: Scores, reference: Scores | None, count: int, *, named: bool) -> tuple[CaseStudy, ...]:
     """The greatest gains and the greatest losses over a reference, half of each, no label twice among either."""
     if reference is None or scores.weights is None:
         return ()
     target = scores.target
-    rise = scores.probs(scores.ranking) - reference.scores.probs(reference.scores.ranking)
+    rise = scores.probs(scores.ranking) - reference.probs(reference.ranking)
     gain = torch.where(target == 1, rise, -rise).masked_fill(target.isnan(), 0.0)
     best, worst = gain.max(dim=0), gain.min(dim=0)
     gained = [label for label in best.values.argsort(descending=True).tolist() if best.values[label] > 0]
     lost = [label for label in worst.values.argsort().tolist() if worst.values[label] < 0]
     chosen = [(int(best.indices[label]), label) for label in gained[: count - count // 2]]
     chosen += [(int(worst.indices[label]), label) for label in lost[: count // 2]]
-    rival = reference.scores if named else None
-    return tuple(study_case(scores, row, label=scores.labels[label], baseline=rival) for row, label in chosen)
-
-
-def _compare_calibration(scores: Scores, calibrated: Tensor) -> dict[str, Calibrated]:
-    """Probabilities as they are, and (N,L) as a calibration fitted to other pictures makes them."""
-    probs = {"before": scores.probs(scores.ranking).float(), "after": calibrated.float()}
-    return {
-        name: Calibrated(
-            reliability(values, scores.target), judge_calibration(values, scores.target, labels=scores.labels)
-        )
-        for name, values in probs.items()
-    }
+    rival = reference if named else None
+    return tuple(study_case(scores, row, label=label, baseline=rival) for row, label in chosen)

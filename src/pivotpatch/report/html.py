@@ -4,35 +4,30 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup, escape
 
 from pivotpatch import __version__
 from pivotpatch.audit.cases import CaseStudy
-from pivotpatch.audit.evaluation import KindEvaluation
 from pivotpatch.audit.plots import plot_pair_curves
 from pivotpatch.core.metrics import DEFINITIONS
 from pivotpatch.core.patches import PatchBox, patch_boxes
 from pivotpatch.data.records import RecordSet
-from pivotpatch.inference.scores import Scores
-from pivotpatch.report.figures import embed_figure
-from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings
-from pivotpatch.report.pictures import Album, Thumbnail
-from pivotpatch.report.subject import Subject
+from pivotpatch.report.embed import Album, Thumbnail, embed_figure
+from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings, Subject
 from pivotpatch.training.plots import plot_curves
 from pivotpatch.tuning.plots import CURVE_COLOURS, plot_precision_recall, plot_reliability
 from pivotpatch.writing import explain_disk_faults, replacing
 
 LIMIT = 5_000_000
 """Bytes that a report never reaches."""
-ROOM_FOR_PICTURES, ROOM_FOR_LABELS = 2_200_000, 1_000_000  # the rest is for figures and words
+ROOM_FOR_IMAGES, ROOM_FOR_LABELS = 2_200_000, 1_000_000  # the rest is for figures and words
 NAMES = {"image": "image", "patch": "patch", "tde": "TDE"}
 _OPINIONS = {"image": "whole image", "patch": "its patches", "tde": "both (TDE)"}
 _MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
@@ -53,23 +48,15 @@ def clean(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """The shares of the patches over a picture that is 100 wide."""
+class _Grid(NamedTuple):
+    """The patches over an image that is 100 wide, each with its share."""
 
-    shares: tuple[float, ...]
     height: int
-    boxes: list[PatchBox]
-    width: int = 100
-
-    @property
-    def cells(self) -> Iterator[tuple[PatchBox, float]]:
-        return zip(self.boxes, self.shares, strict=True)
+    cells: list[tuple[PatchBox, float]]
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A case study with its picture, and how much nearer to the truth than the reference it is."""
+class _Case(NamedTuple):
+    """A case study with its image, and how much nearer to the truth than the reference it is."""
 
     study: CaseStudy
     gain: float
@@ -85,13 +72,10 @@ def write_report(
     *,
     baseline: Subject | None = None,
     records: RecordSet | None = None,
-    pictures: int = 60,
+    images: int = 60,
 ) -> int:
-    """Write a report, whole or not at all, and return its bytes.
-
-    Arguments are those of `render_report`.
-    """
-    page = render_report(findings, subject, baseline=baseline, records=records, pictures=pictures).encode()
+    """Write a report, whole or not at all, and return its bytes; arguments are those of `render_report`."""
+    page = render_report(findings, subject, baseline=baseline, records=records, images=images).encode()
     with explain_disk_faults(path.parent), replacing(path) as written:
         written.write_bytes(page)
     return len(page)
@@ -103,7 +87,7 @@ def render_report(
     *,
     baseline: Subject | None = None,
     records: RecordSet | None = None,
-    pictures: int = 60,
+    images: int = 60,
 ) -> str:
     """A report as HTML.
 
@@ -111,15 +95,19 @@ def render_report(
         findings: what was measured of `subject`.
         subject: the model.
         baseline: the one that it was compared with.
-        records: the pictures that were scored, to show some of them.
-        pictures: how many at most.
+        records: the images that were scored, to show some of them.
+        images: how many at most.
     """
-    album = Album(subject.scores, records, count=pictures, room=ROOM_FOR_PICTURES)
+    album = Album(subject.scores, records, count=images, room=ROOM_FOR_IMAGES)
     evaluation, kept = findings.evaluation, _keep_labels(findings)
+    counted = evaluation.kinds[evaluation.ranking]
+    results = {NAMES[kind]: each for kind, each in evaluation.kinds.items()}
+    columns = ["label", "positives", *(f"AP {name}" for name in results)]
+    if findings.difference is not None:
+        columns.append("over baseline" if findings.baseline else "TDE − image")
+    if baseline is not None and findings.baseline is not None:
+        results[f"baseline {baseline.name}"] = findings.baseline.kinds[findings.baseline.ranking]
     script = (_PAGE / "report.js").read_text("utf-8")
-    cases = [_show_case(study, album, subject.scores.overlap) for study in findings.cases]
-    worst = [(pair, [(each, album.copy(each.row)) for each in pair.examples]) for pair in findings.worst]
-    errors = [(error, album.copy(error.row)) for error in findings.errors]
     context: dict[str, Any] = {
         "title": f"Report on {subject.name}",
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
@@ -129,24 +117,22 @@ def render_report(
         "style": Markup((_PAGE / "report.css").read_text("utf-8")),  # noqa: S704
         "findings": findings,
         "found": evaluation,
-        "counted": evaluation.kinds[evaluation.ranking],
+        "counted": counted,
         "difference": findings.difference,
-        "comparison": findings.comparison,
         "definition": DEFINITIONS[evaluation.definition],
         "names": NAMES,
         "measures": _MEASURES,
-        "results": _list_results(findings, baseline),
+        "results": results,
         "facts": _list_facts(subject, baseline, records),
         "fitted_here": [each.name for each in (subject, baseline) if each is not None and each.fitted_here],
-        "skipped": len(evaluation.kinds[evaluation.ranking].precision.skipped),
-        "columns": _list_columns(findings),
+        "skipped": len(counted.precision.skipped),
+        "columns": [*columns, "threshold", "precision", "recall"],
         "rows": _list_rows(findings, subject, kept),
         "left_out": len(evaluation.labels) - len(kept),
-        "worst": worst,
+        "cases": [_show_case(study, album, subject.scores.overlap) for study in findings.cases],
+        "worst": [(pair, [(each, album.copy(each.row)) for each in pair.examples]) for pair in findings.worst],
+        "errors": [(error, album.copy(error.row)) for error in findings.errors],
         "per_label": PAIRS_PER_LABEL,
-        "cases": cases,
-        "errors": errors,
-        "calibration": findings.calibration,
         **_draw(findings, subject, baseline),
     }
     context["sections"] = _name_sections(context)
@@ -189,38 +175,27 @@ def _name_sections(context: dict[str, Any]) -> dict[str, str]:
         "summary": ("Summary", True),
         "labels": ("Labels", True),
         "curves": ("Precision and recall", context["panels"]),
-        "company": ("Labels in company", context["pair_plot"] or context["worst"]),
+        "cooccurrence": ("Co-occurring labels", context["pair_plot"] or context["worst"]),
         "cases": ("Case studies", context["cases"]),
         "errors": ("Likely label errors", context["errors"]),
-        "calibration": ("Calibration", context["calibration"]),
+        "calibration": ("Calibration", context["calibration_plot"]),
         "training": ("Training", context["training_plot"]),
     }
     return {name: text for name, (text, there) in headings.items() if there}
 
 
-def _list_results(findings: Findings, baseline: Subject | None) -> dict[str, KindEvaluation]:
-    results = {NAMES[kind]: each for kind, each in findings.evaluation.kinds.items()}
-    if baseline is not None and findings.baseline is not None:
-        results[f"baseline {baseline.name}"] = findings.baseline.kinds[findings.baseline.ranking]
-    return results
-
-
 def _list_facts(subject: Subject, baseline: Subject | None, records: RecordSet | None) -> dict[str, str]:
     scores = subject.scores
+    missing = 0 if records is None else len(records) - len(scores)
     facts = {
         "data": records.name if records is not None else "as the scores tell it",
-        "pictures": f"{len(scores):,}" + _tell_missing(scores, records),
+        "images": f"{len(scores):,}" + (f" of {len(records or ()):,}; {missing:,} have no scores" if missing else ""),
         "labels": f"{len(scores.labels):,}",
         **subject.facts,
     }
     if baseline is not None:
         facts |= {f"baseline {name}": text for name, text in {"name": baseline.name, **baseline.facts}.items()}
     return facts
-
-
-def _tell_missing(scores: Scores, records: RecordSet | None) -> str:
-    missing = 0 if records is None else len(records) - len(scores)
-    return f" of {len(records or ()):,}; {missing:,} have no scores" if missing > 0 else ""
 
 
 def _keep_labels(findings: Findings) -> list[int]:
@@ -233,12 +208,6 @@ def _keep_labels(findings: Findings) -> list[int]:
             break
         kept.append(label)
     return sorted(kept)
-
-
-def _list_columns(findings: Findings) -> list[str]:
-    gain = [] if findings.difference is None else ["over baseline" if findings.baseline else "TDE − image"]
-    kinds = [f"AP {NAMES[kind]}" for kind in findings.evaluation.kinds]
-    return ["label", "positives", *kinds, *gain, "threshold", "precision", "recall"]
 
 
 def _list_rows(findings: Findings, subject: Subject, labels: Iterable[int]) -> Iterator[list[str]]:
@@ -268,7 +237,8 @@ def _show_case(study: CaseStudy, album: Album, overlap: float) -> _Case:
     height = round(100 * thumbnail.height / thumbnail.width) if thumbnail and thumbnail.width else 100
     side, grid = math.isqrt(len(study.weights)), None
     if side**2 == len(study.weights) and height >= side:
-        grid = _Grid(study.weights, height, patch_boxes(height, 100, grid=side, overlap=overlap))
+        boxes = patch_boxes(height, 100, grid=side, overlap=overlap)
+        grid = _Grid(height, list(zip(boxes, study.weights, strict=True)))
     return _Case(study, (study.tde - other) * (1 if study.shown else -1), bars, thumbnail, grid)
 
 

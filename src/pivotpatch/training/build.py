@@ -15,9 +15,8 @@ from pivotpatch.accel import quicken_training
 from pivotpatch.accel.device import has_bfloat16
 from pivotpatch.data.address import open_records
 from pivotpatch.data.augment import AugmentPolicy
-from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.loading import Loader, hold_pictures, make_loader
-from pivotpatch.data.records import RecordSet
+from pivotpatch.data.records import RecordSet, Tell
 from pivotpatch.data.split import split_records
 from pivotpatch.errors import InputError, shorten
 from pivotpatch.models.checkpoint import load_checkpoint

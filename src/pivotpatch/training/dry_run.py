@@ -10,8 +10,8 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
-from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.loading import Batch, Loader
+from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scoring import score_images
 from pivotpatch.training.build import Run, build_run, none_read

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pivotpatch.data.common_labels import Tell
 from pivotpatch.data.loading import Failure, Loader
+from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures

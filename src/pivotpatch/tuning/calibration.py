@@ -1,7 +1,7 @@
-"""Calibration fitted on validation logits, and how far probabilities are from what they say."""
+"""Calibration fitted on validation logits, and how far probabilities are from the truth."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.metrics import Judged, check_scores
+from pivotpatch.core.metrics import check_scores
 from pivotpatch.core.policies import check_probabilities
 from pivotpatch.errors import InputError, choose_one_of
-from pivotpatch.tuning.folds import draw_folds
+from pivotpatch.tuning.folds import FOLDS, draw_folds
 
 Method = Literal["temperature", "platt", "platt_per_label"]
-Bins = Literal["width", "mass"]
-_RIDGE = 1e-3  # in units of one picture: decides nothing, but keeps a fit of scores without a mistake finite
+METHODS: tuple[Method, ...] = get_args(Method)
+_RIDGE = 1e-3  # in units of one image: keeps a fit of scores without a mistake finite and changes nothing else
 _STEPS = 100
 _HIGHEST_TEMPERATURE = 100.0
 _Z = 1.959964  # two-sided 95 % of the normal distribution
@@ -26,29 +26,26 @@ def fit_calibration(logits: Tensor, target: Tensor, *, kind: str, method: Method
     """Fit probabilities to validation data, by least log loss.
 
     "temperature" divides all logits by one number, at most 100; "platt" gives all labels one slope and one offset;
-    "platt_per_label" gives each label its own, drawn towards those of "platt" the more, the less its pictures say. How
-    much, the labels say themselves (empirical Bayes): their own slopes differ by chance and in truth. Chance is the
-    variance that each fit knows of itself; the rest of the spread around the common slope is taken for true, and is the
-    variance of a normal prior around it. The same for the offsets.
+    "platt_per_label" gives each label its own, with a normal prior around those of "platt". The variance of the prior
+    is what the labels' own slopes differ by beyond chance (empirical Bayes), where chance is the variance that each
+    fit knows of itself; the same for the offsets.
 
-    A temperature never turns a ranking round. It has no offset, so that where most logits have the wrong sign, as those
-    of a loss that makes all of them too high, the higher it is the better, and 100 is taken: probabilities near 0.5.
-    With "platt" a slope below 0 says that a label's scores are worse than a guess. The loss is convex and solved by
-    Newton's method, so that the same data always give the same numbers.
+    A temperature never reverses a ranking. It has no offset, so that where most logits have the wrong sign, as after
+    a loss that makes all of them too high, 100 is taken: probabilities near 0.5. With "platt" a slope below 0 says
+    that a label's scores are worse than a guess. The loss is convex and solved by Newton's method, so that the same
+    data always give the same numbers.
 
     Args:
-        logits: (N,L), of a network's scale: those of "tde" in the normalised form, (p + lam q) / (1 + lam).
+        logits: (N,L), of a model's scale: those of "tde" in the normalised form, (p + lam q) / (1 + lam).
         target: (N,L), 1 present, 0 absent, NaN unknown.
         kind: of the logits: "image", "patch" or "tde".
         method: see above.
     """
-    if method not in get_args(Method):
-        raise InputError("fit_calibration", f"unknown method {method!r}", choose_one_of(method, get_args(Method)))
-    target, _ = check_scores(logits, target, labels=None, where="fit_calibration")
-    if not torch.isfinite(logits).all():
-        raise InputError("fit_calibration", "logits hold an infinite value", "find where the model made it")
+    if method not in METHODS:
+        raise InputError("calibration", f"unknown method {method!r}", choose_one_of(method, METHODS))
+    target, _ = check_scores(logits, target, labels=None, where="calibration")
     if not ((target == 1).any() and (target == 0).any()):
-        raise InputError("fit_calibration", "there is no positive or no negative image", "check the target")
+        raise InputError("calibration", "there is no positive or no negative image", "check the target")
     logits, target = logits.detach().double(), target.double()
     start = torch.tensor([[1.0], [0.0]], dtype=torch.float64, device=logits.device)
     weak = torch.full_like(start, _RIDGE)
@@ -68,17 +65,16 @@ def calibrate_out_of_fold(
     target: Tensor,
     *,
     method: Method = "platt_per_label",
-    folds: int = 5,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Calibrated probabilities (N,L), each fitted without the fold that its picture is in.
+    """Calibrated probabilities (N,L), each fitted without the fold that its image is in.
 
     They say honestly what a calibration is worth where no other data are left to judge it by. Arguments are those of
     `fit_calibration` and `draw_folds`.
     """
-    fold = draw_folds(len(logits), folds=folds, generator=generator).to(logits.device)
+    fold = draw_folds(len(logits), generator=generator).to(logits.device)
     probs = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
-    for number in range(folds):
+    for number in range(FOLDS):
         inside = fold == number
         fitted = fit_calibration(logits[~inside], target[~inside], kind="", method=method)
         probs[inside] = fitted.apply(logits[inside])
@@ -148,7 +144,7 @@ def _prior_strength(logits: Tensor, target: Tensor, centre: Tensor) -> Tensor:
 
 
 class Reliability(NamedTuple):
-    """What probabilities say and what came true, in bins that hold something; each (K,), rising.
+    """Mean probability and share of positives in bins that hold a decision; each (K,), rising.
 
     Attributes:
         mean_prob: mean probability in a bin.
@@ -170,28 +166,24 @@ class Reliability(NamedTuple):
         return ((self.share - self.mean_prob).abs() * self.counts).sum().item() / self.counts.sum().item()
 
 
-def reliability(probs: Tensor, target: Tensor, *, bins: int = 15, by: Bins = "width") -> Reliability:
-    """The data of a reliability diagram, over all decisions that are known.
+def reliability(probs: Tensor, target: Tensor, *, bins: int = 15) -> Reliability:
+    """The data of a reliability diagram in bins of equal width, over all decisions that are known.
 
     Args:
         probs: of any shape, in [0,1].
-        target: alike, 1 present, 0 absent, NaN unknown.
+        target: of the same shape, 1 present, 0 absent, NaN unknown.
         bins: how many.
-        by: "width" makes bins equally wide; "mass" gives all the same number of decisions, but for
-            equal probabilities, which are never parted.
     """
-    if by not in get_args(Bins):
-        raise InputError("reliability", f"unknown kind of bins {by!r}", choose_one_of(by, get_args(Bins)))
-    target, _ = _check(probs.reshape(-1, 1), target.reshape(-1, 1), bins=bins, labels=None, where="reliability")
-    known = ~torch.isnan(target[:, 0])
-    return _bin(probs.detach().reshape(-1)[known].double(), target[known, 0].double(), bins=bins, by=by)
+    check_probabilities(probs, "reliability")
+    known = ~torch.isnan(target)
+    return _bin(probs.detach()[known].double(), target[known].double(), bins=bins, by="width")
 
 
-def _bin(probs: Tensor, truth: Tensor, *, bins: int, by: Bins) -> Reliability:
-    """Bins of probabilities (M,) and of what is true (M,), all of it known."""
+def _bin(probs: Tensor, truth: Tensor, *, bins: int, by: Literal["width", "mass"]) -> Reliability:
+    """Bins of probabilities (M,) whose truth (M,) is known, of equal width or with equal numbers of decisions."""
     if by == "width":
         place = (probs * bins).long().clamp(max=bins - 1)
-    else:
+    else:  # equal probabilities share a bin
         place = torch.searchsorted(probs.sort().values, probs) * bins // len(probs)
     count, said, came = (torch.bincount(place, weights, bins) for weights in (None, probs, truth))
     filled = count > 0
@@ -221,10 +213,10 @@ class Faults:
 
 @dataclass(frozen=True)
 class CalibrationQuality:
-    """Faults of probabilities, overall and of each label.
+    """Faults of probabilities, overall and per label.
 
-    Even perfect probabilities have an expected calibration error above 0, by chance, and labels with few
-    pictures the most: compare before and after, not one label with another.
+    Even perfect probabilities have an expected calibration error above 0, by chance, and labels with few images the
+    most: compare before and after, not one label with another.
 
     Attributes:
         bins: of both kinds of expected calibration error.
@@ -240,15 +232,6 @@ class CalibrationQuality:
     labels: tuple[str, ...]
     per_label: tuple[Faults | None, ...]
 
-    def to_dict(self) -> dict[str, object]:
-        """All of it in plain types, for JSON."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        ece, brier, loss = 100 * self.overall.ece_width, self.overall.brier, self.overall.log_loss
-        mean = 100 * self.mean.ece_width
-        return f"ECE {ece:.2f} % ({mean:.2f} % a label; {self.bins} equal bins), Brier {brier:.4f}, log loss {loss:.4f}"
-
 
 def judge_calibration(
     probs: Tensor, target: Tensor, *, bins: int = 15, labels: Sequence[str] | None = None
@@ -261,24 +244,16 @@ def judge_calibration(
         bins: of the expected calibration error.
         labels: names of the L labels.
     """
-    target, names = _check(probs, target, bins=bins, labels=labels, where="judge_calibration")
+    target, names = check_scores(probs, target, labels=labels, where="judge_calibration")
+    check_probabilities(probs, "judge_calibration")
     eps = torch.finfo(probs.dtype).eps
     probs, target = probs.detach().double(), target.double()
+    overall = _judge(probs.flatten(), target.flatten(), bins=bins, eps=eps)
+    if overall is None:
+        raise InputError("judge_calibration", "no label is known", "check the target")
     per_label = [_judge(*column, bins=bins, eps=eps) for column in zip(probs.T, target.T, strict=True)]
     judged = torch.tensor([astuple(faults) for faults in per_label if faults is not None], dtype=torch.float64)
-    overall = _judge(probs.flatten(), target.flatten(), bins=bins, eps=eps)
-    assert overall is not None
     return CalibrationQuality(bins, overall, Faults(*judged.mean(0).tolist()), names, tuple(per_label))
-
-
-def _check(probs: Tensor, target: Tensor, *, bins: int, labels: Sequence[str] | None, where: str) -> Judged:
-    judged = check_scores(probs, target, labels=labels, where=where)
-    check_probabilities(probs, where)
-    if bins < 1:
-        raise InputError(where, f"bins is {bins!r}", "give 1 or more")
-    if torch.isnan(judged.target).all():
-        raise InputError(where, "nothing is known", "check the target")
-    return judged
 
 
 def _judge(probs: Tensor, target: Tensor, *, bins: int, eps: float) -> Faults | None:
@@ -287,6 +262,9 @@ def _judge(probs: Tensor, target: Tensor, *, bins: int, eps: float) -> Faults | 
     if not known.any():
         return None
     probs, truth = probs[known], target[known]
-    ece_width, ece_mass = (_bin(probs, truth, bins=bins, by=by).ece for by in get_args(Bins))
-    log_loss = F.binary_cross_entropy(probs.clamp(eps, 1 - eps), truth).item()
-    return Faults(ece_width, ece_mass, F.mse_loss(probs, truth).item(), log_loss)
+    return Faults(
+        ece_width=_bin(probs, truth, bins=bins, by="width").ece,
+        ece_mass=_bin(probs, truth, bins=bins, by="mass").ece,
+        brier=F.mse_loss(probs, truth).item(),
+        log_loss=F.binary_cross_entropy(probs.clamp(eps, 1 - eps), truth).item(),
+    )

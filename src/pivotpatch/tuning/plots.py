@@ -1,11 +1,10 @@
-"""Figures of what is fitted after training: reliability, thresholds, precision and recall, lam, effort."""
+"""Figures of what is fitted after training: reliability, precision and recall, lam, effort."""
 
 from collections.abc import Mapping
 
 import torch
 from matplotlib.figure import Figure
 
-from pivotpatch.errors import InputError
 from pivotpatch.inference.plots import BASELINE, KINDS
 from pivotpatch.tuning.calibration import Reliability
 from pivotpatch.tuning.effort import EffortCurve
@@ -14,28 +13,24 @@ from pivotpatch.tuning.thresholds import ThresholdCurve
 
 CURVE_COLOURS = {**KINDS, "baseline": BASELINE}
 _STYLES = {"image": "-.", "patch": "--", "tde": "-", "baseline": ":"}
-_POINTS = 120  # of a curve, where recall rises, so that thousands of pictures do not make thousands of points
+_POINTS = 120  # of a curve, where recall rises, so that thousands of images do not make thousands of points
 # Of the Okabe-Ito set: told apart by every kind of colour vision. Markers and line styles tell the same.
-_COLOURS = ("#E69F00", "#0072B2", "#009E73")
-_MARKERS = ("o", "s", "^")
+_COLOURS = ("#E69F00", "#0072B2")
 _SIZE = 150
 
 
-def plot_reliability(curves: Mapping[str, Reliability], *, title: str = "") -> Figure:
-    """Show how often labels are there against how probable they were said to be; below, how many decisions that is.
+def plot_reliability(curves: Mapping[str, Reliability]) -> Figure:
+    """Draw the share of positives against the mean probability; below, the number of decisions.
 
     Bars are 95 % intervals, and the expected calibration error stands in the legend.
 
     Args:
-        curves: up to three, by name, such as "before" and "after".
-        title: a line above.
+        curves: one or two, by name, such as "before" and "after".
     """
-    if not 1 <= len(curves) <= len(_COLOURS):
-        raise InputError("plot_reliability", f"{len(curves)} curves", f"give 1 to {len(_COLOURS)}")
     figure = Figure(figsize=(4.8, 5.2), dpi=_SIZE, layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
-    above.plot((0, 1), (0, 1), color="0.5", linewidth=1, linestyle=":", label="what it should be")
-    for (name, curve), colour, marker in zip(curves.items(), _COLOURS, _MARKERS, strict=False):
+    above.plot((0, 1), (0, 1), color="0.5", linewidth=1, linestyle=":", label="ideal")
+    for (name, curve), colour, marker in zip(curves.items(), _COLOURS, "os", strict=False):
         x, share = curve.mean_prob.numpy(), curve.share.numpy()
         # Rounding may put an end a hair on the wrong side of the share.
         bars = [(share - curve.low.numpy()).clip(0), (curve.high.numpy() - share).clip(0)]
@@ -47,33 +42,11 @@ def plot_reliability(curves: Mapping[str, Reliability], *, title: str = "") -> F
     above.legend(fontsize=8, loc="upper left")
     for axes in (above, below):
         axes.grid(alpha=0.3)
-    figure.suptitle(title, parse_math=False)
-    return figure
-
-
-def plot_thresholds(curve: ThresholdCurve, *, chosen: float, label: str) -> Figure:
-    """Show precision, recall and F1 of one label against the threshold.
-
-    Args:
-        curve: from `threshold_curve`.
-        chosen: the threshold to mark.
-        label: name of the label.
-    """
-    figure = Figure(figsize=(5.4, 3.4), dpi=_SIZE, layout="constrained")
-    axes = figure.subplots()
-    shown = zip(("precision", "recall", "F1"), curve[1:], _COLOURS, ("--", "-.", "-"), strict=True)
-    for name, values, colour, style in shown:
-        axes.plot(curve.thresholds.numpy(), values.numpy(), style, color=colour, label=name, drawstyle="steps-post")
-    axes.axvline(chosen, color="black", linewidth=1, label=f"chosen: {chosen:.2f}")
-    axes.set(xlabel="threshold", ylabel="share", xlim=(0, 1), ylim=(0, 1.02))
-    axes.set_title(label, fontsize=10, parse_math=False)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
     return figure
 
 
 def plot_lam(study: MixingStudy) -> Figure:
-    """Show mAP against lam, at the temperature that was fitted and, thin, at the others; marks what was scored with.
+    """Draw mAP against lam, at the fitted temperature and, thin, at the others; marks what was scored with.
 
     The scale is lam / (1 + lam), the share of the patches: 0 is the image alone, 1 the patches alone.
     """
@@ -89,7 +62,6 @@ def plot_lam(study: MixingStudy) -> Figure:
             axes.plot(shares, means, color="0.6", linewidth=0.8, label=others)
             others = ""  # one line in the legend stands for all
     axes.axhline(100 * before.mean, color=_COLOURS[0], linestyle="--", label=f"as scored: {100 * before.mean:.1f}")
-    assert isinstance(shared.lam, float)
     text = f"fitted lam {shared.lam:.2g}: {100 * shared.mean:.1f} out of fold"
     axes.axvline(shared.lam / (1 + shared.lam), color=_COLOURS[1], linestyle=":", label=text)
     ticks = (0, 0.25, 0.5, 1, 2, 4, 16)
@@ -101,7 +73,7 @@ def plot_lam(study: MixingStudy) -> Figure:
 
 
 def plot_effort(curve: EffortCurve) -> Figure:
-    """Show mAP against the mean cost of a picture, from the image alone to the patches of every picture.
+    """Draw mAP against the mean cost per image, from the image alone to the patches of every image.
 
     A dotted line is at 90 % of what the patches gain, and a square at the cheapest effort that keeps as much. Patches
     stand apart where other efforts take a closer look.
@@ -122,7 +94,7 @@ def plot_effort(curve: EffortCurve) -> Figure:
         text = f"effort {found.effort:.2f}: {found.passes:.2f} passes"
         axes.plot(found.passes, 100 * found.mean, "s", color=_COLOURS[0], zorder=3, label=text)
         axes.legend(fontsize=8, loc="lower right")
-    axes.set(xlabel="cost of a picture, in passes over an image", ylabel="mAP (%)")
+    axes.set(xlabel="cost per image, in passes over an image", ylabel="mAP (%)")
     axes.margins(y=0.15)
     axes.grid(alpha=0.3)
     return figure
@@ -134,7 +106,7 @@ def plot_precision_recall(curves: Mapping[str, ThresholdCurve]) -> Figure:
     Args:
         curves: by kind of logits, or "baseline".
     """
-    figure = Figure(figsize=(3.2, 2.7), dpi=150, layout="constrained")
+    figure = Figure(figsize=(3.2, 2.7), dpi=_SIZE, layout="constrained")
     axes = figure.subplots()
     for name, curve in curves.items():
         (rises,) = (curve.recall.diff(prepend=curve.recall.new_zeros(1)) > 0).nonzero(as_tuple=True)

@@ -1,8 +1,8 @@
-"""Thresholds fitted on validation scores, for each label its own: by F1, by precision or by cost."""
+"""Thresholds per label, fitted on validation scores: by F1, by precision or by cost."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +17,13 @@ NEVER = 1.0
 
 
 class Cuts(NamedTuple):
-    """Every way to cut N pictures by their scores for a label; row k gives it to the k highest, K = N + 1.
+    """Every way to cut N images by their scores for a label; row k gives it to the k highest, K = N + 1.
 
     Attributes:
-        thresholds: (K,L), halfway between the last picture that is given the label and the first that is not.
-        hits: (K,L) pictures that are given the label and show it.
-        given: (K,L) pictures that are given the label.
-        positives: (L,) pictures that show it.
+        thresholds: (K,L), halfway between the last image that is given the label and the first that is not.
+        hits: (K,L) images that are given the label and show it.
+        given: (K,L) images that are given the label.
+        positives: (L,) images that show it.
         possible: (K,L), False where the cut would part equal scores.
     """
 
@@ -32,24 +32,6 @@ class Cuts(NamedTuple):
     given: Tensor
     positives: Tensor
     possible: Tensor
-
-    @property
-    def f1(self) -> Tensor:
-        """F1 (K,L); 0 where the label is neither given nor shown."""
-        return 2 * self.hits / (self.given + self.positives).clamp(min=1)
-
-
-class Goal(Protocol):
-    """What a threshold is to achieve."""
-
-    @property
-    def definition(self) -> str:
-        """The goal in words, for tables."""
-        ...
-
-    def value(self, cuts: Cuts) -> Tensor:
-        """Worth (K,L) of each cut, the more the better; -inf where it misses the goal."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -62,8 +44,8 @@ class BestF1:
         return "best F1"
 
     def value(self, cuts: Cuts) -> Tensor:
-        """F1 (K,L)."""
-        return cuts.f1
+        """F1 (K,L) of each cut; 0 where the label is neither given nor shown."""
+        return 2 * cuts.hits / (cuts.given + cuts.positives).clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -72,17 +54,13 @@ class PrecisionAtLeast:
 
     precision: float
 
-    def __post_init__(self) -> None:
-        if not 0 < self.precision <= 1:
-            raise InputError("PrecisionAtLeast", f"precision is {self.precision!r}", "give a share above 0, up to 1")
-
     @property
     def definition(self) -> str:
         """The goal in words."""
         return f"precision of {self.precision:g} or more"
 
     def value(self, cuts: Cuts) -> Tensor:
-        """Pictures given (K,L), where they are precise enough."""
+        """Images given (K,L) by each cut, -inf where they are not precise enough."""
         enough = (cuts.given > 0) & (cuts.hits / cuts.given.clamp(min=1) >= self.precision)
         return cuts.given.masked_fill(~enough, -torch.inf)
 
@@ -99,20 +77,19 @@ class LeastCost:
     false_positive: float = 1.0
     false_negative: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not all(0 < cost < float("inf") for cost in (self.false_positive, self.false_negative)):
-            wrong = f"costs are {self.false_positive!r} and {self.false_negative!r}"
-            raise InputError("LeastCost", wrong, "give two numbers above 0")
-
     @property
     def definition(self) -> str:
         """The goal in words."""
         return f"least cost ({self.false_positive:g} a false positive, {self.false_negative:g} a false negative)"
 
     def value(self, cuts: Cuts) -> Tensor:
-        """The cost (K,L), below 0."""
+        """The cost (K,L) of each cut, below 0."""
         missed = cuts.positives - cuts.hits
         return -(self.false_positive * (cuts.given - cuts.hits) + self.false_negative * missed)
+
+
+Goal = BestF1 | PrecisionAtLeast | LeastCost
+"""What a threshold is to achieve."""
 
 
 def parse_goal(text: str) -> Goal:
@@ -122,31 +99,32 @@ def parse_goal(text: str) -> Goal:
     'least cost (1 a false positive, 5 a false negative)'
     """
     name, *rest = text.split(":")
+    goals: dict[str, type[Goal]] = {"f1": BestF1, "precision": PrecisionAtLeast, "cost": LeastCost}
     counts = {"f1": 0, "precision": 1, "cost": 2}
-    if name not in counts:
-        raise InputError("goal", f"unknown goal {name!r}", choose_one_of(name, counts))
+    if name not in goals:
+        raise InputError("goal", f"unknown goal {name!r}", choose_one_of(name, goals))
     try:
         numbers = [float(part) for part in rest]
     except ValueError:
-        numbers = []
-    if len(numbers) != counts[name] or len(numbers) != len(rest):
-        raise InputError("goal", f"{text!r} cannot be read", "write f1, precision:0.9 or cost:1:5")
-    if name == "f1":
-        return BestF1()
-    return PrecisionAtLeast(*numbers) if name == "precision" else LeastCost(*numbers)
+        numbers = [-1.0]
+    highest = 1 if name == "precision" else torch.finfo(torch.float64).max
+    if len(rest) != counts[name] or not all(0 < number <= highest for number in numbers):
+        todo = "write f1, precision:0.9 (a share above 0, up to 1) or cost:1:5 (two numbers above 0)"
+        raise InputError("goal", f"{text!r} cannot be read", todo)
+    return goals[name](*numbers)
 
 
 @dataclass(frozen=True)
 class LabelThreshold:
-    """The threshold of one label, and what it does to the pictures that it was fitted on.
+    """The threshold of one label, and what it does to the images that it was fitted on.
 
     Attributes:
         label: its name.
         threshold: the label is given where its probability is above.
-        precision: None where the label is given to no picture.
-        recall: None where no picture shows it.
+        precision: None where the label is given to no image.
+        recall: None where no image shows it.
         f1: likewise.
-        positives: pictures that show it.
+        positives: images that show it.
         fell_back: there were too few of them, so that the threshold is that of all labels together.
         reached: False where no threshold reaches the goal; then the label is never given.
     """
@@ -169,7 +147,7 @@ class FittedThresholds:
         goal: what they were fitted for, in words.
         pooled: the threshold of all labels together, which those with too few positives got.
         min_positives: how many positives are enough.
-        rows: one a label, in order.
+        rows: one per label, in order.
     """
 
     goal: str
@@ -187,26 +165,14 @@ class FittedThresholds:
         """The rule to decide by."""
         return PerLabel(self.values)
 
-    @property
-    def fell_back(self) -> tuple[str, ...]:
-        """Labels with too few positives."""
-        return tuple(row.label for row in self.rows if row.fell_back)
-
-    @property
-    def unreached(self) -> tuple[str, ...]:
-        """Labels for which no threshold reaches the goal."""
-        return tuple(row.label for row in self.rows if not row.reached)
-
-    def to_dict(self) -> dict[str, object]:
-        """All of it in plain types, for JSON."""
-        return asdict(self)
-
     def __str__(self) -> str:
         text = f"{len(self.rows)} thresholds for {self.goal}, {min(self.values):.3g} to {max(self.values):.3g}"
-        if self.fell_back:
-            few = f"fewer than {self.min_positives} positives, so the threshold of all labels, {self.pooled:.3g}"
-            text += f"; {few}: {shorten(self.fell_back)}"
-        return text + (f"; goal out of reach, so never given: {shorten(self.unreached)}" if self.unreached else "")
+        few = [row.label for row in self.rows if row.fell_back]
+        unreached = [row.label for row in self.rows if not row.reached]
+        if few:
+            rule = f"fewer than {self.min_positives} positives, so the threshold of all labels, {self.pooled:.3g}"
+            text += f"; {rule}: {shorten(few)}"
+        return text + (f"; goal out of reach, so never given: {shorten(unreached)}" if unreached else "")
 
 
 def fit_thresholds(
@@ -217,10 +183,10 @@ def fit_thresholds(
     min_positives: int = 10,
     labels: Sequence[str] | None = None,
 ) -> FittedThresholds:
-    """Fit a threshold for each label on validation scores.
+    """Fit a threshold per label on validation scores.
 
     Of thresholds that do equally well the highest is taken, and the middle of the gap in which decisions do not change.
-    What the result says of precision and recall holds for these very pictures; on others both are a little lower.
+    What the result says of precision and recall holds for these very images; on others both are a little lower.
 
     Args:
         probs: (N,L) in [0,1]; calibrated ones where the checkpoint is to hold a calibration too.
@@ -229,13 +195,10 @@ def fit_thresholds(
         min_positives: a label with fewer gets the threshold that is best for all labels together.
         labels: names of the L labels.
     """
-    where = "fit_thresholds"
-    target, names = check_scores(probs, target, labels=labels, where=where)
-    check_probabilities(probs, where)
-    if min_positives < 1:
-        raise InputError(where, f"min_positives is {min_positives!r}", "give 1 or more")
+    target, names = check_scores(probs, target, labels=labels, where="fit_thresholds")
+    check_probabilities(probs, "fit_thresholds")
     if not (target == 1).any():
-        raise InputError(where, "no label has a positive image", "check the target")
+        raise InputError("fit_thresholds", "no label has a positive image", "check the target")
     probs = at_least_float32(probs.detach())
     cuts = _cut(probs, target)
     own, reached = _choose(cuts, goal)
@@ -243,34 +206,23 @@ def fit_thresholds(
     fell_back = cuts.positives < min_positives
     values = torch.where(fell_back, pooled, own)
     reached = torch.where(fell_back, pooled_reached, reached)
-    rows = _describe(probs, target, values=values, fell_back=fell_back, reached=reached, names=names)
+    decided, present = PerLabel(tuple(values.tolist())).decide(probs), target == 1
+    counts = (decided & present).sum(0), (decided & ~torch.isnan(target)).sum(0), present.sum(0)
+    columns = (each.tolist() for each in (values, *counts, fell_back, reached))
+    rows = tuple(
+        LabelThreshold(
+            label=name,
+            threshold=value,
+            precision=hits / given if given else None,
+            recall=hits / positives if positives else None,
+            f1=2 * hits / (given + positives) if positives else None,
+            positives=positives,
+            fell_back=fell,
+            reached=reach,
+        )
+        for name, value, hits, given, positives, fell, reach in zip(names, *columns, strict=True)
+    )
     return FittedThresholds(goal.definition, pooled.item(), min_positives, rows)
-
-
-class ThresholdCurve(NamedTuple):
-    """What every threshold does for one label, from the highest threshold to the lowest; each (K,)."""
-
-    thresholds: Tensor
-    precision: Tensor
-    recall: Tensor
-    f1: Tensor
-
-
-def threshold_curve(probs: Tensor, target: Tensor) -> ThresholdCurve:
-    """Precision, recall and F1 of one label at every threshold that gives it to a picture.
-
-    Args:
-        probs: (N,) in [0,1].
-        target: (N,), 1 present, 0 absent, NaN unknown.
-    """
-    target, _ = check_scores(probs[:, None], target[:, None], labels=None, where="threshold_curve")
-    check_probabilities(probs, "threshold_curve")
-    if not (target == 1).any():
-        raise InputError("threshold_curve", "no image is positive", "choose another label")
-    cuts = _cut(at_least_float32(probs.detach())[:, None], target)
-    kept = (cuts.possible & (cuts.given > 0))[:, 0]
-    thresholds, hits, given, f1 = (part[kept, 0] for part in (cuts.thresholds, cuts.hits, cuts.given, cuts.f1))
-    return ThresholdCurve(thresholds, hits / given, hits / cuts.positives, f1)
 
 
 def _cut(probs: Tensor, target: Tensor) -> Cuts:
@@ -303,26 +255,22 @@ def _choose(cuts: Cuts, goal: Goal) -> _Choice:
     return _Choice(cuts.thresholds.gather(0, row[None])[0].masked_fill(~reached, NEVER), reached)
 
 
-def _describe(
-    probs: Tensor, target: Tensor, *, values: Tensor, fell_back: Tensor, reached: Tensor, names: tuple[str, ...]
-) -> tuple[LabelThreshold, ...]:
-    """A row a label; values, fell_back and reached are (L,)."""
-    decided = PerLabel(tuple(values.tolist())).decide(probs)
-    present = target == 1
-    hits = (decided & present).sum(0).tolist()
-    given = (decided & ~torch.isnan(target)).sum(0).tolist()
-    positives = present.sum(0).tolist()
-    columns = zip(names, values.tolist(), hits, given, positives, fell_back.tolist(), reached.tolist(), strict=True)
-    return tuple(
-        LabelThreshold(
-            label=name,
-            threshold=value,
-            precision=hit / gives if gives else None,
-            recall=hit / there if there else None,
-            f1=2 * hit / (gives + there) if there else None,
-            positives=there,
-            fell_back=fell,
-            reached=reach,
-        )
-        for name, value, hit, gives, there, fell, reach in columns
-    )
+class ThresholdCurve(NamedTuple):
+    """Precision and recall of one label at every threshold, from the highest threshold to the lowest; each (K,)."""
+
+    precision: Tensor
+    recall: Tensor
+
+
+def threshold_curve(probs: Tensor, target: Tensor) -> ThresholdCurve:
+    """Precision and recall of one label at every threshold that gives it to an image.
+
+    Args:
+        probs: (N,), of any scale.
+        target: (N,), 1 present, 0 absent, NaN unknown.
+    """
+    from sklearn.metrics import precision_recall_curve
+
+    known = ~torch.isnan(target)
+    precision, recall, _ = precision_recall_curve(target[known].numpy(), probs.detach()[known].numpy())
+    return ThresholdCurve(*(torch.from_numpy(values[-2::-1].copy()) for values in (precision, recall)))
