@@ -35,7 +35,7 @@ NEW_LABELS = ("lamp", "dog", "sofa")
 def test_what_was_fitted_to_other_weights_does_not_go_on(kind: type[Classifier], task: str, tmp_path: Path) -> None:
     model = kind("test_vit", LABELS, image_size=32)
     if isinstance(model, PatchClassifier):
-        model.set_mixing(lam=torch.tensor([0.5, 2.0]), temperature=0.25)
+        model.set_mixing(lam=0.5, temperature=0.25)
     model.thresholds = (0.3, 0.4)
     model.calibration = Calibration("image", "platt", (2.0, 2.0), (1.0, 1.0))
     model.adaptive = Adaptive(model.calibration, (0.0, 0.5))
