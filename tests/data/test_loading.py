@@ -20,7 +20,7 @@ from made_records import COUNT, SIZE, encoded, make_records, picture
 from pivotpatch.data import loading
 from pivotpatch.data.address import open_records
 from pivotpatch.data.decoding import decode_image
-from pivotpatch.data.loading import Batch, EpochSampler, Loader, hold_pictures, make_loader
+from pivotpatch.data.loading import EpochSampler, Loader, hold_pictures, make_loader
 from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.errors import InputError
 

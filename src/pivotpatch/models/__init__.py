@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
-    from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
+    from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier
     from pivotpatch.models.foreign import ForeignClassifier, load_timm, load_transformers
     from pivotpatch.models.hub import Card
     from pivotpatch.models.open import open_model
@@ -19,14 +18,11 @@ _HOMES = {
     "Classifier": "classifier",
     "ForeignClassifier": "foreign",
     "IndependentClassifier": "classifier",
-    "MultiLabelClassifier": "classifier",
     "PatchClassifier": "patch_classifier",
     "Preprocessing": "preprocessing",
-    "load_checkpoint": "checkpoint",
     "load_timm": "foreign",
     "load_transformers": "foreign",
     "open_model": "open",
-    "save_checkpoint": "checkpoint",
 }
 
 __all__ = [
@@ -35,14 +31,11 @@ __all__ = [
     "Classifier",
     "ForeignClassifier",
     "IndependentClassifier",
-    "MultiLabelClassifier",
     "PatchClassifier",
     "Preprocessing",
-    "load_checkpoint",
     "load_timm",
     "load_transformers",
     "open_model",
-    "save_checkpoint",
 ]
 
 
