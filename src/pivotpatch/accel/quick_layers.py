@@ -1,6 +1,6 @@
 """Layers computed in another way that a GPU does faster, with the same weights and the same result.
 
-Why each is there is told in docs/performance.md; `rewrites` puts them where they belong.
+Why each is there is told in benchmarks/README.md; `rewrites` puts them where they belong.
 """
 
 from typing import Any

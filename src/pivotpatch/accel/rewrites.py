@@ -1,6 +1,6 @@
 """Parts of a model replaced by such as a GPU computes faster, with the same result (`quick_layers`, `pooling`).
 
-Each was slow for a reason of its own in a profile of training (docs/performance.md): a first convolution over three
+Each was slow for a reason of its own in a profile of training (benchmarks/README.md): a first convolution over three
 channels has products with short rows, the compiler's statistics of a batch norm divide for every pixel, its backward
 pass of a max pool does sums for every pixel, torch takes a blur in another order of memory, cuDNN copies what has no
 multiple of 8 channels, and the gradient behind a block's last ReLU was computed anew for all that it is given to.
