@@ -60,7 +60,7 @@ class ModelSection(Section):
     weights: str | None = Field(None, description="local file of weights for the backbone instead")
     start_from: str | None = Field(None, description="checkpoint folder, tagger or hub:owner/name to train further")
     backbone_options: dict[str, bool | int | float | str] = Field({}, description="further arguments of timm's")
-    head_options: dict[str, int | float] = Field({}, description="arguments of the head")
+    head_options: dict[str, bool | int | float] = Field({}, description="arguments of the head")
 
 
 class TaskSection(Section):
