@@ -293,7 +293,7 @@ def test_several_processes_read_a_file_once(here: Path) -> None:
         ("model photos.csv --patch-inference", "--patch-inference: the model has patches of its own (PAT-T)"),
         ("plain photos.csv --patch-inference --native 32", "--native: 32 pixels are no more than the model sees"),
         ("model photos.csv --policy prior", "--policy: 'prior' does not say of which images; write prior:DATA"),
-        ("model photos.csv --policy fitted", "--policy: no thresholds were fitted; run pivotpatch tune model"),
+        ("model photos.csv --policy fitted", "--policy: no thresholds were fitted; run pivotpatch tune model DATA"),
         ("model photos.csv --keep-patches", "--keep-patches: nothing is saved; give --save too"),
         ("model photos.csv --save x.txt", "x.txt: "),
         ("model photos.csv --csv no/x.csv", "no/x.csv: there is no folder no; make it first"),

@@ -173,7 +173,9 @@ def _make_rule(args: argparse.Namespace, source: Source, labels: tuple[str, ...]
     model = source.model
     fitted = None if model is None else find_fitted(model, labels, closer_size=args.closer)
     if fitted is None:
-        todo = f"run pivotpatch tune {source.path}" if model else "choose fixed:0.5, top:3 or prior:DATA"
+        todo = "choose fixed:0.5, top:3 or prior:DATA"
+        if model is not None:
+            todo = f"run pivotpatch tune {source.path}{'' if source.config else ' DATA'}"
         raise InputError("--policy", "no thresholds were fitted", todo)
     kind = "image"
     if isinstance(model, PatchClassifier):

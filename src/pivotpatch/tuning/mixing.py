@@ -109,14 +109,8 @@ def fit_mixing(
     if scores.patch_logits is None:
         temperatures = ()
     temperatures = tuple(dict.fromkeys([used.temperature, *temperatures]))
-    fold, target = draw_folds(len(scores)), scores.target
-    kept = [fold >= 0, *(fold != number for number in range(FOLDS))]
     pairs = [Pair(lam, temperature) for temperature in temperatures for lam in lams]
-    means = torch.empty(len(kept), len(pairs), dtype=torch.float64)
-    for column, pair in enumerate(pairs):
-        mixed = _mix(scores, pair)
-        for row, rows in enumerate(kept):
-            means[row, column] = average_precision(mixed[rows], target[rows]).mean
+    means, target = _tabulate(scores, lams, temperatures), scores.target
     best, *unseen = (pairs[column] for column in means.argmax(1).tolist())
     logits = {"before": scores.remix().scaled("tde").float(), "shared": _mix_out_of_fold(scores, best, unseen)}
     judged = {name: average_precision(values, target).mean for name, values in logits.items()}
@@ -134,6 +128,42 @@ def fit_mixing(
         means=means[0].reshape(len(temperatures), len(lams))[by_temperature][:, by_lam],
         chosen=shared if gain.low > 0 else before,
     )
+
+
+def _tabulate(scores: Scores, lams: Sequence[float], temperatures: Sequence[float]) -> Tensor:
+    """Table (1 + FOLDS, T * G) of the mAP of all pairs, on all images and then without each fold.
+
+    How many images of each fold score at least as much as a positive is counted once; sums of these counts give its
+    precision with and without a fold.
+    """
+    fold, lam = draw_folds(len(scores)), torch.tensor(lams)[:, None]
+    means = []
+    for temperature in temperatures:
+        cooled = scores if scores.patch_logits is None else scores.remix(temperature=temperature)
+        image, pooled = (cooled.get(kind).float() for kind in ("image", "patch"))
+        precision = []
+        for p, q, target in zip(image.T, pooled.T, scores.target.T, strict=True):
+            mixed, present, known = (p + lam * q) / (1 + lam), target == 1, ~torch.isnan(target)  # (G,N), (N,), (N,)
+            hits, given = (_count_by_fold(mixed, mixed[:, present], fold, rows) for rows in (present, known))
+            own = fold[present]
+            kept = torch.cat([own[None] >= 0, own != torch.arange(FOLDS)[:, None]])  # (1 + FOLDS, P)
+            ratio = hits / given.clamp(min=1) * kept[:, None]
+            precision.append(ratio.sum(2) / kept.sum(1, keepdim=True))  # NaN where no positive is left
+        means.append(torch.stack(precision).nanmean(0))
+    return torch.cat(means, dim=1)
+
+
+def _count_by_fold(mixed: Tensor, values: Tensor, fold: Tensor, rows: Tensor) -> Tensor:
+    """How many of some rows (N,) of mixed (G,N) are at least as high as the values (G,P): (1 + FOLDS, G, P).
+
+    The first counts all folds, the others all but one.
+    """
+    counts = []
+    for number in range(FOLDS):
+        ranked = np.sort(mixed[:, rows & (fold == number)].contiguous().numpy())  # torch would sort indices along
+        counts.append(ranked.shape[1] - torch.searchsorted(torch.from_numpy(ranked), values.contiguous()))
+    each = torch.stack(counts).double()
+    return torch.cat([each.sum(0, keepdim=True), each.sum(0) - each])
 
 
 def _mix(scores: Scores, pair: Pair) -> Tensor:
