@@ -225,10 +225,10 @@ def score(network: Any, records: Any, *, pixels: int, accelerator: Any) -> Any:
     """Scores of all pictures, their patches beside them."""
     import torch
 
-    from pivotpatch.data.loading import hold_pictures, make_loader
+    from pivotpatch.data.loading import hold_images, make_loader
     from pivotpatch.inference.scoring import score_pictures
 
-    held = hold_pictures(records, size=(pixels, pixels), device=accelerator.device)
+    held = hold_images(records, size=(pixels, pixels), device=accelerator.device)
     loader = make_loader(records, size=(pixels, pixels), batch_size=256, held=held)
     return score_pictures(network, loader, accelerator=accelerator, dtype=torch.bfloat16, keep_patches=True)
 

@@ -106,7 +106,7 @@ def time_cpu(works: dict[str, Callable[[], object]], *, samples: int) -> dict[st
 def measure_loading(samples: int) -> dict[str, float]:
     import pyarrow as pa
 
-    from pivotpatch.data.loading import hold_pictures, make_loader
+    from pivotpatch.data.loading import hold_images, make_loader
     from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
 
     published = make_published_pipeline()
@@ -119,7 +119,7 @@ def measure_loading(samples: int) -> dict[str, float]:
             positive=LabelLists.from_lists([[index % LABELS] for index in range(samples)]),
         )
         loader = make_loader(records, size=SIZE, batch_size=16, shuffle=True)
-        held = hold_pictures(records, size=SIZE)
+        held = hold_images(records, size=SIZE)
         held_loader = make_loader(records, size=SIZE, batch_size=16, shuffle=True, held=held)
         decoded = [decode_image(path) for path in paths]
         resized = [decode_image(pixels, size=SIZE) for pixels in decoded]
@@ -129,7 +129,7 @@ def measure_loading(samples: int) -> dict[str, float]:
                 "resize": lambda: [decode_image(pixels, size=SIZE) for pixels in decoded],
                 "stack": lambda: [torch.from_numpy(np.stack(resized))],
                 "loader": lambda: [None for _ in loader],
-                "hold": lambda: hold_pictures(records, size=SIZE),
+                "hold": lambda: hold_images(records, size=SIZE),
                 "held": lambda: [None for _ in held_loader],
                 "published": lambda: [published(path) for path in paths],
             },

@@ -32,7 +32,7 @@ from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.audit import decide, rate_pairs
 from pivotpatch.cli.console import Screen, make_table, show_progress, tell
 from pivotpatch.core.policies import PerLabel
-from pivotpatch.data.loading import hold_pictures, make_loader
+from pivotpatch.data.loading import hold_images, make_loader
 from pivotpatch.data.scenes import SCENE_LABELS, ScenePlan, SceneStore, companion, draw_scene, read_scenes
 from pivotpatch.inference.plots import Case, plot_pair
 from pivotpatch.inference.scores import Scores
@@ -154,7 +154,7 @@ def judge(trained: Trained, split: str, *, count: int) -> Answers:
     records = read_scenes("", split, count=count, size=SCENE)
     found = {}
     with show_progress() as shown:
-        held = hold_pictures(records, size=(SCENE, SCENE), progress=shown.tell)
+        held = hold_images(records, size=(SCENE, SCENE), progress=shown.tell)
         for row, model in ((PAT_I, PatchInference(trained.plain, lam=PAT_I_LAM)), (PAT_T, trained.pat)):
             loader = make_loader(records, size=(SCENE, SCENE), batch_size=128, held=held)
             found[row] = score_pictures(model, loader, accelerator=Accelerator(), progress=shown.tell)

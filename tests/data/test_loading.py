@@ -20,7 +20,7 @@ from made_records import COUNT, SIZE, encoded, make_records, picture
 from pivotpatch.data import loading
 from pivotpatch.data.address import open_records
 from pivotpatch.data.decoding import decode_image
-from pivotpatch.data.loading import EpochSampler, Loader, hold_pictures, make_loader
+from pivotpatch.data.loading import EpochSampler, Loader, hold_images, make_loader
 from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.errors import InputError
 
@@ -218,7 +218,7 @@ def assert_equal_passes(loader: Loader, other: Loader) -> None:
     "options", [{"shuffle": True, "seed": 4}, {"rank": 1, "world": 3}, {"every_batch": True, "rank": 2, "world": 3}]
 )
 def test_held_images_give_the_same_batches(damaged: RecordSet, options: dict[str, Any]) -> None:
-    held = hold_pictures(damaged, size=SIZE, on_error="skip")
+    held = hold_images(damaged, size=SIZE, on_error="skip")
     options |= {"size": SIZE, "batch_size": 2, "on_error": "skip"}
     loader, other = make_loader(damaged, held=held, **options), make_loader(damaged, **options)
     assert_equal_passes(loader, other)
@@ -235,7 +235,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 def test_images_are_held_a_few_at_a_time(damaged: RecordSet, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_CHUNK", 3 * 3 * SIZE[0] * SIZE[1])  # three images, and two in the last
     told: list[tuple[str, int, int | None]] = []
-    held = hold_pictures(
+    held = hold_images(
         damaged, size=SIZE, device=torch.device(device), on_error="skip", progress=lambda *what: told.append(what)
     )
     assert held.images.device.type == device
@@ -249,7 +249,7 @@ def test_images_are_held_a_few_at_a_time(damaged: RecordSet, device: str, monkey
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_batches_come_from_the_device_without_waiting_for_it(damaged: RecordSet) -> None:
-    held = hold_pictures(damaged, size=SIZE, device=torch.device("cuda"), on_error="skip")
+    held = hold_images(damaged, size=SIZE, device=torch.device("cuda"), on_error="skip")
     options: dict[str, Any] = {"size": SIZE, "batch_size": 2, "on_error": "skip", "every_batch": True}
     loader, other = make_loader(damaged, held=held, **options), make_loader(damaged, **options)
     torch.cuda.set_sync_debug_mode("error")
@@ -278,20 +278,20 @@ def test_every_kind_of_store_can_be_held(tmp_path: Path, monkeypatch: pytest.Mon
     for records in sets:
         chosen = records.select(np.arange(39, 3, -1))
         options: dict[str, Any] = {"size": SIZE, "batch_size": 5, "shuffle": True}
-        held = hold_pictures(chosen, size=SIZE)
+        held = hold_images(chosen, size=SIZE)
         assert_equal_passes(make_loader(chosen, held=held, **options), make_loader(chosen, **options))
 
 
 def test_an_unreadable_image_ends_holding_or_the_pass(damaged: RecordSet) -> None:
     with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
-        hold_pictures(damaged, size=SIZE)
-    held = hold_pictures(damaged, size=SIZE, on_error="skip")
+        hold_images(damaged, size=SIZE)
+    held = hold_images(damaged, size=SIZE, on_error="skip")
     with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
         list(make_loader(damaged, size=SIZE, batch_size=2, held=held))
 
 
 def test_held_images_serve_other_labels_as_copies(records: RecordSet) -> None:
-    held = hold_pictures(records, size=SIZE)
+    held = hold_images(records, size=SIZE)
     loader = make_loader(records.keep_labels(["c"]), size=SIZE, batch_size=COUNT, held=held)
     (batch,) = loader
     torch.testing.assert_close(batch.target, records.target()[:, 2:], equal_nan=True)
@@ -301,8 +301,8 @@ def test_held_images_serve_other_labels_as_copies(records: RecordSet) -> None:
 
 def test_wrong_ways_to_hold_are_refused(records: RecordSet) -> None:
     with pytest.raises(InputError, match=r"memory of cpu: 11 images need [\d.]+ GiB \(.+\); choose a smaller size"):
-        hold_pictures(records, size=(2_000_000, 2_000_000))
-    held = hold_pictures(records, size=SIZE)
+        hold_images(records, size=(2_000_000, 2_000_000))
+    held = hold_images(records, size=SIZE)
     for other, size in ((records, (8, 8)), (records[::-1], SIZE)):
         with pytest.raises(InputError, match="the held images are of other records, or of another size; hold"):
             make_loader(other, size=size, batch_size=2, held=held)

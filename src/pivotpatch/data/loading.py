@@ -202,7 +202,7 @@ def make_loader(
     rank: int = 0,
     world: int = 1,
     every_batch: bool = False,
-    held: "HeldPictures | None" = None,
+    held: "HeldImages | None" = None,
 ) -> Loader:
     """Feed batches of decoded images.
 
@@ -247,7 +247,7 @@ def _keep(batch: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldPictures:
+class HeldImages:
     """The images of a record set, decoded.
 
     Attributes:
@@ -261,7 +261,7 @@ class HeldPictures:
     failures: tuple[Failure, ...]
 
 
-def _take_held(held: HeldPictures, records: RecordSet, sampler: EpochSampler) -> Iterator[Batch]:
+def _take_held(held: HeldImages, records: RecordSet, sampler: EpochSampler) -> Iterator[Batch]:
     """Batches of held images, on the device that holds them."""
     stored, pin = held.images.permute(0, 2, 3, 1), torch.cuda.is_available()
     failed = {failure.index: failure for failure in held.failures}
@@ -277,7 +277,7 @@ def _take_held(held: HeldPictures, records: RecordSet, sampler: EpochSampler) ->
 
 
 def count_held_bytes(count: int, size: tuple[int, int]) -> int:
-    """Bytes that `hold_pictures` takes for `count` images of a size: 3 per pixel.
+    """Bytes that `hold_images` takes for `count` images of a size: 3 per pixel.
 
     >>> count_held_bytes(82_081, (224, 224)) / 2**30
     11.5...
@@ -285,14 +285,14 @@ def count_held_bytes(count: int, size: tuple[int, int]) -> int:
     return 3 * count * size[0] * size[1]
 
 
-def hold_pictures(
+def hold_images(
     records: RecordSet,
     *,
     size: tuple[int, int],
     device: torch.device = _CPU,
     on_error: OnError = "error",
     progress: Callable[[str, int, int | None], None] | None = None,
-) -> HeldPictures:
+) -> HeldImages:
     """Decode every image once, in threads, and keep it: 3 bytes per pixel.
 
     Args:
@@ -328,7 +328,7 @@ def hold_pictures(
                 place.copy_(chunk)
     finally:
         pool.shutdown(cancel_futures=True)
-    return HeldPictures(records, pixels.permute(0, 3, 1, 2), tuple(failures))
+    return HeldImages(records, pixels.permute(0, 3, 1, 2), tuple(failures))
 
 
 # Worker processes leave it to the main process what happens when the whole group is to stop. Whether SIGTERM comes from

@@ -12,7 +12,7 @@ from torch import nn
 
 from pivotpatch.data.address import open_records
 from pivotpatch.data.augment import AugmentPolicy
-from pivotpatch.data.loading import Loader, hold_pictures, make_loader
+from pivotpatch.data.loading import Loader, count_held_bytes, hold_images, make_loader
 from pivotpatch.data.records import RecordSet, Tell
 from pivotpatch.data.split import split_records
 from pivotpatch.errors import InputError, shorten
@@ -135,7 +135,8 @@ def build_run(
     task = make_task(model.to(accelerator.device).train(), config)
     step_module: nn.Module = accelerator.prepare_model(task) if accelerator.num_processes > 1 else task
     average = make_average(task.model, config.ema)  # not before, for the wrapper may move the weights
-    image_bytes = (len(records) + (0 if val is None else len(val))) * 3 * model.picture_size**2
+    side, count = model.picture_size, len(records) + (0 if val is None else len(val))
+    image_bytes = count_held_bytes(count, (side, side))
     place, why = choose_hold(
         config.data.hold,
         image_bytes=image_bytes,
@@ -216,7 +217,7 @@ def open_loader(
     held = None
     if hold != "nothing":
         device = accelerator.device if hold == "device" else torch.device("cpu")
-        held = hold_pictures(records, size=(side, side), device=device, on_error=data.on_error, progress=progress)
+        held = hold_images(records, size=(side, side), device=device, on_error=data.on_error, progress=progress)
     return make_loader(
         records,
         size=(side, side),
