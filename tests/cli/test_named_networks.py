@@ -35,18 +35,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_somebody_elses_network_is_evaluated(here: Path, capsys: Errors) -> None:
-    found = evaluate(capsys, "timm:theirs", *WORDS, "--save", "plain.npz")
+    found = evaluate(capsys, "timm:theirs", *WORDS, "--save", "plain.parquet")
     assert found["labels"] == list(LABELS)
     expected = score(load_timm("theirs")).logits["image"]
     assert expected.std() > 0.1
-    torch.testing.assert_close(read_scores("plain.npz").logits["image"], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(read_scores("plain.parquet").logits["image"], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_with_patches_if_asked(here: Path, capsys: Errors) -> None:
-    command = ("timm:theirs", *WORDS, "--patch-inference", "--native", str(2 * SIZE), "--save", "pat.npz")
+    command = ("timm:theirs", *WORDS, "--patch-inference", "--native", str(2 * SIZE), "--save", "pat.parquet")
     assert set(evaluate(capsys, *command)["kinds"]) == {"image", "patch", "tde"}
     expected = score(PatchInference(load_timm("theirs")), size=2 * SIZE).logits["tde"]
-    torch.testing.assert_close(read_scores("pat.npz").logits["tde"], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(read_scores("pat.parquet").logits["tde"], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_checkpoint_by_the_name_of_a_hub_is_that_checkpoint(here: Path, capsys: Errors) -> None:
