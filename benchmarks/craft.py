@@ -21,10 +21,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from recording import describe_machine, write_json
@@ -156,16 +157,16 @@ def make_engine(model: PatchClassifier, way: Way, *, device: torch.device) -> To
 @contextmanager
 def using(way: Way, *, trial: bool) -> Iterator[None]:
     """Let kernels of ours run, or not."""
-    held = passes.can_run, cutting.can_run, torch.backends.cudnn.benchmark
-    if not way.kernels:
-        passes.can_run = lambda *_: False  # type: ignore[assignment]
-    if not way.cutting:
-        cutting.can_run = lambda *_: False  # type: ignore[assignment]
-    torch.backends.cudnn.benchmark = trial
-    try:
-        yield
-    finally:
-        passes.can_run, cutting.can_run, torch.backends.cudnn.benchmark = held
+    before = torch.backends.cudnn.benchmark
+    with ExitStack() as stack:
+        for module, wanted in ((passes, way.kernels), (cutting, way.cutting)):
+            if not wanted:
+                stack.enter_context(patch.object(module, "can_run", lambda *_: False))
+        torch.backends.cudnn.benchmark = trial
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
 
 def time_rounds(engine: TorchEngine, pictures: Tensor, way: Way, *, trial: bool, rounds: int) -> float:

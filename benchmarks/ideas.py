@@ -15,6 +15,7 @@ All networks with patches look in this way here; PAT-T itself is in `coco256.py`
 import argparse
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import coco256
 from torch import Tensor
@@ -75,12 +76,14 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
 
 
 _list_judged, _train = coco256.list_judged, coco256.train
-PatchClassifier.forward_views = look_once  # type: ignore[method-assign]
-scoring.make_network_views = see_once  # type: ignore[assignment]
-build.PatchTask = RegionTask  # type: ignore[misc]
-coco256.list_judged, coco256.train = list_judged, train
-coco256.METHODS |= {"region": coco256.PAT, "mldec_region": coco256.METHODS["mldec_pat"]}
-coco256.CHANGES |= {"grid4": ["task.grid=4"], "grid7": ["task.grid=7"], "joint": []}
 
 if __name__ == "__main__":
-    coco256.main()
+    coco256.METHODS |= {"region": coco256.PAT, "mldec_region": coco256.METHODS["mldec_pat"]}
+    coco256.CHANGES |= {"grid7": ["task.grid=7"], "joint": []}
+    with (
+        patch.object(PatchClassifier, "forward_views", look_once),
+        patch.object(scoring, "make_network_views", see_once),
+        patch.object(build, "PatchTask", RegionTask),
+        patch.multiple(coco256, list_judged=list_judged, train=train),
+    ):
+        coco256.main()

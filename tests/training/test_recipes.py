@@ -186,7 +186,7 @@ def test_query2label_is_as_wide_as_the_features_that_it_reads() -> None:
 
 
 def test_heads_are_heads_of_the_models_layer() -> None:
-    assert set(HEAD_NAMES.values()) == set(HEADS)
+    assert set(HEAD_NAMES.values()) == set(HEADS) - {"max"}  # a baseline, in none of the paper's tables
 
 
 def test_dependent_and_independent_training_differ_in_nothing_else() -> None:
