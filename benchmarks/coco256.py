@@ -54,6 +54,7 @@ METHODS = {
     "q2l_pat": [*PAT, "model.head=query2label"],
     "mldec_asl": [*ASL, "model.head=ml_decoder"],
     "mldec_pat": [*PAT, "model.head=ml_decoder"],
+    "max_asl": [*ASL, "model.head=max"],
 }
 # What might lift a method further, one change at a time or together: native+flip+lr2.
 CHANGES = {
@@ -179,22 +180,15 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -
     """MAP (step-wise) of each kind of logits, and of TDE logits at several lam; for a baseline PAT-I's too."""
     from accelerate import Accelerator
 
-    from pivotpatch import PatchInference, load_checkpoint
+    from pivotpatch import load_checkpoint
     from pivotpatch.core.metrics import average_precision
     from pivotpatch.data.address import open_records
     from pivotpatch.inference.score_file import write_scores
-    from pivotpatch.models.classifier import Classifier
-    from pivotpatch.models.patch_classifier import PatchClassifier
     from pivotpatch.training.build import open_training_records
     from pivotpatch.training.config import load_config
 
     accelerator = Accelerator()
     model = load_checkpoint(checkpoint).to(accelerator.device)
-    judged: dict[str, tuple[Classifier | PatchInference, int]] = {"": (model, model.picture_size)}
-    if not isinstance(model, PatchClassifier):
-        judged = {"PAT-I ": (PatchInference(model), size)}
-        if size < 256:  # a larger input is enlarged itself: there is no more detail to cut patches from
-            judged["PAT-I native "] = (PatchInference(model), 256)
     part = "val" if args.select else "test"
     records = {part: open_records(f"{args.data}@test")}
     if args.select:
@@ -202,7 +196,7 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -
         assert held_out is not None
         records = {part: held_out, **({"test": records[part]} if args.scores else {})}
     found: dict[str, float] = {}
-    for prefix, (network, pixels) in judged.items():
+    for prefix, (network, pixels) in list_judged(model, size).items():
         for name, each in records.items():
             given = score(network, each, pixels=pixels, accelerator=accelerator)
             if args.scores:
@@ -219,6 +213,19 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -
             for lam in LAMS:
                 found[f"{prefix}tde lam {lam:g}"] = 100 * average_precision(image + lam * patch, target).mean
     return found
+
+
+def list_judged(model: Any, size: int) -> dict[str, tuple[Any, int]]:
+    """What is judged of a trained network: by the prefix of its names, what is asked, and the side of its pictures."""
+    from pivotpatch import PatchInference
+    from pivotpatch.models.patch_classifier import PatchClassifier
+
+    if isinstance(model, PatchClassifier):
+        return {"": (model, model.picture_size)}
+    judged = {"PAT-I ": (PatchInference(model), size)}
+    if size < 256:  # a larger input is enlarged itself: there is no more detail to cut patches from
+        judged["PAT-I native "] = (PatchInference(model), 256)
+    return judged
 
 
 def score(network: Any, records: Any, *, pixels: int, accelerator: Any) -> Any:
@@ -249,7 +256,7 @@ def print_table(folder: Path) -> None:
             cost = f", {seconds:.0f} s, {speed:.0f} pictures/s{shared}"
         print(f"{run} on {judged_on}: {len(results)} seeds{cost}")
         for key in results[0]["mAP"]:
-            values = [result["mAP"][key] for result in results]
+            values = [result["mAP"][key] for result in results if key in result["mAP"]]
             spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
             print(f"    {key:24s} {statistics.mean(values):.2f}{spread}")
 

@@ -7,6 +7,7 @@ from pivotpatch.errors import InputError
 from pivotpatch.models.heads import (
     GroupProjection,
     LinearHead,
+    MaxHead,
     MLDecoderHead,
     Query2LabelHead,
     encode_positions,
@@ -21,6 +22,15 @@ def test_linear_head_is_pooling_and_a_linear_layer() -> None:
     assert isinstance(head.project, nn.Linear)
     pooled = features.flatten(2).mean(2)
     torch.testing.assert_close(head(features), pooled @ head.project.weight.t() + head.project.bias)
+
+
+def test_max_head_takes_the_largest_value_of_each_feature() -> None:
+    head = make_head("max", features=6, labels=3)
+    features = torch.randn(2, 6, 4, 5)
+    assert isinstance(head, MaxHead)
+    assert isinstance(head.project, nn.Linear)
+    largest = features.flatten(2).max(2).values
+    torch.testing.assert_close(head(features), largest @ head.project.weight.t() + head.project.bias)
 
 
 @pytest.mark.parametrize(("labels", "queries"), [(5, 5), (5, 2), (7, 3), (4, 1), (100, 30)])

@@ -26,7 +26,7 @@ class Architecture:
 
     Attributes:
         backbone: a timm model's name.
-        head: "linear", "query2label" or "ml_decoder".
+        head: "linear", "max", "query2label" or "ml_decoder".
         image_size: rows and columns of the images; the backbone's own where None.
         backbone_options: the `options` of `Backbone`.
         head_options: keyword arguments of the head's class.
@@ -241,7 +241,7 @@ class SharedClassifier(Classifier):
         Args:
             backbone: a timm model's name, or a whole `Architecture`, which then says head and size.
             labels: names of the L labels.
-            head: "linear", "query2label" or "ml_decoder".
+            head: "linear", "max", "query2label" or "ml_decoder".
             image_size: rows and columns of the images; the backbone's own by default.
             pretrained: fetch timm's weights for the backbone from the hub.
             weights: a local file of weights for the backbone instead.

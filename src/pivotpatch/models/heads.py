@@ -57,6 +57,14 @@ class LinearHead(Head):
         return nn.Linear(self.features, self.labels)
 
 
+class MaxHead(LinearHead):
+    """Global max pooling and one linear layer; the embedding is (B,D)."""
+
+    def embed(self, features: Tensor) -> Tensor:
+        """Largest value (B,D) over the places of a feature map (B,D,h,w)."""
+        return features.amax(dim=(2, 3))
+
+
 class GroupProjection(nn.Module):
     """A linear layer of its own for each query; a query serves ceil(L / G) consecutive labels.
 
@@ -233,6 +241,7 @@ class MLDecoderHead(Head):
 
 HEADS: Mapping[str, Callable[..., Head]] = {
     "linear": LinearHead,
+    "max": MaxHead,
     "query2label": Query2LabelHead,
     "ml_decoder": MLDecoderHead,
 }

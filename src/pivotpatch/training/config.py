@@ -54,7 +54,7 @@ class ModelSection(Section):
     """Which model."""
 
     backbone: str = Field("resnet101.tv_in1k", description="a timm model, with the tag of its weights after a dot")
-    head: Literal["linear", "query2label", "ml_decoder"] = Field("linear", description="kind of head")
+    head: Literal["linear", "max", "query2label", "ml_decoder"] = Field("linear", description="kind of head")
     image_size: Side | None = Field(None, description="pixels per side of the model's input; None is its own")
     pretrained: bool = Field(True, description="fetch timm's weights for the backbone")
     weights: str | None = Field(None, description="local file of weights for the backbone instead")
