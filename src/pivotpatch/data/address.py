@@ -92,8 +92,11 @@ def read_address(word: str) -> str | None:
             scheme = _find_scheme(Path(word))
             return str(Address(scheme, word)) if scheme else None
         scheme = _find_scheme(Path(_take_apart(word)[0]))
+        whole = "" if scheme else _find_scheme(Path(word))  # of a table that is not there, with an @ in its name
     except OSError:  # too long for the name of a file
         return None
+    if whole:
+        return str(Address(whole, word))
     return f"{scheme}:{word}" if scheme else None
 
 

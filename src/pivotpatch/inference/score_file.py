@@ -186,11 +186,13 @@ def _read_own(path: Path, schema: pa.Schema, note: bytes) -> _Content:
             whole = field.name in (_TARGET, *KINDS)
             size = field.type.list_size if pa.types.is_fixed_size_list(field.type) else 0
             column = file.read(columns=[field.name]).column(0)
-            if not size or size % len(labels) or (whole and size != len(labels)) or column.null_count:
+            values = column.combine_chunks().flatten() if size else ()
+            sized = size % len(labels) == 0 and (size == len(labels) or not whole)
+            if not size or not sized or column.null_count or len(values) != len(pictures) * size:
                 wrong = f"column {field.name!r} is {field.type} for {len(labels)} labels, or lacks rows"
                 raise InputError(where, wrong, _DAMAGED)
             shape = (len(pictures), len(labels)) if whole else (len(pictures), size // len(labels), len(labels))
-            arrays[field.name] = column.combine_chunks().flatten().to_numpy().reshape(shape)
+            arrays[field.name] = np.asarray(values).reshape(shape)
     if ("patch_logits" in arrays) != ("weights" in arrays) or None in pictures or not pictures:
         raise InputError(where, "images, 'patch_logits' or 'weights' are missing", _DAMAGED)
     return _Content(where, pictures, labels, arrays, noted)
