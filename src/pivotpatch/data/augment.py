@@ -3,31 +3,37 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pivotpatch.accel.device import send_tensor
 from pivotpatch.core.patches import check_images
-from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS
+from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS, PUBLISHED, STEPS
 from pivotpatch.errors import InputError
+
+_ALL = (*OPERATIONS.values(), *PUBLISHED.values())
+_IDENTITY = list(OPERATIONS).index("identity")
 
 
 @dataclass(frozen=True)
 class AugmentPolicy:
-    """What augmentation may do; the defaults are the published recipe.
+    """What augmentation may do.
 
     Attributes:
         flip: probability of a horizontal flip.
         cutout: side of the box that one random colour covers, as a part of the view's side; 0 for none.
         operations: how many of RandAugment's operations follow, drawn with replacement.
-        magnitude: their strength, 0 to 30.
+        randaugment: "torchvision": its fourteen operations, all of one magnitude; "published": the fifteen of the
+            paper's training code, each applied with probability 0.5, its magnitude drawn from nine steps.
+        magnitude: of torchvision's, 0 to 30.
     """
 
     flip: float = 0.0
     cutout: float = 0.5
     operations: int = 2
+    randaugment: Literal["torchvision", "published"] = "torchvision"
     magnitude: float = 9
 
 
@@ -38,8 +44,10 @@ class Augmentation(NamedTuple):
         flip: (N,) bool.
         cutout: (N,4) top, left, bottom, right of the covered box, as parts of the side; may leave the view.
         colour: (N,3) uint8 that covers it.
-        operation: (N,K) positions in `OPERATIONS`, applied one after the other.
+        operation: (N,K) positions among torchvision's operations and then the published ones, applied one after the
+            other.
         strength: (N,K) of each, in its own unit.
+        place: (N,K,2) row and column of it, as parts of the sides, for those that have a place.
     """
 
     flip: Tensor
@@ -47,6 +55,7 @@ class Augmentation(NamedTuple):
     colour: Tensor
     operation: Tensor
     strength: Tensor
+    place: Tensor
 
     def split(self, count: int) -> tuple["Augmentation", "Augmentation"]:
         """That of the first `count` views, and that of the others."""
@@ -70,21 +79,30 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
         generator: on the CPU, whatever the device of the views: the host decides which views take which operation,
             so that it need never wait for the device.
     """
-    slots = (count, policy.operations)
+    slots, published = (count, policy.operations), policy.randaugment == "published"
     flip = torch.rand(count, generator=generator) < policy.flip
     centre = torch.rand(count, 2, generator=generator)
     colour = torch.randint(256, (count, 3), generator=generator, dtype=torch.uint8)
-    operation = torch.randint(len(OPERATIONS), slots, generator=generator)
+    kinds = PUBLISHED if published else OPERATIONS
+    operation = torch.randint(len(kinds), slots, generator=generator)
     negative = torch.rand(slots, generator=generator) < 0.5
-    full = torch.tensor([kind.full for kind in OPERATIONS.values()])[operation]
-    signed = torch.tensor([kind.signed for kind in OPERATIONS.values()])[operation]
-    strength = full * policy.magnitude / MAX_MAGNITUDE
+    full = torch.tensor([kind.full for kind in kinds.values()])[operation]
+    signed = torch.tensor([kind.signed for kind in kinds.values()])[operation]
+    place = torch.zeros(*slots, 2)
+    if published:
+        strength = full * torch.randint(1, STEPS + 1, slots, generator=generator) / STEPS
+        place = torch.rand(*slots, 2, generator=generator)
+        applied = torch.rand(slots, generator=generator) < 0.5
+        operation = torch.where(applied, operation + len(OPERATIONS), _IDENTITY)
+    else:
+        strength = full * policy.magnitude / MAX_MAGNITUDE
     return Augmentation(
         flip,
         torch.cat([centre - policy.cutout / 2, centre + policy.cutout / 2], dim=1),
         colour,
         operation,
         torch.where(signed & negative, -strength, strength),
+        place,
     )
 
 
@@ -112,8 +130,9 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: b
             views = _choose(_flip, compiled=compiled)(views, flip)
         if (augmentation.cutout[:, :2] < augmentation.cutout[:, 2:]).any():
             views = _choose(_cover, compiled=compiled)(views, cutout, colour)
-        for operation, strength in zip(augmentation.operation.T, augmentation.strength.T, strict=True):
-            views = _operate(views, operation, strength, compiled=compiled)
+        for slot in range(augmentation.operation.shape[1]):
+            drawn = (augmentation.operation[:, slot], augmentation.strength[:, slot], augmentation.place[:, slot])
+            views = _operate(views, *drawn, compiled=compiled)
         return views
 
 
@@ -142,17 +161,18 @@ def _cover(views: Tensor, cutout: Tensor, colour: Tensor) -> Tensor:
     return torch.where(inside, colour[:, :, None, None], views)
 
 
-def _operate(views: Tensor, operation: Tensor, strength: Tensor, *, compiled: bool) -> Tensor:
-    """Apply one operation (N,) of strength (N,) to each view, all that share one together."""
+def _operate(views: Tensor, operation: Tensor, strength: Tensor, place: Tensor, *, compiled: bool) -> Tensor:
+    """Apply one operation (N,) of strength (N,) at a place (N,2) to each view, all that share one together."""
     order = operation.argsort(stable=True)
-    counts = operation.bincount(minlength=len(OPERATIONS)).tolist()
+    counts = operation.bincount(minlength=len(_ALL)).tolist()
     groups = _take(views, order).split(counts)
     strengths = send_tensor(strength[order], views.device).reshape(-1, 1, 1, 1).split(counts)
-    results = [
-        _choose(kind.apply, compiled=compiled)(group, force)
-        for kind, group, force in zip(OPERATIONS.values(), groups, strengths, strict=True)
-        if len(group)
-    ]
+    places = send_tensor(place[order], views.device).split(counts)
+    results = []
+    for kind, group, force, where in zip(_ALL, groups, strengths, places, strict=True):
+        if len(group):
+            apply = _choose(kind.apply, compiled=compiled)
+            results.append(apply(group, force, where) if kind.placed else apply(group, force))
     return _take(torch.cat(results), order.argsort())
 
 

@@ -17,20 +17,22 @@ class Operation(NamedTuple):
 
     Attributes:
         apply: from views (N,3,H,W) uint8 and strength (N,1,1,1) to views of the same shape.
-        full: the strength at `MAX_MAGNITUDE`, in the operation's own unit.
+        full: the strength at the largest magnitude, in the operation's own unit.
         signed: whether it goes both ways.
+        placed: whether `apply` also takes a random place (N,2), row and column as parts of the sides.
     """
 
-    apply: Callable[[Tensor, Tensor], Tensor]
+    apply: Callable[..., Tensor]
     full: float
     signed: bool
+    placed: bool = False
 
 
 Number = Tensor | float
 
 
-def _warp(views: Tensor, a: Number, b: Number, c: Number, d: Number, e: Number, f: Number) -> Tensor:
-    """Fetch each pixel of views (N,3,H,W) from the nearest place of another; what lies outside is black.
+def _warp(views: Tensor, a: Number, b: Number, c: Number, d: Number, e: Number, f: Number, *, fill: int = 0) -> Tensor:
+    """Fetch each pixel of views (N,3,H,W) from the nearest place of another; what lies outside has the level `fill`.
 
     From the column `a x + b y + c` and the row `d x + e y + f`, each a number or (N,1,1,1); x and y are pixels from
     the centre.
@@ -42,7 +44,8 @@ def _warp(views: Tensor, a: Number, b: Number, c: Number, d: Number, e: Number, 
     column = (b * y + c) * (2 / width) + (a * (2 / width)) * x
     row = (e * y + f) * (2 / height) + (d * (2 / height)) * x
     places = torch.stack(torch.broadcast_tensors(column, row), dim=-1).expand(len(views), 1, -1, -1, -1)[:, 0]
-    return F.grid_sample(views.float(), places, mode="nearest", align_corners=False).to(torch.uint8)
+    levels = F.grid_sample(views.float() - fill, places, mode="nearest", align_corners=False)
+    return (levels + fill).to(torch.uint8)
 
 
 def _rotate(views: Tensor, strength: Tensor) -> Tensor:
@@ -132,3 +135,70 @@ OPERATIONS: Mapping[str, Operation] = {
     "equalize": Operation(lambda views, _: TF.equalize(views), 0, False),
 }
 """RandAugment's fourteen, with torchvision's ranges."""
+
+
+def _shear_rows(views: Tensor, strength: Tensor) -> Tensor:
+    """Shift each row by its own distance with Pillow's bicubic filter; what lies outside is grey."""
+    height, width = views.shape[-2:]
+    y = torch.arange(height, device=views.device)[:, None] + 0.5
+    places = torch.arange(width, device=views.device) + strength * y
+    first = places.floor()
+    part = places - first
+
+    def fetch(step: int) -> Tensor:
+        index = (first + step).clamp(0, width - 1).long().expand(-1, 3, -1, -1)
+        return views.gather(3, index).float()
+
+    before, here, after, beyond = (fetch(step) for step in (-1, 0, 1, 2))
+    curve = 2 * (before - here) + after - beyond + part * (here - before + beyond - after)
+    levels = here + part * (after - before + part * curve)
+    inside = (places >= -0.5) & (places < width - 0.5)
+    return torch.where(inside, levels.clamp(0, 255), GREY).to(torch.uint8)
+
+
+def _shear_columns(views: Tensor, strength: Tensor) -> Tensor:
+    return _shear_rows(views.transpose(2, 3), strength).transpose(2, 3).contiguous()
+
+
+def _rotate_grey(views: Tensor, strength: Tensor) -> Tensor:
+    angle = torch.deg2rad(strength)
+    return _warp(views, angle.cos(), -angle.sin(), 0, angle.sin(), angle.cos(), 0, fill=GREY)
+
+
+def _cover_box(views: Tensor, strength: Tensor, place: Tensor) -> Tensor:
+    """Fill a box of about `strength` pixels per side around a random pixel."""
+    half = strength.round() // 2
+    height, width = views.shape[-2:]
+    row, column = ((place[:, at, None, None, None] * side).floor() for at, side in enumerate((height, width)))
+    y = torch.arange(height, device=views.device)[:, None]
+    x = torch.arange(width, device=views.device)
+    inside = (y >= row - half) & (y < row + half) & (x >= column - half) & (x < column + half)
+    return torch.where(inside, views.new_tensor(_BOX)[:, None, None], views)
+
+
+GREY = 128
+_BOX = (125, 122, 113)
+STEPS = 9
+"""Magnitudes of the published operations, from 1."""
+PUBLISHED: Mapping[str, Operation] = {
+    "invert": Operation(lambda views, _: 255 - views, 0, False),
+    "cutout": Operation(_cover_box, 20, False, placed=True),  # pixels
+    "sharpness": Operation(_sharpness, 0.9, True),
+    "autocontrast": OPERATIONS["autocontrast"],
+    "posterize": Operation(_posterize, 4, False),  # bits lost
+    "shear_x": Operation(_shear_rows, 0.3, True),
+    "translate_x": Operation(
+        lambda views, strength: _warp(views, 1, 0, strength * views.shape[-1], 0, 1, 0, fill=GREY), 150 / 331, True
+    ),
+    "translate_y": Operation(
+        lambda views, strength: _warp(views, 1, 0, 0, 0, 1, strength * views.shape[-2], fill=GREY), 150 / 331, True
+    ),
+    "shear_y": Operation(_shear_columns, 0.3, True),
+    "rotate": Operation(_rotate_grey, 30, False),
+    "equalize": OPERATIONS["equalize"],
+    "contrast": Operation(_contrast, 0.9, True),
+    "color": Operation(_color, 0.9, True),
+    "solarize": Operation(lambda views, strength: torch.where(views >= 256 - strength, 255 - views, views), 256, False),
+    "brightness": Operation(_brightness, 0.9, True),
+}
+"""The fifteen of the published training code, with its ranges."""

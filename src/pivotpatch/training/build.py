@@ -1,7 +1,7 @@
 """From a configuration to everything a run needs: records, loaders, model, task, optimiser."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -252,12 +252,17 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell | None 
     architecture = Architecture(
         section.backbone, section.head, section.image_size, section.backbone_options, section.head_options
     )
-    pretrained = section.pretrained and section.weights is None
+    options: dict[str, Any] = {
+        "pretrained": section.pretrained and section.weights is None,
+        "weights": section.weights,
+    }
+    kind: type[Classifier] = IndependentClassifier if task.kind == "independent" else MultiLabelClassifier
     if task.kind in ("patch", "patch_only"):
-        patching = _say_patching(task)
-        return PatchClassifier(architecture, labels, pretrained=pretrained, weights=section.weights, **patching)
-    kind = IndependentClassifier if task.kind == "independent" else MultiLabelClassifier
-    return kind(architecture, labels, pretrained=pretrained, weights=section.weights)
+        kind, options = PatchClassifier, options | _say_patching(task)
+    model = kind(architecture, labels, **options)
+    if not section.normalise:
+        model.preprocessing = replace(model.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return model
 
 
 def _say_patching(task: TaskSection) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class ModelSection(Section):
     image_size: Side | None = Field(None, description="pixels per side of the model's input; None is its own")
     pretrained: bool = Field(True, description="fetch timm's weights for the backbone")
     weights: str | None = Field(None, description="local file of weights for the backbone instead")
+    normalise: bool = Field(True, description="subtract timm's mean and divide by its deviation; else 0 and 1")
     start_from: str | None = Field(None, description="checkpoint folder, tagger or hub:owner/name to train further")
     backbone_options: dict[str, bool | int | float | str] = Field({}, description="further arguments of timm's")
     head_options: dict[str, bool | int | float] = Field({}, description="arguments of the head")
@@ -136,7 +137,8 @@ class AugmentSection(Section):
     flip: Share = Field(0.0, description="probability of a horizontal flip")
     cutout: Share = Field(0.5, description="side of the covered box, as a part of the view's side")
     operations: Annotated[int, Field(ge=0)] = Field(2, description="operations of RandAugment")
-    magnitude: Annotated[float, Field(ge=0, le=30)] = Field(9.0, description="their strength")
+    randaugment: Literal["torchvision", "published"] = Field("torchvision", description="whose operations")
+    magnitude: Annotated[float, Field(ge=0, le=30)] = Field(9.0, description="strength of torchvision's")
 
 
 class PrecisionSection(Section):
