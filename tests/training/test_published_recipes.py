@@ -3,7 +3,7 @@
 import pytest
 
 from pivotpatch.training.build import make_model
-from pivotpatch.training.config import find_recipe, list_recipes, load_config
+from pivotpatch.training.config import list_recipes, load_config
 
 OURS = ("coco-lite0-asl", "coco-lite0-pat", "tagger", "coco-resnet101_224-bce")  # not of the paper's own code
 
