@@ -1,6 +1,5 @@
 """Case studies say what the scores say, and the clearest are found."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -44,7 +43,6 @@ def test_a_case_holds_the_probabilities_and_weights_of_its_label(scores: Scores,
     assert (case.label, case.shown, case.others) == ("c", False, ("b",))
     unknown = study_case(scores, 0, label=0)
     assert (unknown.shown, unknown.baseline) == (None, None)
-    assert json.loads(json.dumps(case.to_dict()))["company"] == ["b"]
 
 
 def test_the_clearest_cases_are_those_of_a_loop(scores: Scores, baseline: Scores) -> None:
@@ -59,12 +57,8 @@ def test_the_clearest_cases_are_those_of_a_loop(scores: Scores, baseline: Scores
             and any(scores.target[row, other] == 1 for other in range(3) if other != column)
         ]
         assert [(case.row, case.label) for case in cases] == [(row, label) for _, row, label in sorted(gains)[:-4:-1]]
-        assert all(case.shown == bool(wanted) and case.others for case in cases)
-
-
-def test_a_model_that_is_its_baseline_has_no_case(scores: Scores) -> None:
     same = Scores(scores.labels, scores.pictures, scores.target, {"image": scores.get("tde") / 1.5})
-    assert find_cases(scores, same) == []
+    assert find_cases(scores, same) == []  # a model that is its baseline has no case
 
 
 def test_what_cannot_be_shown_is_refused(scores: Scores, baseline: Scores) -> None:

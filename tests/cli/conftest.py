@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tune_command import make_run, write_pictures
+from verb import LABELS, make_model, write_images, write_run
 
 
 @pytest.fixture
@@ -13,9 +13,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def photos(here: Path) -> Path:
+    """21 images with one label more than the models know."""
+    write_images("photos", 21, labels=(*LABELS, "horse"))
+    return here
+
+
+@pytest.fixture
 def here_with_run(here: Path) -> Path:
-    """A run that held out 24 of its 60 pictures, and 30 other ones."""
-    write_pictures("train", 60, seed=0)
-    write_pictures("val", 30, seed=1)
-    make_run("run")
+    """A run that held out 24 of its 60 images, and 30 other ones."""
+    write_images("train", 60)
+    write_images("val", 30, seed=1)
+    write_run("run", make_model(), "data.val_fraction=0.4")
     return here

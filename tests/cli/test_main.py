@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -26,9 +27,14 @@ def list_loaded(*words: str) -> set[str]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    loaded = list_loaded("--help")
+    loaded = list_loaded("train", "--help")
     assert "pivotpatch.cli.predict" in loaded
     assert loaded.isdisjoint((*HEAVY, *UNUSED))
+
+
+@pytest.mark.parametrize("words", [("recipes",), ("train", "coco-resnet101-pat", "--show-config")], ids=" ".join)
+def test_recipes_do_not_wait_for_torch(words: tuple[str, ...]) -> None:
+    assert list_loaded(*words).isdisjoint(("numpy", "torch", "timm"))
 
 
 def test_one_picture_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:

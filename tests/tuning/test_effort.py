@@ -1,6 +1,5 @@
 """What each effort keeps, against the definition written out image by image."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -62,9 +61,9 @@ def test_a_point_is_the_definition(method: Method | None) -> None:
     assert point.passes == pytest.approx(1 + 1.5 * looked.mean())
 
 
-@pytest.mark.parametrize("method", ["platt_per_label", None])
-def test_a_closer_look_takes_the_place_of_the_patches_below_effort_1(method: Method | None) -> None:
+def test_a_closer_look_takes_the_place_of_the_patches_below_effort_1() -> None:
     """Its logits get the patches' calibration, with a lam of their own."""
+    method: Method = "platt_per_label"
     scores, closer = make_scores(LABELS, count=60, seed=3), make_scores(LABELS, count=60, seed=4).remix(lam=0.5)
     curve = effort_curve(scores, [0.4, 0.7], patch_cost=4, closer=CloserLook(48, 2.25, closer), method=method)
     plain = effort_curve(scores, [0.4, 0.7], patch_cost=4, method=method)
@@ -87,12 +86,8 @@ def test_the_ends_are_the_image_alone_and_the_patches_of_all() -> None:
     assert last == EffortPoint(1, 1, 5, average_precision(SCORES.get("tde"), SCORES.target).mean)
     assert [point.share for point in curve.points] == pytest.approx(EFFORTS, abs=0.04)
     assert curve.gain == pytest.approx(last.mean - first.mean)
-
-
-def test_patches_help_most_where_the_image_is_unsure() -> None:
-    curve = effort_curve(SCORES, [0.5], patch_cost=4)
-    assert curve.gain > 0.03
-    assert curve.points[1].mean - curve.points[0].mean > 0.65 * curve.gain  # half of them at random would keep half
+    half = curve.points[EFFORTS.index(0.5)]  # patches help most where the image is unsure
+    assert half.mean - first.mean > 0.65 * curve.gain > 0.02
 
 
 def test_the_scale_of_the_images_logits_does_not_matter() -> None:
@@ -101,10 +96,6 @@ def test_the_scale_of_the_images_logits_does_not_matter() -> None:
     curve, again = (effort_curve(scores, [0.3, 0.6], patch_cost=1) for scores in (SCORES, other))
     means = [point.mean for point in curve.points]
     assert [point.mean for point in again.points] == pytest.approx(means, abs=0.006)
-    adaptive = fit_adaptive(other)
-    chosen = adaptive.choose(adaptive.calibration.apply(other.get("image")), 0.3)[:, None]
-    mixed = torch.where(chosen, other.scaled("tde"), other.get("image"))
-    assert average_precision(mixed, SCORES.target).mean < means[0] - 0.02  # what comes of it without a calibration
 
 
 def test_what_is_fitted_is_the_images_calibration_and_its_quantiles() -> None:
@@ -115,7 +106,6 @@ def test_what_is_fitted_is_the_images_calibration_and_its_quantiles() -> None:
     assert adaptive.cutoffs == pytest.approx(np.quantile(doubt, np.linspace(0, 1, 101)).tolist(), abs=1e-6)
     for effort in (0.01, 0.25, 0.375, 0.9):
         assert adaptive.choose(probs, effort).float().mean() == pytest.approx(effort, abs=0.006)
-    assert fit_adaptive(make_scores(LABELS, count=400, patches=False)).cutoffs  # the image is all that counts
 
 
 def make_curve(*means: float) -> EffortCurve:
@@ -131,6 +121,3 @@ def test_the_cheapest_point_that_keeps_enough_is_found() -> None:
     assert make_curve(0.5, 0.4).find(0.9) is None
     dear = EffortCurve((*(point._replace(passes=2 * point.passes) for point in curve.points[:-1]), curve.points[-1]))
     assert dear.find(0.9) == curve.points[-1]  # where a closer look costs more than the patches of all
-    told = json.loads(json.dumps(curve.to_dict()))
-    assert told["gain"] == pytest.approx(0.2)
-    assert told["points"][1] == {"effort": 0.25, "share": 0.25, "passes": 2.0, "mean": 0.6}

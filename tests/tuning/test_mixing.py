@@ -94,13 +94,6 @@ def test_the_gain_is_honest_and_decides() -> None:
     assert again.chosen is again.before
 
 
-def test_other_scores_of_the_same_images_are_mixed_alike() -> None:
-    scores = draw(blur=3.0)
-    study = fit(scores)
-    torch.testing.assert_close(study.shared.mix(scores), study.shared.logits)
-    torch.testing.assert_close(study.before.mix(scores), study.before.logits)
-
-
 def test_what_was_scored_with_wins_ties() -> None:
     """Where the patches say nothing, no lam but 1 / 3 has a reason to be chosen."""
     image = draw(100, 3).get("image")

@@ -1,6 +1,5 @@
 """What is fitted is what its parts fit, in order, and what is told of it is honest."""
 
-import json
 from dataclasses import replace
 from functools import cache
 
@@ -10,9 +9,8 @@ from made_scores import make_scores
 
 from pivotpatch.core.metrics import average_precision, precision_recall
 from pivotpatch.core.policies import PerLabel
-from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
-from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
+from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.tuning.calibration import METHODS, calibrate_out_of_fold, fit_calibration, judge_calibration
 from pivotpatch.tuning.effort import CloserLook, effort_curve, fit_adaptive
@@ -68,19 +66,6 @@ def test_calibration_belongs_to_the_new_mixture_and_thresholds_to_calibrated_pro
     assert found.thresholds == fit_thresholds(probs, SCORES.target, goal=BEST_F1, labels=LABELS)
 
 
-def test_what_was_scored_with_is_kept_where_the_gain_is_within_noise() -> None:
-    best = tune(SCORES, mixing="global")
-    assert best.lam != 1
-    assert tune(SCORES).lam == best.lam  # the patches of these scores are much better than their images
-    again = SCORES.remix(lam=best.lam, temperature=best.temperature)
-    found = tune(again)
-    assert found.mixing is not None
-    assert found.mixing.chosen is found.mixing.before
-    assert (found.lam, found.temperature) == (best.lam, best.temperature)
-    kept = tune(SCORES, mixing="keep")
-    assert (kept.mixing, kept.lam, kept.temperature) == (None, 1.0, 1.0)
-
-
 def test_probabilities_are_judged_out_of_fold() -> None:
     found = tune(SCORES, mixing="keep")
     logits, target = SCORES.scaled("tde"), SCORES.target
@@ -92,7 +77,6 @@ def test_probabilities_are_judged_out_of_fold() -> None:
     best = min(found.qualities, key=lambda name: found.qualities[name].overall.log_loss)
     assert found.method == best
     assert found.curves["after"].ece == pytest.approx(found.qualities[best].overall.ece_width)
-    assert found.curves["before"].ece == pytest.approx(found.qualities["before"].overall.ece_width)
 
 
 def test_decisions_are_judged_out_of_fold() -> None:
@@ -123,24 +107,23 @@ def test_targets_of_noise_gain_nothing() -> None:
     assert found.qualities[found.method].overall.ece_width < 0.05
 
 
-def test_a_model_without_patches_gets_calibration_and_thresholds_alone() -> None:
-    found = tune(PLAIN, goal=PrecisionAtLeast(0.9))
-    assert (found.kind, found.mixing) == ("image", None)
-    assert found.thresholds.goal == "precision of 0.9 or more"
-    model = MultiLabelClassifier("test_vit", LABELS, image_size=32)
+def test_a_model_keeps_what_was_fitted() -> None:
+    model = PatchClassifier("test_resnet", LABELS, image_size=32, closer_size=48)
+    found = tune(SCORES, mixing="global", calibration="none")
     found.store(model)
-    assert (model.calibration, model.thresholds) == (found.calibration, found.thresholds.values)
-
-
-@pytest.mark.parametrize("mixing", ["keep", "global"])
-def test_a_model_keeps_all_three(mixing: Mixing) -> None:
-    model: Classifier = PatchClassifier("test_resnet", LABELS, image_size=32, closer_size=48)
-    found = tune(SCORES, mixing=mixing, calibration="none")
-    found.store(model)
-    assert isinstance(model, PatchClassifier)
     assert model.closer_size == 48  # no effort was fitted, so that what it was trained for stays
     assert (model.lam, model.temperature) == (found.lam, found.temperature)
     assert (model.calibration, model.thresholds) == (None, found.thresholds.values)
+    assert (found.adaptive, found.effort) == (None, None)
+    closer = CloserLook(64, 4, make_scores(LABELS, count=200, seed=1))
+    for found in (tune(SCORES, mixing="keep", closer=closer), tune(SCORES, mixing="keep")):
+        found.store(model)
+        assert model.closer_size == found.closer_size
+        assert model.adaptive == found.adaptive
+    plain, found = MultiLabelClassifier("test_vit", LABELS, image_size=32), tune(PLAIN, goal=PrecisionAtLeast(0.9))
+    found.store(plain)
+    assert (found.kind, found.mixing, found.effort) == ("image", None, None)
+    assert (plain.calibration, plain.thresholds) == (found.calibration, found.thresholds.values)
 
 
 def test_effort_is_fitted_to_the_new_mixture_and_judged_on_honest_logits() -> None:
@@ -152,9 +135,6 @@ def test_effort_is_fitted_to_the_new_mixture_and_judged_on_honest_logits() -> No
     assert found.effort.points[0].mean == pytest.approx(average_precision(SCORES.get("image"), SCORES.target).mean)
     kept = tune(SCORES, mixing="keep", calibration="temperature")
     assert kept.effort == effort_curve(SCORES, patch_cost=4.0, method="temperature")
-    model = PatchClassifier("test_vit", LABELS, image_size=32)
-    kept.store(model)
-    assert model.adaptive == kept.adaptive
 
 
 def test_a_closer_look_is_mixed_as_the_patches_are_out_of_fold() -> None:
@@ -181,39 +161,3 @@ def test_a_closer_look_is_mixed_as_the_patches_are_out_of_fold() -> None:
         replace(plain.adaptive, again=own),
     )
     assert found.lam == plain.lam
-
-
-def test_a_model_is_told_how_to_look_again() -> None:
-    closer = CloserLook(48, 2.25, make_scores(LABELS, count=200, seed=1))
-    with_closer, without = tune(SCORES, mixing="keep", closer=closer), tune(SCORES, mixing="keep")
-    assert (with_closer.closer_size, with_closer.to_dict()["closer_size"]) == (48, 48)
-    assert (without.closer_size, without.to_dict()["closer_size"]) == (None, None)
-    model = PatchClassifier("test_resnet", LABELS, image_size=32)
-    for found in (with_closer, without):
-        found.store(model)
-        assert model.closer_size == found.closer_size
-        assert model.adaptive == found.adaptive
-
-
-def test_effort_is_fitted_only_where_images_with_and_without_patches_can_be_compared() -> None:
-    for found in (tune(PLAIN), tune(SCORES, mixing="keep", calibration="none")):
-        assert (found.adaptive, found.effort) == (None, None)
-        assert found.to_dict()["effort"] is None
-
-
-def test_everything_is_plain_for_json() -> None:
-    found = tune(SCORES, mixing="global")
-    told = json.loads(json.dumps(found.to_dict()))
-    assert (told["lam"], told["mixing"]["chosen"]) == (found.lam, "shared")
-    assert told["mixing"]["tried"]["as scored"]["gain"] is None
-    assert told["calibration"]["chosen"] == found.method
-    assert len(told["adaptive"]["calibration"]["slope"]) == len(LABELS)
-    assert [point["passes"] for point in told["effort"]["points"]][:: len(told["effort"]["points"]) - 1] == [1, 5]
-    assert told["thresholds"]["decisions"]["after"]["OF1"] == found.after.OF1
-
-
-def test_what_cannot_be_fitted_is_told() -> None:
-    with pytest.raises(InputError, match="folds: there are 4 images; give 5 or more"):
-        tune(PLAIN.select(torch.arange(4)))
-    with pytest.raises(InputError, match="calibration: unknown method 'plat'; did you mean 'platt'"):
-        tune(PLAIN, calibration="plat")
