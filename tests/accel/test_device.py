@@ -1,13 +1,16 @@
 import pytest
 import torch
 
-from pivotpatch.accel.device import can_run
+from pivotpatch.accel.device import can_run, has_bfloat16
 
 
-def test_a_cpu_runs_none() -> None:
-    asked: list[torch.device] = []
-    assert not can_run(asked.append, torch.device("cpu"))
-    assert asked == []
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((10, 0), True)])
+def test_a_gpu_has_bfloat16_since_ampere(
+    capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    assert has_bfloat16(torch.device("cuda")) == expected
+    assert not has_bfloat16(torch.device("cpu"))
 
 
 def test_what_fails_is_not_run_and_not_tried_again() -> None:
@@ -19,6 +22,7 @@ def test_what_fails_is_not_run_and_not_tried_again() -> None:
 
     assert [can_run(fail, torch.device("cuda")) for _ in range(2)] == [False, False]
     assert can_run(lambda _device: None, torch.device("cuda"))
+    assert not can_run(fail, torch.device("cpu"))
     assert tried == [torch.device("cuda")]
 
 

@@ -34,6 +34,3 @@ def test_runs_differ_in_colour_and_logits_in_style() -> None:
     _, scores = plot_curves({"a": LOG, "b": LOG}).axes
     looks = {(line.get_color(), line.get_linestyle()) for line in scores.lines}
     assert len(looks) == len(scores.lines) == 6
-    losses, scores = plot_curves({"": LOG[:2]}).axes  # without validation
-    assert (len(losses.lines), len(scores.lines)) == (2, 0)
-    assert not plot_curves({"": []}).axes[0].lines

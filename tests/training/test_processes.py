@@ -1,11 +1,9 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -114,20 +112,6 @@ def test_torchrun_stops_on_agreement_resumes_and_ends_like_one_process(
             assert result["test"][address][kind]["positives"] == each["positives"]  # no image counts twice
             assert result["test"][address][kind]["mean"] == pytest.approx(each["mean"], abs=1e-3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
-
-
-@pytest.mark.slow
-def test_accelerate_launch_is_the_same(changes: list[str], alone: Path, tmp_path: Path) -> None:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    launch = ["launch", "--multi_gpu", "--num_processes", "2", "--mixed_precision", "bf16", "--main_process_port", port]
-    out = tmp_path / "run"
-    process = start(str(BIN / "accelerate"), *launch, "-m", "pivotpatch", "train", *changes, "--out", str(out))
-    printed, told = process.communicate(timeout=300)
-    assert process.returncode == 0, told
-    assert printed.count("the model is in") == 1
-    compare_runs(out, alone)  # the launcher's precision counts for nothing, the configuration decides
 
 
 def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,25 +35,16 @@ def test_a_crashed_run_goes_on_to_the_same_end(crashed: Path, reference: dict[st
     assert read_run(crashed) == reference
 
 
-def test_a_run_that_crashed_before_its_first_save_begins_again(tmp_path: Path, reference: dict[str, object]) -> None:
-    crash_at(3, SHORT, tmp_path / "run")
-    assert not (tmp_path / "run" / "last").exists()
-    resume(tmp_path / "run")
-    assert read_run(tmp_path / "run") == reference
-
-
 def test_patches_in_parts_with_a_closer_look_go_on_to_the_same_end(tmp_path: Path) -> None:
+    """From the first step on, where nothing was saved yet, and later."""
     config = make_config("train.epochs=1", "train.accumulate=2", "task.closer_size=48", "augment.flip=0.5")
     fit(config, tmp_path / "whole")
-    crash_at(6, config, tmp_path / "run")
+    crash_at(2, config, tmp_path / "run")
+    assert not (tmp_path / "run" / "last").exists()
+    with pytest.raises(ZeroDivisionError):
+        resume(tmp_path / "run", progress=when("train", 6, crash))
     resume(tmp_path / "run")
     assert read_run(tmp_path / "run") == read_run(tmp_path / "whole")
-
-
-def test_where_images_are_held_changes_nothing(tmp_path: Path, reference: dict[str, object]) -> None:
-    config = SHORT.model_copy(update={"data": SHORT.data.model_copy(update={"hold": "nothing", "workers": 0})})
-    fit(config, tmp_path / "run")
-    assert read_run(tmp_path / "run") == reference
 
 
 def test_moments_return_in_the_memory_order_of_their_weights(crashed: Path) -> None:
@@ -90,7 +81,6 @@ def limit_files(size: int) -> None:
     ("moment", "room", "file", "saved"),
     [
         (("decode", 1), lambda _: 10, "", None),  # not even the configuration can be written
-        (("train", 6), lambda _: 100_000, "last", 4),
         (("validate", 1), lambda _: 100_000, "best", 7),
         (("train", 12), lambda _: 2_000_000, "last", 8),  # the checkpoint fits, what training needs besides does not
         (("train", 9), lambda out: (out / "log.jsonl").stat().st_size + 20, "log.jsonl", 8),  # within a line
@@ -162,12 +152,12 @@ def test_an_image_that_cannot_be_read_ends_a_run_that_can_go_on(tmp_path: Path) 
     assert read_run(tmp_path / "run") == read_run(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("part", ["train", "val", "test"])
+@pytest.mark.parametrize("part", ["train", "test"])
 def test_images_of_which_none_can_be_read_are_an_error(part: str, tmp_path: Path) -> None:
     """What was trained until then is kept."""
     data = {"train": write_images(tmp_path / "images"), part: write_images(tmp_path / "broken", broken=range(40))}
     given = [f"data.{name}={address}" for name, address in data.items()]
-    with pytest.raises(InputError, match=r"broken/all.csv: none of the images could be read; see pivotpatch data chec"):
+    with pytest.raises(InputError, match="broken/all.csv: none of the images could be read"):
         fit(make_config(*given, "data.on_error=skip", "train.epochs=1"), tmp_path / "run")
     assert part == "train" or read_step(tmp_path / "run") > 0
 
@@ -195,11 +185,10 @@ def hear_save(process: TrainingProcess, chance: random.Random) -> bool:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_at_any_moment_ends_the_same(tmp_path: Path) -> None:
-    """Ten kills: after random steps, during evaluations and about when something is saved."""
-    config, chance = make_config("train.accumulate=2", "train.epochs=3"), random.Random(2)
-    assert TrainingProcess(tmp_path / "reference", config).wait() == 0
-    expected, kills, runs = read_run(tmp_path / "reference"), 0, 0
+def test_a_run_that_is_killed_at_any_moment_ends_the_same(tmp_path: Path, reference: dict[str, object]) -> None:
+    """Ten kills: after random steps, during evaluations and about when something is saved; a worker decodes ahead."""
+    config, chance = make_config("task.kind=image", "data.hold=nothing", "data.workers=1"), random.Random(2)
+    kills = runs = 0
     while kills < 10:
         runs += 1
         out = tmp_path / f"run{runs}"
@@ -215,7 +204,7 @@ def test_a_run_that_is_killed_at_any_moment_ends_the_same(tmp_path: Path) -> Non
                 kills += 1
                 process = TrainingProcess(out, None if (out / "config.toml").exists() else config)
         assert process.wait() == 0
-        assert read_run(out) == expected
+        assert read_run(out) == reference
 
 
 @pytest.mark.slow
@@ -234,16 +223,4 @@ def test_a_run_that_is_killed_at_each_change_of_its_folder_ends_the_same(
         status = TrainingProcess(out, dies_at_touch=touch).wait()
     assert touch - 8 > 20
     assert in_between > 0  # killed between the two renames of a save
-    assert read_run(out) == reference
-
-
-@pytest.mark.slow
-def test_a_killed_run_whose_workers_were_ahead_ends_the_same(tmp_path: Path, reference: dict[str, object]) -> None:
-    out = tmp_path / "run"
-    process = TrainingProcess(out, make_config("task.kind=image", "data.hold=nothing", "data.workers=1"))
-    while (heard := process.hear()) and heard != ("train", 12):
-        pass
-    process.kill()
-    assert read_step(out) == 8
-    assert TrainingProcess(out).wait() == 0
     assert read_run(out) == reference
