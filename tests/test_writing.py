@@ -1,7 +1,5 @@
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -88,38 +86,6 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
         (scratch / "a").write_text("new")
     assert (tmp_path / "run").is_symlink()
     assert read(tmp_path / "disk") == {"a": "new"}
-
-
-DISK_OF_64_KB = """
-import resource, signal, sys
-from pathlib import Path
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from pivotpatch.errors import InputError
-from pivotpatch.writing import explain_disk_faults, replacing_folder
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-folder = Path(sys.argv[1])
-try:
-    with explain_disk_faults(folder, also=(SafetensorError,)), replacing_folder(folder) as scratch:
-        save_file({"a": torch.zeros(100_000)}, scratch / "a")
-except InputError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
-def test_a_full_disk_says_so_and_leaves_the_old_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "a").write_text("old")
-    command = [sys.executable, "-c", DISK_OF_64_KB, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{folder}: File too large; free some space or choose another folder\n"
-    assert read(tmp_path) == {"run/a": "old"}
-    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_the_number_of_a_fault_is_found_in_foreign_words(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
 import torch
-from made_backbones import make_backbone
+from made_networks import make_backbone
 from timm.layers import BlurPool2d
 from torch import Tensor, nn
 
@@ -15,48 +16,16 @@ def count(network: nn.Module, kind: type[nn.Module]) -> int:
     return sum(isinstance(part, kind) for part in network.modules())
 
 
-class Features(nn.Module):
-    """A network of which timm's name for its main part is asked."""
+class Made(nn.Module):
+    """A network of two convolutions whose main part, by timm's name for it, is given."""
 
-    def __init__(self, padding_mode: Literal["zeros", "reflect"] = "zeros") -> None:
+    def __init__(self, run: Callable[..., Tensor], padding_mode: Literal["zeros", "reflect"] = "zeros") -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Conv2d(3, 4, 3, padding=1, padding_mode=padding_mode)
         self.second = nn.Conv2d(4, 4, 1)
         self.relu = nn.ReLU()
-
-
-class Summing(Features):
-    """Adds its first convolution on the left of what it adds it to."""
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        found: Tensor = self.relu(self.first(images) + images.mean(1, keepdim=True).expand(-1, 4, -1, -1))
-        return found
-
-
-class Straying(Features):
-    """Uses what its convolution says beside the ReLU, too."""
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        first = self.first(images)
-        found: Tensor = self.relu(first) + self.second(first)
-        return found
-
-
-class Repeating(Features):
-    """Asks one convolution twice, the second time without a ReLU."""
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        found: Tensor = self.second(self.relu(self.second(images[:, [0, 1, 2, 0]])))
-        return found
-
-
-class Pooling(Features):
-    """Halves the image in ways that look like a kernel's and are not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pools = nn.Sequential(
+        self.pools = nn.Sequential(  # that look like a kernel's and are not
             nn.MaxPool2d(3, 2),
             nn.MaxPool2d(3, 2, 1, ceil_mode=True),
             nn.AvgPool2d(2, 2, divisor_override=3),
@@ -64,18 +33,35 @@ class Pooling(Features):
             BlurPool2d(3, filt_size=4),
             BlurPool2d(3, pad_mode="replicate"),
         )
+        self.run = run
 
     def forward_features(self, images: Tensor) -> Tensor:
-        found: Tensor = self.pools(images)
-        return found
+        return self.run(self, images)
 
 
-class Branching(Features):
-    """Does what depends on the image."""
+def add(made: Made, images: Tensor) -> Tensor:
+    """A sum whose convolution is on the left."""
+    found: Tensor = made.relu(made.first(images) + images.mean(1, keepdim=True).expand(-1, 4, -1, -1))
+    return found
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        found: Tensor = self.relu(self.first(images))
-        return found if found.sum() > 0 else -found
+
+def stray(made: Made, images: Tensor) -> Tensor:
+    """What the convolution says is used beside the ReLU, too."""
+    first = made.first(images)
+    found: Tensor = made.relu(first) + made.second(first)
+    return found
+
+
+def repeat(made: Made, images: Tensor) -> Tensor:
+    """One convolution twice, the second time without a ReLU."""
+    found: Tensor = made.second(made.relu(made.second(images[:, [0, 1, 2, 0]])))
+    return found
+
+
+def branch(made: Made, images: Tensor) -> Tensor:
+    """What depends on the image."""
+    found: Tensor = made.relu(made.first(images))
+    return found if found.sum() > 0 else -found
 
 
 @pytest.mark.parametrize(
@@ -113,15 +99,18 @@ def test_a_convolution_that_is_added_leaves_its_bias_to_the_other() -> None:
         assert torch.equal(value, before[name]), name  # of the network that was given, nothing is changed
 
 
-@pytest.mark.parametrize("network", [Repeating(), Pooling(), Branching(), make_backbone("test_vit").network])
+@pytest.mark.parametrize(
+    "network",
+    [Made(repeat), Made(lambda made, images: made.pools(images)), Made(branch), make_backbone("test_vit").network],
+)
 def test_what_cannot_be_fused_is_left_alone(network: nn.Module) -> None:
     assert fuse_activations(network) is network
 
 
-@pytest.mark.parametrize(("network", "fused"), [(Summing(), 1), (Straying(), 0), (Summing("reflect"), 0)])
+@pytest.mark.parametrize(("network", "fused"), [(Made(add), 1), (Made(stray), 0), (Made(add, "reflect"), 0)])
 @torch.no_grad()
 def test_sums_are_taken_in_from_either_side_and_what_cudnn_cannot_take_in_is_finished(
-    network: Straying | Summing, fused: int
+    network: Made, fused: int
 ) -> None:
     images, found = torch.rand(1, 3, 8, 8), fuse_activations(network)
     assert count(found, FusedConvolution) == fused

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from made_backbones import make_backbone
+from made_networks import make_backbone
 from torch import Tensor, nn
 
 from pivotpatch.accel.inference import fold_norms

@@ -69,14 +69,6 @@ def test_each_resample_is_what_the_metric_says_of_the_drawn_rows(
         np.testing.assert_allclose(found.measured[name].numpy(), judge(sign * scores, target, definition), atol=1e-12)
 
 
-def test_pictures_are_drawn_alike() -> None:
-    counts = torch.cat(list(bootstrap._draw_counts(50, 4000, chunk=1000, seeds=[1, 2, 3, 4])), dim=1)
-    assert counts.shape == (50, 4000)
-    assert (counts.sum(0) == 50).all()
-    assert counts.mean(1).numpy() == pytest.approx(np.ones(50), abs=5 / 4000**0.5)
-    assert counts.var().item() == pytest.approx(1 - 1 / 50, abs=0.02)  # that of a binomial of 50 draws
-
-
 @pytest.mark.parametrize("definition", ["step", "envelope"])
 def test_blocks_and_chunks_change_nothing(definition: Definition, monkeypatch: pytest.MonkeyPatch) -> None:
     scores, target = draw(60, 7, seed=1, levels=8, unknown=0.1)

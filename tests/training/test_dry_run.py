@@ -1,10 +1,9 @@
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from published import PICTURES, write_all
+from run_process import write_images
 
 from pivotpatch.data.loading import EpochSampler
 from pivotpatch.errors import InputError
@@ -87,33 +86,19 @@ def test_what_would_stop_a_run_stops_its_trial(change: str, message: str) -> Non
     assert message in str(caught.value)
 
 
-def write_table(name: str, *, broken: Iterable[int] = ()) -> str:
-    """Twelve images as a table, some of which cannot be read."""
-    rows = ["image,labels"]
-    for place in range(12):
-        Image.new("RGB", (32, 32), (20 * place, 99, 0)).save(f"{name}{place}.png")
-        rows.append(f"{name}{place}.png,{'cat' if place % 3 else 'dog'}")
-    for place in broken:
-        Path(f"{name}{place}.png").write_bytes(b"no image")
-    Path(f"{name}.csv").write_text("\n".join(rows))
-    return f"table:{name}.csv"
-
-
-def try_tables(train: str, val: str, *, on_error: str = "skip") -> DryRun:
-    return try_changes(f"data.train={train}", f"data.val={val}", f"data.on_error={on_error}", *SCENES[1:])
-
-
-def test_skipped_images_are_named_and_the_next_batch_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but a batch of those to train on, and the first batches to validate; none is decoded to be held."""
-    monkeypatch.chdir(tmp_path)
-    order = list(EpochSampler(12, batch_size=2, shuffle=True, seed=1))
+def test_skipped_images_are_named_and_the_next_batch_is_taken(tmp_path: Path) -> None:
+    """Of those to train on one batch can be read, of those to validate not the first ones; none is held."""
+    order = list(EpochSampler(40, batch_size=2, shuffle=True, seed=1))
     broken = [place for batch in order[:4] + order[5:] for place in batch]
-    tried = try_tables(write_table("a", broken=broken), write_table("b", broken=range(5)))
-    met = [f"a{place}.png" for batch in order[:4] for place in batch] + [f"b{place}.png" for place in range(5)]
-    assert sorted(tried.not_read) == sorted(met)
-    assert (tried.pictures, tried.val_pictures) == (12, 12)
+    train, val = write_images(tmp_path / "a", broken=broken), write_images(tmp_path / "b", broken=range(5))
+    tables = (f"data.train={train}", f"data.val={val}")
+    tried = try_changes(*SCENES, *tables, "data.on_error=skip")
+    met = [f"{place}.png" for batch in order[:4] for place in batch] + [f"{place}.png" for place in range(5)]
+    assert sorted(Path(name).name for name in tried.not_read) == sorted(set(met))
+    assert (tried.pictures, tried.val_pictures) == (40, 40)
     assert min(tried.seconds_per_step, tried.seconds_per_validation) > 0
-    with pytest.raises(InputError, match=r"a\d+.png: is in none of"):
-        try_tables("table:a.csv", "table:b.csv", on_error="error")
-    with pytest.raises(InputError, match="table:b.csv: none of the images could be read; see pivotpatch data check"):
-        try_tables(write_table("a"), write_table("b", broken=range(12)))
+    with pytest.raises(InputError, match=r"\d+.png: is in none of"):
+        try_changes(*SCENES, *tables)
+    write_images(tmp_path / "b", broken=range(40))
+    with pytest.raises(InputError, match="b/all.csv: none of the images could be read"):
+        try_changes(*SCENES, *tables, "data.on_error=skip")

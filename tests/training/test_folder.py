@@ -13,9 +13,8 @@ import torch
 from run_process import SHORT, TrainingProcess, crash, make_config, read_run, read_step, when
 
 from pivotpatch.errors import InputError
-from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.training import fit, load_config, resume
-from pivotpatch.training.folder import RunFolder, RunState
+from pivotpatch.training.folder import RunFolder
 
 
 def test_a_folder_tells_all_of_its_run(reference: dict[str, object], crashed: Path) -> None:
@@ -61,33 +60,6 @@ def test_what_cannot_be_built_leaves_nothing_behind(change: str, tmp_path: Path)
     with pytest.raises(InputError):
         fit(make_config(change), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("tail", ["\0" * 100, '{"step": 9, "loss": 1.0}\n{"step'])
-def test_the_log_is_cut_where_the_run_goes_on(tail: str, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, SHORT)
-    entries = [{"step": step} for step in (5, 7, 7)]
-    for entry in entries:
-        folder.add_to_log(dict(entry))
-    with (tmp_path / "log.jsonl").open("a") as file:
-        file.write(tail)
-    folder.cut_log(3)
-    assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == entries
-    folder.cut_log(1)
-    assert (tmp_path / "log.jsonl").read_text() == '{"step": 5}\n'
-
-
-def test_a_state_comes_back_exactly(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run", SHORT)
-    folder.create()
-    state = RunState(step=3, best=0.1 + 0.2, pending=[[1 / 3, 2.0, 1e-45]], not_read={"ä\n.jpg": "no"})
-    tensors = {"a": torch.rand(3, 4).T, "b": torch.tensor(7)}
-    folder.save_last(MultiLabelClassifier("test_resnet", ["cat"]), tensors, state)
-    assert folder.load_state() == state.model_copy(update={"config": SHORT.model_dump(mode="json")})
-    loaded = folder.load_tensors(torch.device("cpu"))
-    assert all(torch.equal(loaded[name], value) for name, value in tensors.items())
-    rights = {path.name: path.stat().st_mode for path in folder.last.iterdir()}
-    assert len(set(rights.values())) == 1, rights
 
 
 def test_what_is_no_run_or_at_its_end_is_not_resumed(tmp_path: Path, crashed: Path) -> None:

@@ -5,19 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_scores import make_scores
-from reference.average_precision import envelope
 from run_process import make_config
-from sklearn.metrics import average_precision_score
 
 from pivotpatch.errors import InputError
-from pivotpatch.inference.scores import Scores
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training import fit, resume
 from pivotpatch.training.build import Run, build_run, open_training_records
 from pivotpatch.training.folder import RunFolder, RunState, read_log
-from pivotpatch.training.metrics import measure_scores, sum_up_steps
+from pivotpatch.training.metrics import sum_up_steps
 from pivotpatch.training.processes import make_accelerator
 
 ROWS = [[8.0, 4.0, 4.0, 1.0], [3.0, 1.0, 1.0, 5.0], [2.0, 0.0, 5.0, 3.0]]  # loss of images and patches, images, norm
@@ -44,15 +40,11 @@ def test_the_log_tells_of_each_part_of_the_task(
     assert steps[-1]["loss"] == pytest.approx(total)
 
 
-def make_run(*changes: str) -> Run:
-    config = make_config("data.hold=nothing", *changes)
-    return build_run(config, make_accelerator(config))
-
-
 @pytest.fixture(scope="module")
 def run() -> Run:
     """Of PAT-T, with seven steps per epoch."""
-    return make_run()
+    config = make_config("data.hold=nothing")
+    return build_run(config, make_accelerator(config))
 
 
 def test_an_entry_is_the_mean_over_images_and_the_steps_are_counted_once(run: Run) -> None:
@@ -75,30 +67,6 @@ def test_an_entry_is_the_mean_over_images_and_the_steps_are_counted_once(run: Ru
     assert again == entry
     empty = sum_up_steps(run, RunState(step=1, pending=[[0.0, 0.0, 0.0, 0.5]]), since=0, seconds=1.0)
     assert (empty["loss"], empty["pictures_per_second"]) == (0, 0)  # nothing could be read
-
-
-def mean_precision(scores: Scores, kind: str, definition: str) -> float:
-    """By scikit-learn, or by walking down every threshold."""
-    means = []
-    for logits, target in zip(scores.logits[kind].T, scores.target.T, strict=True):
-        known = ~target.isnan()
-        said, true = logits[known].tolist(), target[known].tolist()
-        means.append(average_precision_score(true, said) if definition == "step" else envelope(said, true))
-    return sum(means) / len(means)
-
-
-@pytest.mark.parametrize(
-    ("kind", "definition", "expected"), [("patch", "step", ["image", "patch", "tde"]), ("image", "envelope", ["image"])]
-)
-def test_what_a_task_trains_is_measured_as_the_configuration_says(
-    kind: str, definition: str, expected: list[str]
-) -> None:
-    scores = make_scores(("cat", "dog", "cup"))
-    found = measure_scores(make_run(f"task.kind={kind}", f"evaluation.definition={definition}"), scores)
-    assert list(found) == expected
-    for name, each in found.items():
-        assert (each.labels, each.definition) == (("cat", "dog", "cup"), definition)
-        assert each.mean == pytest.approx(mean_precision(scores, name, definition))
 
 
 def test_a_run_that_diverges_names_images_and_keeps_its_last_good_state(tmp_path: Path) -> None:

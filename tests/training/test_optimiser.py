@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from pivotpatch.training.config import EmaSection, OptimiserSection
 from pivotpatch.training.optimiser import find_cycle_point, make_average, make_optimiser, set_cycle_point
@@ -61,19 +61,6 @@ def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out(name: str
     assert type(optimiser) is (torch.optim.AdamW if name == "adamw" else torch.optim.Adam)
 
 
-def average_slowly(average: dict[str, Tensor], now: dict[str, Tensor], decay: float) -> dict[str, Tensor]:
-    """One number after the other; whole numbers, such as batch norm's count, are taken over."""
-    result = {}
-    for name, value in now.items():
-        if value.is_floating_point():
-            pairs = zip(average[name].flatten().tolist(), value.flatten().tolist(), strict=True)
-            mixed = [decay * old + (1 - decay) * new for old, new in pairs]
-            result[name] = torch.tensor(mixed, dtype=torch.float64).reshape(value.shape)
-        else:
-            result[name] = value.clone()
-    return result
-
-
 @pytest.mark.parametrize("warmup", [True, False])
 def test_the_average_is_over_weights_and_buffers(warmup: bool) -> None:
     model = make_small_model().train()
@@ -88,7 +75,9 @@ def test_the_average_is_over_weights_and_buffers(warmup: bool) -> None:
         average.update(model, step=step + 1)
         short = 1 - math.pow(1 + step, -2 / 3)
         decay = min(0.9, short) if warmup or step == 0 else 0.9  # nothing is left of the very first weights
-        slow = average_slowly(slow, model.state_dict(), decay)
+        for name, value in model.state_dict().items():  # whole numbers, such as batch norm's count, are taken over
+            mixed = decay * slow[name].double() + (1 - decay) * value.double()
+            slow[name] = mixed if value.is_floating_point() else value.clone()
     held = average.module.state_dict()
     assert held["1.num_batches_tracked"] == 40
     assert not torch.allclose(held["1.running_var"], model.state_dict()["1.running_var"])

@@ -1,18 +1,15 @@
 """A run that stops, however that happens, ends bit for bit like one that never stopped."""
 
-import random
 import resource
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
-from run_process import SHORT, TrainingProcess, crash, make_config, read_run, read_step, when
+from run_process import SHORT, TrainingProcess, crash, make_config, read_run, read_step, when, write_images
 
 from pivotpatch.errors import InputError
 from pivotpatch.models.checkpoint import load_checkpoint
@@ -114,19 +111,6 @@ def test_a_full_disk_ends_a_run_and_leaves_its_last_good_state(
     assert read_run(out) == reference
 
 
-def write_images(folder: Path, *, broken: Iterable[int] = ()) -> str:
-    """A table of 40 images, some of which are none."""
-    folder.mkdir(exist_ok=True)
-    lines = ["image,labels"]
-    for number in range(40):
-        Image.new("RGB", (32, 32), (5 * number, 99, 200 - number)).save(folder / f"{number}.png")
-        if number in broken:
-            (folder / f"{number}.png").write_bytes(b"no image")
-        lines.append(f"{number}.png,{'red' if number % 3 else 'blue'}")
-    (folder / "all.csv").write_text("\n".join(lines) + "\n")
-    return f"table:{folder / 'all.csv'}"
-
-
 @pytest.mark.parametrize("hold", ["memory", "nothing"])
 def test_images_that_cannot_be_read_are_listed_at_the_end(hold: str, tmp_path: Path) -> None:
     """Those of validation too; a crash does not make it forget those that it met before."""
@@ -162,51 +146,6 @@ def test_images_of_which_none_can_be_read_are_an_error(part: str, tmp_path: Path
     assert part == "train" or read_step(tmp_path / "run") > 0
 
 
-def list_leftovers(folder: Path) -> list[str]:
-    """What only a save that is going on, or was cut short, has there."""
-    names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    return [name for name in names if name.startswith((".last.", ".best.")) or name.endswith((".old", ".tmp"))]
-
-
-def hear(process: TrainingProcess, stage: str, count: int) -> bool:
-    """Wait until a run tells of a stage so many times; False where it ends before."""
-    while count and (heard := process.hear()):
-        count -= heard[0] == stage
-    return count == 0
-
-
-def hear_save(process: TrainingProcess, chance: random.Random) -> bool:
-    """Wait until something is being saved, and then a moment."""
-    while heard := process.hear():
-        if heard[0] == "train" and heard[1] in (4, 8, 12):  # it is saved after this is told
-            time.sleep(chance.choice([0, 0.002, 0.005, 0.01, 0.02]))
-            return True
-    return False
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_at_any_moment_ends_the_same(tmp_path: Path, reference: dict[str, object]) -> None:
-    """Ten kills: after random steps, during evaluations and about when something is saved; a worker decodes ahead."""
-    config, chance = make_config("task.kind=image", "data.hold=nothing", "data.workers=1"), random.Random(2)
-    kills = runs = 0
-    while kills < 10:
-        runs += 1
-        out = tmp_path / f"run{runs}"
-        process, goes_on = TrainingProcess(out, config), True
-        while goes_on and kills < 10:
-            moment = kills % 3
-            if moment == 1:
-                goes_on = hear_save(process, chance)
-            else:
-                goes_on = hear(process, "validate", 1) if moment else hear(process, "train", chance.randint(1, 6))
-            if goes_on:
-                process.kill()
-                kills += 1
-                process = TrainingProcess(out, None if (out / "config.toml").exists() else config)
-        assert process.wait() == 0
-        assert read_run(out) == reference
-
-
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_each_change_of_its_folder_ends_the_same(
     reference: dict[str, object], tmp_path: Path
@@ -223,4 +162,16 @@ def test_a_run_that_is_killed_at_each_change_of_its_folder_ends_the_same(
         status = TrainingProcess(out, dies_at_touch=touch).wait()
     assert touch - 8 > 20
     assert in_between > 0  # killed between the two renames of a save
+    assert read_run(out) == reference
+
+
+@pytest.mark.slow
+def test_a_killed_run_whose_workers_were_ahead_ends_the_same(tmp_path: Path, reference: dict[str, object]) -> None:
+    out = tmp_path / "run"
+    process = TrainingProcess(out, make_config("task.kind=image", "data.hold=nothing", "data.workers=1"))
+    while (heard := process.hear()) and heard != ("train", 12):
+        pass
+    process.kill()
+    assert read_step(out) == 8
+    assert TrainingProcess(out).wait() == 0
     assert read_run(out) == reference

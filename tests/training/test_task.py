@@ -211,16 +211,6 @@ def make_independent(seed: int = 0) -> IndependentClassifier:
     return IndependentClassifier("test_vit", LABELS, image_size=32).double()
 
 
-def test_the_loss_of_one_label_touches_its_own_model_alone() -> None:
-    model = make_independent()
-    task = WholeImageTask(model, make_loss(ASYMMETRIC))
-    only_dog = torch.full_like(TARGET, NAN)
-    only_dog[:, 1] = torch.tensor([1.0, 0.0, 1.0])
-    task(make_views(), only_dog).total.backward()
-    pulled = [any(weight.grad is not None and weight.grad.any() for weight in m.parameters()) for m in model.members]
-    assert pulled == [False, True, False]
-
-
 def take_steps(model: Classifier, target: Tensor) -> None:
     task = WholeImageTask(model, make_loss(ASYMMETRIC))
     optimiser = make_optimiser(model, OptimiserSection(lr=1e-2, weight_decay=0.1))
