@@ -10,7 +10,6 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from pivotpatch.accel.inference import fold_norms
-from pivotpatch.accel.pooling import QuickBlur, QuickMaximum
 from pivotpatch.accel.quick_layers import (
     FoldedPixels,
     FoldedStem,
@@ -24,7 +23,6 @@ from pivotpatch.accel.rewrites import (
     rewrite_channels,
     rewrite_for_inference,
     rewrite_norms,
-    rewrite_pools,
     rewrite_stem,
     rewrite_sums,
 )
@@ -88,19 +86,6 @@ def assert_same_step(
         torch.testing.assert_close(after[name], value)
 
 
-@needs_gpu
-@pytest.mark.parametrize(("name", "kind", "expected"), [("resnet18", QuickMaximum, 1), ("tresnet_m", QuickBlur, 3)])
-def test_on_a_gpu_what_halves_is_our_own(name: str, kind: type[nn.Module], expected: int) -> None:
-    network = make(name).float().cuda().train()
-    other = deepcopy(network)
-    rewrite_pools(other)
-    assert count(other, kind) == expected
-    assert list(other.state_dict()) == list(network.state_dict())
-    images = torch.randn(4, 3, 64, 64, device="cuda").contiguous(memory_format=torch.channels_last)
-    one, two = network(images), other(images)
-    torch.testing.assert_close(two, one, rtol=1e-2, atol=1e-2 * float(one.detach().abs().max()))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch 2.11 in itself
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.SiLU()])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
@@ -114,15 +99,6 @@ def test_compiled_it_is_still_the_same(device: str, activation: nn.Module) -> No
     rewrite_norms(other)
     call = torch.compile(other, dynamic=False)
     assert_same_step(network, other, call, torch.randn(2, 3, 16, 16, dtype=torch.double, device=device))
-
-
-def test_a_resnet_leaves_an_activation_to_the_norm_before_it() -> None:
-    network, dropping = make("resnet26"), make("resnet26")
-    dropping.get_submodule("layer1.0").drop_block = nn.Dropout()  # which stands between the two
-    for each, left in ((network, 8), (dropping, 9)):  # one for each block's sum
-        rewrite_norms(each)
-        kept = [name for name, part in each.named_modules() if type(part) is nn.ReLU and not name.endswith(".act")]
-        assert len(kept) == left
 
 
 @pytest.mark.parametrize(("name", "sides"), [("resnet18", (32, 35)), ("tresnet_l", (32,))])

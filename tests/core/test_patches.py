@@ -75,16 +75,6 @@ def test_images_are_resized_as_by_pil(size: tuple[int, int]) -> None:
     assert (resized[0].int() - transforms.pil_to_tensor(expected).int()).abs().max() <= 1
 
 
-def test_native_patches_keep_detail_that_the_resized_image_has_lost() -> None:
-    fine = (torch.arange(64) % 2).float().expand(1, 3, 64, 64).contiguous()  # stripes one pixel wide
-    seen = resize_images(fine, (32, 32))
-    paper = cut_patches(seen, grid=2)
-    native = cut_patches(fine, grid=2, size=(32, 32))
-    assert paper.shape == native.shape == (1, 4, 3, 32, 32)
-    assert native.std() > 0.4
-    assert paper.std() < 0.1
-
-
 def test_split_views_undoes_stack_views() -> None:
     images, patches = torch.rand(3, 2, 4, 4), torch.rand(3, 4, 2, 4, 4)
     again = split_views(stack_views(images, patches), patches=4)

@@ -9,7 +9,6 @@ import torch
 from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference, load_checkpoint, save_checkpoint
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.patches import cut_patches
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, IndependentClassifier
 from pivotpatch.models.heads import HeadOption
@@ -20,50 +19,26 @@ SMALL: dict[str, dict[str, HeadOption]] = {
     "query2label": {"width": 32, "feedforward": 64},
     "ml_decoder": {"width": 32, "groups": 3},
 }
-BACKBONES = {
-    "resnet101": None,
-    "tresnet_l": None,
-    "tresnet_v2_l": None,
-    "swin_large_patch4_window12_384": 96,
-    "vit_tiny_patch16_224": 64,
-    "test_resnet": None,
-}
 
 
 def small(backbone: str = "test_resnet", head: str = "linear") -> Architecture:
-    return Architecture(backbone, head, BACKBONES.get(backbone), head_options=SMALL[head])
+    return Architecture(backbone, head, 64, head_options=SMALL[head])
 
 
-LARGE = [backbone for backbone in BACKBONES if backbone not in ("vit_tiny_patch16_224", "test_resnet")]
-
-
-@pytest.mark.parametrize(
-    ("backbone", "head"),
-    [
-        *((backbone, head) for backbone in BACKBONES if backbone not in LARGE for head in SMALL),
-        *(pytest.param(backbone, "linear", marks=pytest.mark.slow) for backbone in LARGE),
-    ],
-)
+@pytest.mark.parametrize("head", SMALL)
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
 def test_backbones_and_heads(backbone: str, head: str, tmp_path: Path) -> None:
-    """Builds, runs forward and backward in one pass over all views, and survives a round trip.
-
-    What a head sees of a backbone is a feature map: each head is tried on two small ones, each large one with one head.
-    """
+    """Runs forward and backward in one pass over all views, and survives a round trip."""
     torch.manual_seed(0)
-    model = PatchClassifier(small(backbone, head), LABELS)
-    size = BACKBONES[backbone] or 64
-    images = torch.rand(1, 3, size, size)
-    out = model.eval()(images)
+    model = PatchClassifier(small(backbone, head), LABELS).eval()
+    images = torch.rand(1, 3, 64, 64)
+    out = model(images)
     assert out.patch_logits.shape == (1, 4, 4)
     (out.image_logits.sum() + out.pooled_logits.sum()).backward()
-    lazy = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert lazy == []
+    assert [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None] == []
     save_checkpoint(model, tmp_path / "model")
-    loaded = load_checkpoint(tmp_path / "model")
     with torch.inference_mode():
-        assert torch.equal(loaded(images).tde_logits, model(images).tde_logits)
-    assert (loaded.labels, loaded.preprocessing) == (model.labels, model.preprocessing)
-    assert isinstance(loaded, PatchClassifier)
+        assert torch.equal(load_checkpoint(tmp_path / "model")(images).tde_logits, model(images).tde_logits)
 
 
 @pytest.mark.parametrize("head", SMALL)
@@ -123,12 +98,6 @@ def test_independent_models_share_nothing_but_how_they_start(tmp_path: Path) -> 
     assert {name.split(".")[1] for name in moved} == {"1"}
 
 
-def test_the_loader_is_told_which_pictures_to_give() -> None:
-    for kind in (MultiLabelClassifier, IndependentClassifier, PatchClassifier):
-        assert kind("test_resnet", ["cat"], image_size=96).picture_size == 96
-    assert PatchClassifier("test_resnet", LABELS, image_size=96, source_size=256).picture_size == 256
-
-
 @pytest.mark.parametrize("head", SMALL)
 def test_from_classifier_starts_as_pat_i(head: str) -> None:
     torch.manual_seed(0)
@@ -164,19 +133,6 @@ def test_images_that_do_not_suit_the_network_are_named() -> None:
         MultiLabelClassifier("crossvit_9_240", LABELS)(torch.rand(1, 3, 240, 240))
     with pytest.raises(InputError, match="source is 32 x 64 pixels, smaller than the images' 64 x 64"):
         PatchClassifier(small(), LABELS)(torch.rand(1, 3, 64, 64), source=torch.rand(1, 3, 32, 64))
-
-
-def test_smaller_patches_are_seen_at_their_own_size() -> None:
-    torch.manual_seed(0)
-    model = PatchClassifier(small(), LABELS, patch_size=32).eval()
-    images, source = torch.rand(2, 3, 64, 64), torch.rand(2, 3, 96, 96)
-    out = model(images, source=source)
-    torch.testing.assert_close(out.image_logits, model.head(model.backbone(images)))
-    patches = cut_patches(source, size=(32, 32))
-    for place in range(4):
-        part = model.head.embed(model.backbone(patches[:, place]))
-        torch.testing.assert_close(out.patch_logits[:, place], model.patch_projection(part))
-    torch.testing.assert_close(out.pooled_logits, model.forward_patches(patches))
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,7 @@ def test_a_network_is_sent_with_its_card(hub: HubServer, user: HubUser, tmp_path
         hub.offer(name, tmp_path / "m").files["README.md"] = b"my own words"
         hub.repositories[name].files["model.json"] = b"{}"
     said = user.run(code)
-    address = f"http://127.0.0.1:{hub.server_port}"
-    assert said[:3] == [f"{address}/me/new", f"{address}/me/edited", f"{address}/me/replaced"]
+    assert said[:3] == [f"{hub.address}/me/{name}" for name in ("new", "edited", "replaced")]
     log_in = "set HF_TOKEN or run `hf auth login`, with a token that allows it"
     assert said[3] == f"me/new: the hub cannot be used (status 403); {log_in}"
     assert said[4].startswith('me/new: the hub refuses it (ValueError: Invalid metadata in README.md. - "license" must')

@@ -4,18 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
-from pivotpatch.models.named import find_bundled
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.training.build import build_run, make_model
-from pivotpatch.training.config import find_recipe, load_config
-from pivotpatch.training.processes import make_accelerator
+from pivotpatch.training.build import make_model
+from pivotpatch.training.config import load_config
 
 LABELS = ("cat", "dog")
 NEW_LABELS = ("lamp", "dog", "sofa")
@@ -26,7 +23,6 @@ NEW_LABELS = ("lamp", "dog", "sofa")
     [
         (MultiLabelClassifier, "image"),
         (MultiLabelClassifier, "patch"),
-        (PatchClassifier, "patch"),
         (PatchClassifier, "patch_only"),
         (IndependentClassifier, "independent"),
     ],
@@ -67,28 +63,3 @@ def test_an_ordinary_model_may_go_on_with_other_labels(task: str, tmp_path: Path
     save_checkpoint(IndependentClassifier("test_vit", LABELS, image_size=32), tmp_path / "first", overwrite=True)
     with pytest.raises(InputError, match=f"IndependentClassifier, which task.kind={task} cannot train"):
         make_model(config, NEW_LABELS)
-
-
-def test_the_tagger_goes_on_with_labels_of_your_own() -> None:
-    tagger = load_checkpoint(Path(str(find_bundled("tagger"))))
-    again = make_model(load_config(find_recipe("tagger")), ("my mug", "cup"))
-    assert isinstance(again, PatchClassifier)
-    assert isinstance(tagger, PatchClassifier)
-    assert (again.source_size, again.overlap) == (tagger.source_size, tagger.overlap) == (256, 0.25)
-    assert again.thresholds is None
-    for name in ("head.project.weight", "patch_projection.weight", "weight_projection.bias"):
-        shared = [model.state_dict()[name][model.labels.index("cup")] for model in (again, tagger)]
-        torch.testing.assert_close(*shared)
-    assert torch.equal(next(again.backbone.parameters()), next(tagger.backbone.parameters()))
-
-
-def test_labels_that_no_image_has_are_told(tmp_path: Path) -> None:
-    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
-    table = tmp_path / "photos.csv"
-    changes = [f"data.train=table:{table}", "data.val_fraction=0", "data.workers=0"]
-    changes += ["model.backbone=test_vit", "model.pretrained=false", "model.image_size=32"]
-    config, told = load_config(None, changes), list[str]()
-    for row in ("1,0,1,0", "1,1,1,1"):
-        table.write_text(f"image,cat,dog,owl,yak\na.png,{row}\n")
-        build_run(config, make_accelerator(config, tmp_path / "run"), tell=told.append)
-    assert told == ["no training image has 2 of 4 labels, so none is learned: dog, yak"]

@@ -270,7 +270,8 @@ def test_a_step_follows_the_cycle_and_moves_the_average(images: str) -> None:
     assert run.average is not None
     before = {name: value.clone() for name, value in run.task.model.state_dict().items()}
     take_step(run, take_first(run), step=5, rows=np.arange(4))
-    assert {group["lr"] for group in run.optimiser.param_groups} == {0.01}  # the peak
+    places = {(group["lr"], group["betas"]) for group in run.optimiser.param_groups}
+    assert places == {(0.01, (0.85, 0.999))}  # the peak
     now, kept = run.task.model.state_dict(), run.average.module.state_dict()
     decay = 1 - (1 + 5) ** (-2 / 3)
     for name, value in now.items():
