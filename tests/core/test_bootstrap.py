@@ -110,6 +110,7 @@ def share_covered(intervals: list[Interval], truth: float) -> float:
     return sum(each.low <= truth <= each.high for each in intervals) / len(intervals)
 
 
+@pytest.mark.slow
 def test_intervals_cover_as_often_as_they_say() -> None:
     study = make_study(sets=100, labels=50)
     means = [drawn.bound_mean("model", confidence=0.9) for drawn in study]

@@ -40,9 +40,11 @@ def test_both_definitions_agree_with_their_oracles(rows: list[tuple[int, float]]
     assert above >= step - 1e-12
 
 
-def test_image_order_and_monotone_rescaling_do_not_matter() -> None:
+def test_the_mean_is_scikit_learns_and_neither_order_nor_scale_matters() -> None:
     scores, target = draw(levels=10)
     order = torch.randperm(300, generator=torch.Generator().manual_seed(6))
+    expected = sklearn.average_precision_score(target.numpy(), scores.numpy(), average="macro")
+    assert average_precision(scores, target).mean == pytest.approx(expected, abs=1e-12)
     base = average_precision(scores, target).per_label
     assert average_precision(scores[order], target[order]).per_label == base
     assert average_precision(scores.double() * 7 - 3, target).per_label == base

@@ -32,6 +32,7 @@ def test_a_crashed_run_goes_on_to_the_same_end(crashed: Path, reference: dict[st
     assert read_run(crashed) == reference
 
 
+@pytest.mark.slow
 def test_patches_in_parts_with_a_closer_look_go_on_to_the_same_end(tmp_path: Path) -> None:
     """From the first step on, where nothing was saved yet, and later."""
     config = make_config("train.epochs=1", "train.accumulate=2", "task.closer_size=48", "augment.flip=0.5")
