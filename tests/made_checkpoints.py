@@ -14,8 +14,18 @@ LABELS = ["cat", "dog", "cow"]
 
 def make_classifier() -> PatchClassifier:
     torch.manual_seed(0)
-    sizes = {"source_size": 320, "patch_size": 96, "closer_size": 240}
-    return PatchClassifier("test_resnet", LABELS, grid=3, overlap=0.25, lam=0.5, temperature=2.0, **sizes).eval()
+    model = PatchClassifier(
+        "test_resnet",
+        LABELS,
+        grid=3,
+        overlap=0.25,
+        source_size=320,
+        patch_size=96,
+        closer_size=240,
+        lam=0.5,
+        temperature=2,
+    )
+    return model.eval()
 
 
 def edit_json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:

@@ -26,14 +26,14 @@ class Off(TorchEngine):
 
 def test_the_graph_says_what_the_engine_says_and_leaves_the_model_alone() -> None:
     """Images are resized first."""
-    model = make_network(source_size=64).double().train()
+    model = make_network(source_size=64).train()
     fit_made_up(model)
     before, pictures = copy.deepcopy(model.state_dict()), make_pictures(3, 50, 90)
     graph = PictureGraph(model)
     said = Answer(*graph(pictures.permute(0, 2, 3, 1)))
     assert model.training
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    torch.testing.assert_close(said, TorchEngine(model)(resize_images(pictures, (64, 64))))
+    torch.testing.assert_close(said, TorchEngine(model.eval())(resize_images(pictures, (64, 64))))
     assert (graph.description.labels, graph.description.thresholds) == (LABELS, model.thresholds)
     assert (graph.description.grid, graph.description.picture_size) == (2, 64)
 

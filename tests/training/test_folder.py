@@ -55,13 +55,6 @@ def test_only_a_free_place_is_taken(crashed: Path, tmp_path: Path) -> None:
     assert read_run(crashed) == before
 
 
-@pytest.mark.parametrize("change", ["model.backbone=resnet1", "output.trackers=wand"])
-def test_what_cannot_be_built_leaves_nothing_behind(change: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError):
-        fit(make_config(change), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_what_is_no_run_or_at_its_end_is_not_resumed(tmp_path: Path, crashed: Path) -> None:
     with pytest.raises(InputError, match=f"{tmp_path}: is no run, config.toml is missing; check the path"):
         resume(tmp_path)

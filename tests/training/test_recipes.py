@@ -9,7 +9,6 @@ import torch
 
 from pivotpatch.data.address import parse_address
 from pivotpatch.data.prepare import PLANS
-from pivotpatch.errors import InputError
 from pivotpatch.training.build import make_model
 from pivotpatch.training.config import Recipe, RunConfig, find_recipe, list_recipes, load_config
 
@@ -138,13 +137,6 @@ def test_a_baseline_differs_in_the_task_alone() -> None:
             baseline = load_config(find_recipe(f"{stem}-asl"))
             config = load_config(recipe.path)
             assert baseline == config.model_copy(update={"task": baseline.task}), recipe.name
-
-
-def test_a_recipe_is_found_by_name_or_path(tmp_path: Path) -> None:
-    assert [find_recipe(recipe.name) for recipe in RECIPES] == [recipe.path for recipe in RECIPES]
-    assert find_recipe(str(tmp_path / "mine.toml")) == tmp_path / "mine.toml"
-    with pytest.raises(InputError, match="recipe 'coco-resnet101-pta': .*; did you mean 'coco-resnet101-pat'"):
-        find_recipe("coco-resnet101-pta")
 
 
 def test_the_wheel_holds_every_recipe_and_the_tagger(tmp_path: Path) -> None:
