@@ -18,13 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass
 class Repository:
-    """What the hub holds under one name.
-
-    Attributes:
-        revisions: files by revision; the newest is "main".
-        token: who asks must show it, unless None.
-        gated: whether nobody is let in yet.
-    """
+    """What the hub holds under one name: files by revision, the token that who asks must show, and a gate."""
 
     revisions: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})
     token: str | None = None
@@ -34,32 +28,22 @@ class Repository:
     def files(self) -> dict[str, bytes]:
         return self.revisions["main"]
 
-    def find(self, revision: str) -> str | None:
-        """The commit of a branch or tag, or of a commit."""
+    def find(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        """The commit of a branch, tag or commit, and its files."""
         for name, files in self.revisions.items():
             if revision in (name, _commit(files)):
-                return _commit(files)
+                return _commit(files), files
         return None
-
-    def at(self, commit: str) -> dict[str, bytes]:
-        return next(files for files in self.revisions.values() if _commit(files) == commit)
 
 
 class HubServer(ThreadingHTTPServer):
-    """Serves repositories on loopback.
-
-    Attributes:
-        repositories: by owner/name.
-        writer: the token that may write.
-        fetched: files that were fetched, as owner/name/file.
-        made: what was said of each new repository.
-        messages: of the commits.
-    """
+    """Serves repositories on loopback; notes which files were fetched, what was made, and messages of commits."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.address = f"http://127.0.0.1:{self.server_port}"
         self.repositories: dict[str, Repository] = {}
         self.writer = "may-write"
         self.fetched: list[str] = []
@@ -91,7 +75,7 @@ class HubUser:
 
     def __init__(self, server: HubServer, cache: Path, *, offline: bool = False) -> None:
         told = {
-            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_ENDPOINT": server.address,
             "HF_HOME": str(cache),
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "HF_HUB_OFFLINE": str(int(offline)),
@@ -140,12 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
-        self._get()
+        self.do_GET()
 
     def do_GET(self) -> None:
-        self._get()
-
-    def _get(self) -> None:
         parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         asks_api = parts[:2] == ["api", "models"]
         owner, repository, *asked = parts[2:] if asks_api else parts
@@ -156,14 +137,16 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(401, "RepoNotFound")
         if held.gated:
             return self._refuse(403, "GatedRepo")
-        commit = held.find(revision)
-        if commit is None:
+        found = held.find(revision)
+        if found is None:
             return self._refuse(404, "RevisionNotFound")
-        files = held.at(commit)
+        commit, files = found
         if what == "revision":
             return self._say({"id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files]})
         if what == "tree":
-            return self._say([_entry(file, content) for file, content in files.items()])
+            digest = {file: hashlib.sha1(content).hexdigest() for file, content in files.items()}
+            sizes = [{"path": file, "size": len(content), "oid": digest[file]} for file, content in files.items()]
+            return self._say([{"type": "file", **each} for each in sizes])
         file = "/".join(rest)
         if file not in files:
             return self._refuse(404, "EntryNotFound", commit)
@@ -180,10 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
             told = json.loads(body)
             self.server.made.append(told)
             name = f"{told['organization']}/{told['name']}"
-            address = f"http://127.0.0.1:{self.server.server_port}/{name}"
             known = name in self.server.repositories
             self.server.repositories.setdefault(name, Repository())
-            return self._say({"url": address}, 409 if known else 200)
+            return self._say({"url": f"{self.server.address}/{name}"}, 409 if known else 200)
         if path == "/api/validate-yaml":
             known = "license: nonsense" not in json.loads(body)["content"]
             faults = [] if known else [{"message": '"license" must be one of a list'}]
@@ -200,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif line["key"] == "header":
                 self.server.messages.append(line["value"]["summary"])
         commit = _commit(held.revisions[revision])
-        address = f"http://127.0.0.1:{self.server.server_port}/{owner}/{repository}/commit/{commit}"
+        address = f"{self.server.address}/{owner}/{repository}/commit/{commit}"
         return self._say({"success": True, "commitUrl": address, "commitOid": commit})
 
     def _token(self) -> str:
@@ -227,7 +209,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
         pass
-
-
-def _entry(name: str, content: bytes) -> dict[str, object]:
-    return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}

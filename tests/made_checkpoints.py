@@ -14,7 +14,7 @@ LABELS = ["cat", "dog", "cow"]
 
 def make_classifier() -> PatchClassifier:
     torch.manual_seed(0)
-    return PatchClassifier(
+    model = PatchClassifier(
         "test_resnet",
         LABELS,
         grid=3,
@@ -23,8 +23,9 @@ def make_classifier() -> PatchClassifier:
         patch_size=96,
         closer_size=240,
         lam=0.5,
-        temperature=2.0,
-    ).eval()
+        temperature=2,
+    )
+    return model.eval()
 
 
 def edit_json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:

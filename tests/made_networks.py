@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.core.calibration import Calibration
+from pivotpatch.models.backbone import Backbone
 from pivotpatch.models.classifier import Architecture, Classifier, MultiLabelClassifier, SharedClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
@@ -60,3 +61,16 @@ def fit_made_up(model: Classifier) -> None:
         model.set_mixing(lam=0.5, temperature=0.3)
         model.calibration = Calibration("tde", "platt", (0.5, 1.5, -1.0), (0.3, -0.2, 0.1))
     model.thresholds = (0.1, 0.25, 1 / 3)
+
+
+def make_backbone(name: str) -> Backbone:
+    """A backbone whose norms have seen something."""
+    backbone = Backbone(name, image_size=64)
+    generator = torch.Generator().manual_seed(0)
+    for norm in backbone.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            norm.running_mean.copy_(0.1 * torch.randn(norm.num_features, generator=generator))
+            norm.running_var.copy_(0.5 + torch.rand(norm.num_features, generator=generator))
+    return backbone.eval()

@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
+
+from PIL import Image
 
 from pivotpatch.training.config import RunConfig, load_config
 
@@ -147,3 +149,16 @@ def read_run(folder: Path) -> dict[str, object]:
         else:
             content[name] = None
     return content
+
+
+def write_images(folder: Path, *, broken: Iterable[int] = ()) -> str:
+    """The address of a table of 40 images, some of which are none."""
+    folder.mkdir(exist_ok=True)
+    lines = ["image,labels"]
+    for number in range(40):
+        Image.new("RGB", (32, 32), (5 * number, 99, 200 - number)).save(folder / f"{number}.png")
+        if number in broken:
+            (folder / f"{number}.png").write_bytes(b"no image")
+        lines.append(f"{number}.png,{'red' if number % 3 else 'blue'}")
+    (folder / "all.csv").write_text("\n".join(lines) + "\n")
+    return f"table:{folder / 'all.csv'}"

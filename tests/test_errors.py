@@ -9,19 +9,10 @@ from pivotpatch.errors import InputError, choose_one_of, cut, quote, shorten
 ANY_TEXT = st.text(st.characters(), max_size=50).map(lambda text: text * 40) | st.text(st.characters())
 
 
-def test_error_has_the_form_where_wrong_todo() -> None:
-    error = InputError("cut_patches", "grid is 0", "give 1 or more")
-    assert str(error) == "cut_patches: grid is 0; give 1 or more"
-    assert isinstance(error, ValueError)
-
-
 def test_a_long_list_is_cut() -> None:
     advice = choose_one_of("n7x", [f"n{i}" for i in range(30)])
     assert advice.startswith("did you mean 'n7'? known: n0, n1")
     assert advice.endswith("... (30 in all)")
-
-
-def test_nothing_near_gives_no_hint() -> None:
     assert choose_one_of("zzz", ["a"]) == "known: a"
 
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from made_backbones import make_backbone
+from made_networks import make_backbone
 from torch import Tensor, nn
 
 from pivotpatch.accel.inference import fold_norms
@@ -15,9 +15,7 @@ def count_norms(network: nn.Module) -> int:
     [
         ("tf_efficientnet_lite0", 0),
         ("resnet18", 0),
-        ("resnetv2_50", 17),
         ("tresnet_m", 0),
-        ("test_vit", 0),
         ("densenet121", 62),
     ],
 )
@@ -62,11 +60,8 @@ def test_what_cannot_be_folded_is_left_alone(kind: type[Branching]) -> None:
     assert network.norm.running_mean is not None
     network.norm.running_mean.fill_(5)
     assert fold_norms(network, side=8) is network
-
-
-def test_norms_in_training_are_left_alone() -> None:
-    network = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).train()
-    assert fold_norms(network, side=8) is network
+    training = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).train()
+    assert fold_norms(training, side=8) is training
 
 
 @torch.no_grad()

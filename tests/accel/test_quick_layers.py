@@ -9,15 +9,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from pivotpatch.accel.quick_layers import QuickNorm, SharedReLU, _normalise, _rectify, hold
+from pivotpatch.accel.quick_layers import QuickNorm, SharedReLU, _normalise, _rectify
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-def test_what_is_held_is_the_same() -> None:
-    values = torch.rand(2, 3)
-    assert torch.equal(hold(values), values)
-    torch.library.opcheck(hold, (values,))
 
 
 def compile_and_look(network: Callable[..., torch.Tensor], images: torch.Tensor) -> list[fx.Graph]:

@@ -10,7 +10,6 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from pivotpatch.accel.inference import fold_norms
-from pivotpatch.accel.pooling import QuickBlur, QuickMaximum
 from pivotpatch.accel.quick_layers import (
     FoldedPixels,
     FoldedStem,
@@ -24,7 +23,6 @@ from pivotpatch.accel.rewrites import (
     rewrite_channels,
     rewrite_for_inference,
     rewrite_norms,
-    rewrite_pools,
     rewrite_stem,
     rewrite_sums,
 )
@@ -47,13 +45,10 @@ def count(network: nn.Module, kind: type[nn.Module]) -> int:
 @pytest.mark.parametrize(
     ("name", "rewrite", "kind", "expected", "side"),
     [
-        ("resnet18", rewrite_stem, FoldedStem, 1, 32),
         ("resnet18", rewrite_stem, FoldedStem, 1, 35),
-        ("resnet18", rewrite_norms, QuickNorm, 20, 32),
         ("resnet26", rewrite_norms, QuickNorm, 29, 32),  # bottlenecks
         ("tresnet_l", rewrite_channels, PaddedConvolution, 19, 32),
         ("tresnet_m", rewrite_norms, QuickNorm, 60, 32),
-        ("resnet18", rewrite_sums, SharedReLU, 8, 32),
         ("resnet26", rewrite_sums, SharedReLU, 8, 32),
         ("tresnet_m", rewrite_sums, SharedReLU, 21, 32),
     ],
@@ -91,19 +86,6 @@ def assert_same_step(
         torch.testing.assert_close(after[name], value)
 
 
-@needs_gpu
-@pytest.mark.parametrize(("name", "kind", "expected"), [("resnet18", QuickMaximum, 1), ("tresnet_m", QuickBlur, 3)])
-def test_on_a_gpu_what_halves_is_our_own(name: str, kind: type[nn.Module], expected: int) -> None:
-    network = make(name).float().cuda().train()
-    other = deepcopy(network)
-    rewrite_pools(other)
-    assert count(other, kind) == expected
-    assert list(other.state_dict()) == list(network.state_dict())
-    images = torch.randn(4, 3, 64, 64, device="cuda").contiguous(memory_format=torch.channels_last)
-    one, two = network(images), other(images)
-    torch.testing.assert_close(two, one, rtol=1e-2, atol=1e-2 * float(one.detach().abs().max()))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch 2.11 in itself
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.SiLU()])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
@@ -119,27 +101,7 @@ def test_compiled_it_is_still_the_same(device: str, activation: nn.Module) -> No
     assert_same_step(network, other, call, torch.randn(2, 3, 16, 16, dtype=torch.double, device=device))
 
 
-def test_a_resnet_leaves_an_activation_to_the_norm_before_it() -> None:
-    network, dropping = make("resnet26"), make("resnet26")
-    dropping.get_submodule("layer1.0").drop_block = nn.Dropout()  # which stands between the two
-    for each, left in ((network, 8), (dropping, 9)):  # one for each block's sum
-        rewrite_norms(each)
-        kept = [name for name, part in each.named_modules() if type(part) is nn.ReLU and not name.endswith(".act")]
-        assert len(kept) == left
-
-
-def test_all_rewrites_keep_the_weights_themselves() -> None:
-    network = timm.create_model("resnet18", num_classes=5)
-    given, state = dict(network.named_parameters()), list(network.state_dict())
-    quicken_training(network)
-    assert count(network, nn.BatchNorm2d) == 0
-    assert all(weight is given[name] for name, weight in network.named_parameters())
-    assert list(network.state_dict()) == state
-
-
-@pytest.mark.parametrize(
-    ("name", "sides"), [("resnet18", (32, 35)), ("tresnet_l", (32,)), ("tf_efficientnet_lite0", (32,))]
-)
+@pytest.mark.parametrize(("name", "sides"), [("resnet18", (32, 35)), ("tresnet_l", (32,))])
 def test_a_network_for_inference_says_the_same(name: str, sides: tuple[int, ...]) -> None:
     network = make(name).eval()
     for norm in network.modules():
@@ -151,18 +113,11 @@ def test_a_network_for_inference_says_the_same(name: str, sides: tuple[int, ...]
     other = deepcopy(folded)
     rewrite_for_inference(other)
     assert count(other, FoldedPixels) == (name == "resnet18")
-    assert count_odd(other) == (count_odd(folded) if name == "tf_efficientnet_lite0" else 0)
+    assert count_odd(other) == 0
     for side in sides:
         images = torch.randn(2, 3, side, side, dtype=torch.double)
         with torch.no_grad():
             torch.testing.assert_close(other(images), folded(images))
-
-
-def test_channels_are_not_padded_where_norms_are_left() -> None:
-    network = make("tresnet_l").eval()
-    before = count_odd(network)
-    rewrite_for_inference(network)
-    assert count_odd(network) == before == 19
 
 
 def count_odd(network: nn.Module) -> int:
@@ -171,10 +126,11 @@ def count_odd(network: nn.Module) -> int:
     return sum(bool(each.weight.shape[0] % 8 or each.weight.shape[1] * each.groups % 8) for each in found)
 
 
-def test_a_network_that_may_look_into_its_channels_is_not_padded() -> None:
-    network = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ChannelShuffle(3))
-    rewrite_channels(network)
-    assert count(network, PaddedConvolution) == 0
+def test_channels_that_something_looks_into_are_not_padded() -> None:
+    for network in (nn.Sequential(nn.Conv2d(3, 12, 3), nn.ChannelShuffle(3)), make("tresnet_l").eval()):
+        before = count_odd(network)
+        rewrite_for_inference(network)  # of the second, norms are left
+        assert count_odd(network) == before > 0
 
 
 @pytest.mark.parametrize(

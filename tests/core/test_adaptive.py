@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -33,10 +31,6 @@ def test_the_uncertain_are_chosen() -> None:
     assert ADAPTIVE.choose(probs, 1.0).all()
 
 
-def test_json_gives_it_back() -> None:
-    assert Adaptive.from_dict(json.loads(json.dumps(ADAPTIVE.to_dict()))) == ADAPTIVE
-
-
 @pytest.mark.parametrize("effort", [-0.1, 1.01, float("nan"), "1", None])
 def test_efforts_that_are_none_are_refused(effort: float) -> None:
     with pytest.raises(InputError, match="here: effort is .*; give a number from 0, no second look, to 1, one at"):
@@ -44,23 +38,16 @@ def test_efforts_that_are_none_are_refused(effort: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("calibration", "cutoffs", "message"),
+    ("calibration", "cutoffs", "again", "message"),
     [
-        (
-            Calibration("tde", "platt", (1.0,), (0.0,)),
-            (0.0, 1.0),
-            "the calibration is of 'tde' logits; fit one of",
-        ),
-        (IMAGE, (0.5,), "cutoffs are no rising quantiles; fit them again"),
-        (IMAGE, (0.5, 0.25), "cutoffs are no rising quantiles; fit them again"),
-        (IMAGE, (0.5, float("inf")), "a cutoff is not finite; fit them again"),
-        (IMAGE, (float("nan"), 0.5), "cutoff"),
+        (Calibration("tde", "platt", (1.0,), (0.0,)), (0.0, 1.0), None, "the calibration is of 'tde' logits"),
+        (IMAGE, (0.5, 0.25), None, "cutoffs are no rising quantiles"),
+        (IMAGE, (0.5, float("inf")), None, "a cutoff is not finite"),
+        (IMAGE, (0.0, 1.0), IMAGE, "the calibration is of 'image' logits; fit one of tde"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(
-    calibration: Calibration, cutoffs: tuple[float, ...], message: str
+    calibration: Calibration, cutoffs: tuple[float, ...], again: Calibration | None, message: str
 ) -> None:
     with pytest.raises(InputError, match=f"Adaptive: .*{message}"):
-        Adaptive(calibration, cutoffs)
-    with pytest.raises(InputError, match="Adaptive: the calibration is of 'image' logits; fit one of tde"):
-        Adaptive(IMAGE, (0.0, 1.0), IMAGE)
+        Adaptive(calibration, cutoffs, again)

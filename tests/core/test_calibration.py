@@ -1,4 +1,3 @@
-import json
 import math
 
 import pytest
@@ -25,10 +24,6 @@ def test_a_few_labels_keep_their_probabilities() -> None:
     few = whole.select([2, 0])
     assert (few.kind, few.method) == ("tde", "platt")
     assert torch.equal(few.apply(logits[:, [2, 0]]), whole.apply(logits)[:, [2, 0]])
-
-
-def test_json_gives_it_back() -> None:
-    assert Calibration.from_dict(json.loads(json.dumps(FITTED.to_dict()))) == FITTED
 
 
 def test_numbers_that_do_not_fit_are_refused() -> None:

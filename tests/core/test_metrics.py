@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -23,18 +24,6 @@ def draw(rows: int = 300, labels: int = 7, *, levels: int | None = None) -> tupl
     return (scores * levels).round() / levels if levels else scores, target
 
 
-@pytest.mark.parametrize("levels", [None, 1, 5, 50])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_step_definition_is_scikit_learns(levels: int | None, dtype: torch.dtype) -> None:
-    scores, target = draw(levels=levels)
-    result = average_precision(scores.to(dtype), target)
-    for k in range(7):
-        expected = sklearn.average_precision_score(target[:, k].numpy(), scores[:, k].numpy())
-        assert result.per_label[k] == pytest.approx(expected, abs=1e-12)
-    expected = sklearn.average_precision_score(target.numpy(), scores.numpy(), average="macro")
-    assert result.mean == pytest.approx(expected, abs=1e-12)
-
-
 @settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(-4, 4), st.sampled_from([0.0, 1.0])), min_size=1, max_size=25).filter(
@@ -51,9 +40,11 @@ def test_both_definitions_agree_with_their_oracles(rows: list[tuple[int, float]]
     assert above >= step - 1e-12
 
 
-def test_image_order_and_monotone_rescaling_do_not_matter() -> None:
+def test_the_mean_is_scikit_learns_and_neither_order_nor_scale_matters() -> None:
     scores, target = draw(levels=10)
     order = torch.randperm(300, generator=torch.Generator().manual_seed(6))
+    expected = sklearn.average_precision_score(target.numpy(), scores.numpy(), average="macro")
+    assert average_precision(scores, target).mean == pytest.approx(expected, abs=1e-12)
     base = average_precision(scores, target).per_label
     assert average_precision(scores[order], target[order]).per_label == base
     assert average_precision(scores.double() * 7 - 3, target).per_label == base
@@ -87,17 +78,8 @@ def test_labels_without_a_positive_are_skipped_and_named() -> None:
     assert json.loads(json.dumps(result.to_dict()))["skipped"] == ["dog"]
 
 
-def test_inputs_are_left_alone() -> None:
-    scores, target = draw()
-    kept = scores.clone()
-    average_precision(scores, target)
-    precision_recall(scores, target)
-    assert torch.equal(scores, kept)
-
-
 POLICIES: list[ThresholdPolicy] = [
     Fixed(0.5),
-    Fixed(0.8),
     PerLabel((0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)),
     PriorMatched((0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.4)),
     TopK(3),
@@ -160,6 +142,7 @@ def test_decisions_at_the_boundary() -> None:
     assert PriorMatched((0.5, 0.3)).decide(scores).sum(0).tolist() == [2, 2]  # 2.5 and 1.5, rounded to even
     assert PriorMatched((0.35, 0.25)).decide(scores).sum(0).tolist() == [2, 1]
     assert TopK(1).decide(scores[1:]).tolist() == [[True, False]] * 4
+    assert TopK(2).decide(torch.zeros(5, 4)).sum(1).tolist() == [2] * 5  # even where all are alike
 
 
 def test_prior_matched_gives_as_many_as_the_prior_says() -> None:
@@ -171,30 +154,15 @@ def test_prior_matched_gives_as_many_as_the_prior_says() -> None:
     assert PriorMatched.from_target(torch.tensor([[1.0], [NAN], [0.0]])).priors == (0.5,)
 
 
-def test_top_k_gives_exactly_k_even_to_ties() -> None:
-    assert TopK(2).decide(torch.zeros(5, 4)).sum(1).tolist() == [2] * 5
-
-
-def test_perfect_and_worst_scores() -> None:
-    _, target = draw()
-    best = precision_recall(target, target)
-    assert (best.CF1, best.OF1) == (1.0, 1.0)
-    worst = precision_recall(1 - target, target)
-    assert (worst.CF1, worst.OF1) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("scores", "target", "message"),
     [
-        (
-            torch.zeros(2, 3),
-            torch.zeros(2, 4),
-            r"scores have shape \(2, 3\) and target \(2, 4\); give both as \(B, L\)",
-        ),
-        (torch.zeros(0, 3), torch.zeros(0, 3), "there is no image; give at least one"),
+        (torch.zeros(2, 3), torch.zeros(2, 4), r"scores have shape \(2, 3\) and target \(2, 4\)"),
+        (torch.zeros(0, 3), torch.zeros(0, 3), "there is no image"),
         (torch.tensor([[NAN, 0.0]]), torch.ones(1, 2), "scores of label 0 hold NaN"),
-        (torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), "target holds -1; write 1, 0, or NaN for unknown"),
-        (torch.zeros(1, 2), torch.zeros(1, 2), "no label has a positive image; check the target"),
+        (torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), "target holds -1"),
+        (torch.zeros(1, 2), torch.zeros(1, 2), "no label has a positive image"),
+        (torch.zeros(1, 2).numpy(), torch.zeros(1, 2), "scores are a ndarray and target a Tensor"),
     ],
 )
 def test_bad_input_is_named(scores: Tensor, target: Tensor, message: str) -> None:
@@ -206,31 +174,26 @@ def test_bad_input_is_named(scores: Tensor, target: Tensor, message: str) -> Non
 
 def test_bad_choices_are_named() -> None:
     scores, target = draw()
-    with pytest.raises(InputError, match=r"unknown definition 'envelop'; did you mean 'envelope'\?"):
+    with pytest.raises(InputError, match="unknown definition 'envelop'; did you mean 'envelope'"):
         average_precision(scores, target, definition="envelop")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="2 label names for 7 columns; give one name a column"):
+    with pytest.raises(InputError, match="2 label names for 7 columns"):
         average_precision(scores, target, labels=["a", "b"])
     with pytest.raises(InputError, match="unknown rule 'drop'; .*known: skip, zero"):
         precision_recall(scores, target, empty="drop")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="are no probabilities; apply torch.sigmoid to logits first"):
+    with pytest.raises(InputError, match="are no probabilities; apply torch.sigmoid"):
         precision_recall(scores * 20 - 10, target)
-    with pytest.raises(InputError, match="PerLabel: thresholds: 2 values for 7 labels; give one value a label"):
-        precision_recall(scores, target, policy=PerLabel((0.5, 0.5)))
-    with pytest.raises(InputError, match="PriorMatched: priors: 1 values for 7 labels"):
-        precision_recall(scores, target, policy=PriorMatched((0.5,)))
-    with pytest.raises(InputError, match="TopK: k is 1.5 for 7 labels"):
-        precision_recall(scores, target, policy=TopK(1.5))  # type: ignore[arg-type]
-    assert PriorMatched.from_target(target.numpy()) == PriorMatched.from_target(target)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"policy is 'prior'; give Fixed, PerLabel, PriorMatched or TopK"):
-        precision_recall(torch.rand(2, 2), torch.ones(2, 2), policy="prior")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"policy is 0.5; write Fixed\(0.5\)"):
-        precision_recall(scores, target, policy=0.5)  # type: ignore[arg-type]
+    policies: list[tuple[Any, str]] = [
+        (PerLabel((0.5, 0.5)), "PerLabel: thresholds: 2 values for 7 labels"),
+        (PriorMatched((0.5,)), "PriorMatched: priors: 1 values for 7 labels"),
+        (TopK(8), "TopK: k is 8 for 7 labels"),
+        ("prior", "policy is 'prior'; give Fixed, PerLabel, PriorMatched or TopK"),
+        (0.5, r"policy is 0.5; write Fixed\(0.5\)"),
+    ]
+    for policy, message in policies:
+        with pytest.raises(InputError, match=message):
+            precision_recall(scores, target, policy=policy)
     for threshold in (7.0, -0.1, float("nan")):
-        with pytest.raises(InputError, match=rf"Fixed: threshold is {threshold}; give a probability in \[0, 1\]"):
+        with pytest.raises(InputError, match=f"Fixed: threshold is {threshold}"):
             Fixed(threshold)
-    with pytest.raises(InputError, match="PriorMatched: priors are .*; give shares in"):
+    with pytest.raises(InputError, match="PriorMatched: priors are"):
         PriorMatched((2.0,))
-    with pytest.raises(InputError, match="scores are a ndarray and target a Tensor; give both as tensors"):
-        average_precision(scores.numpy(), target)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="TopK: k is 8 for 7 labels; give 1 to the number of labels"):
-        precision_recall(scores, target, policy=TopK(8))

@@ -24,25 +24,18 @@ class Off(TorchEngine):
         return Answer(**said._asdict() | changed)
 
 
-def test_the_graph_says_what_the_engine_says_and_resizes_first() -> None:
-    model = make_network(source_size=64)
+def test_the_graph_says_what_the_engine_says_and_leaves_the_model_alone() -> None:
+    """Images are resized first."""
+    model = make_network(source_size=64).train()
     fit_made_up(model)
-    pictures = make_pictures(3, 50, 90)
+    before, pictures = copy.deepcopy(model.state_dict()), make_pictures(3, 50, 90)
     graph = PictureGraph(model)
     said = Answer(*graph(pictures.permute(0, 2, 3, 1)))
-    torch.testing.assert_close(said, TorchEngine(model)(resize_images(pictures, (64, 64))))
-    assert graph.description.labels == LABELS
-    assert graph.description.thresholds == model.thresholds
-    assert (graph.description.grid, graph.description.picture_size) == (2, 64)
-
-
-def test_the_network_is_left_alone() -> None:
-    model = make_network().double().train()
-    before = copy.deepcopy(model.state_dict())
-    PictureGraph(model)(make_pictures(2, 32, 32).permute(0, 2, 3, 1))
     assert model.training
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key]), key
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    torch.testing.assert_close(said, TorchEngine(model.eval())(resize_images(pictures, (64, 64))))
+    assert (graph.description.labels, graph.description.thresholds) == (LABELS, model.thresholds)
+    assert (graph.description.grid, graph.description.picture_size) == (2, 64)
 
 
 def test_one_trace_serves_all_numbers_and_sizes_of_pictures() -> None:
@@ -53,24 +46,15 @@ def test_one_trace_serves_all_numbers_and_sizes_of_pictures() -> None:
         torch.testing.assert_close(traced(pictures), graph(pictures))
 
 
-def test_a_file_that_agrees_passes_with_its_difference() -> None:
+def test_a_file_passes_with_its_difference_or_is_refused() -> None:
     graph = PictureGraph(make_network())
     assert check_difference(Off(graph), graph, tolerance=1e-3) == 0
     assert check_difference(Off(graph, patch_probs=5e-4), graph, tolerance=1e-3) == pytest.approx(5e-4, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"weights": 0.002}, "differ by 0.002, which is more than 0.001"),
-        ({"probs": float("nan")}, "differ by nan"),
-        ({"patch_probs": None}, "differ by inf"),
-    ],
-)
-def test_a_file_that_differs_is_refused(wrong: dict[str, float | None], said: str) -> None:
-    graph = PictureGraph(make_network())
-    with pytest.raises(InputError, match=said):
-        check_difference(Off(graph, **wrong), graph, tolerance=1e-3)
+    for name, by, said in (("weights", 0.002, "0.002, which is more than 0.001"), ("probs", float("nan"), "nan")):
+        with pytest.raises(InputError, match=f"differ by {said}"):
+            check_difference(Off(graph, **{name: by}), graph, tolerance=1e-3)
+    with pytest.raises(InputError, match="differ by inf"):
+        check_difference(Off(graph, patch_probs=None), graph, tolerance=1e-3)
 
 
 def test_what_cannot_be_traced_is_told_in_one_line() -> None:

@@ -23,10 +23,6 @@ def test_tensor_batch_and_picture_agree() -> None:
     torch.testing.assert_close(prepare(torch.stack([pixels, pixels]))[1], prepare(PICTURE))
 
 
-def test_grey_pictures_become_rgb() -> None:
-    assert Preprocessing(8)(PICTURE.convert("L")).shape == (3, 8, 8)
-
-
 def test_wrong_channels_are_named() -> None:
     for pixels in (torch.zeros(30, 50, 3), torch.zeros(3, 30, 50, dtype=torch.int64)):
         with pytest.raises(InputError, match=r"Preprocessing: pixels are torch.\w+ of shape .*; give \(3, H, W\)"):

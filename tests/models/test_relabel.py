@@ -18,31 +18,11 @@ def make(kind: type[SharedClassifier], head: str, labels: tuple[str, ...], *, se
     return model.eval()
 
 
-def answer(model: SharedClassifier, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    with torch.inference_mode():
-        out = model(images)
-    logits = out.tde_logits if isinstance(model, PatchClassifier) else out
-    return dict(zip(model.labels, logits.T, strict=True))
-
-
-@pytest.mark.parametrize("kind", [MultiLabelClassifier, PatchClassifier])
-@pytest.mark.parametrize("head", ["linear", "ml_decoder"])
-def test_labels_of_the_same_name_are_answered_as_before(kind: type[SharedClassifier], head: str) -> None:
-    trained, model = make(kind, head, OLD, seed=0), make(kind, head, NEW, seed=1)
-    images = torch.rand(2, 3, 64, 64)
-    before, fresh = answer(trained, images), answer(model, images)
-    assert load_relabelled(model, trained) == ("sofa", "cat")
-    after = answer(model, images)
-    for name in ("sofa", "cat"):
-        torch.testing.assert_close(after[name], before[name])
-        assert not torch.allclose(after[name], fresh[name])
-
-
 @pytest.mark.parametrize("head", list(OPTIONS))
 def test_a_label_that_was_not_known_keeps_its_own_weights_and_all_else_is_taken(head: str) -> None:
     trained, model = make(PatchClassifier, head, OLD, seed=0), make(PatchClassifier, head, NEW, seed=1)
     fresh = {name: value.clone() for name, value in model.state_dict().items()}
-    load_relabelled(model, trained)
+    assert load_relabelled(model, trained) == ("sofa", "cat")
     for name, value in model.state_dict().items():
         if value.shape == trained.state_dict()[name].shape:
             torch.testing.assert_close(value, trained.state_dict()[name])
@@ -62,14 +42,3 @@ def test_the_same_labels_are_the_same_network_also_where_a_decoder_groups_them()
     assert load_relabelled(model, trained) == labels
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, trained.state_dict()[name])
-
-
-def test_groups_of_another_number_of_labels_begin_anew() -> None:
-    few, many = OLD, (*OLD, *(f"label {number}" for number in range(120)))
-    trained, model = (
-        make(MultiLabelClassifier, "ml_decoder", few, seed=0),
-        make(MultiLabelClassifier, "ml_decoder", many, seed=1),
-    )
-    load_relabelled(model, trained)
-    images = torch.rand(2, 3, 64, 64)
-    torch.testing.assert_close(model.backbone(images), trained.backbone(images))

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.errors import InputError
@@ -29,25 +29,13 @@ def write_recipe(folder: Path, text: str) -> Path:
 def test_every_field_is_described_and_has_a_valid_default() -> None:
     assert set(SECTIONS) == set(RunConfig.model_fields)
     assert load_config(None) == RunConfig()
+    assert AugmentPolicy(**RunConfig().augment.model_dump()) == AugmentPolicy()
     for model in SECTIONS.values():
         for key, field in model.model_fields.items():
             assert field.description, key
             model.model_validate({key: field.get_default()})
             if type(None) in get_args(field.annotation):  # TOML has no None: what a dump leaves out must be the default
                 assert field.default is None
-
-
-def test_defaults_are_the_published_settings() -> None:
-    config = RunConfig()
-    assert (config.optimiser.lr, config.optimiser.weight_decay) == (1e-4, 1e-4)
-    assert config.schedule.warmup == 0.2
-    assert config.ema.decay == 0.9997
-    assert (config.train.epochs, config.train.batch_size, config.train.seed) == (80, 128, 1)
-    assert config.loss.name == "asymmetric"
-    assert (config.loss.gamma_neg, config.loss.gamma_pos, config.loss.clip) == (4, 0, 0.05)
-    assert (config.task.kind, config.task.grid, config.task.lam, config.task.temperature) == ("patch", 2, 1, 1)
-    assert (config.data.hold, config.precision.compile, config.precision.dtype) == ("auto", "auto", "auto")
-    assert AugmentPolicy(**config.augment.model_dump()) == AugmentPolicy()
 
 
 def test_a_recipe_changes_the_defaults_and_overrides_change_the_recipe(tmp_path: Path) -> None:
@@ -62,29 +50,19 @@ def test_a_recipe_changes_the_defaults_and_overrides_change_the_recipe(tmp_path:
     ("override", "value"),
     [
         ("data.train=voc:a=b@2007-test?difficult=unknown", "voc:a=b@2007-test?difficult=unknown"),
-        ('data.train="quoted"', "quoted"),
         ("data.labels=['cat', 'dog']", ("cat", "dog")),
         ("data.labels=cat", ("cat",)),
-        ("data.test=[]", ()),
         ("model.head_options={width = 512}", {"width": 512}),
-        ("model.pretrained=false", False),
         ("precision.compile=true", True),
         ("precision.compile=auto", "auto"),
         ("optimiser.lr=3e-5", 3e-5),
-        ("optimiser.clip_norm=1", 1.0),
+        ("model.weights=", None),
     ],
 )
-def test_overrides_are_toml_or_text(override: str, value: object) -> None:
-    config = load_config(None, [override])
+def test_overrides_are_toml_or_text(override: str, value: object, tmp_path: Path) -> None:
+    config = load_config(write_recipe(tmp_path, '[model]\nweights = "w.pth"\n'), [override])
     section, _, key = override.partition("=")[0].partition(".")
     assert getattr(getattr(config, section), key) == value
-
-
-def test_an_override_of_nothing_takes_an_optional_value_back(tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, '[model]\nweights = "w.pth"\n')
-    assert load_config(recipe, ["model.weights="]).model.weights is None
-    with pytest.raises(InputError, match=r"^train.epochs=: train.epochs is None; input should be a valid integer"):
-        load_config(recipe, ["train.epochs="])
 
 
 @pytest.mark.parametrize(
@@ -93,17 +71,13 @@ def test_an_override_of_nothing_takes_an_optional_value_back(tmp_path: Path) -> 
         ("trian.epochs=3", "unknown key 'trian'; did you mean 'train'?"),
         ("train.epohcs=3", "unknown key 'train.epohcs'; did you mean 'epochs'?"),
         ("loss.name=assymetric", "loss.name is 'assymetric'; did you mean 'asymmetric'? known: asymmetric, bin"),
-        ("precision.compile=maybe", "precision.compile is 'maybe'; known: auto, false, true"),
         ("train.epochs=0", "train.epochs is 0; input should be greater than or equal to 1"),
-        ("train.epochs=3.5", "train.epochs is 3.5; input should be a valid integer"),
         ("train.epochs=true", "train.epochs is True; input should be a valid integer"),
-        ("train.seed=9223372036854775808", "train.seed is 9223372036854775808; input should be less than 92233720368"),
+        ("train.epochs=", "train.epochs is None; input should be a valid integer"),
+        ("train.seed=9223372036854775808", "train.seed is 9223372036854775808; input should be less than"),
         ("optimiser.lr=nan", "optimiser.lr is nan; input should be a finite number"),
-        ("task.lam=-1", "task.lam is -1; input should be greater than or equal to 0"),
         ("task.source_size=40000", "task.source_size is 40000; input should be less than or equal to 4096"),
         ("task.grid=17", "task.grid is 17; input should be less than or equal to 16"),
-        ("data.train=5", "data.train is 5; input should be a valid string"),
-        ("model.backbone_options={a = [1]}", "model.backbone_options.a"),
     ],
 )
 def test_a_wrong_override_is_named_with_what_to_do(override: str, message: str) -> None:
@@ -112,22 +86,19 @@ def test_a_wrong_override_is_named_with_what_to_do(override: str, message: str) 
     assert str(caught.value).startswith(f"{override}: {message}")
 
 
-@pytest.mark.parametrize("override", ["epochs=3", "train.epochs", ""])
-def test_an_override_has_a_section_a_key_and_a_value(override: str) -> None:
-    with pytest.raises(InputError, match="is not like section.key=value; write for example train.epochs=3"):
-        load_config(None, [override])
+def test_an_override_has_a_section_a_key_and_a_value() -> None:
+    for override in ("epochs=3", "train.epochs", ""):
+        with pytest.raises(InputError, match="is not like section.key=value"):
+            load_config(None, [override])
 
 
 def test_only_pat_looks_closer_and_changes_come_in_any_order(tmp_path: Path) -> None:
-    change, other = "task.closer_size=48", "task.kind=patch_only"
-    message = "config: task.closer_size is 48; task.kind is 'patch_only', leave it out or train task.kind=patch"
-    for overrides in ([change, other], [other, change]):
-        with pytest.raises(InputError, match=message):
-            load_config(None, overrides)
-    recipe = write_recipe(tmp_path, '[task]\nkind = "image"\n')
-    config = load_config(recipe, [change, "task.kind=patch"])
-    assert load_config(recipe, ["task.kind=patch", change]) == config
-    assert config.task == TaskSection(kind="patch", closer_size=48)
+    recipe, change = write_recipe(tmp_path, '[task]\nkind = "image"\n'), "task.closer_size=48"
+    for order in (1, -1):
+        with pytest.raises(InputError, match="task.closer_size is 48; task.kind is 'patch_only', leave it out"):
+            load_config(recipe, [change, "task.kind=patch_only"][::order])
+        config = load_config(recipe, [change, "task.kind=patch"][::order])
+        assert config.task == TaskSection(kind="patch", closer_size=48)
 
 
 @pytest.mark.parametrize(
@@ -135,64 +106,41 @@ def test_only_pat_looks_closer_and_changes_come_in_any_order(tmp_path: Path) -> 
     [
         ("[trian]\nepochs = 3", "unknown key 'trian'; did you mean 'train'?"),
         ("train = 3", "train is 3; "),
-        ("[loss]\nclip = 1", "loss.clip is 1; input should be less than 1"),
         ("[train\n", "is not valid TOML (Expected ']'"),
         ("a = " + "[" * 100_000, "is not valid TOML ("),
         ("[train]\nseed = " + "9" * 5000, "is not valid TOML ("),
         (f"[{'z' * 100_000}]\nx = 1", "unknown key 'zz"),
+        ('[data]\ntrain = "\udcff"', "is not valid TOML ('utf-8' codec"),
+        (None, "there is no such recipe; see pivotpatch recipes"),
     ],
 )
-def test_a_wrong_or_hostile_recipe_is_one_line_that_names_its_file(text: str, message: str, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, text)
+def test_a_wrong_or_hostile_recipe_is_one_line_that_names_its_file(
+    text: str | None, message: str, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "mine.toml"
+    if text is not None:
+        recipe.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError) as caught:
         load_config(recipe, ["train.epochs=3"])
     assert str(caught.value).startswith(f"{recipe}: {message}")
     assert len(str(caught.value)) < 600
     assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="train.epochs is '.*'; input should be a valid integer"):
-        load_config(None, [f"train.epochs={text}"])
-
-
-def test_a_missing_recipe_or_one_in_another_encoding_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_bytes(b'[data]\ntrain = "\xff"\n')
-    with pytest.raises(InputError, match=r"mine.toml: is not valid TOML \('utf-8' codec"):
-        load_config(tmp_path / "mine.toml")
-    with pytest.raises(InputError, match="nowhere.toml: there is no such recipe; see pivotpatch recipes"):
-        load_config(tmp_path / "nowhere.toml")
-    with pytest.raises(ValidationError, match="frozen"):
-        RunConfig().train.epochs = 3  # type: ignore[misc]
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 
 
+@settings(max_examples=50)
 @given(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "train": texts,
-            "val_fraction": st.floats(0, 0.99),
-            "labels": st.lists(texts),
-            "test": st.lists(texts),
-        },
-    ),
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "backbone": texts,
-            "pretrained": st.booleans(),
-            "image_size": st.integers(1, 4096),
-            "backbone_options": st.dictionaries(texts, st.booleans() | st.integers() | numbers | texts),
-            "head_options": st.dictionaries(texts, st.integers() | numbers),
-        },
-    ),
-    st.floats(0, exclude_min=True, allow_infinity=False),
+    data=st.fixed_dictionaries({"train": texts, "val_fraction": st.floats(0, 0.99), "labels": st.lists(texts)}),
+    options=st.dictionaries(texts, st.booleans() | st.integers() | numbers | texts),
+    lr=st.floats(0, exclude_min=True, allow_infinity=False),
 )
 @example({"train": '\\" \x00\x1f\x7f\x85\u2028\n\r\t\'"""\ufeff\U0001f642 # ='}, {}, 5e-324)
-@example({}, {"backbone_options": {"": 1, "a.b": 1.0, 'x"y': True, "\n": "1"}}, 1.0)
-def test_what_is_dumped_is_read_back_the_same(data: dict[str, object], model: dict[str, object], lr: float) -> None:
-    config = RunConfig.model_validate({"data": data, "model": model, "optimiser": {"lr": lr}})
+@example({}, {"": 1, "a.b": 1.0, 'x"y': True, "\n": "1"}, 1.0)
+def test_what_is_dumped_is_read_back_the_same(data: dict[str, object], options: dict[str, object], lr: float) -> None:
+    config = RunConfig.model_validate({"data": data, "model": {"backbone_options": options}, "optimiser": {"lr": lr}})
     for explained in (False, True):
         text = dump_config(config, explained=explained)
         text.encode("utf-8")

@@ -27,13 +27,6 @@ def test_every_number_of_the_log_is_drawn_once() -> None:
     }
     assert points(scores)["PAT-T, tde"] == [[1, 60], [2, 70]]
     assert points(scores)["PAT-T, image"] == [[1, 40], [2, 50]]
-    assert losses.get_xlabel() == scores.get_xlabel() == "epoch"
-
-
-def test_runs_differ_in_colour_and_logits_in_style() -> None:
     _, scores = plot_curves({"a": LOG, "b": LOG}).axes
     looks = {(line.get_color(), line.get_linestyle()) for line in scores.lines}
-    assert len(looks) == len(scores.lines) == 6
-    losses, scores = plot_curves({"": LOG[:2]}).axes  # without validation
-    assert (len(losses.lines), len(scores.lines)) == (2, 0)
-    assert not plot_curves({"": []}).axes[0].lines
+    assert len(looks) == len(scores.lines) == 6  # runs differ in colour and logits in style

@@ -1,16 +1,10 @@
 """What "auto" is decided to be, from numbers alone."""
 
-import subprocess
-import sys
 from typing import Literal
 
 import pytest
-from run_process import make_config
 
-from pivotpatch.training.build import build_run
-from pivotpatch.training.processes import make_accelerator
-from pivotpatch.training.resources import FreeMemory, choose_compile, choose_hold, measure_free_memory
-from pivotpatch.training.step import compile_run
+from pivotpatch.training.resources import FreeMemory, choose_compile, choose_hold
 
 GB = 10**9
 
@@ -54,30 +48,3 @@ def test_a_run_is_compiled_where_that_pays(steps: int, seconds: float | None, co
     assert chosen.why.startswith(f"precision.compile is {str(compiled).lower()}: ")
     for setting in (True, False):
         assert choose_compile(setting, steps_left=steps, seconds_per_step=seconds).compiled is setting
-
-
-def test_processes_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    accelerator = make_accelerator(make_config())
-    alone = measure_free_memory(accelerator).host
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert measure_free_memory(accelerator).host == pytest.approx(alone / 4, rel=0.2)
-
-
-def test_a_run_says_what_was_chosen() -> None:
-    config = make_config("data.hold=nothing", "precision.compile=false")
-    run = build_run(config, make_accelerator(config))
-    compile_run(run, steps_left=10)
-    assert run.choices == {"data.hold": "data.hold is nothing", "precision.compile": "precision.compile is false"}
-    assert (run.held_bytes, run.compiled) == (0, False)
-    auto = build_run(make_config(), make_accelerator(config), decode=False)
-    assert auto.held_bytes == 63 * 3 * 32**2
-    assert auto.choices["data.hold"].partition(": ")[0] in ("data.hold is memory", "data.hold is device")
-
-
-def test_a_configuration_does_not_wait_for_torch() -> None:
-    code = (
-        "import sys; from pivotpatch.training import list_recipes, load_config\n"
-        "print(len([load_config(recipe.path) for recipe in list_recipes()]) > 30, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "False"]

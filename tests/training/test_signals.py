@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import redirect_stderr
 from io import StringIO
@@ -17,7 +16,6 @@ from run_process import IMAGES, SHORT, SMALL, TrainingProcess, make_config, read
 
 from pivotpatch.cli.main import main
 from pivotpatch.training import fit, resume
-from pivotpatch.training.signals import StopSignals
 
 TESTED = make_config("task.kind=image", f"data.test={IMAGES}")
 
@@ -33,7 +31,6 @@ def tested_reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, obje
     ("number", "what", "done", "saved", "logged"),
     [
         (signal.SIGINT, "train", 6, 6, [5]),  # finishes the step
-        pytest.param(signal.SIGTERM, "train", 7, 7, [5, 7], marks=pytest.mark.slow),  # not evaluated any more
         (signal.SIGINT, "validate", 2, 7, [5, 7]),  # the evaluation is given up, and done again
         pytest.param(signal.SIGTERM, "test", 3, 14, [5, 7, 7, 10, 14, 14], marks=pytest.mark.slow),
     ],
@@ -89,8 +86,7 @@ class Pressing(StringIO):
 @pytest.mark.parametrize(
     ("options", "words", "number", "told"),
     [
-        (["--out", "new"], "decode ", signal.SIGINT, "began"),
-        (["--dry-run"], "no training image has", signal.SIGTERM, "began"),
+        (["--dry-run"], "no training image has", signal.SIGINT, "began"),
         (["--resume", "run"], "decode ", signal.SIGTERM, "went on"),
     ],
 )
@@ -108,28 +104,6 @@ def test_a_command_that_is_stopped_before_the_first_step_says_that_nothing_is_lo
     assert screen.getvalue().splitlines()[-1] == last
     assert {path: path.stat().st_mtime_ns for path in crashed.parent.rglob("*")} == files
     assert {asking: signal.getsignal(asking) for asking in before} == before
-
-
-def test_the_first_signal_counts_and_handlers_return() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with StopSignals() as stop:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-        assert stop.received is signal.SIGTERM
-    assert {number: signal.getsignal(number) for number in before} == before
-
-
-def test_another_thread_leaves_signals_alone() -> None:
-    seen = []
-
-    def enter() -> None:
-        with StopSignals() as stop:
-            seen.extend([signal.getsignal(signal.SIGINT), stop.received])
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert seen == [signal.getsignal(signal.SIGINT), None]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partialmethod
 
 import numpy as np
@@ -88,16 +88,10 @@ CLOSER = ("task.closer_size=48", "model.backbone_options={dynamic_img_size = tru
 MEAN = "loss.reduction=mean"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [
-        (MEAN,),
-        pytest.param(("task.kind=image",), marks=pytest.mark.slow),
-        pytest.param(("task.kind=patch_only", MEAN), marks=pytest.mark.slow),
-        pytest.param(("task.kind=independent", MEAN), marks=pytest.mark.slow),
-        pytest.param(("train.accumulate=2", *CLOSER), marks=pytest.mark.slow),
-        pytest.param(("train.batch_size=1", MEAN), marks=pytest.mark.slow),  # a process is always empty
-    ],
+    [("task.kind=independent", MEAN), ("train.accumulate=2", *CLOSER), ("train.batch_size=1", MEAN)],  # one is empty
     ids=" ".join,
 )
 def test_two_processes_give_the_gradients_of_one(changes: tuple[str, ...], images: str) -> None:
@@ -119,31 +113,21 @@ def test_two_processes_give_the_gradients_of_one(changes: tuple[str, ...], image
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_model_of_one(images: str) -> None:
-    config = make_config(images, "optimiser.clip_norm=1", "optimiser.lr=0.01", "ema.decay=0.5")
+@pytest.mark.parametrize("backbone", ["test_vit", "test_resnet"])
+def test_two_processes_train_the_model_of_one(backbone: str, images: str) -> None:
+    """But for batch norms, which see the images of their own process, and then agree on what they have seen."""
+    changes = (f"model.backbone={backbone}", "optimiser.clip_norm=1", "optimiser.lr=0.01", "ema.decay=0.5")
+    config = make_config(images, *changes)
     alone, (first, second) = train_epoch(config), run_together(train_epoch, config)
+    start = make_run(images, *changes).task.model.state_dict()
     for one, mine, theirs in zip(alone, first, second, strict=True):
+        assert np.abs(one["head.project.weight"] - start["head.project.weight"].numpy()).max() > 1e-3
         for name, value in one.items():
-            np.testing.assert_array_equal(mine[name], theirs[name])
+            np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
             # Adam divides by the size of a gradient, also where it is mere rounding, as for what a softmax ignores.
             near = np.isclose(mine[name], value, rtol=0, atol=1e-5)
-            assert near.mean() > 0.9 or name.endswith(("qkv.bias", "weight_projection.bias")), name
-    start = make_run(images).task.model.state_dict()
-    assert all(
-        np.abs(model["head.project.weight"] - start["head.project.weight"].numpy()).max() > 1e-3 for model in alone
-    )
-
-
-@pytest.mark.slow
-def test_processes_agree_on_what_batch_norms_have_seen(images: str) -> None:
-    config = make_config(images, "model.backbone=test_resnet", "model.image_size=64", "ema.decay=0.5")
-    (first, kept), (second, kept_there) = run_together(train_epoch, config)
-    statistics = [name for name in first if name.endswith(("running_mean", "running_var"))]
-    assert statistics
-    assert np.abs(first[statistics[0]]).max() > 0
-    for name in first:
-        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
-        np.testing.assert_array_equal(kept[name], kept_there[name], err_msg=name)
+            ignored = name.endswith(("qkv.bias", "weight_projection.bias"))
+            assert near.mean() > 0.9 or ignored or backbone == "test_resnet", name
 
 
 @pytest.mark.slow
@@ -159,7 +143,7 @@ def test_two_processes_score_every_image_once(images: str) -> None:
     assert [len(one["indices"]) for one in alone] == [1, 2, 4, 6]  # one of five cannot be read
 
 
-@pytest.mark.parametrize("changes", [("task.kind=image", MEAN), (), ("task.kind=patch_only",), (MEAN, *CLOSER)])
+@pytest.mark.parametrize("changes", [("task.kind=patch_only",), (MEAN, *CLOSER)])
 def test_accumulation_gives_the_gradient_of_one_pass(changes: tuple[str, ...], images: str) -> None:
     whole, parts = make_run(images, *changes), make_run(images, *changes, "train.accumulate=3")
     assert_same(find_gradient(parts, take_first(parts)), find_gradient(whole, take_first(whole)))
@@ -176,22 +160,14 @@ def test_a_mean_is_over_the_labels_that_are_known(images: str) -> None:
     assert_same(found, expected)
 
 
-def test_a_batch_of_which_nothing_is_known_pulls_at_nothing(images: str) -> None:
-    run = make_run(images, "loss.reduction=mean")
-    batch = take_first(run)
-    gradients = find_gradient(run, batch._replace(target=torch.full_like(batch.target, torch.nan)))
-    assert all(not value.any() for value in gradients.values())
-
-
 def test_what_is_drawn_depends_on_seed_and_step_alone(images: str) -> None:
-    run, again = make_run(images), make_run(images)
+    dropout = "model.backbone_options={drop_path_rate = 0.5, proj_drop_rate = 0.5}"
+    run, again, other = (make_run(images, dropout, f"train.seed={seed}") for seed in (1, 1, 2))
     first = find_gradient(run, take_first(run), step=3)
-    torch.rand(7)
     find_gradient(run, take_first(run), step=2)
     torch.manual_seed(12345)
     assert_same(find_gradient(again, take_first(again), step=3), first, tolerance=0)
     assert_different(find_gradient(run, take_first(run), step=4), first)
-    other = make_run(images, "train.seed=2")
     other.task.load_state_dict(run.task.state_dict())
     assert_different(find_gradient(other, take_first(other), step=3), first)
 
@@ -215,40 +191,15 @@ def test_an_image_has_the_augmentation_of_its_row(changes: tuple[str, ...], imag
     assert_different(find_gradient(run, batch, rows=[3, 2, 1, 0]), whole)
 
 
-def test_dropout_is_drawn_from_seed_and_step_too(images: str) -> None:
-    option = "model.backbone_options={drop_path_rate = 0.5, proj_drop_rate = 0.5}"
-    run = make_run(images, option)
-    first = find_gradient(run, take_first(run), step=3)
-    torch.manual_seed(12345)
-    assert_same(find_gradient(run, take_first(run), step=3), first, tolerance=0)
-
-
-class Watch(nn.Module):
-    """A loss that notes the dtype of the logits and of what it gives."""
-
-    def __init__(self, loss: nn.Module) -> None:
-        super().__init__()
-        self.loss = loss
-        self.seen: list[torch.dtype] = []
-
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        cost: Tensor = self.loss(logits, target)
-        self.seen += [logits.dtype, cost.dtype]
-        return cost
-
-
 @pytest.mark.parametrize("kind", ["image", "patch"])
-def test_autocast_keeps_losses_in_float32(kind: str, images: str) -> None:
-    run = make_run(images, "precision.dtype=bfloat16", f"task.kind={kind}")
-    exact = make_run(images, f"task.kind={kind}")
-    run.task.loss = watch = Watch(run.task.loss)
+def test_autocast_keeps_losses_and_weights_in_float32(kind: str, images: str) -> None:
+    run, exact = (
+        make_run(images, f"precision.dtype={dtype}", f"task.kind={kind}") for dtype in ("bfloat16", "float32")
+    )
     batch = take_first(run)
-    numbers = take_step(run, batch, step=0, rows=np.arange(4))
-    assert torch.bfloat16 in watch.seen or kind.startswith("patch")  # pooled logits are raised before they are summed
-    assert set(watch.seen[1::2]) == {torch.float32}
+    numbers, expected = (take_step(each, batch, step=0, rows=np.arange(4)) for each in (run, exact))
     assert numbers.dtype == torch.float32
-    assert torch.isfinite(numbers).all()
-    expected = take_step(exact, batch, step=0, rows=np.arange(4))
+    assert not torch.equal(numbers, expected)
     torch.testing.assert_close(numbers[:-1], expected[:-1], rtol=0.05, atol=0.05)
     assert all(weight.dtype == torch.float32 for weight in run.task.parameters())
 
@@ -269,12 +220,12 @@ def test_the_order_in_memory_changes_no_number(images: str) -> None:
     assert_same(dict(last.task.named_parameters()), dict(first.task.named_parameters()), tolerance=1e-6)
 
 
-@pytest.mark.parametrize("changes", [(), CLOSER])
-def test_a_compiled_model_is_the_same(changes: tuple[str, ...], images: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_compiled_model_is_the_same(images: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced whole, but run without the code generator, which takes a minute."""
     compile_eagerly = partialmethod(nn.Module.compile, backend="eager", fullgraph=True)
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
-    plain, compiled = make_run(images, *changes), make_run(images, *changes, "precision.compile=true")
+    plain, compiled = make_run(images, *CLOSER), make_run(images, *CLOSER, "precision.compile=true")
     compile_run(compiled, steps_left=1)
     assert compiled.compiled
     assert compiled.task.state_dict().keys() == plain.task.state_dict().keys()
@@ -292,24 +243,21 @@ def test_timing_a_step_changes_nothing(images: str) -> None:
     assert all(weight.grad is None for weight in run.task.parameters())
 
 
-def test_a_step_returns_losses_images_and_norm(images: str) -> None:
-    run, again = make_run(images, "optimiser.clip_norm=0.1"), make_run(images)
+def test_a_step_clips_and_returns_losses_images_and_norm(images: str) -> None:
+    run, again = make_run(images, "optimiser.clip_norm=0.1", "train.epochs=100"), make_run(images)
     batch = take_first(run)
     gradients = find_gradient(again, batch)
-    norm = torch.stack([value.square().sum() for value in gradients.values()]).sum().sqrt()
     *parts, count, measured = take_step(run, batch, step=0, rows=np.arange(4)).tolist()
     assert len(parts) == len(run.task.parts) == 2
     assert count == 4
-    assert measured == pytest.approx(norm.item(), rel=1e-5)  # before it is clipped
+    assert measured == pytest.approx(find_norm(gradients.values()), rel=1e-5)  # before it is clipped
     assert all(weight.grad is None for weight in run.task.parameters())
-
-
-def test_clipping_limits_the_gradient(images: str) -> None:
-    run = make_run(images, "optimiser.clip_norm=0.1", "train.epochs=100")
-    take_step(run, take_first(run), step=0, rows=np.arange(4))
     moments = [state["exp_avg"] for state in run.optimiser.state.values()]
-    norm = torch.stack([moment.square().sum() for moment in moments]).sum().sqrt()
-    assert norm.item() == pytest.approx(0.1 * (1 - 0.95), rel=1e-4)  # the first moment after one step
+    assert find_norm(moments) == pytest.approx(0.1 * (1 - 0.95), rel=1e-4)  # the first moment after one step
+
+
+def find_norm(values: Iterable[Tensor]) -> float:
+    return torch.stack([value.square().sum() for value in values]).sum().sqrt().item()
 
 
 def test_a_step_follows_the_cycle_and_moves_the_average(images: str) -> None:
@@ -318,7 +266,8 @@ def test_a_step_follows_the_cycle_and_moves_the_average(images: str) -> None:
     assert run.average is not None
     before = {name: value.clone() for name, value in run.task.model.state_dict().items()}
     take_step(run, take_first(run), step=5, rows=np.arange(4))
-    assert {group["lr"] for group in run.optimiser.param_groups} == {0.01}  # the peak
+    places = {(group["lr"], group["betas"]) for group in run.optimiser.param_groups}
+    assert places == {(0.01, (0.85, 0.999))}  # the peak
     now, kept = run.task.model.state_dict(), run.average.module.state_dict()
     decay = 1 - (1 + 5) ** (-2 / 3)
     for name, value in now.items():

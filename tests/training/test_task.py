@@ -45,9 +45,15 @@ def cost(logits: list[float], target: list[float], section: LossSection) -> floa
     )
 
 
-def project_alone(model: PatchClassifier, view: Tensor, projection: nn.Module) -> list[float]:
-    logits: Tensor = projection(model.head.embed(model.backbone(view[None])))
-    return [float(value) for value in logits[0]]
+def pool_slowly(model: PatchClassifier, embeddings: list[Tensor]) -> list[float]:
+    """Equation 2 of the embeddings (1,D) of patches, one label at a time."""
+    logits = [model.patch_projection(each)[0].tolist() for each in embeddings]
+    weighing = [model.weight_projection(each)[0].tolist() for each in embeddings]
+    pooled = []
+    for label in range(len(LABELS)):
+        shares = pat.weights([row[label] for row in weighing], float(model.temperature))
+        pooled.append(sum(share * row[label] for share, row in zip(shares, logits, strict=True)))
+    return pooled
 
 
 def patch_costs(model: PatchClassifier, views: Views, section: LossSection) -> tuple[float, float]:
@@ -55,13 +61,8 @@ def patch_costs(model: PatchClassifier, views: Views, section: LossSection) -> t
     image = patch = 0.0
     with torch.no_grad():
         for whole, parts, known in zip(views.image, views.patches, TARGET.tolist(), strict=True):
-            image += cost(project_alone(model, whole, model.head.project), known, section)
-            logits = [project_alone(model, part, model.patch_projection) for part in parts]
-            weighing = [project_alone(model, part, model.weight_projection) for part in parts]
-            pooled = []
-            for label in range(len(LABELS)):
-                shares = pat.weights([row[label] for row in weighing], float(model.temperature))
-                pooled.append(sum(share * row[label] for share, row in zip(shares, logits, strict=True)))
+            image += cost(model.head(model.backbone(whole[None]))[0].tolist(), known, section)
+            pooled = pool_slowly(model, [model.head.embed(model.backbone(part[None])) for part in parts])
             patch += cost(pooled, known, section)
     return image, patch
 
@@ -128,13 +129,7 @@ def closer_cost(model: PatchClassifier, closer: Tensor, section: LossSection) ->
         for features, known in zip(model.backbone(closer), TARGET.tolist(), strict=True):
             total += cost(model.head(features[None])[0].tolist(), known, section)
             parts = [features[None, :, r : r + 2, c : c + 2].mean(dim=(2, 3)) for r in (0, 1) for c in (0, 1)]
-            logits = [model.patch_projection(part)[0].tolist() for part in parts]
-            weighing = [model.weight_projection(part)[0].tolist() for part in parts]
-            pooled = []
-            for label in range(len(LABELS)):
-                shares = pat.weights([row[label] for row in weighing], float(model.temperature))
-                pooled.append(sum(share * row[label] for share, row in zip(shares, logits, strict=True)))
-            total += cost(pooled, known, section)
+            total += cost(pool_slowly(model, parts), known, section)
     return total
 
 
@@ -181,16 +176,6 @@ def test_each_view_has_an_augmentation_of_its_own_and_the_larger_image_is_the_la
         assert (value - getattr(plain, name)).abs().mean() > 0.1, name  # something was drawn
 
 
-def test_lam_is_no_part_of_training() -> None:
-    """Equation 5 has no loss on the sum of p and q, which is all that lam enters."""
-    views, totals = make_views(), []
-    for lam in (0.0, 3.0):
-        model = make_patch_model()
-        model.lam = lam
-        totals.append(PatchTask(model, make_loss(ASYMMETRIC))(views, TARGET).total.item())
-    assert totals[0] == totals[1]
-
-
 def test_patch_only_is_the_loss_of_the_pooled_logits_and_never_sees_the_whole_image() -> None:
     model, views = make_patch_model(), make_views()
     seen: list[int] = []
@@ -226,16 +211,6 @@ def make_independent(seed: int = 0) -> IndependentClassifier:
     return IndependentClassifier("test_vit", LABELS, image_size=32).double()
 
 
-def test_the_loss_of_one_label_touches_its_own_model_alone() -> None:
-    model = make_independent()
-    task = WholeImageTask(model, make_loss(ASYMMETRIC))
-    only_dog = torch.full_like(TARGET, NAN)
-    only_dog[:, 1] = torch.tensor([1.0, 0.0, 1.0])
-    task(make_views(), only_dog).total.backward()
-    pulled = [any(weight.grad is not None and weight.grad.any() for weight in m.parameters()) for m in model.members]
-    assert pulled == [False, True, False]
-
-
 def take_steps(model: Classifier, target: Tensor) -> None:
     task = WholeImageTask(model, make_loss(ASYMMETRIC))
     optimiser = make_optimiser(model, OptimiserSection(lr=1e-2, weight_decay=0.1))
@@ -253,29 +228,6 @@ def test_models_trained_together_are_those_trained_alone() -> None:
         take_steps(alone, TARGET[:, place : place + 1])
         for name, weight in member.state_dict().items():
             torch.testing.assert_close(weight, alone.state_dict()[name], rtol=1e-9, atol=1e-12, msg=name)
-
-
-def test_a_task_makes_the_views_of_its_model() -> None:
-    images = torch.randint(256, (2, 3, 48, 48), dtype=torch.uint8)
-    baseline = WholeImageTask(MultiLabelClassifier("test_vit", LABELS, image_size=32), make_loss(ASYMMETRIC))
-    views = baseline.make_views(images)
-    assert baseline.views_per_image == 1
-    assert (views.image.shape, views.patches.shape) == ((2, 3, 32, 32), (2, 0, 3, 32, 32))
-    model = PatchClassifier("test_vit", LABELS, image_size=32, grid=3, overlap=0.5, source_size=48)
-    views = PatchTask(model, make_loss(ASYMMETRIC)).make_views(images)
-    assert PatchTask(model, make_loss(ASYMMETRIC)).views_per_image == 10
-    mean, std = (torch.tensor(values)[:, None, None] for values in (model.preprocessing.mean, model.preprocessing.std))
-    # Native patches at half overlap are 24 of 48 pixels: the first is the corner, grown to the model's input.
-    corner = nn.functional.interpolate(images[:, :, :24, :24].float(), (32, 32), mode="bilinear")
-    one_level = 1.1 / 255 / std.min().item()
-    torch.testing.assert_close(views.patches[:, 0], (corner / 255 - mean) / std, rtol=0, atol=one_level)
-
-
-def test_the_loss_has_the_numbers_of_its_section() -> None:
-    logits, target = torch.randn(4, 3), torch.randint(2, (4, 3)).float()
-    section = LossSection(gamma_neg=2, gamma_pos=0.5, clip=0.2)
-    expected = sum(cost(*row, section) for row in zip(logits.tolist(), target.tolist(), strict=True))
-    assert make_loss(section)(logits, target).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_focusing_factors_are_constant_where_the_section_says_so() -> None:
