@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +133,6 @@ def test_address_that_cannot_be_used_is_named(url: str, message: str, tmp_path: 
         download_file(RemoteFile(url), tmp_path)
 
 
-def test_what_a_server_says_stays_on_one_line(file_server: FileServer, tmp_path: Path) -> None:
-    file_server.reasons["/a.zip"] = "Gone\x1b[2J\x07away"
-    with pytest.raises(InputError, match=r"the server answered 410 Gone\\x1b\[2J\\x07away; check"):
-        fetch(file_server, tmp_path)
-
-
 def test_silent_server_runs_into_the_timeout(
     file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,27 +167,3 @@ def test_folder_that_cannot_be_made_is_named(file_server: FileServer, tmp_path: 
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(InputError, match=r"taken: .*; choose a folder that can be written to"):
         fetch(file_server, tmp_path / "taken")
-
-
-@pytest.mark.slow
-def test_interrupt_keeps_the_part_and_the_next_call_resumes(file_server: FileServer, tmp_path: Path) -> None:
-    served = file_server.serve("a.zip", CONTENT)
-    served.pause = 0.02
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from pivotpatch.data.download import RemoteFile, download_file\n"
-        "download_file(RemoteFile(sys.argv[1]), Path(sys.argv[2]), progress=lambda *_: print('on', flush=True))\n"
-    )
-    arguments = [sys.executable, "-c", script, f"{file_server.url}/a.zip", str(tmp_path)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=20)
-    assert process.returncode == -signal.SIGINT
-    kept = (tmp_path / "a.zip.part").stat().st_size
-    assert 0 < kept < len(CONTENT)
-    served.pause = 0.0
-    file_server.asked.clear()
-    assert fetch(file_server, tmp_path, md5=MD5).read_bytes() == CONTENT
-    assert file_server.asked == [f"bytes={kept}-"]
