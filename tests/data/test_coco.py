@@ -22,7 +22,7 @@ INSTANCES: Json = {
     "annotations": [
         {"segmentation": [[1.5, 2.0, 3.0, 4.0]], "iscrowd": 0, "image_id": 252219, "category_id": 90, "id": 1768},
         {"segmentation": [[1.5, 2.0, 3.0, 4.0]], "iscrowd": 0, "image_id": 397133, "category_id": 44, "id": 82445},
-        {"segmentation": {"counts": [272], "size": [42, 64]}, "iscrowd": 1, "image_id": 397133, "category_id": 1, "id": 9},
+        {"segmentation": {"counts": [2], "size": [4, 6]}, "iscrowd": 1, "image_id": 397133, "category_id": 1, "id": 9},
         {"segmentation": [[1.5, 2.0, 3.0, 4.0]], "iscrowd": 0, "image_id": 397133, "category_id": 44, "id": 82446},
     ],
     "categories": [
