@@ -81,12 +81,6 @@ def test_starts_over_where_bytes_cannot_be_joined(file_server: FileServer, tmp_p
     assert download_file(remote, tmp_path).read_bytes() == content
 
 
-def test_complete_partial_file_needs_only_its_check(file_server: FileServer, tmp_path: Path) -> None:
-    (tmp_path / "a.zip.part").write_bytes(CONTENT)
-    fetch(file_server, tmp_path, size=len(CONTENT), md5=MD5)
-    assert file_server.asked == []
-
-
 def test_length_other_than_published_is_refused(file_server: FileServer, tmp_path: Path) -> None:
     served = file_server.serve("a.zip", CONTENT)
     with pytest.raises(InputError, match=r"offers 50,000 bytes where 70,000 are published"):
@@ -144,7 +138,8 @@ def test_silent_server_runs_into_the_timeout(
 
 
 def test_file_in_place_is_checked_not_fetched(file_server: FileServer, tmp_path: Path) -> None:
-    (tmp_path / "a.zip").write_bytes(CONTENT)
+    (tmp_path / "a.zip.part").write_bytes(CONTENT)
+    fetch(file_server, tmp_path, size=len(CONTENT), md5=MD5)  # complete already
     fetch(file_server, tmp_path, md5=MD5)
     (tmp_path / "a.zip").write_bytes(CONTENT[:-1] + b"?")
     with pytest.raises(InputError, match=r"has sha256 .* where .* is expected; delete it .*delete its entry in"):

@@ -146,19 +146,6 @@ def test_damaged_content_is_refused(tmp_path: Path, images: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[]", r"not a JSON object; give \{"),
-        ('{"tree": "tree"}', r"the names of 'tree' are not a list of words; give for example"),
-    ],
-)
-def test_damaged_maps_are_refused(root: Path, content: str, message: str) -> None:
-    (root / "map.json").write_text(content)
-    with pytest.raises(InputError, match=rf"map\.json: {message}"):
-        read_visual_genome(str(root), None, label_map="map.json")
-
-
-@pytest.mark.parametrize(
     ("address", "message"),
     [
         ("vg:{root}@val", r"there is no split 'val'; known: test, train$"),
@@ -166,8 +153,12 @@ def test_damaged_maps_are_refused(root: Path, content: str, message: str) -> Non
         ("vg:{root}/VG_100K", r"VG_100K/objects\.json: there is no such file"),
         ("vg:{root}", "no label has min_images=500 among 10 images; lower min_images"),
         ("vg:{root}?num_labels=-1", "min_images is 500 and num_labels -1; give 1 or more for both"),
+        ("vg:{root}?label_map=list.json", r"list\.json: not a JSON object"),
+        ("vg:{root}?label_map=words.json", r"words\.json: the names of 'tree' are not a list of words"),
     ],
 )
 def test_wrong_requests_are_refused(root: Path, address: str, message: str) -> None:
+    (root / "list.json").write_text("[]")
+    (root / "words.json").write_text('{"tree": "tree"}')
     with pytest.raises(InputError, match=message):
         open_records(address.format(root=root))
