@@ -38,7 +38,6 @@ class FileServer(ThreadingHTTPServer):
     Attributes:
         files: what there is, by name.
         moved: where a path leads on to.
-        reasons: what is said of a path that is gone.
         asked: which bytes each request asked for.
     """
 
@@ -49,7 +48,6 @@ class FileServer(ThreadingHTTPServer):
         self.files: dict[str, Served] = {}
         self.asked: list[str | None] = []
         self.moved: dict[str, str] = {}
-        self.reasons: dict[str, str] = {}
 
     @property
     def url(self) -> str:
@@ -71,9 +69,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(301)
             self.send_header("Location", self.server.moved[self.path])
             self.send_header("Content-Length", "0")
-            self.end_headers()
-        elif self.path in self.server.reasons:
-            self.send_response(410, self.server.reasons[self.path])
             self.end_headers()
         elif served is None:
             self.send_error(404)

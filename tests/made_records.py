@@ -2,6 +2,7 @@
 
 from io import BytesIO
 
+import numpy as np
 from PIL import Image
 
 from pivotpatch.data.records import FileStore, ImageSource, LabelLists, LabelSpace, RecordSet
@@ -37,10 +38,17 @@ def encoded(index: int) -> bytes:
     return stream.getvalue()
 
 
-def make_records(sources: list[ImageSource] | FileStore) -> RecordSet:
+def noise(seed: int, *, side: int = 16, kind: str = "JPEG") -> bytes:
+    """An image file of noise."""
+    stream = BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)).save(stream, kind)
+    return stream.getvalue()
+
+
+def make_records(sources: list[ImageSource] | FileStore, *, name: str = "test") -> RecordSet:
     store = sources if isinstance(sources, FileStore) else ListStore(sources)
     return RecordSet(
-        "test",
+        name,
         LabelSpace(("a", "b", "c")),
         images=store,
         positive=LabelLists.from_lists([[i % 3] for i in range(len(store))]),

@@ -1,5 +1,4 @@
 import errno
-import io
 import json
 import os
 from pathlib import Path
@@ -8,27 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from made_records import make_records, noise
 from numpy.typing import NDArray
 from PIL import Image
 
 from pivotpatch.data.address import open_records
 from pivotpatch.data.check import DataSummary, Depth, check_data
-from pivotpatch.data.records import FileStore, ImageStore, LabelLists, LabelSpace, RecordSet
+from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
 from pivotpatch.errors import InputError
-
-
-def jpeg(seed: int, *, side: int = 32) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG")
-    return file.getvalue()
-
-
-def make_records(images: ImageStore, *, name: str = "made", shown: NDArray[np.bool_] | None = None) -> RecordSet:
-    shown = np.ones((len(images), 1), dtype=bool) if shown is None else shown
-    labels = LabelSpace(tuple(f"label{i}" for i in range(shown.shape[1])))
-    positive = LabelLists.from_lists([np.flatnonzero(row).tolist() for row in shown])
-    return RecordSet(name, labels, images=images, positive=positive)
 
 
 def write_files(folder: Path, files: dict[str, bytes], *, name: str = "made", extra: tuple[str, ...] = ()) -> RecordSet:
@@ -77,28 +63,21 @@ def test_labels_are_counted_as_a_plain_loop_counts_them(labelled: tuple[RecordSe
     assert summary.labels_per_image == pytest.approx(each.mean())
     assert list(summary.histogram) == [int((each == k).sum()) for k in range(each.max() + 1)]
     assert summary.never == ("e",)
-
-
-def test_cooccurrence_counts_only_images_where_the_other_label_is_known(
-    labelled: tuple[RecordSet, NDArray[np.float64]],
-) -> None:
-    records, target = labelled
     expected = np.full((5, 5), np.nan)
     for row in range(5):
         for column in range(5):
             given = target[target[:, row] == 1, column]
-            given = given[~np.isnan(given)]
+            given = given[~np.isnan(given)]  # only images where the other label is known
             if len(given):
                 expected[row, column] = given.mean()
-    found = check(records, depth="labels").cooccurrence
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert found[2, 3] == 1
-    assert np.isnan(found[4]).all()
+    np.testing.assert_allclose(summary.cooccurrence, expected, rtol=1e-12)
+    held = json.loads(json.dumps(summary.to_dict(), allow_nan=False))
+    assert held["cooccurrence"][4] == [None] * 5
 
 
 @pytest.mark.parametrize("embedded", [False, True])
 def test_only_pixels_show_that_an_image_is_cut_short(embedded: bool, tmp_path: Path) -> None:
-    files = {"good.jpg": jpeg(0, side=64), "cut.jpg": jpeg(1, side=64)[:-1000]}
+    files = {"good.jpg": noise(0, side=64), "cut.jpg": noise(1, side=64)[:-1000]}
     records = write_table(tmp_path / "made.parquet", files) if embedded else write_files(tmp_path, files)
     assert check(records).broken == ()
     summary = check(records, depth="pixels")
@@ -111,7 +90,7 @@ def test_only_pixels_show_that_an_image_is_cut_short(embedded: bool, tmp_path: P
 
 @pytest.mark.parametrize("depth", ["headers", "pixels"])
 def test_missing_and_broken_files_are_named(depth: Depth, tmp_path: Path) -> None:
-    sound = jpeg(0)
+    sound = noise(0)
     files = {"good.jpg": sound, "text.jpg": b"no image", "same.jpg": b"no image", "empty.jpg": b""}
     extra = ("gone.jpg", "folder.jpg", "pipe", "loop", "dangling", "good.jpg/below")
     records = write_files(tmp_path, files, extra=extra)
@@ -136,11 +115,11 @@ def test_missing_and_broken_files_are_named(depth: Depth, tmp_path: Path) -> Non
 
 def test_labels_alone_are_checked_where_nothing_is_to_be_opened(tmp_path: Path) -> None:
     summary = check(write_files(tmp_path, {"a": b"broken"}, extra=("gone",)), depth="labels")
-    assert (summary.checked, summary.missing, summary.broken) == ("labels", (), ())
+    assert (summary.missing, summary.broken) == ((), ())
     summary = check(open_records("scenes:@val?count=3"), depth="pixels")
     assert (summary.pictures, summary.checked, summary.duplicates) == ("drawn", "labels", ())
     with pytest.raises(InputError, match="made: holds no records; give a data set with at least one image"):
-        check(write_files(tmp_path, {"a": jpeg(0)}).select(np.arange(0)))
+        check(write_files(tmp_path, {"a": noise(0)}).select(np.arange(0)))
 
 
 def test_equal_pixels_are_found_by_decoding_and_equal_beginnings_are_not_enough(tmp_path: Path) -> None:
@@ -159,32 +138,14 @@ def test_equal_pixels_are_found_by_decoding_and_equal_beginnings_are_not_enough(
 
 
 def test_doubles_within_and_between_data_sets(tmp_path: Path) -> None:
-    train = write_files(tmp_path / "a", {"1": jpeg(1), "2": jpeg(2), "3": jpeg(1), "4": jpeg(4)}, name="train")
-    test = write_files(tmp_path / "b", {"5": jpeg(5), "6": jpeg(2), "7": jpeg(1)}, name="test")
+    train = write_files(tmp_path / "a", {"1": noise(1), "2": noise(2), "3": noise(1), "4": noise(4)}, name="train")
+    test = write_files(tmp_path / "b", {"5": noise(5), "6": noise(2), "7": noise(1)}, name="test")
     report = check_data([train, test])
     assert [summary.duplicates for summary in report.summaries] == [(("1", "3"),), ()]
+    assert check(train.select(np.array([3, 2, 0]))).duplicates == (("3", "1"),)
+    held = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert held["shared"][0][0] == {"address": "train", "name": "1"}
     assert [[tuple(image) for image in group] for group in report.shared] == [
         [("train", "1"), ("train", "3"), ("test", "7")],
         [("train", "2"), ("test", "6")],
     ]
-
-
-def test_records_chosen_from_a_larger_set_are_the_ones_checked(tmp_path: Path) -> None:
-    records = write_files(tmp_path, {"a": jpeg(0), "b": b"broken", "c": jpeg(0), "d": jpeg(3)}, extra=("e",))
-    summary = check(records.select(np.array([4, 2, 0])))
-    assert (summary.missing, summary.broken, summary.duplicates) == (("e",), (), (("c", "a"),))
-
-
-def test_report_is_json(labelled: tuple[RecordSet, NDArray[np.float64]], tmp_path: Path) -> None:
-    pictures = write_files(tmp_path, {"a": jpeg(0), "b": jpeg(0), "c": b"x"}, extra=("d",))
-    report = check_data([pictures, pictures])
-    held = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    first = held["summaries"][0]
-    assert first["missing"] == ["d"]
-    assert first["broken"] == [{"name": "c", "why": "is in none of the known formats"}]
-    assert first["duplicates"] == [["a", "b"]]
-    assert held["shared"][0][0] == {"address": "made", "name": "a"}
-    labels = json.loads(json.dumps(check(labelled[0], depth="labels").to_dict(), allow_nan=False))
-    assert labels["cooccurrence"][4] == [None] * 5
-    assert labels["label_counts"]["a"] == int((labelled[1][:, 0] == 1).sum())
-    assert labels["never"] == ["e"]

@@ -14,27 +14,21 @@ Json = dict[str, Any]
 
 # Ids have gaps and are not in order, as in the published files; one annotation is a crowd, with its run lengths.
 INSTANCES: Json = {
-    "info": {"description": "COCO 2017 Dataset", "version": "1.0", "year": 2017},
-    "licenses": [{"url": "http://example.org/by/2.0/", "id": 4, "name": "Attribution License"}],
     "images": [
-        {"license": 4, "file_name": "000000397133.jpg", "height": 427, "width": 640, "id": 397133},
-        {"license": 4, "file_name": "000000037777.jpg", "height": 230, "width": 352, "id": 37777},
-        {"license": 4, "file_name": "000000252219.jpg", "height": 428, "width": 640, "id": 252219},
+        {"file_name": "000000397133.jpg", "id": 397133},
+        {"file_name": "000000037777.jpg", "id": 37777},
+        {"file_name": "000000252219.jpg", "id": 252219},
     ],
     "annotations": [
-        {"segmentation": [[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]], "area": 702.1, "iscrowd": 0, "image_id": 252219,
-         "bbox": [1.0, 2.0, 3.0, 4.0], "category_id": 90, "id": 1768},
-        {"segmentation": [[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]], "area": 27.7, "iscrowd": 0, "image_id": 397133,
-         "bbox": [1.0, 2.0, 3.0, 4.0], "category_id": 44, "id": 82445},
-        {"segmentation": {"counts": [272, 2, 4], "size": [427, 640]}, "area": 9.0, "iscrowd": 1, "image_id": 397133,
-         "bbox": [1.0, 2.0, 3.0, 4.0], "category_id": 1, "id": 900100397133},
-        {"segmentation": [[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]], "area": 30.0, "iscrowd": 0, "image_id": 397133,
-         "bbox": [1.0, 2.0, 3.0, 4.0], "category_id": 44, "id": 82446},
+        {"segmentation": [[1.5, 2.0, 3.0, 4.0]], "iscrowd": 0, "image_id": 252219, "category_id": 90, "id": 1768},
+        {"segmentation": [[1.5, 2.0, 3.0, 4.0]], "iscrowd": 0, "image_id": 397133, "category_id": 44, "id": 82445},
+        {"segmentation": {"counts": [2], "size": [4, 6]}, "iscrowd": 1, "image_id": 397133, "category_id": 1, "id": 9},
+        {"segmentation": [[1.5, 2.0, 3.0, 4.0]], "iscrowd": 0, "image_id": 397133, "category_id": 44, "id": 82446},
     ],
     "categories": [
-        {"supercategory": "person", "id": 1, "name": "person"},
-        {"supercategory": "indoor", "id": 90, "name": "toothbrush"},
-        {"supercategory": "kitchen", "id": 44, "name": "bottle"},
+        {"id": 1, "name": "person"},
+        {"id": 90, "name": "toothbrush"},
+        {"id": 44, "name": "bottle"},
     ],
 }  # fmt: skip
 
@@ -85,42 +79,30 @@ def test_images_lie_below_images_or_where_the_option_says(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "message"),
+    ("location", "split", "message"),
     [
-        ("val2014", r"there is no split 'val2014'; did you mean 'val2017'\? known: train2017, val2017$"),
-        (None, "no split is given; known: train2017, val2017$"),
-        ("train2017", r"the images of 'train2017' are neither in .*train2017 nor in .*images/train2017; unpack"),
+        ("", "val2014", r"there is no split 'val2014'; did you mean 'val2017'\? known: train2017, val2017$"),
+        ("", None, "no split is given; known: train2017, val2017$"),
+        ("", "train2017", r"the images of 'train2017' are neither in .*train2017 nor in .*images/train2017; unpack"),
+        ("val2017", "val2017", r"annotations: there is no instances_<split>\.json"),
+        ("gone.json", None, r"gone\.json: there is no such file"),
+        ("annotations/instances_val2017.json", "val2017", "a file has no split 'val2017'"),
     ],
 )
-def test_a_missing_split_says_what_is_there(root: Path, split: str | None, message: str) -> None:
+def test_what_is_not_there_is_told(root: Path, location: str, split: str | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_coco(str(root), split)
-
-
-def test_a_location_without_annotations_is_refused(root: Path) -> None:
-    with pytest.raises(InputError, match=r"annotations: there is no instances_<split>\.json; give the folder above"):
-        read_coco(str(root / "val2017"), "val2017")
-    with pytest.raises(InputError, match=r"gone\.json: there is no such file"):
-        read_coco(str(root / "gone.json"), None)
-    with pytest.raises(InputError, match="a file has no split 'val2017'"):
-        read_coco(str(root / "annotations/instances_val2017.json"), "val2017")
+        read_coco(str(root / location), split)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["annotations"][1].update(category_id=12),
-         "annotations, entry 1: there is no category_id 12; correct or remove"),
-        (lambda c: c["annotations"][0].update(image_id=5), "annotations, entry 0: there is no image_id 5"),
-        (lambda c: c["annotations"][3].pop("category_id"), "annotations, entry 3: 'category_id' is None"),
+        (lambda c: c["annotations"][1].update(category_id=12), "annotations, entry 1: there is no category_id 12"),
         (lambda c: c["annotations"][3].update(image_id="397133"), "entry 3: 'image_id' is '397133'; give it as int"),
         (lambda c: c["annotations"].insert(1, None), "annotations, entry 1: 'image_id' is None"),
         (lambda c: c["images"].append(c["images"][0]), "the id 397133 stands twice where image_id looks"),
         (lambda c: c["images"][2].pop("file_name"), "images, entry 2: 'file_name' is None; give it as str"),
         (lambda c: c["images"][1].update(file_name="../secret.jpg"), r"image 37777: '\.\./secret\.jpg' lies outside"),
-        (lambda c: c["images"][1].update(file_name="/etc/passwd"), "image 37777: '/etc/passwd' lies outside"),
-        (lambda c: c["images"][1].update(file_name="a\ud800.jpg"), "image 37777: the name .* holds control characters"),
-        (lambda c: c["categories"][1].update(id=1), "the id 1 stands twice where category_id looks"),
         (lambda c: c.pop("annotations"), "there is no list 'annotations'; give a COCO instances file"),
         (lambda c: c.update(annotations=[]), "none of the 3 images has an annotation; check the file or set keep_una"),
     ],

@@ -69,10 +69,10 @@ def test_orientation_is_that_of_pillows_exif_transpose(orientation: int, kind: s
 
 
 def test_scaled_decode_respects_the_turned_sides() -> None:
-    stored = photograph(1600, 800)
-    decoded = decode_with_size(encode(Image.fromarray(stored), "JPEG", quality=95, exif=turned(6)), size=(100, 300))
-    expected = np.asarray(Image.fromarray(np.rot90(stored, -1).copy()).resize((300, 100), Image.Resampling.BILINEAR))
-    assert decoded.size == (800, 1600)
+    stored = photograph(800, 400)
+    decoded = decode_with_size(encode(Image.fromarray(stored), "JPEG", quality=95, exif=turned(6)), size=(50, 150))
+    expected = np.asarray(Image.fromarray(np.rot90(stored, -1).copy()).resize((150, 50), Image.Resampling.BILINEAR))
+    assert decoded.size == (400, 800)
     assert np.abs(decoded.pixels.astype(int) - expected).mean() < 2
 
 
@@ -131,9 +131,11 @@ INKS = RNG.integers(0, 256, (3, 5, 4), dtype=np.uint8)
         (DEEP_IMAGE, ["PNG"], {"transparency": 300}, np.where(DEEP == 300, 255, np.round(DEEP / 257))[..., None]),
         (Image.frombytes("CMYK", (5, 3), INKS.tobytes()), ["TIFF"], {},
          (255.0 - INKS[..., :3]) * (255.0 - INKS[..., 3:]) / 255),
+        (Image.new("CMYK", (16, 16), (100, 30, 200, 40)), ["JPEG"], {"quality": 100},  # which stores it inverted
+         np.broadcast_to(np.array([155.0, 225.0, 55.0]) * 215 / 255, (16, 16, 3))),
     ],
     ids=["grey", "bits", "palette", "clear entry", "alpha per entry", "rgba", "la", "clear colour", "clear grey",
-         "16 bits", "clear 16 bits", "cmyk"],
+         "16 bits", "clear 16 bits", "cmyk", "cmyk in jpeg"],
 )  # fmt: skip
 def test_every_mode_becomes_rgb_over_white(
     image: Image.Image, kinds: list[str], options: dict[str, Any], expected: NDArray[np.float64]
@@ -142,27 +144,12 @@ def test_every_mode_becomes_rgb_over_white(
         assert np.abs(decode_image(encode(image, kind, **options)) - expected).max() <= 1
 
 
-def test_cmyk_in_jpeg_is_stored_inverted() -> None:
-    inks = np.array([[0, 0, 0, 0], [0, 255, 255, 0], [255, 0, 0, 0], [0, 0, 0, 255], [100, 30, 200, 40]], np.uint8)
-    stored = np.repeat(np.repeat(inks[None], 16, axis=0), 16, axis=1)
-    data = encode(Image.frombytes("CMYK", (80, 16), stored.tobytes()), "JPEG", quality=100)
-    assert b"Adobe" in data[:200]  # the marker that says so
-    lit = 255.0 - stored
-    assert np.abs(decode_image(data) - lit[..., :3] * lit[..., 3:] / 255).max() <= 4
-
-
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_first_frame_of_an_animation(kind: str) -> None:
     frames = [Image.new("RGB", (8, 6), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
     options = {"lossless": True} if kind == "WEBP" else {}
     data = encode(frames[0], kind, save_all=True, append_images=frames[1:], **options)
     assert (decode_image(data) == (255, 0, 0)).all()
-
-
-@pytest.mark.parametrize("values", [np.ones((2, 2), dtype=np.float32), np.array([[3, 70000]], dtype=np.int32)])
-def test_images_without_a_set_white_are_refused(values: NDArray[Any]) -> None:
-    with pytest.raises(InputError, match=r"deep\.tif: its pixels are .*; save it with 8 or 16 bits"):
-        decode_image(encode(Image.fromarray(values), "TIFF"), name="deep.tif")
 
 
 @pytest.mark.parametrize("size", [(30, 50), (64, 48), (100, 200), (7, 90)])
@@ -191,11 +178,9 @@ def test_scaled_jpeg_decode_loses_nothing_visible(size: tuple[int, int]) -> None
     [
         (COLOURS / 255, None, "the array is float64 of shape .*; give uint8 pixels"),
         (GREYS, None, r"the array is uint8 of shape \(3, 5\)"),
-        (np.dstack([COLOURS, GREYS]), None, "the array is uint8 of shape"),
         (COLOURS[:0], None, "5 x 0 pixels: there is nothing to see"),
         (COLOURS, (0, 5), r"size is \(0, 5\); give rows and columns of 1 or more"),
         (np.broadcast_to(np.uint8(0), (20_000, 20_000, 3)), (8, 8), "20000 x 20000 = 400000000 pixels are more than"),
-        (Image.new("RGB", (0, 5)), (8, 8), "0 x 5 pixels: there is nothing to see"),
         (np.zeros((MAX_SIDE + 1, 1, 3), np.uint8), (8, 8), "pixels: a side has more than 100000; crop or shrink it"),
         (Image.new("1", (MAX_SIDE + 1, 1)), None, "pixels: a side has more than 100000"),
     ],
@@ -213,9 +198,6 @@ def test_pixel_limit_is_checked_in_the_header(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="15 pixels are more than the limit of 14"):
         decode_image(encode(Image.fromarray(COLOURS), "PNG"), max_pixels=14)
     assert decode_image(encode(Image.fromarray(COLOURS), "PNG"), max_pixels=15).shape == (3, 5, 3)
-
-
-def test_the_limit_is_the_callers_not_pillows() -> None:
     for width in (10_000, 20_000):  # at 9,000 rows Pillow would warn of the first and refuse the second
         with pytest.raises(InputError, match=r"cannot be decoded \(image file is truncated"):
             decode_image(png_claiming(width, 9_000), max_pixels=10**9)
@@ -275,6 +257,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         "empty.jpg": (b"", "is empty; give one of JPEG, PNG"),
         "icon.ico": (encode(Image.fromarray(COLOURS).resize((16, 16)), "ICO"), "is in none of the known formats; give"),
         "script.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is in none of the known formats"),
+        "deep.tif": (encode(Image.fromarray(np.ones((2, 2), np.float32)), "TIFF"), "its pixels are .*; save it with 8"),
     }
     for name, (content, message) in cases.items():
         (tmp_path / name).write_bytes(content)

@@ -2,8 +2,6 @@ import json
 import os
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from written_tables import labels_of
@@ -28,6 +26,7 @@ def test_sidecars(tmp_path: Path) -> None:
     add_image(tmp_path / ".hidden.jpg", "ghost")
     add_image(tmp_path / ".hidden" / "d.jpg", "ghost")
     (tmp_path / "README.txt").write_text("not a sidecar")
+    (tmp_path / "names.txt").write_text("dogs\ncat\n")
     records = open_records(f"folder:{tmp_path}")
     assert records.labels.names == ("bird", "café au lait", "cat", "dog")
     assert labels_of(records) == {
@@ -36,6 +35,11 @@ def test_sidecars(tmp_path: Path) -> None:
         "deep/c.tiff": (set(), set()),
     }
     assert records[2].image == tmp_path / "deep" / "c.tiff"
+    with pytest.raises(InputError, match=r"a\.txt: unknown label 'dog'; did you mean 'dogs'\?"):
+        read_folder(str(tmp_path), None, names="names.txt")
+    (tmp_path / "a.txt").write_bytes("café".encode("latin-1"))
+    with pytest.raises(InputError, match=r"a\.txt: not UTF-8; save the file as UTF-8"):
+        read_folder(str(tmp_path), None)
 
 
 def test_images_without_a_sidecar(tmp_path: Path) -> None:
@@ -49,22 +53,6 @@ def test_images_without_a_sidecar(tmp_path: Path) -> None:
     assert labels_of(open_records(f"folder:{tmp_path}@test?missing=empty")) == {"test/c.jpg": (set(), set())}
     add_image(tmp_path / "trainval" / "d.jpg")
     assert len(read_folder(str(tmp_path), "train")) == 2  # whose images all have one
-
-
-def test_a_sidecar_in_another_encoding(tmp_path: Path) -> None:
-    add_image(tmp_path / "a.jpg", "")
-    (tmp_path / "a.txt").write_bytes("café".encode("latin-1"))
-    with pytest.raises(InputError, match=r"a\.txt: not UTF-8; save the file as UTF-8"):
-        read_folder(str(tmp_path), None)
-
-
-def test_names_order_the_labels(tmp_path: Path) -> None:
-    add_image(tmp_path / "a.jpg", "cat")
-    (tmp_path / "labels.json").write_text('["dog", "cat"]')
-    (tmp_path / "names.txt").write_text("cow\ncats\n")
-    assert read_folder(str(tmp_path), None).labels.names == ("dog", "cat")
-    with pytest.raises(InputError, match=r"a\.txt: unknown label 'cat'; did you mean 'cats'\?"):
-        read_folder(str(tmp_path), None, names="names.txt")
 
 
 def test_label_folders(tmp_path: Path) -> None:
@@ -84,25 +72,18 @@ def test_label_folders(tmp_path: Path) -> None:
         read_folder(str(tmp_path), None)
 
 
-def test_merged_label_folders(tmp_path: Path) -> None:
-    for path in ("train/cats/1.jpg", "train/dogs/1.jpg", "train/dogs/2.jpg", "val/cows/1.jpg"):
-        add_image(tmp_path / path)
-    records = open_records(f"folder:{tmp_path}?merge=true")
-    assert labels_of(records) == {
-        "train/cats/1.jpg": ({"cats", "dogs"}, set()),
-        "train/dogs/2.jpg": ({"dogs"}, set()),
-        "val/cows/1.jpg": ({"cows"}, set()),  # another split, so another image
-    }
-
-
-def test_splits_share_their_labels(tmp_path: Path) -> None:
-    for path in ("train/cats/1.jpg", "train/dogs/2.jpg", "val/cats/3.jpg"):
+def test_splits_share_their_labels_and_merge_apart(tmp_path: Path) -> None:
+    for path in ("train/cats/1.jpg", "train/dogs/1.jpg", "train/dogs/2.jpg", "val/cats/1.jpg"):
         add_image(tmp_path / path)
     train, val = open_records(f"folder:{tmp_path}@train"), open_records(f"folder:{tmp_path}@val")
     assert train.labels.names == val.labels.names == ("cats", "dogs")
-    assert [r.name for r in train] == ["train/cats/1.jpg", "train/dogs/2.jpg"]
-    assert labels_of(val) == {"val/cats/3.jpg": ({"cats"}, set())}
+    assert [r.name for r in train] == ["train/cats/1.jpg", "train/dogs/1.jpg", "train/dogs/2.jpg"]
     assert val.name == f"folder:{tmp_path}@val"
+    assert labels_of(open_records(f"folder:{tmp_path}?merge=true")) == {
+        "train/cats/1.jpg": ({"cats", "dogs"}, set()),
+        "train/dogs/2.jpg": ({"dogs"}, set()),
+        "val/cats/1.jpg": ({"cats"}, set()),  # another split, so another image
+    }
     with pytest.raises(InputError, match=r"there is no split 'vla'; did you mean 'val'\? known: train, val"):
         read_folder(str(tmp_path), "vla")
     with pytest.raises(InputError, match=r"there is no split 'test'; put its images into .*train/test"):
@@ -126,16 +107,6 @@ def test_metadata_beside_the_images(tmp_path: Path) -> None:
     assert labels_of(read_folder(str(tmp_path), None)) == {"train/1.png": ({"cow"}, set())}
 
 
-def test_parquet_files_state_their_splits(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    for split, label in (("train", "cat"), ("validation", "dog")):
-        table = pa.table({"image": [split.encode()], "labels": [[label]]})
-        pq.write_table(table, tmp_path / "data" / f"{split}-00000-of-00001.parquet")
-    records = open_records(f"folder:{tmp_path}@validation")
-    assert records[0].image == b"validation"
-    assert labels_of(records) == {"validation-00000-of-00001.parquet#1": ({"dog"}, set())}
-
-
 @pytest.mark.parametrize(("layout", "message"), [
     ("auto", r"there is no image in it; known kinds: \.jpg"),
     ("metadata", r"there is no metadata file; write metadata\.csv, or change the layout"),
@@ -155,14 +126,3 @@ def test_a_file_name_in_another_encoding(tmp_path: Path) -> None:
         pass
     with pytest.raises(InputError, match=r"the file name 'cats/caf\\udce9\.jpg' is not UTF-8; rename it"):
         read_folder(str(tmp_path), None)
-
-
-@pytest.mark.parametrize("layout", ["metadata", "parquet"])
-def test_options_of_the_tables_in_a_folder(tmp_path: Path, layout: str) -> None:
-    columns = {"where": ["../a.jpg", "b.jpg"], "path": ["x", "y"], "what": ["cat", "dog"], "part": ["one", "two"]}
-    name = "metadata.parquet" if layout == "metadata" else "train.parquet"
-    pq.write_table(pa.table(columns), tmp_path / name)
-    address = f"folder:{tmp_path}@one?layout={layout}&image=where&labels=what&split_column=part"
-    with pytest.raises(InputError, match=r"'\.\./a\.jpg' lies outside .*allow_escape=true"):
-        open_records(address)
-    assert labels_of(open_records(f"{address}&allow_escape=true")) == {"../a.jpg": ({"cat"}, set())}

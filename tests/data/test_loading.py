@@ -4,24 +4,20 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_records import COUNT, SIZE, encoded, make_records, picture
+from made_records import COUNT, SIZE, picture
 
 from pivotpatch.data import loading
-from pivotpatch.data.address import open_records
 from pivotpatch.data.decoding import decode_image
 from pivotpatch.data.loading import EpochSampler, Loader, hold_images, make_loader
-from pivotpatch.data.records import FileStore, RecordSet
+from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
 
 # Worker processes are forked, of which newer Pythons warn wherever a thread runs, as torch's do.
@@ -75,12 +71,6 @@ def test_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
     assert len({order(batch_size, 2, 1) for batch_size in (1, 8, 50, 99)}) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"seed": -1}, {"rank": 2, "world": 2}, {"rank": -1}])
-def test_wrong_arguments_are_refused(records: RecordSet, wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="loader: batch_size is .*; give a batch_size of 1 or more"):
-        make_loader(records, size=SIZE, **{"batch_size": 2, **wrong})
-
-
 def expected_target(index: int) -> list[float]:
     target = [0.0, 0.0, 0.0]
     target[index % 3] = 1.0
@@ -99,14 +89,6 @@ def test_batches_hold_each_image_with_its_target(records: RecordSet) -> None:
             expected = decode_image(np.asarray(picture(index)), size=SIZE)
             assert image.permute(1, 2, 0).numpy().tolist() == expected.tolist()
             torch.testing.assert_close(target, torch.tensor(expected_target(index)), equal_nan=True)
-
-
-def test_a_selection_keeps_images_and_targets_together(records: RecordSet) -> None:
-    chosen = records.select(np.array([7, 1, 3]))
-    (batch,) = make_loader(chosen, size=SIZE, batch_size=8)
-    assert batch.images[:, 2, 0, 0].tolist() == [7, 1, 3]  # the blue channel holds the original index
-    assert batch.indices.tolist() == [0, 1, 2]
-    torch.testing.assert_close(batch.target, chosen.target(), equal_nan=True)
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
@@ -159,15 +141,6 @@ def test_skipped_images_are_left_out_and_listed(damaged: RecordSet) -> None:
         for batch in batches:
             assert batch.images[:, 2, 0, 0].tolist() == batch.indices.tolist()
             torch.testing.assert_close(batch.target, damaged.target(batch.indices.numpy()), equal_nan=True)
-
-
-def test_a_missing_file_is_skipped_by_name(tmp_path: Path) -> None:
-    (tmp_path / "here.png").write_bytes(encoded(1))
-    store = FileStore(tmp_path, pa.array(["here.png", "sub/gone.png"]))
-    loader = make_loader(make_records(store), size=SIZE, batch_size=2, on_error="skip")
-    assert flat(loader) == [0]
-    assert loader.failures[0].name == "sub/gone.png"
-    assert str(tmp_path / "sub" / "gone.png") in str(loader.failures[0].error)
 
 
 PASS_IN_STEPS = """
@@ -264,32 +237,6 @@ def test_batches_come_from_the_device_without_waiting_for_it(damaged: RecordSet)
         assert batch.target.is_pinned() or len(batch.target) == 0
 
 
-def test_every_kind_of_store_can_be_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIVOTPATCH_CACHE", str(tmp_path / "cache"))
-    for index in range(40):
-        (tmp_path / f"{index}.png").write_bytes(encoded(index % COUNT))
-    rows = {"image": [encoded(index % COUNT) for index in range(40)], "labels": ["a", "b"] * 20}
-    pq.write_table(pa.table(rows), tmp_path / "t.parquet", row_group_size=7)
-    sets = [
-        make_records(FileStore(tmp_path, pa.array([f"{index}.png" for index in range(40)]))),
-        open_records(f"table:{tmp_path / 't.parquet'}"),
-        open_records("scenes:@val?count=40&size=32"),
-    ]
-    for records in sets:
-        chosen = records.select(np.arange(39, 3, -1))
-        options: dict[str, Any] = {"size": SIZE, "batch_size": 5, "shuffle": True}
-        held = hold_images(chosen, size=SIZE)
-        assert_equal_passes(make_loader(chosen, held=held, **options), make_loader(chosen, **options))
-
-
-def test_an_unreadable_image_ends_holding_or_the_pass(damaged: RecordSet) -> None:
-    with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
-        hold_images(damaged, size=SIZE)
-    held = hold_images(damaged, size=SIZE, on_error="skip")
-    with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
-        list(make_loader(damaged, size=SIZE, batch_size=2, held=held))
-
-
 def test_held_images_serve_other_labels_as_copies(records: RecordSet) -> None:
     held = hold_images(records, size=SIZE)
     loader = make_loader(records.keep_labels(["c"]), size=SIZE, batch_size=COUNT, held=held)
@@ -299,7 +246,12 @@ def test_held_images_serve_other_labels_as_copies(records: RecordSet) -> None:
     assert held.images.any()
 
 
-def test_wrong_ways_to_hold_are_refused(records: RecordSet) -> None:
+def test_wrong_ways_to_hold_are_refused(records: RecordSet, damaged: RecordSet) -> None:
+    with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
+        hold_images(damaged, size=SIZE)
+    held = hold_images(damaged, size=SIZE, on_error="skip")
+    with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
+        list(make_loader(damaged, size=SIZE, batch_size=2, held=held))
     with pytest.raises(InputError, match=r"memory of cpu: 11 images need [\d.]+ GiB \(.+\); choose a smaller size"):
         hold_images(records, size=(2_000_000, 2_000_000))
     held = hold_images(records, size=SIZE)

@@ -48,13 +48,8 @@ def split_states(states: list[list[int]]) -> tuple[list[list[int]], list[list[in
 def test_labels_that_are_none(names: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         LabelSpace(names)
-
-
-def test_a_label_is_found_by_its_name() -> None:
-    space = LabelSpace(("cat", "café au lait", "犬"))
-    assert [space.index(name) for name in space.names] == [0, 1, 2]
     with pytest.raises(InputError, match=r"unknown label 'cta'; did you mean 'cat'"):
-        space.index("cta")
+        LabelSpace(("cat", "dog")).index("cta")
 
 
 @settings(deadline=None)
@@ -101,12 +96,6 @@ def test_kept_labels_are_columns_of_the_target(states: list[list[int]], names: l
     columns = ["abcdef".index(name) for name in names]
     torch.testing.assert_close(kept.target(), records.target()[:, columns], equal_nan=True)
     assert [record.name for record in kept] == [record.name for record in records]
-
-
-def test_images_and_labels_must_agree() -> None:
-    images = FileStore(Path(), pa.array(["x"]))
-    with pytest.raises(InputError, match=r"some: 1 images but 2 label lists; give one list per image"):
-        RecordSet("some", LabelSpace(("a",)), images=images, positive=LabelLists.from_lists([[0], [0]]))
 
 
 def test_common_labels_are_kept_in_the_order_asked_and_the_rest_is_told() -> None:
