@@ -87,21 +87,16 @@ def test_chunks_change_nothing_but_the_batch(model: nn.Module, images: Tensor, c
     assert sum(sizes) == 10
 
 
-@pytest.mark.parametrize(("training", "recording"), [(False, False), (True, True), (False, True)])
-def test_the_model_and_the_caller_are_left_alone(
-    model: nn.Module, images: Tensor, training: bool, recording: bool
-) -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_the_model_and_the_caller_are_left_alone(model: nn.Module, images: Tensor, training: bool) -> None:
     model.train(training)
     state = torch.random.get_rng_state()
-    parameters = {key: value.clone() for key, value in model.named_parameters()}
-    with torch.set_grad_enabled(recording):
+    with torch.set_grad_enabled(training):
         out = PatchInference(model)(images)
-        assert torch.is_grad_enabled() is recording
+        assert torch.is_grad_enabled() is training
     assert all(module.training is training for module in model.modules())
-    assert out.tde_logits.requires_grad is recording
-    assert all(torch.equal(value, parameters[key]) for key, value in model.named_parameters())
-    if not training:
-        assert torch.equal(torch.random.get_rng_state(), state)
+    assert out.tde_logits.requires_grad is training
+    assert training or torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_autocast_runs_the_model_in_the_dtype_and_the_equations_in_float32(model: nn.Module, images: Tensor) -> None:

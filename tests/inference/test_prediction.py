@@ -125,28 +125,13 @@ def test_a_figure_frames_each_pivot_patch_and_has_three_bars_a_tag() -> None:
     assert texts(picture) == ["10%", "10%", "10%", "70%"]
     assert widths(bars) == pytest.approx([0.3, 0.7, 0.75], abs=1e-4)
     assert bars.get_xlabel() == "probability of “cup”, given above 0.75"
+    picture, bars = axes_of(make(thresholds=torch.ones(4)))  # no tags
+    assert texts(picture) == ["dog", "cup", "cat"]
+    assert bars.get_title() == "no label is above its threshold"
     for label, expected in ((None, [0.875, 0.625]), ("bird", [0.25])):
         picture, bars = axes_of(make(patch_probs=None, weights=None), label)
         assert not picture.patches
         assert widths(bars) == expected
-
-
-def test_a_picture_without_tags_shows_what_is_most_probable() -> None:
-    prediction = make(thresholds=torch.ones(4))
-    picture, bars = axes_of(prediction)
-    assert texts(picture) == ["dog", "cup", "cat"]
-    assert bars.get_title() == "no label is above its threshold"
-    assert "No label is above its threshold" in prediction._repr_html_()
-    assert repr(prediction) == "<Prediction of photo.jpg, 101 x 67 pixels: no tags>"
-
-
-@pytest.mark.parametrize("size", [(1, 9), (3, 900), (900, 3)])
-def test_pictures_of_every_form_are_drawn(size: tuple[int, int]) -> None:
-    prediction = make(source=np.zeros((*size, 3), dtype=np.uint8), size=size)
-    for label in (None, "dog"):
-        picture, _ = axes_of(prediction, label)
-        assert all(patch.get_width() > 0 and patch.get_height() > 0 for patch in picture.patches)  # type: ignore[attr-defined]
-    assert "<img" in prediction._repr_html_()
 
 
 HOSTILE = ("<script>alert(1)</script>", "a & b", "$x^2$", "\"quoted\" {0} 'single'")

@@ -21,7 +21,6 @@ from pivotpatch.inference.engine import Answer
 from pivotpatch.inference.prediction import LONGEST
 from pivotpatch.inference.predictor import Picture, Predictor
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
 LABELS = ("cat", "dog")
@@ -174,35 +173,6 @@ def test_a_network_needs_an_engine(checkpoint: Path, tmp_path: Path) -> None:
         Predictor.load(checkpoint, effort=2)
     with pytest.raises(InputError, match="m.onnx: exported models run on the CPU with effort 1, not on cpu with 0"):
         Predictor.load(tmp_path / "m.onnx", effort=0)
-
-
-def test_a_run_is_opened_at_its_best_network(checkpoint: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "last").symlink_to(checkpoint, target_is_directory=True)
-    with pytest.raises(InputError, match="run: the run has no best model yet; train on, or give .*last"):
-        Predictor.load(run)
-    model = MultiLabelClassifier("test_resnet", ["best"], image_size=32)
-    save_checkpoint(model, run / "best")
-    assert Predictor.load(str(run)).labels == ("best",)
-    assert Predictor.load(run / "last", device="cpu").labels == LABELS
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("tager", "tager: is neither a bundled model nor .*did you mean 'tagger'"),
-        ("missing.onnx", "missing.onnx: .*check the path"),
-        ("photo.safetensors", "photo.safetensors: is a file"),
-        ("empty", "empty: is no checkpoint, model.json is missing"),
-    ],
-)
-def test_what_cannot_be_opened_is_named(name: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "photo.safetensors").touch()
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=wrong):
-        Predictor.load(name)
 
 
 @pytest.fixture(scope="module")
