@@ -52,8 +52,8 @@ Open = Callable[..., Opened]
 def open_page(browser: Browser, app: AppProcess) -> Iterator[Open]:
     contexts = []
 
-    def open_(width: int = 1200, *, url: str = app.url, **options: object) -> Opened:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)  # type: ignore[arg-type]
+    def open_(*, url: str = app.url, **options: object) -> Opened:
+        context = browser.new_context(viewport={"width": 1200, "height": 900}, **options)  # type: ignore[arg-type]
         contexts.append(context)
         opened = Opened(context.new_page())
         page = opened.page
@@ -148,24 +148,6 @@ def test_the_keyboard_is_enough(open_page: Open) -> None:
     page.keyboard.press("Escape")
     expect(opened.spot).to_be_hidden()
     assert opened.said == []
-
-
-def test_a_phone_shows_tags_under_the_image_and_the_image_beside_tags(open_page: Open, photo: Path) -> None:
-    width = 320
-    opened = open_page(width, is_mobile=True, has_touch=True)
-    page = opened.page
-    opened.choose_files(photo)
-    expect(opened.tags).to_have_count(GIVEN)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    boxes = [
-        found.bounding_box() for found in (page.locator("#image img"), opened.tags.first, page.locator("#examples"))
-    ]
-    image, first, examples = (box for box in boxes if box is not None)
-    assert image["y"] + image["height"] < first["y"] < 900  # on the first screen
-    assert first["y"] < examples["y"]
-    opened.tags.last.scroll_into_view_if_needed()
-    opened.tags.last.tap()
-    expect(opened.spot).to_be_in_viewport(ratio=0.9)  # what is lit is seen where it is asked for
 
 
 def test_several_images_are_tagged_with_progress_and_each_can_be_chosen(

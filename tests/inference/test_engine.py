@@ -169,6 +169,12 @@ def test_the_patches_of_the_unsure_are_looked_at_and_the_others_answered_by_the_
         assert part is not None
         assert part[~looked].isnan().all()
     assert not torch.allclose(full.image_probs[~looked], alone[~looked], atol=0.01)  # its calibration is another
+    for expected in (alone, full.image_probs):
+        none = TorchEngine(model, effort=0)
+        assert (none.grid, none.picture_size) == (0, LOADED)
+        torch.testing.assert_close(none(pixels).probs, expected, atol=1e-4, rtol=0)
+        assert none(pixels).weights is None
+        model.adaptive = None
 
 
 def test_more_effort_looks_at_more_pictures_and_the_batch_has_no_say() -> None:
@@ -190,21 +196,6 @@ def test_more_effort_looks_at_more_pictures_and_the_batch_has_no_say() -> None:
     assert counts[0] == 1
     assert counts[1] < counts[2]
     assert counts[3] == 12
-
-
-@pytest.mark.parametrize("fitted", [False, True])
-def test_without_effort_the_image_is_all_there_is(fitted: bool) -> None:
-    model, pixels = make_adaptive(), pictures(size=LOADED)
-    expected = image_probs(model, pixels)
-    if not fitted:
-        model.adaptive = None
-        expected = TorchEngine(model)(pixels).image_probs
-    engine = TorchEngine(model, effort=0)
-    assert (engine.grid, engine.picture_size) == (0, LOADED)
-    answer = engine(pixels)
-    torch.testing.assert_close(answer.probs, expected, atol=1e-4, rtol=0)
-    assert torch.equal(answer.image_probs, answer.probs)
-    assert (answer.patch_probs, answer.weights) == (None, None)
 
 
 def make_plain_with_tde() -> MultiLabelClassifier:

@@ -62,19 +62,6 @@ def test_a_network_without_patches_answers_as_in_torch(plain: Classifier, writte
     np.testing.assert_allclose(found.probs, known.probs, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("pictures", "said"),
-    [
-        (torch.zeros(1, 3, 8, 8), "images are torch.float32 of shape"),
-        (torch.zeros(3, 8, 8, dtype=torch.uint8), "add the batch dimension"),
-        (torch.zeros(0, 3, 8, 8, dtype=torch.uint8), "the batch is empty"),
-    ],
-)
-def test_other_pictures_are_refused(pictures: torch.Tensor, said: str, written: Path) -> None:
-    with pytest.raises(InputError, match=said):
-        OnnxEngine(written)(pictures)
-
-
 def test_damaged_files_are_told_in_one_line(written: Path, tmp_path: Path) -> None:
     content = written.read_bytes()
     for name, held in (("cut", content[: len(content) // 2]), ("text", b"no graph"), ("empty", b"")):

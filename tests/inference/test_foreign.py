@@ -111,25 +111,24 @@ def case(request: pytest.FixtureRequest) -> tuple[Any, Callable[..., Any], Path]
     return make_vit(), open_transformers, request.getfixturevalue("vit")
 
 
-def test_the_answer_is_that_of_the_model_called_by_hand(case: tuple[Any, Callable[..., Any], Path]) -> None:
+def test_the_answer_is_that_of_the_model_called_by_hand(
+    case: tuple[Any, Callable[..., Any], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
     network, opening, folder = case
-    engine = opening(folder, pat=False)
-    assert (engine.labels, engine.thresholds, engine.picture_size, engine.grid) == (LABELS, None, SIDE, 0)
-    pictures = make_pictures(5, SIDE, SIDE)
-    answer = engine(pictures)
-    expected = ask(network, pictures).sigmoid()
-    assert expected.std(dim=0).max() > 0.03  # pictures differ, so agreement means something
-    torch.testing.assert_close(answer.probs, expected, atol=1e-5, rtol=0)
-    assert answer.patch_probs is None
-
-
-def test_patches_are_cut_from_the_picture_at_twice_the_size(case: tuple[Any, Callable[..., Any], Path]) -> None:
-    network, opening, folder = case
-    engine = opening(folder)
-    assert (engine.picture_size, engine.grid) == (2 * SIDE, 2)
+    before = torch.random.get_rng_state(), logging.get_verbosity(), logging.is_progress_bar_enabled()
+    capfd.readouterr()
+    plain, patched = opening(folder, pat=False), opening(folder)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled(), *capfd.readouterr()) == (*before[1:], "", "")
+    assert (plain.labels, plain.thresholds, plain.picture_size, plain.grid) == (LABELS, None, SIDE, 0)
+    assert (patched.labels, patched.thresholds, patched.picture_size, patched.grid) == (LABELS, None, 2 * SIDE, 2)
     pictures = make_pictures(4, 2 * SIDE, 2 * SIDE)
-    answer = engine(pictures)
-    image = ask(network, resize_images(pictures, (SIDE, SIDE)))
+    small = resize_images(pictures, (SIDE, SIDE))
+    image = ask(network, small)
+    assert image.sigmoid().std(dim=0).max() > 0.03  # pictures differ, so agreement means something
+    torch.testing.assert_close(plain(small).probs, image.sigmoid(), atol=1e-5, rtol=0)
+    assert plain(small).patch_probs is None
+    answer = patched(pictures)
     quarters = [pictures[:, :, top : top + SIDE, left : left + SIDE] for top in (0, SIDE) for left in (0, SIDE)]
     patches = torch.stack([ask(network, quarter) for quarter in quarters], dim=1)
     weights = patches.softmax(dim=1)
@@ -153,16 +152,6 @@ def test_a_predictor_opens_them_by_their_folders(vit: Path, resnet: Path) -> Non
         torch.testing.assert_close(alone.probs, prediction.image_probs, atol=0.05, rtol=0)  # resized in two steps
         with pytest.raises(InputError, match="effort: is 0.5, but PAT-I looks at the patches of all .*; give 1 or 0"):
             Predictor.load(address, device="cpu", effort=0.5)
-
-
-def test_nothing_is_left_behind(vit: Path, resnet: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    before = torch.random.get_rng_state(), logging.get_verbosity(), logging.is_progress_bar_enabled()
-    capfd.readouterr()
-    assert not load_transformers(vit).training
-    assert not load_timm(resnet).training
-    assert torch.equal(torch.random.get_rng_state(), before[0])
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before[1:]
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

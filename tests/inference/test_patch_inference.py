@@ -134,22 +134,21 @@ def test_an_onnx_session(session: Any, model: nn.Module, images: Tensor) -> None
     torch.testing.assert_close(out.weights, expected.weights.detach(), atol=1e-5, rtol=1e-4)
 
 
-def fake_session(inputs: list[tuple[str, str]], outputs: list[str]) -> Any:
-    """The part of a session that is looked at before it runs."""
-    return SimpleNamespace(
-        run=print,
-        get_inputs=lambda: [SimpleNamespace(name=n, type=t, shape=["b", 3, 8, 8]) for n, t in inputs],
-        get_outputs=lambda: [SimpleNamespace(name=n) for n in outputs],
-    )
-
-
-def test_an_unsuitable_session_is_named() -> None:
-    with pytest.raises(InputError, match="ONNX session: its inputs are a tensor.float., b tensor.float.; give a model"):
-        PatchInference(fake_session([("a", "tensor(float)"), ("b", "tensor(float)")], ["logits"]))
-    with pytest.raises(InputError, match="it takes uint8 and images are torch.float32; give uint8 pixels"):
-        PatchInference(fake_session([("a", "tensor(uint8)")], ["logits"]))(torch.rand(1, 3, 8, 8))
-    with pytest.raises(InputError, match="its outputs are x, y; name the one to use 'logits'"):
-        PatchInference(fake_session([("a", "tensor(float)")], ["x", "y"]))
+@pytest.mark.parametrize(
+    ("kinds", "outputs", "message"),
+    [
+        (["float", "float"], ["logits"], "ONNX session: its inputs are 0 tensor.float., 1 tensor.float.; give a model"),
+        (["uint8"], ["logits"], "it takes uint8 and images are torch.float32; give uint8 pixels"),
+        (["float"], ["x", "y"], "its outputs are x, y; name the one to use 'logits'"),
+    ],
+)
+def test_an_unsuitable_session_is_named(kinds: list[str], outputs: list[str], message: str) -> None:
+    shape = ["b", 3, 8, 8]
+    inputs = [SimpleNamespace(name=str(at), type=f"tensor({kind})", shape=shape) for at, kind in enumerate(kinds)]
+    named = [SimpleNamespace(name=name) for name in outputs]
+    session: Any = SimpleNamespace(run=print, get_inputs=lambda: inputs, get_outputs=lambda: named)
+    with pytest.raises(InputError, match=message):
+        PatchInference(session)(torch.rand(1, 3, 8, 8))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -190,38 +189,29 @@ def test_a_model_that_gives_no_logits_is_named(bad: Callable[[Tensor], Any], mes
 
 
 @pytest.mark.parametrize(
-    ("options", "change", "message"),
+    ("options", "change", "source", "message"),
     [
-        ({}, lambda x: x[0], r"add the batch dimension"),
-        ({}, lambda x: x[:0], r"the batch is empty"),
-        ({}, lambda x: x.permute(0, 2, 3, 1), "look channels-last"),
-        ({}, lambda x: x[:, :1], "images have 1 channels"),
-        ({}, lambda x: x.numpy(), "images are a ndarray"),
-        ({"grid": 25}, lambda x: x, "grid 25 is larger than the image"),
-        ({"chunk_size": 0}, lambda x: x, "chunk_size is 0"),
-        ({"grid": 0}, lambda x: x, "grid is 0"),
-        ({"overlap": 1.0}, lambda x: x, "overlap is 1.0"),
-        ({"lam": torch.ones(5)}, lambda x: x, "lam is tensor"),
-        ({"temperature": 0.0}, lambda x: x, "temperature is 0.0"),
+        ({}, lambda x: x[0], None, r"add the batch dimension"),
+        ({}, lambda x: x[:0], None, r"the batch is empty"),
+        ({}, lambda x: x.permute(0, 2, 3, 1), None, "look channels-last"),
+        ({}, lambda x: x[:, :1], None, "images have 1 channels"),
+        ({}, lambda x: x.numpy(), None, "images are a ndarray"),
+        ({"grid": 25}, None, None, "grid 25 is larger than the image"),
+        ({"chunk_size": 0}, None, None, "chunk_size is 0"),
+        ({"grid": 0}, None, None, "grid is 0"),
+        ({"overlap": 1.0}, None, None, "overlap is 1.0"),
+        ({"lam": torch.ones(5)}, None, None, "lam is tensor"),
+        ({"temperature": 0.0}, None, None, "temperature is 0.0"),
+        ({}, None, torch.rand(1, 3, 48, 64), "give the same images"),
+        ({}, None, torch.rand(2, 3, 12, 64), "source is 12 x 64 pixels, smaller than the images' 24 x 32"),
+        ({}, None, torch.rand(3, 48, 64), "images: source: images have shape"),
+        ({}, None, torch.rand(2, 3, 48, 64).double(), "source is torch.float64 on cpu and images are torch.float32"),
     ],
 )
-def test_bad_input_is_named(options: Any, change: Callable[[Tensor], Any], message: str, images: Tensor) -> None:
+def test_bad_input_is_named(
+    options: Any, change: Callable[[Tensor], Any] | None, source: Tensor | None, message: str, images: Tensor
+) -> None:
     with pytest.raises(InputError, match=message):
-        PatchInference(Small(), **options)(change(images))
+        PatchInference(Small(), **options)(change(images) if change else images, source=source)
     with pytest.raises(InputError, match="the model is 'resnet18', which cannot be called"):
         PatchInference("resnet18")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (torch.rand(1, 3, 48, 64), "give the same images"),
-        (torch.rand(2, 1, 48, 64), "with the same channels"),
-        (torch.rand(2, 3, 12, 64), "source is 12 x 64 pixels, smaller than the images' 24 x 32"),
-        (torch.rand(3, 48, 64), "images: source: images have shape"),
-        (torch.rand(2, 3, 48, 64).double(), "source is torch.float64 on cpu and images are torch.float32 on cpu"),
-    ],
-)
-def test_a_source_that_does_not_belong_is_named(source: Tensor, message: str, model: nn.Module, images: Tensor) -> None:
-    with pytest.raises(InputError, match=message):
-        PatchInference(model)(images, source=source)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
+from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.data.decoding import decode_image
@@ -25,7 +25,6 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 
 LABELS = ("cat", "dog")
 PIXELS = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
-CLEAR = np.full((80, 80, 3), (255, 160, 0), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -67,36 +66,22 @@ def encode(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
     return stream.getvalue()
 
 
-def every_kind(folder: Path) -> dict[str, Picture]:
-    path = folder / "a photo #1.png"
-    path.write_bytes(encode(PIXELS))
-    tensor = torch.from_numpy(PIXELS).permute(2, 0, 1)
-    return {
-        "path": path,
-        "text": str(path),
-        "url": path.as_uri(),
-        "bytes": path.read_bytes(),
-        "opened": Image.open(path),
-        "array": np.asfortranarray(PIXELS),
-        "tensor": tensor,
-        "floats": (tensor / 255).double().requires_grad_(),
-    }
-
-
 def test_a_picture_gets_the_same_answer_however_it_is_given(checkpoint: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(checkpoint)
-    given = every_kind(tmp_path)
     pixels = decode_image(PIXELS, size=(64, 64))  # what the loader would ship
     expected = predictor.engine(torch.from_numpy(pixels).permute(2, 0, 1)[None])
-    for kind, picture in given.items():
+    path = tmp_path / "a photo #1.png"
+    path.write_bytes(encode(PIXELS))
+    tensor = torch.from_numpy(PIXELS).permute(2, 0, 1)
+    named: list[Picture] = [path, str(path), path.as_uri()]
+    held: list[Picture] = [path.read_bytes(), Image.open(path), np.asfortranarray(PIXELS), tensor]
+    for picture in [*named, *held, (tensor / 255).double().requires_grad_()]:
         prediction = predictor(picture)
-        assert torch.equal(prediction.probs, expected.probs[0]), kind
-        assert prediction.size == (90, 70)
-        assert prediction.labels == LABELS
+        assert torch.equal(prediction.probs, expected.probs[0])
+        assert (prediction.size, prediction.labels) == ((90, 70), LABELS)
         assert prediction.thresholds.tolist() == [0.25, 0.75]
-        assert np.array_equal(prediction.image, PIXELS), kind
-        named = kind in ("path", "text", "url")
-        assert prediction.picture == (str(tmp_path / "a photo #1.png") if named else None)
+        assert np.array_equal(prediction.image, PIXELS)
+        assert prediction.picture == (str(path) if any(picture is each for each in named) else None)
 
 
 def test_rows_go_to_their_pictures_and_columns_to_their_labels() -> None:
@@ -175,32 +160,26 @@ def test_a_network_needs_an_engine(checkpoint: Path, tmp_path: Path) -> None:
         Predictor.load(tmp_path / "m.onnx", effort=0)
 
 
-@pytest.fixture(scope="module")
-def tuned(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, with a cutoff at effort 0.5 that the image of `CLEAR` is below."""
-    model = load_checkpoint(checkpoint)
-    image = Calibration("image", "platt", (1.0, 1.0), (0.0, 0.0))
-    doubt = [measure_uncertainty(Predictor.load(checkpoint, effort=0)(pixels).probs) for pixels in (CLEAR, PIXELS)]
-    assert doubt[0] < doubt[1]
-    model.adaptive = Adaptive(image, (0.0, (doubt[0].item() + doubt[1].item()) / 2, 1.0))
-    folder = tmp_path_factory.mktemp("tuned") / "checkpoint"
-    save_checkpoint(model, folder)
-    return folder
+class Unsure(Means):
+    """Looks at the patches of the second picture only."""
+
+    def __call__(self, pictures: Tensor) -> Answer:
+        answer = super().__call__(pictures)
+        assert answer.patch_probs is not None
+        assert answer.weights is not None
+        clear = torch.tensor([torch.nan, 0.0])
+        return answer._replace(
+            patch_probs=answer.patch_probs + clear[:, None], weights=answer.weights + clear[:, None, None]
+        )
 
 
-def test_a_picture_that_is_clear_without_its_patches_has_no_box(tuned: Path) -> None:
-    clear, unclear = Predictor.load(tuned, effort=0.5)([CLEAR, PIXELS])
-    full, alone = Predictor.load(tuned)(PIXELS), Predictor.load(tuned, effort=0)(CLEAR)
-    assert torch.allclose(unclear.probs, full.probs, atol=1e-6)
-    assert [tag.box for tag in unclear.top(2)] == [tag.box for tag in full.top(2)] != [None, None]
-    assert torch.allclose(clear.probs, alone.probs, atol=1e-6)
+def test_a_picture_that_is_clear_without_its_patches_has_no_box() -> None:
+    clear, unclear = Predictor(Unsure(thresholds=(0.1, 0.9)))([PIXELS, PIXELS])
+    assert None not in [tag.box for tag in unclear.top(2)]
     assert (clear.patch_probs, clear.weights) == (None, None)
-    (tag, *_) = clear.top(1)
-    assert (tag.prob, tag.patch_prob, tag.weights, tag.box) == (tag.image_prob, None, None, None)
-    assert len(clear.tags) == 1
     (told,) = json.loads(json.dumps(clear.to_dict(), allow_nan=False))["tags"]
     assert (told["patch_prob"], told["weights"], told["box"]) == (None, None, None)
-    assert set(told) == set(full.top(1)[0].to_dict())
+    assert set(told) == set(unclear.top(1)[0].to_dict())
     for label in (None, "cat"):
         clear.plot(label).savefig(BytesIO(), format="png")
     assert "nan" not in clear._repr_html_() + repr(clear)

@@ -15,7 +15,7 @@ from pivotpatch.data.loading import Loader, make_loader
 from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import Scores
-from pivotpatch.inference.scoring import score_pictures, split_for_device
+from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
@@ -48,11 +48,15 @@ def read_pictures(table: Path, size: int) -> Tensor:
     return torch.cat([batch.images for batch in open_loader(table, size)])[:, None]
 
 
+def resize(image: Tensor) -> Tensor:
+    resized: Tensor = TF.resize(image, [SIZE, SIZE], antialias=True)
+    return resized
+
+
 def cut(image: Tensor, *, grid: int, overlap: float) -> Tensor:
     """Patches (P,3,SIZE,SIZE) of a picture (1,3,H,W), row by row."""
     boxes = patch_boxes(*image.shape[-2:], grid=grid, overlap=overlap)
-    parts = [image[..., box.top : box.bottom, box.left : box.right] for box in boxes]
-    return torch.cat([TF.resize(part, [SIZE, SIZE], antialias=True) for part in parts])
+    return torch.cat([resize(image[..., box.top : box.bottom, box.left : box.right]) for box in boxes])
 
 
 def score(model: Classifier | PatchInference, table: Path, size: int, **options: Any) -> Scores:
@@ -102,7 +106,8 @@ def test_patch_networks_see_patches_as_they_were_trained(
         q, w = model.patch_projection(embedded), torch.softmax(model.weight_projection(embedded) / 0.7, dim=0)
         torch.testing.assert_close(scores.patch_logits[row], q, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(scores.weights[row], w, rtol=1e-4, atol=1e-4)
-        assert_row(scores, row, model.head(model.backbone(model.preprocessing(picture)))[0], (w * q).sum(0))
+        p = model.head(model.backbone(model.preprocessing(resize(picture))))
+        assert_row(scores, row, p[0], (w * q).sum(0))
 
 
 @torch.no_grad()
@@ -119,7 +124,7 @@ def test_pat_i_cuts_larger_pictures_natively(size: int, table: Path) -> None:
     for row, picture in enumerate(read_pictures(table, size)):
         normalised = TF.normalize(picture / 255, list(model.preprocessing.mean), list(model.preprocessing.std))
         q = model(cut(normalised, grid=2, overlap=0))
-        assert_row(scores, row, model(model.preprocessing(picture))[0], (torch.softmax(q, dim=0) * q).sum(0))
+        assert_row(scores, row, model(model.preprocessing(resize(picture)))[0], (torch.softmax(q, dim=0) * q).sum(0))
 
 
 def test_nothing_that_could_be_read_is_no_score(table: Path) -> None:
@@ -158,14 +163,6 @@ def test_records_of_fewer_labels_get_the_scores_of_these(table: Path) -> None:
     torch.testing.assert_close(few.mix(lam=few.lam, temperature=few.temperature), few.get("tde"))
     with pytest.raises(InputError, match="unknown label 'dog'; did you mean 'dogs'"):
         score(MultiLabelClassifier("test_vit", ["dogs", "cat"], image_size=SIZE), table, SIZE)
-
-
-@pytest.mark.parametrize(("side", "parts"), [(64, [20]), (256, [8, 8, 4]), (448, [2] * 10), (2000, [1] * 20)])
-def test_a_cpu_gets_as_many_pixels_at_once_as_it_is_quick_with(side: int, parts: list[int]) -> None:
-    images = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(20, 3, side, side)
-    split = split_for_device(images)
-    assert [len(part) for part in split] == parts
-    assert [len(part) for part in split_for_device(images.to("meta"))] == [20]  # any other device takes all
 
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import skimage.data
 
-from pivotpatch import PatchClassifier, Predictor, load_checkpoint
+from pivotpatch import Predictor
 
 FOLDER = Path(str(files("pivotpatch"))) / "tagger"
 PHOTOGRAPHS = Path(str(files(skimage.data)))
@@ -25,12 +25,6 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_package_stays_small() -> None:
     assert sorted(path.name for path in FOLDER.iterdir()) == ["README.md", "model.json", "model.safetensors"]
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 10e6
-
-
-def test_every_way_to_open_a_checkpoint_knows_its_name() -> None:
-    networks = load_checkpoint("tagger"), PatchClassifier.from_pretrained("tagger")
-    assert {type(network) for network in networks} == {PatchClassifier}
-    assert {network.labels for network in networks} == {Predictor.load("tagger").labels}
 
 
 @pytest.mark.parametrize("effort", [0.5, 1])
