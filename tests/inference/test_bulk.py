@@ -3,7 +3,6 @@ import json
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,21 +133,22 @@ def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
         tag_pictures(Bar(), find_images(odd), Path("bar.csv"))
 
 
-def stop_after(batches: int) -> Iterator[bool]:
-    yield from (False for _ in range(batches - 1))
-    while True:
-        yield True
+def stop(name: str, *, batches: int, **options: Any) -> Tagging:
+    """Tag until some batches are done."""
+    asked = [False] * (batches - 1)
+    return tag(name, stopping=lambda: not asked or asked.pop(), **options)
 
 
 def test_a_stop_keeps_the_batch_and_the_same_goes_on(here: Path) -> None:
-    asked = stop_after(2)
-    tagging = tag("tags.jsonl", stopping=lambda: next(asked))
+    tagging = stop("tags.jsonl", batches=3)
     assert (tagging.summary, tagging.stopped) == (None, True)
-    kept = pq.read_table("out/tags.jsonl.parts/0000000000-0000000008.parquet").to_pylist()
-    assert [row["picture"] for row in kept] == [f"pictures/{place:04d}.png" for place in range(8)]
+    kept = pq.read_table("out/tags.jsonl.parts/0000000000-0000000012.parquet")
+    assert kept["picture"].to_pylist() == [f"pictures/{place:04d}.png" for place in range(12)]
+    for begin, end in ((5, 10), (0, 3)):  # of others that did the same work
+        pq.write_table(kept.slice(begin, end - begin), f"out/tags.jsonl.parts/{begin:010d}-{end:010d}.parquet")
     done: list[int] = []
     tag("tags.jsonl", progress=lambda _what, at, _all: done.append(at))
-    assert done[0] == 8
+    assert done[0] == 12
     check_finished()
 
 
@@ -229,16 +229,6 @@ def test_a_second_process_is_refused_while_one_is_at_work_unless_they_share_it(s
     check_finished()
 
 
-def test_two_that_do_the_same_work_make_one_file(here: Path) -> None:
-    asked = stop_after(3)
-    tag("tags.jsonl", stopping=lambda: next(asked))
-    rows = pq.read_table("out/tags.jsonl.parts/0000000000-0000000012.parquet")
-    pq.write_table(rows.slice(5, 5), "out/tags.jsonl.parts/0000000005-0000000010.parquet")
-    pq.write_table(rows.slice(0, 3), "out/tags.jsonl.parts/0000000000-0000000003.parquet")
-    tag("tags.jsonl")
-    check_finished()
-
-
 def test_finished_work_is_replaced_only_when_that_is_asked_for(here: Path) -> None:
     tag("tags.jsonl")
     before = Path("out/tags.jsonl").stat().st_mtime_ns
@@ -259,8 +249,7 @@ def test_finished_work_is_replaced_only_when_that_is_asked_for(here: Path) -> No
 
 
 def test_unfinished_work_goes_on_as_it_began_or_not_at_all(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = stop_after(1)
-    tag("tags.jsonl", stopping=lambda: next(asked), note={"model": "a"})
+    stop("tags.jsonl", batches=1, note={"model": "a"})
     with pytest.raises(InputError, match=r"begun with other model \(a then, b now\); give the same, begin anew"):
         tag("tags.jsonl", note={"model": "b"})
     with pytest.raises(InputError, match="begun with other thresholds"):
@@ -322,8 +311,7 @@ def test_what_cannot_be_done_is_refused(name: str, options: dict[str, Any], mess
 
 
 def test_damaged_work_is_named(here: Path) -> None:
-    asked = stop_after(3)
-    tag("tags.csv", stopping=lambda: next(asked))
+    stop("tags.csv", batches=3)
     part = Path("out/tags.csv.parts/0000000000-0000000012.parquet")
     content = part.read_bytes()
     part.write_bytes(content[: len(content) // 2])

@@ -30,11 +30,10 @@ NORMS: dict[str, Any] = {"image_mean": MEAN, "image_std": STD}
 Damage = Callable[[Path], object]
 
 
-def make_vit(**options: Any) -> Any:
+def make_vit(kind: str | None = "multi_label_classification") -> Any:
     """A small transformer of transformers with drawn weights."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    kind = options.pop("problem_type", "multi_label_classification")
     names = dict(enumerate(LABELS))
     config = transformers.ViTConfig(**sizes, image_size=SIDE, patch_size=8, id2label=names, problem_type=kind)
     model = transformers.ViTForImageClassification(config).eval()
@@ -215,7 +214,7 @@ def test_a_model_of_transformers_that_will_not_do_is_refused(damage: Damage, mes
 
 
 def test_the_user_may_know_better_than_the_configuration(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_vit(problem_type=None).save_pretrained(vit)
+    make_vit(None).save_pretrained(vit)
     assert load_transformers(vit, multi_label=True, labels=["a", "b", "c"]).labels == ("a", "b", "c")
     for labels, message in ((["a", "b"], "and there are 2 labels"), (["a", "b", "a"], "are not different names")):
         with pytest.raises(InputError, match=message):
