@@ -58,7 +58,8 @@ def prepare(model: PatchClassifier, pixels: Tensor, size: int) -> Tensor:
 @pytest.mark.parametrize("head", ["linear", "query2label"])
 def test_a_closer_look_sees_the_picture_twice_unless_effort_is_all_or_none(head: str) -> None:
     """At the network's size and larger, both from what the loader gives; no patch is cut from pixels."""
-    model, pixels, seen = make_closer(head=head), make_pictures(3, LOADED, LOADED), []
+    model, pixels = make_closer(head=head), make_pictures(3, LOADED, LOADED)
+    seen: list[tuple[int, int]] = []
     with torch.inference_mode():
         expected = model.look_closer(model.forward_images(prepare(model, pixels, SEEN)), prepare(model, pixels, CLOSER))
     model.backbone.register_forward_pre_hook(lambda _, given: seen.append((len(given[0]), given[0].shape[-1])))

@@ -227,7 +227,8 @@ def test_what_scores_are_taken_for_is_told(
 
 def test_targets_come_from_a_data_set_by_the_images_names(photos: RecordSet, tmp_path: Path) -> None:
     text = "picture,dog,cat,target:dog,target:cat\na.jpg,1,2,1,0\nb.jpg,3,4,0,\nc.jpg,5,6,0,0\nd.jpg,7,8,0,1\n"
-    scores = read_scores(path := write_csv(tmp_path / "s.csv", text), records=photos, tell=(told := []).append)
+    path, told = write_csv(tmp_path / "s.csv", text), list[str]()
+    scores = read_scores(path, records=photos, tell=told.append)
     assert scores.pictures == ("d.jpg", "a.jpg", "c.jpg", "b.jpg")
     assert scores.labels == ("dog", "cat")
     assert scores.logits["image"].tolist() == [[7, 8], [1, 2], [5, 6], [3, 4]]
@@ -246,7 +247,8 @@ def test_targets_come_from_a_data_set_by_the_images_names(photos: RecordSet, tmp
 
 def test_a_few_images_without_scores_are_left_out_and_told(photos: RecordSet, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "s.csv", "picture,dog\nc.jpg,0.5\na.jpg,0.25\nb.jpg,1\n")
-    scores = read_scores(path, records=photos, tell=(told := []).append)
+    told: list[str] = []
+    scores = read_scores(path, records=photos, tell=told.append)
     assert told[0] == f"{path}: 1 of 4 images of {photos.name} have no scores and are left out (d.jpg)"
     assert scores.indices is not None
     assert scores.indices.tolist() == [1, 2, 3]
