@@ -33,10 +33,11 @@ def test_photographs_are_tagged_right(effort: float) -> None:
     predictions = predictor([PHOTOGRAPHS / f"{name}.png" for name in shown])
     assert [each.tags[0].label for each in predictions] == ["cat", "cup", "person", "motorcycle"]
     assert max(len(each.tags) for each in predictions) <= 6
-    assert predictor(np.full((300, 400, 3), 128, np.uint8)).tags == ()
 
 
-def test_a_motorcycle_alone_brings_no_rider() -> None:
+def test_a_motorcycle_alone_brings_no_rider_and_grey_nothing() -> None:
     """The whole image says so, from company; the patches do not."""
-    person = Predictor.load()(PHOTOGRAPHS / "motorcycle_left.png").get("person")
+    motorcycle, grey = Predictor.load()([PHOTOGRAPHS / "motorcycle_left.png", np.full((300, 400, 3), 128, np.uint8)])
+    person = motorcycle.get("person")
     assert person.image_prob > person.threshold > person.prob
+    assert grey.tags == ()
