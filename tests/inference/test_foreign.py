@@ -33,12 +33,7 @@ Damage = Callable[[Path], object]
 def make_vit(kind: Any = "multi_label_classification") -> Any:
     """A small transformer of transformers with drawn weights."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-    }
+    sizes: Any = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     names = dict(enumerate(LABELS))
     config = transformers.ViTConfig(**sizes, image_size=SIDE, patch_size=8, id2label=names, problem_type=kind)
     model = transformers.ViTForImageClassification(config).eval()

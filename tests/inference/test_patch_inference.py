@@ -65,12 +65,7 @@ def test_equals_the_papers_pseudocode(options: Any, native: bool, model: nn.Modu
 def test_a_transformers_model() -> None:
     from transformers import ViTConfig, ViTForImageClassification
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-    }
+    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = ViTConfig(**sizes, image_size=32, patch_size=8, id2label=dict(enumerate("abcde")))
     network, images = ViTForImageClassification(config).eval(), torch.rand(2, 3, 32, 32)
     expected = by_hand(lambda x: network(x).logits, images)
