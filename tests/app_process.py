@@ -7,7 +7,6 @@ import threading
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -42,20 +41,19 @@ class Reply(NamedTuple):
     headers: dict[str, str]
 
 
-def ask(
-    port: int,
-    content: bytes,
-    *,
-    query: str = "",
-    method: str = "POST",
-    headers: Any = None,
-    path: str = "/api/predict",
-) -> Reply:
-    """Send bytes to the endpoint of a server on this machine, or to another path."""
-    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request(method, path + query, content, headers or {})
-        reply = connection.getresponse()
-        return Reply(reply.status, reply.read(), dict(reply.getheaders()))
+class Asked:
+    """A server on this machine."""
+
+    port: int
+
+    def ask(
+        self, content: bytes, *, query: str = "", method: str = "POST", headers: Any = None, path: str = "/api/predict"
+    ) -> Reply:
+        """Send bytes to the endpoint, or to another path."""
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path + query, content, headers or {})
+            reply = connection.getresponse()
+            return Reply(reply.status, reply.read(), dict(reply.getheaders()))
 
 
 class FixedEngine:
@@ -77,29 +75,25 @@ class FixedEngine:
         image_probs: tuple[float, ...] | None = None,
         patched: bool = False,
     ) -> None:
-        self.labels = labels
-        self.thresholds = (0.5,) * len(labels)
-        self.grid = 2 if patched else 0
-        self.gate = threading.Event()
+        self.labels, self.thresholds, self.grid = labels, (0.5,) * len(labels), 2 if patched else 0
+        self.gate, self.entered = threading.Event(), threading.Event()
         self.gate.set()
-        self.entered = threading.Event()
         self.fault: Exception | None = None
-        self._probs, self._image_probs = torch.tensor(probs), torch.tensor(image_probs or probs)
+        self._probs, self._image_probs = torch.tensor([probs]), torch.tensor([image_probs or probs])
 
     def __call__(self, pictures: torch.Tensor) -> Answer:
         self.entered.set()
         self.gate.wait(30)
         if self.fault:
             raise self.fault
-        count = len(pictures)
-        probs, image_probs = self._probs.expand(count, -1), self._image_probs.expand(count, -1)
+        probs, image_probs = (each.expand(len(pictures), -1) for each in (self._probs, self._image_probs))
         if not self.grid:
             return Answer(probs, image_probs)
-        weights = torch.tensor([0.1, 0.2, 0.6, 0.1])[None, :, None].expand(count, 4, len(self.labels))
+        weights = torch.tensor([0.1, 0.2, 0.6, 0.1])[None, :, None].expand(len(pictures), 4, len(self.labels))
         return Answer(probs, image_probs, torch.full_like(probs, 0.25), weights)
 
 
-class AppThread:
+class AppThread(Asked):
     """Serves an engine from a thread of this process, on a real socket."""
 
     def __init__(
@@ -107,7 +101,7 @@ class AppThread:
     ) -> None:
         self._batcher = Batcher(Predictor(engine), capacity=capacity)
         listening = open_socket(port=0)
-        self.port: int = listening.getsockname()[1]
+        self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._server = make_server(build_app(self._batcher, **options), connection=connection)
         self._thread = threading.Thread(target=self._server.run, args=([listening],))
@@ -116,19 +110,13 @@ class AppThread:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self._server.should_exit = True
         self._thread.join()
         self._batcher.close()
 
-    def ask(self, content: bytes, **options: Any) -> Reply:
-        """Send bytes to the endpoint, or to another path."""
-        return ask(self.port, content, **options)
 
-
-class AppProcess:
+class AppProcess(Asked):
     """Serves a network from another process until it is stopped.
 
     Attributes:
@@ -145,10 +133,6 @@ class AppProcess:
         self.url = self.told.partition(" ")[0]
         self.port = urlsplit(self.url).port or 0
         self.log = log
-
-    def ask(self, content: bytes, **options: Any) -> Reply:
-        """Send bytes to the endpoint, or to another path."""
-        return ask(self.port, content, **options)
 
     def read_written(self) -> list[str]:
         """The files that it has written so far."""

@@ -1,12 +1,11 @@
-import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from io import BytesIO
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from app_process import FixedEngine
 from PIL import Image
 
 from pivotpatch.app.batching import Batcher, BrokenError, BusyError
@@ -15,28 +14,16 @@ from pivotpatch.inference.engine import Answer
 from pivotpatch.inference.predictor import Predictor
 
 
-class Means:
-    """An engine whose answer is known, the means of the channels; it can be held up, and made to fail."""
-
-    labels = ("red", "green", "blue")
-    thresholds = None
-    picture_size = 8
-    grid = 0
-    overlap = 0.0
+class Means(FixedEngine):
+    """An engine whose answer is known, the means of the channels."""
 
     def __init__(self) -> None:
+        super().__init__(("red", "green", "blue"), (0.0,) * 3)
         self.batches: list[int] = []
-        self.entered = threading.Event()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.fails = False
 
     def __call__(self, pictures: torch.Tensor) -> Answer:
         self.batches.append(len(pictures))
-        self.entered.set()
-        self.gate.wait(30)
-        if self.fails:
-            raise RuntimeError("out of order")
+        super().__call__(pictures)
         probs = pictures.float().mean((2, 3)) / 255
         return Answer(probs, probs)
 
@@ -60,34 +47,19 @@ def paint(red: int, *, size: tuple[int, int] = (12, 10)) -> bytes:
     return written.getvalue()
 
 
-def test_everyone_gets_the_own_answer_and_batches_are_shared(batcher: Batcher, engine: Means) -> None:
-    with ThreadPoolExecutor(16) as askers:
-        answers = list(askers.map(lambda red: batcher.submit(paint(red)).result(30), range(100)))
-    for red, prediction in enumerate(answers):
+def test_everyone_gets_the_own_answer_and_what_gathers_is_the_next_batch(batcher: Batcher, engine: Means) -> None:
+    engine.gate.clear()
+    answers = [batcher.submit(paint(0))]
+    assert engine.entered.wait(30)
+    answers += [batcher.submit(paint(red)) for red in range(1, 41)]
+    while batcher._decoded.qsize() < 40:
+        time.sleep(0.01)
+    engine.gate.set()
+    for red, answer in enumerate(answers):
+        prediction = answer.result(30)
         assert prediction.probs.tolist() == pytest.approx([red / 255, 0, 1 - red / 255], abs=1e-6)
         assert prediction.size == (10, 12)
-    assert sum(engine.batches) == 100
-    assert len(engine.batches) < 100
-
-
-def test_what_gathers_while_the_network_works_is_the_next_batch(batcher: Batcher, engine: Means) -> None:
-    engine.gate.clear()
-    first = batcher.submit(paint(1))
-    assert engine.entered.wait(30)
-    others = [batcher.submit(paint(red)) for red in range(40)]
-    wait_until_decoded(batcher, 40)
-    engine.gate.set()
-    for answer in (first, *others):
-        answer.result(30)
     assert engine.batches == [1, 16, 16, 8]
-
-
-def wait_until_decoded(batcher: Batcher, count: int) -> None:
-    for _ in range(3000):
-        if batcher._decoded.qsize() == count:
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(f"{batcher._decoded.qsize()} of {count} decoded")
 
 
 def test_one_more_than_the_capacity_is_refused_until_there_is_room(engine: Means) -> None:
@@ -108,11 +80,11 @@ def test_one_more_than_the_capacity_is_refused_until_there_is_room(engine: Means
 
 
 def test_a_failure_of_the_network_is_told_and_the_next_picture_is_answered(batcher: Batcher, engine: Means) -> None:
-    engine.fails = True
+    engine.fault = RuntimeError("out of order")
     with pytest.raises(BrokenError, match=r"^server: it failed \(RuntimeError\); its terminal says more$") as told:
         batcher.submit(paint(0)).result(30)
     assert str(told.value.__cause__) == "out of order"
-    engine.fails = False
+    engine.fault = None
     assert batcher.submit(paint(0)).result(30).probs.tolist() == [0, 0, 1]
 
 
@@ -129,15 +101,3 @@ def test_who_goes_away_before_the_turn_costs_nothing(engine: Means) -> None:
     assert stays.result(30).probs.tolist() == [1, 0, 0]
     assert engine.batches == [1]
     batcher.close()
-
-
-def test_the_answer_is_that_of_the_file_on_the_disk(batcher: Batcher, tmp_path: Path) -> None:
-    path = tmp_path / "turned.jpg"
-    exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn
-    noise = np.random.default_rng(0).integers(0, 256, (900, 1200, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path, exif=exif)
-    expected = batcher.predictor(path)
-    got = batcher.submit(path.read_bytes()).result(30)
-    assert got.size == expected.size == (1200, 900)
-    assert torch.equal(got.probs, expected.probs)

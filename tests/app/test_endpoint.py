@@ -1,9 +1,6 @@
 import json
-import re
 import socket
-import struct
 import threading
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -40,70 +37,28 @@ def test_the_answer_is_that_of_predict_json(
     query = "?" + "=".join(options)[2:].replace("-", "_") if options else ""
     body, headers = write_form((str(photo), photo.read_bytes()))
     status, sent, _ = app.ask(body, query=query, headers=headers)
-    raw = json.loads(app.ask(photo.read_bytes(), query=query).body)
+    found = json.loads(sent)
     assert status == 200
-    assert raw == {**json.loads(sent), "picture": None}
-    assert_close(json.loads(sent), expected)
-
-
-def assert_close(found: object, expected: object) -> None:
-    """Equal but for the last digits of probabilities: a batch is summed in another order."""
-    if isinstance(expected, float):
-        assert found == pytest.approx(expected, abs=1e-5)
-    elif isinstance(expected, dict):
-        assert isinstance(found, dict)
-        assert list(found) == list(expected)
-        for key, value in expected.items():
-            assert_close(found[key], value)
-    elif isinstance(expected, list):
-        assert isinstance(found, list)
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_close(one, other)
-    else:
-        assert found == expected
-
-
-def write_huge_png() -> bytes:
-    """A picture of 20,000 x 20,000 pixels, as its header says; there is no need to draw them."""
-    content = b"\x89PNG\r\n\x1a\n"
-    for kind, data in (
-        (b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)),
-        (b"IDAT", b""),
-        (b"IEND", b""),
-    ):
-        content += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    return content
-
-
-BAD = {
-    "text": (b"hello, I am no picture", 422, "picture: is in none of the known formats; give one of JPEG"),
-    "empty": (b"", 422, "picture: is empty"),
-    "huge": (write_huge_png(), 422, "400000000 pixels are more than the limit of 89478485; shrink the picture$"),
-    "heavy": (bytes(50_000_000), 413, r"request: its body is larger than 32 MB; send a smaller file"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_pictures_get_one_line_and_the_server_goes_on(kind: str, app: AppProcess, photo: Path) -> None:
-    content, status, message = BAD[kind]
-    reply = app.ask(content)
-    assert reply.status == status
-    assert re.search(message, json.loads(reply.body)["error"])
-    assert reply.body.count(b"\n") == 1
-    assert app.ask(photo.read_bytes()).status == 200
+    assert json.loads(app.ask(photo.read_bytes(), query=query).body) == {**found, "picture": None}
+    for tag, known in zip(found.pop("tags"), expected.pop("tags"), strict=True):
+        assert list(tag) == list(known)
+        for name, value in known.items():  # a batch is summed in another order
+            assert tag[name] == (value if name == "label" else pytest.approx(value, abs=1e-5))
+    assert found == expected
 
 
 def test_requests_that_make_no_sense(app: AppProcess, photo: Path) -> None:
     content = photo.read_bytes()
     two, form = write_form(("a.jpg", content), ("b.jpg", content))
     cases = [
+        (app.ask(b""), 422, "picture: is empty"),
+        (app.ask(b"P5 20000 20000 255\n"), 422, "pixels are more than the limit of 89478485; shrink the picture"),
+        (app.ask(bytes(MAX_BYTES)), 422, "picture: is in none of the known formats"),
+        (app.ask(bytes(50_000_000)), 413, "request: its body is larger than 32 MB; send a smaller file"),
         (app.ask(content, query="?treshold=0.5"), 422, "unknown parameter 'treshold'; did you mean 'threshold'?"),
         (app.ask(content, query=f"?threshold={'much' * 500}"), 422, "threshold: 'muchmuch"),
-        (app.ask(bytes(MAX_BYTES)), 422, "picture: is in none of the known formats"),
         (app.ask(content, query="?threshold=nan"), 422, "threshold: nan is no probability"),
         (app.ask(content, query="?top_k=0"), 422, "top_k: it is 0; give 1 or more"),
-        (app.ask(b"", method="GET"), 405, "use POST"),
         (app.ask(b"", method="OPTIONS"), 405, "request: OPTIONS cannot be used here; use POST"),
         (app.ask(content, query="/"), 404, "request: nothing is at this address; send images to /api/predict"),
         (app.ask(two, headers=form), 422, "request: its form has 2 whole files; send one image"),
@@ -114,23 +69,22 @@ def test_requests_that_make_no_sense(app: AppProcess, photo: Path) -> None:
     for reply, status, message in cases:
         assert reply.status == status, reply
         assert len(reply.body) < 1000
+        assert reply.body.count(b"\n") == 1
         assert message in json.loads(reply.body)["error"]
+    assert app.ask(content).status == 200
 
 
-def test_two_hundred_at_once_all_get_their_own_answer(app: AppProcess) -> None:
-    sizes = [(40 + place, 300 - place) for place in range(200)]
-    start = threading.Barrier(200)
+def test_a_hundred_at_once_all_get_their_own_answer(app: AppProcess) -> None:
+    sizes = [(40 + place, 300 - place) for place in range(100)]
 
     def ask(size: tuple[int, int]) -> tuple[int, list[int]]:
         written = BytesIO()
         Image.new("RGB", size, (size[0], size[1] % 256, 0)).save(written, "PNG")
-        start.wait()
         status, body, _ = app.ask(written.getvalue())
         return status, json.loads(body)["size"]
 
-    with ThreadPoolExecutor(200) as askers:
-        replies = list(askers.map(ask, sizes))
-    assert replies == [(200, [height, width]) for width, height in sizes]
+    with ThreadPoolExecutor(100) as askers:
+        assert list(askers.map(ask, sizes)) == [(200, [height, width]) for width, height in sizes]
 
 
 def test_a_full_server_says_so_and_a_broken_model_too(photo: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,39 +98,36 @@ def test_a_full_server_says_so_and_a_broken_model_too(photo: Path, caplog: pytes
         answered = first.result(30)
         engine.fault = InputError("/srv/secret/model.onnx", "has gone", "bring it back")
         broken = app.ask(content)
-    assert (refused.status, json.loads(refused.body)) == (
-        503,
-        {"error": "too many images wait for an answer; try again in a moment"},
-    )
+        engine.fault = RuntimeError("/srv/secret is full")
+        failed = app.ask(content)
     assert json.loads(answered.body)["tags"][0]["label"] == "only \ud800"
-    assert (broken.status, json.loads(broken.body)) == (
-        500,
-        {"error": "tiny: has gone; the server's terminal says more"},
-    )
-    assert caplog.messages == ["/srv/secret/model.onnx: has gone; bring it back"]
+    assert [(reply.status, json.loads(reply.body)["error"]) for reply in (refused, broken, failed)] == [
+        (503, "too many images wait for an answer; try again in a moment"),
+        (500, "tiny: has gone; the server's terminal says more"),
+        (500, "server: it failed (RuntimeError); its terminal says more"),
+    ]
+    assert caplog.messages[0] == "/srv/secret/model.onnx: has gone; bring it back"
+    assert caplog.text.count("Traceback") == 1
+    assert caplog.text.endswith("RuntimeError: /srv/secret is full\n")
 
 
 def test_it_tells_its_model_health_and_description(app: AppProcess, photo: Path) -> None:
     told = {path: json.loads(app.ask(b"", method="GET", path=path).body) for path in ("/health", "/api/model")}
-    assert told == {
-        "/health": {"status": "ok"},
-        "/api/model": {"name": "model", "labels": list(LABELS), "grid": 2, "tuned": True},
-    }
+    model = {"name": "model", "labels": list(LABELS), "grid": 2, "tuned": True}
+    assert told == {"/health": {"status": "ok"}, "/api/model": model}
     answers = {**told, "/api/predict": json.loads(app.ask(photo.read_bytes(), query="?top_k=1").body)}
     description = json.loads(app.ask(b"", method="GET", path="/openapi.json").body)
     assert description["info"]["version"] == __version__
-    described = dict(description["paths"])
+    described, schemas = dict(description["paths"]), description["components"]["schemas"]
     del described["/openapi.json"]
     assert set(described) == set(answers)
-    schemas = description["components"]["schemas"]
     for path, operations in described.items():
         for method, operation in operations.items():
             assert method.upper() in app.ask(b"", method="PUT", path=path).headers["allow"].split(", ")
             answer = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
             assert_described(answers[path], schemas[answer.rpartition("/")[2]])
     assert_described(answers["/api/predict"]["tags"][0], schemas["Tag"])
-    parameters = described["/api/predict"]["post"]["parameters"]
-    for parameter in parameters:
+    for parameter in described["/api/predict"]["post"]["parameters"]:
         assert app.ask(photo.read_bytes(), query=f"?{parameter['name']}=1").status == 200
 
 
@@ -200,19 +151,16 @@ def test_a_body_that_is_stated_too_large_is_not_waited_for(app: AppProcess) -> N
             raise AssertionError("400 MB were taken")
 
 
-def test_all_bodies_together_are_bounded() -> None:
-    def send(caller: socket.socket, size: int) -> None:
-        caller.sendall(
-            b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + bytes(size)
-        )
-
-    bodies = Bodies(most=1_500_000)
+def test_all_bodies_together_are_bounded_and_one_that_does_not_come_is_given_up() -> None:
+    head = b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+    bodies = Bodies(most=1_500_000, seconds=1)
     with AppThread(FixedEngine(), bodies=bodies) as app:
-        with socket.create_connection(("127.0.0.1", app.port)) as first:
-            send(first, 900_000)
+        with socket.create_connection(("127.0.0.1", app.port), timeout=30) as first:
+            first.sendall(head + bytes(900_000))
             wait_for(lambda: bodies.held == 900_000)
             assert app.ask(bytes(1_000_000)).status == 503
             assert app.ask(bytes(500_000)).status == 422  # no image, but there was room
+            assert b"408" in first.recv(1000).partition(b"\r\n")[0]
         wait_for(lambda: bodies.held == 0)
         assert app.ask(bytes(1_000_000)).status == 422
 
@@ -223,15 +171,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
             return
         threading.Event().wait(0.01)
     raise AssertionError("it did not come true")
-
-
-def test_a_body_that_does_not_come_is_given_up() -> None:
-    bodies = Bodies(seconds=0.3)
-    with AppThread(FixedEngine(), bodies=bodies) as app, socket.create_connection(("127.0.0.1", app.port)) as caller:
-        caller.settimeout(30)
-        caller.sendall(b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\nabc")
-        assert b"408" in caller.recv(1000).partition(b"\r\n")[0]
-        assert bodies.held == 0
 
 
 def test_no_file_is_written_however_large_the_image(app: AppProcess) -> None:
@@ -256,17 +195,6 @@ def test_a_token_is_asked_for_where_one_is_set(photo: Path) -> None:
         assert app.ask(photo.read_bytes(), headers=right).status == 200
         for path in ("/", "/health", "/openapi.json"):
             assert app.ask(b"", path=path, method="GET").status == 200
-
-
-def test_a_fault_of_our_own_is_told_on_the_terminal_only(photo: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = FixedEngine()
-    engine.fault = RuntimeError("/srv/secret is full")
-    with AppThread(engine) as app:
-        broken = app.ask(photo.read_bytes())
-    told = {"error": "server: it failed (RuntimeError); its terminal says more"}
-    assert (broken.status, json.loads(broken.body)) == (500, told)
-    assert caplog.text.count("Traceback") == 1
-    assert caplog.text.endswith("RuntimeError: /srv/secret is full\n")
 
 
 def test_a_body_is_held_once(app: AppProcess) -> None:

@@ -3,7 +3,6 @@ import json
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tag_process import Greens, TaggingProcess, write_pictures
 from pivotpatch.data.address import open_records
 from pivotpatch.data.files import find_images
 from pivotpatch.errors import InputError
-from pivotpatch.inference.bulk import FITTED, Share, Tagging, tag_pictures
+from pivotpatch.inference.bulk import ALONE, FITTED, Share, Tagging, tag_pictures
 from pivotpatch.inference.bulk_job import NOTE, TagJob
 from pivotpatch.inference.prediction import TagRule
 from pivotpatch.inference.predictor import Predictor
@@ -82,47 +81,35 @@ def check_finished(name: str = "tags.jsonl") -> None:
     assert len(list(Path("out").iterdir())) == 3
 
 
-@pytest.mark.parametrize(("name", "workers"), [("tags.parquet", 0), ("tags.jsonl", 2), ("tags.CSV", 0)])
-def test_rows_are_those_of_a_predictor(name: str, workers: int, here: Path) -> None:
+@pytest.mark.parametrize(("name", "workers"), [("tags.parquet", 0), ("tags.jsonl", 2), ("tags.csv", 0)])
+def test_rows_are_those_of_a_predictor_and_a_data_set_of_their_own(name: str, workers: int, here: Path) -> None:
     done: list[tuple[str, int, int | None]] = []
     before = torch.get_rng_state()
     tagging = tag(name, num_workers=workers, progress=lambda *told: done.append(told))
-    assert tagging.summary is not None
-    assert (tagging.out, tagging.stopped, tagging.summary.tagged) == (Path("out") / name, False, COUNT - len(BROKEN))
+    assert (tagging.out, tagging.stopped) == (Path("out") / name, False)
     check_finished(name)
     assert done == [("tag", min(4 * batch, COUNT), COUNT) for batch in range(7)]
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(
-    "rule", [TagRule(threshold=0.7), TagRule(threshold=0.5, top_k=1), TagRule(top_k=9), TagRule(0.0)]
-)
-def test_the_rule_is_that_of_a_prediction(rule: TagRule, here: Path) -> None:
-    tag("tags.parquet", rule=rule)
-    assert read(Path("out/tags.parquet")) == expect(rule)
-    most = max(len(row["labels"]) for row in expect(rule))
-    assert most == min(rule.top_k or 3, 3)
-
-
-@pytest.mark.parametrize("name", ["tags.parquet", "tags.jsonl", "tags.csv"])
-def test_all_probabilities_are_kept_where_that_is_asked_for(name: str, here: Path) -> None:
-    tag(name, all_probs=True, note={"model": "greens"})
-    predictor = Predictor(Greens())
-    for row in read(Path("out") / name):
-        assert row["all_probs"] == pytest.approx(predictor(row["picture"]).probs.tolist(), abs=1e-6)
-    summary = json.loads(Path(f"out/{name}.summary.json").read_text("utf-8"))
-    assert summary["settings"]["labels"] == list(Greens.labels)
-    if name.endswith(".parquet"):
-        told = json.loads(pq.read_schema(Path("out") / name).metadata[NOTE])
-        assert (told["model"], told["labels"]) == ("greens", list(Greens.labels))
-
-
-@pytest.mark.parametrize("name", ["tags.parquet", "tags.jsonl", "tags.csv"])
-def test_tags_are_a_data_set_of_their_own(name: str, here: Path) -> None:
-    tag(name)
     records = open_records(f"table:out/{name}?image=picture&root=.")
     known = [records.labels.names[place] for place in records[3].positive]
     assert (records[3].name, sorted(known)) == (expect()[3]["picture"], sorted(expect()[3]["labels"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("a.parquet", TagRule(threshold=0.5, top_k=1)), ("a.jsonl", TagRule(top_k=9)), ("a.csv", TagRule(0.0))],
+)
+def test_the_rule_is_that_of_a_prediction_and_all_probabilities_can_be_kept(
+    name: str, rule: TagRule, here: Path
+) -> None:
+    tag(name, rule=rule, all_probs=True, note={"model": "greens"})
+    predictor, rows = Predictor(Greens()), read(Path("out") / name)
+    for row in rows:
+        assert row.pop("all_probs") == pytest.approx(predictor(row["picture"]).probs.tolist(), abs=1e-6)
+    assert rows == expect(rule)
+    if name.endswith(".parquet"):
+        told = json.loads(pq.read_schema(Path("out") / name).metadata[NOTE])
+        assert (told["model"], told["labels"]) == ("greens", list(Greens.labels))
 
 
 def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
@@ -146,21 +133,22 @@ def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
         tag_pictures(Bar(), find_images(odd), Path("bar.csv"))
 
 
-def stop_after(batches: int) -> Iterator[bool]:
-    yield from (False for _ in range(batches - 1))
-    while True:
-        yield True
+def stop(name: str, *, batches: int, **options: Any) -> Tagging:
+    """Tag until some batches are done."""
+    asked = [False] * (batches - 1)
+    return tag(name, stopping=lambda: not asked or asked.pop(), **options)
 
 
 def test_a_stop_keeps_the_batch_and_the_same_goes_on(here: Path) -> None:
-    asked = stop_after(2)
-    tagging = tag("tags.jsonl", stopping=lambda: next(asked))
+    tagging = stop("tags.jsonl", batches=3)
     assert (tagging.summary, tagging.stopped) == (None, True)
-    kept = pq.read_table("out/tags.jsonl.parts/0000000000-0000000008.parquet").to_pylist()
-    assert [row["picture"] for row in kept] == [f"pictures/{place:04d}.png" for place in range(8)]
+    kept = pq.read_table("out/tags.jsonl.parts/0000000000-0000000012.parquet")
+    assert kept["picture"].to_pylist() == [f"pictures/{place:04d}.png" for place in range(12)]
+    for begin, end in ((5, 10), (0, 3)):  # of others that did the same work
+        pq.write_table(kept.slice(begin, end - begin), f"out/tags.jsonl.parts/{begin:010d}-{end:010d}.parquet")
     done: list[int] = []
     tag("tags.jsonl", progress=lambda _what, at, _all: done.append(at))
-    assert done[0] == 8
+    assert done[0] == 12
     check_finished()
 
 
@@ -224,87 +212,44 @@ def test_work_goes_on_with_another_number_of_processes(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_process_is_refused_while_one_is_at_work(here: Path) -> None:
+@pytest.mark.parametrize("share", [ALONE, Share(0, 2)])
+def test_a_second_process_is_refused_while_one_is_at_work_unless_they_share_it(share: Share, here: Path) -> None:
     out = here / "out" / "tags.jsonl"
-    first = TaggingProcess(out)
+    first = TaggingProcess(out, share=share)
     first.hear()
     first.send(signal.SIGSTOP)  # amid its work
-    for options in ({}, {"overwrite": True}, {"share": Share(0, 2)}):
-        with pytest.raises(
-            InputError, match=r"tags\.jsonl: another process is at work on it; wait for it, or write to"
-        ):
+    refused: list[dict[str, Any]] = [{}, {"overwrite": True}, {"share": Share(0, 2)}] if share == ALONE else [{}]
+    for options in refused:
+        with pytest.raises(InputError, match=r"tags\.jsonl: another process is at work on it"):
             tag("tags.jsonl", **options)
-    tag("other.jsonl")
-    for path in Path("out").glob("other*"):
-        path.unlink()
+    if share != ALONE:
+        assert TaggingProcess(out, share=Share(1, 2)).wait() == 0
     first.send(signal.SIGCONT)
     assert first.wait() == 0
-    check_finished()
-
-
-@pytest.mark.slow
-def test_a_killed_process_leaves_no_lock(here: Path) -> None:
-    first = TaggingProcess(here / "out" / "tags.jsonl", workers=2)
-    first.hear()
-    first.kill()
-    assert Path("out/.tags.jsonl.lock").exists()
-    tag("tags.jsonl")
-    check_finished()
-
-
-@pytest.mark.slow
-def test_one_alone_is_refused_while_others_share_the_work(here: Path) -> None:
-    first = TaggingProcess(here / "out" / "tags.jsonl", share=Share(0, 2))
-    first.hear()
-    first.send(signal.SIGSTOP)
-    with pytest.raises(InputError, match="another process is at work on it"):
-        tag("tags.jsonl")
-    assert TaggingProcess(here / "out" / "tags.jsonl", share=Share(1, 2)).wait() == 0
-    first.send(signal.SIGCONT)
-    assert first.wait() == 0
-    check_finished()
-
-
-def test_two_that_do_the_same_work_make_one_file(here: Path) -> None:
-    asked = stop_after(3)
-    tag("tags.jsonl", stopping=lambda: next(asked))
-    rows = pq.read_table("out/tags.jsonl.parts/0000000000-0000000012.parquet")
-    pq.write_table(rows.slice(5, 5), "out/tags.jsonl.parts/0000000005-0000000010.parquet")
-    pq.write_table(rows.slice(0, 3), "out/tags.jsonl.parts/0000000000-0000000003.parquet")
-    tag("tags.jsonl")
-    check_finished()
-
-
-def test_a_process_that_comes_when_all_is_done_has_nothing_to_do(here: Path) -> None:
-    tag("tags.jsonl")
-    before = Path("out/tags.jsonl").stat().st_mtime_ns
-    tagging = tag("tags.jsonl", share=Share(1, 2))
-    assert tagging.summary is not None
-    assert tagging.summary.tagged == COUNT - len(BROKEN)
-    assert Path("out/tags.jsonl").stat().st_mtime_ns == before
-    check_finished()
-    with pytest.raises(InputError, match="it was begun with other top k .None then, 2 now.; give the same"):
-        tag("tags.jsonl", share=Share(1, 2), rule=TagRule(top_k=2))
     check_finished()
 
 
 def test_finished_work_is_replaced_only_when_that_is_asked_for(here: Path) -> None:
     tag("tags.jsonl")
-    with pytest.raises(InputError, match="tags.jsonl: exists already; write to another file, or replace it"):
+    before = Path("out/tags.jsonl").stat().st_mtime_ns
+    late = tag("tags.jsonl", share=Share(1, 2))  # has nothing to do
+    assert late.summary is not None
+    assert late.summary.tagged == COUNT - len(BROKEN)
+    with pytest.raises(InputError, match="begun with other top k .None then, 2 now"):
+        tag("tags.jsonl", share=Share(1, 2), rule=TagRule(top_k=2))
+    with pytest.raises(InputError, match="tags.jsonl: exists already"):
         tag("tags.jsonl", rule=TagRule(top_k=1))
+    assert Path("out/tags.jsonl").stat().st_mtime_ns == before
     check_finished()
-    tag("tags.jsonl", rule=TagRule(top_k=1), overwrite=True)
-    assert read(Path("out/tags.jsonl")) == expect(TagRule(top_k=1))
     for place in BROKEN:
         Path(f"pictures/{place:04d}.png").unlink()
-    tag("tags.jsonl", overwrite=True)
-    assert read(Path("out/tags.jsonl")) == expect()
+    tag("tags.jsonl", rule=TagRule(top_k=1), overwrite=True)
+    assert read(Path("out/tags.jsonl")) == expect(TagRule(top_k=1))
     assert not Path("out/tags.jsonl.failures.jsonl").exists()
 
 
 def test_unfinished_work_goes_on_as_it_began_or_not_at_all(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = stop_after(1)
-    tag("tags.jsonl", stopping=lambda: next(asked), note={"model": "a"})
+    stop("tags.jsonl", batches=1, note={"model": "a"})
     with pytest.raises(InputError, match=r"begun with other model \(a then, b now\); give the same, begin anew"):
         tag("tags.jsonl", note={"model": "b"})
     with pytest.raises(InputError, match="begun with other thresholds"):
@@ -351,9 +296,9 @@ def test_long_lists_are_worked_in_segments_and_parts(here: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tags.txt", {}, "tags.txt: is no file that tags can be written to; end it in .parquet, .jsonl, .csv"),
-        ("nowhere/tags.csv", {}, "there is no folder out/nowhere; make it first"),
-        ("tags.csv", {"share": Share(2, 2)}, "rank 2 of 2; give a rank from 0 to world - 1"),
+        ("tags.txt", {}, "tags.txt: is no file that tags can be written to"),
+        ("nowhere/tags.csv", {}, "there is no folder out/nowhere"),
+        ("tags.csv", {"share": Share(2, 2)}, "rank 2 of 2"),
         ("tags.csv", {"share": Share(0, 2), "overwrite": True}, "remove out/tags.csv and out/tags.csv.parts first"),
     ],
 )
@@ -365,15 +310,8 @@ def test_what_cannot_be_done_is_refused(name: str, options: dict[str, Any], mess
     assert list(Path("out").iterdir()) == []
 
 
-@pytest.mark.parametrize(("threshold", "top_k"), [(1.5, None), (-0.1, None), (float("nan"), None), (None, 0)])
-def test_rules_that_mean_nothing_are_refused(threshold: float | None, top_k: int | None) -> None:
-    with pytest.raises(InputError, match="threshold: .* give 0 to 1|top_k: .* give 1 or more"):
-        TagRule(threshold, top_k)
-
-
 def test_damaged_work_is_named(here: Path) -> None:
-    asked = stop_after(3)
-    tag("tags.csv", stopping=lambda: next(asked))
+    stop("tags.csv", batches=3)
     part = Path("out/tags.csv.parts/0000000000-0000000012.parquet")
     content = part.read_bytes()
     part.write_bytes(content[: len(content) // 2])

@@ -1,18 +1,18 @@
 """A closer look in scores and answers, against the network's own logits mixed by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
-from made_networks import LABELS, fit_made_up, make_network, make_pictures
+from made_networks import fit_made_up, make_network, make_pictures
 from PIL import Image
 from torch import Tensor
 
-from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
+from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import CounterfactualLogits
-from pivotpatch.core.patches import resize_images
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import make_loader
 from pivotpatch.inference.engine import Answer, TorchEngine
@@ -35,18 +35,6 @@ def make_closer(cutoffs: tuple[float, ...] = (0.0, 1.0), *, head: str = "linear"
     return model
 
 
-def watch(model: PatchClassifier) -> list[tuple[int, int]]:
-    """How many images pass the backbone, and of which size."""
-    seen: list[tuple[int, int]] = []
-    model.backbone.register_forward_pre_hook(lambda _, given: seen.append((len(given[0]), given[0].shape[-1])))
-    return seen
-
-
-def prepare(model: PatchClassifier, pixels: Tensor, size: int) -> Tensor:
-    mean, std = (torch.tensor(each).reshape(3, 1, 1) for each in (model.preprocessing.mean, model.preprocessing.std))
-    return (resize_images(pixels, (size, size)) / 255 - mean) / std
-
-
 def score_closer(model: PatchClassifier, pixels: Tensor) -> CounterfactualLogits:
     with torch.inference_mode():
         out = score_images(model, pixels, closer_size=CLOSER)
@@ -63,60 +51,25 @@ def mix_by_hand(model: PatchClassifier, pixels: Tensor) -> Answer:
     return Answer(tde, image, patch, out.weights)
 
 
-def find_alone(model: PatchClassifier, pixels: Tensor) -> Tensor:
-    """What the first look says alone, by its own calibration."""
-    with torch.inference_mode():
-        return IMAGE.apply(model.forward_images(prepare(model, pixels, SEEN)))
+def prepare(model: PatchClassifier, pixels: Tensor, size: int) -> Tensor:
+    return replace(model.preprocessing, image_size=size)(pixels)
 
 
 @pytest.mark.parametrize("head", ["linear", "query2label"])
-def test_a_closer_look_sees_the_picture_twice(head: str) -> None:
+def test_a_closer_look_sees_the_picture_twice_unless_effort_is_all_or_none(head: str) -> None:
     """At the network's size and larger, both from what the loader gives; no patch is cut from pixels."""
     model, pixels = make_closer(head=head), make_pictures(3, LOADED, LOADED)
+    seen: list[tuple[int, int]] = []
     with torch.inference_mode():
         expected = model.look_closer(model.forward_images(prepare(model, pixels, SEEN)), prepare(model, pixels, CLOSER))
-    seen = watch(model)
+    model.backbone.register_forward_pre_hook(lambda _, given: seen.append((len(given[0]), given[0].shape[-1])))
     for value, known in zip(score_closer(model, pixels), expected, strict=True):
         torch.testing.assert_close(value, known, rtol=1e-3, atol=1e-4)
     assert seen == [(3, SEEN), (3, CLOSER)]
-
-
-def test_pictures_in_doubt_get_a_closer_look_and_the_others_the_images_answer() -> None:
-    pixels = make_pictures(8, LOADED, LOADED)
-    alone = find_alone(make_closer(), pixels)
-    doubt = measure_uncertainty(alone)
-    cutoff = doubt.sort().values[4:6].mean().item()
-    model = make_closer((0.0, cutoff, 1.0))
-    expected, looked, seen = mix_by_hand(model, pixels), doubt > cutoff, watch(model)
-    answer = TorchEngine(model, effort=0.5)(pixels)
-    assert looked.sum() == 3
-    assert seen == [(8, SEEN), (3, CLOSER)]
-    for name, value, known in zip(answer._fields, answer, expected, strict=True):
-        assert value is not None
-        assert known is not None
-        torch.testing.assert_close(value[looked], known[looked], rtol=0, atol=1e-5, msg=name)
-    for probs in (answer.probs, answer.image_probs):
-        torch.testing.assert_close(probs[~looked], alone[~looked], rtol=0, atol=1e-5)
-    for part in (answer.patch_probs, answer.weights):
-        assert part is not None
-        assert part[~looked].isnan().all()
-    assert answer.weights is not None
-    torch.testing.assert_close(answer.weights[looked].sum(dim=1), torch.ones(3, len(LABELS)))
-    model.closer_size = None
-    patches = TorchEngine(model, effort=0.5)(pixels)
-    assert (patches.probs[looked] - answer.probs[looked]).abs().mean() > 0.02  # another opinion than the patches'
-    assert torch.equal(patches.probs[~looked], answer.probs[~looked])
-
-
-@pytest.mark.parametrize(("effort", "passes"), [(1.0, [(20, SEEN)]), (0.0, [(4, SEEN)])])
-def test_with_all_effort_or_none_there_is_no_closer_look(effort: float, passes: list[tuple[int, int]]) -> None:
-    model, pixels = make_closer(), make_pictures(4, LOADED, LOADED)
-    seen = watch(model)
-    answer = TorchEngine(model, effort=effort)(pixels)
-    assert seen == passes
-    model.closer_size = None
-    for value, known in zip(answer, TorchEngine(model, effort=effort)(pixels), strict=True):
-        torch.testing.assert_close(value, known, rtol=0, atol=0)
+    for effort, passes in ((1.0, [(15, SEEN)]), (0.0, [(3, SEEN)])):
+        seen.clear()
+        TorchEngine(model, effort=effort)(pixels)
+        assert seen == passes
 
 
 @pytest.fixture

@@ -1,6 +1,4 @@
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,10 +38,10 @@ def written(plain: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-def write_identity(path: Path, properties: dict[str, str]) -> Path:
-    """A healthy ONNX file of another maker."""
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", values[:1], values[1:])
+def write_onnx(path: Path, properties: dict[str, str], outputs: tuple[str, ...]) -> Path:
+    """A healthy ONNX file of another maker, which takes floats."""
+    given, *values = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", *outputs))
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], [name]) for name in outputs], "g", [given], values)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     helper.set_model_props(model, properties)
     onnx.save(model, path)
@@ -57,29 +55,11 @@ def test_a_network_without_patches_answers_as_in_torch(plain: Classifier, writte
     assert expected.probs.std(dim=0).max() > 0.05
     assert said[2:] == (None, None)
     assert (engine.grid, engine.overlap, engine.picture_size) == (0, 0.0, 32)
-    assert engine.labels == LABELS
-    assert engine.thresholds == plain.thresholds
-
-
-def test_a_predictor_gives_the_same_tags(plain: Classifier, written: Path) -> None:
+    assert (engine.labels, engine.thresholds) == (LABELS, plain.thresholds)
     picture = make_pictures(1, 70, 45)[0].permute(1, 2, 0).numpy()
-    said, expected = Predictor.load(written)(picture), Predictor(TorchEngine(plain))(picture)
-    assert [tag.label for tag in said.tags] == [tag.label for tag in expected.tags] != []
-    np.testing.assert_allclose(said.probs, expected.probs, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("pictures", "said"),
-    [
-        (torch.zeros(1, 3, 8, 8), "images are torch.float32 of shape"),
-        (torch.zeros(1, 1, 8, 8, dtype=torch.uint8), "give uint8 \\(B, 3, H, W\\)"),
-        (torch.zeros(3, 8, 8, dtype=torch.uint8), "add the batch dimension"),
-        (torch.zeros(0, 3, 8, 8, dtype=torch.uint8), "the batch is empty"),
-    ],
-)
-def test_other_pictures_are_refused(pictures: torch.Tensor, said: str, written: Path) -> None:
-    with pytest.raises(InputError, match=said):
-        OnnxEngine(written)(pictures)
+    found, known = Predictor.load(written)(picture), Predictor(TorchEngine(plain))(picture)
+    assert [tag.label for tag in found.tags] == [tag.label for tag in known.tags] != []
+    np.testing.assert_allclose(found.probs, known.probs, atol=1e-4)
 
 
 def test_damaged_files_are_told_in_one_line(written: Path, tmp_path: Path) -> None:
@@ -87,9 +67,11 @@ def test_damaged_files_are_told_in_one_line(written: Path, tmp_path: Path) -> No
     for name, held in (("cut", content[: len(content) // 2]), ("text", b"no graph"), ("empty", b"")):
         path = tmp_path / f"{name}.onnx"
         path.write_bytes(held)
-        with pytest.raises(InputError, match=f"{name}.onnx: ONNX Runtime cannot open it \\(.+\\); export") as caught:
+        with pytest.raises(InputError, match=rf"^.*{name}.onnx: ONNX Runtime cannot open it \(.+\); export.*$"):
             OnnxEngine(path)
-        assert "\n" not in str(caught.value)
+    for path, said in ((tmp_path / "none.onnx", "there is no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(InputError, match=said):
+            OnnxEngine(path)
 
 
 @pytest.mark.parametrize(
@@ -99,33 +81,16 @@ def test_damaged_files_are_told_in_one_line(written: Path, tmp_path: Path) -> No
         ({"pivotpatch": "{"}, "its description is wrong, as a whole: Invalid JSON"),
         ({"pivotpatch": json.dumps({"labels": []})}, "its description is wrong, pivotpatch: Field required"),
         ({"pivotpatch": DESCRIBED.model_dump_json()}, "its outputs are y, not probs, image_probs"),
-        (
-            {"pivotpatch": DESCRIBED.model_copy(update={"thresholds": (0.5,)}).model_dump_json()},
-            "its description is wrong, as a whole: Value error, 1 thresholds for 2 labels",
-        ),
     ],
 )
 def test_files_of_others_are_told(properties: dict[str, str], said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
-        OnnxEngine(write_identity(tmp_path / "other.onnx", properties))
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("none.onnx", "there is no such file"),
-        ("folder.onnx", "is a folder"),
-    ],
-)
-def test_wrong_paths_are_told(name: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "folder.onnx").mkdir()
-    with pytest.raises(InputError, match=said):
-        OnnxEngine(tmp_path / name)
+        OnnxEngine(write_onnx(tmp_path / "other.onnx", properties, ("y",)))
 
 
 def test_without_onnxruntime_the_extra_is_named(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(InputError, match="^onnxruntime: is not installed; pip install pivotpatch\\[onnx\\]$"):
+    with pytest.raises(InputError, match="^onnxruntime: is not installed; pip install .*onnx"):
         OnnxEngine(written)
     assert import_extra("json") is json
 
@@ -155,39 +120,20 @@ def test_a_file_that_gives_no_numbers_is_named(weight: float, written: Path, tmp
         ({"picture_size": 4097}, "picture_size: Input should be less than or equal to 4096"),
         ({"grid": 17}, "grid: Input should be less than or equal to 16"),
         ({"thresholds": [0.5, 0.5, 7]}, "thresholds.2: Input should be less than or equal to 1"),
+        ({"thresholds": [0.5]}, "1 thresholds for 3 labels"),
         ({"labels": ["a", "b", "a"]}, "a label comes twice"),
-        (
-            {"labels": ["a", "b"], "thresholds": None},
-            r"it gives \(1, 3\) \(1, 3\) of 1 images, and there are 2 labels",
-        ),
+        ({"labels": ["a", "b"], "thresholds": None}, "of 1 images, and there are 2 labels"),
     ],
 )
 def test_a_description_of_another_graph_is_told(
     changes: dict[str, Any], said: str, written: Path, tmp_path: Path
 ) -> None:
     path = rewrite(written, tmp_path / "other.onnx", **changes)
-    with pytest.raises(InputError, match=f"other.onnx: .*{said}.*; export the model again$") as caught:
+    with pytest.raises(InputError, match=f"other.onnx: .*{said}.*; export the model again$"):
         OnnxEngine(path)(torch.zeros(1, 3, 9, 9, dtype=torch.uint8))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_graph_that_cannot_be_run_is_told(tmp_path: Path) -> None:
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in DESCRIBED.outputs]
-    nodes = [helper.make_node("Identity", ["x"], [name]) for name in DESCRIBED.outputs]
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])  # no bytes of pictures
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [given], outputs), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
-    )
-    helper.set_model_props(model, {"pivotpatch": DESCRIBED.model_dump_json()})
-    onnx.save(model, tmp_path / "other.onnx")
-    with pytest.raises(InputError, match=r"other.onnx: it cannot be run \(.+\); export the model again") as caught:
-        OnnxEngine(tmp_path / "other.onnx")(torch.zeros(1, 3, 9, 9, dtype=torch.uint8))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_onnx_runtime_keeps_no_list_of_events(tmp_path: Path) -> None:
-    code = "from pivotpatch.inference.exported import import_extra; import_extra('onnxruntime')"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("ORT_", "XDG_"))}
-    subprocess.run([sys.executable, "-c", code], check=True, env={**environment, "HOME": str(tmp_path)})
-    assert [path for path in tmp_path.rglob("*") if "onnxruntime" in path.name] == []
+    path = write_onnx(tmp_path / "other.onnx", {"pivotpatch": DESCRIBED.model_dump_json()}, DESCRIBED.outputs)
+    with pytest.raises(InputError, match=r"other.onnx: it cannot be run \([^\n]+\); export the model again"):
+        OnnxEngine(path)(torch.zeros(1, 3, 9, 9, dtype=torch.uint8))

@@ -19,11 +19,9 @@ def image() -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8)
 
 
-def logits_of(batch: int = 1, patches: int = 4) -> CounterfactualLogits:
+def logits_of(patches: int = 4) -> CounterfactualLogits:
     generator = torch.Generator().manual_seed(1)
-    return combine_logits(
-        torch.randn(batch, 3, generator=generator), torch.randn(batch, patches, 3, generator=generator)
-    )
+    return combine_logits(torch.randn(1, 3, generator=generator), torch.randn(1, patches, 3, generator=generator))
 
 
 def render(figure: Figure) -> bytes:
@@ -36,43 +34,36 @@ def frames(figure: Figure, axes: int = 0) -> list[Rectangle]:
     return [patch for patch in figure.axes[axes].patches if isinstance(patch, Rectangle) and not patch.get_fill()]
 
 
-@pytest.mark.parametrize("label", range(3))
-def test_bars_are_the_three_probabilities_of_the_label(image: NDArray[np.uint8], label: int) -> None:
+def test_bars_are_the_three_probabilities_of_the_label_below_a_baseline(image: NDArray[np.uint8]) -> None:
     logits = logits_of()
-    bars = plot_case(image, logits, label=label, labels=LABELS).axes[1]
-    widths = [bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)]
-    opinions = (logits.image_logits.sigmoid(), logits.pooled_logits.sigmoid(), logits.probs)
-    assert widths == pytest.approx([float(probs[0, label]) for probs in opinions])
-    assert [text.get_text() for text in bars.texts] == [f"{width:.2f}" for width in widths]
-    assert LABELS[label] in bars.get_xlabel()
+    for label in range(3):
+        bars = plot_case(image, logits, label=label, labels=LABELS).axes[1]
+        widths = [bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)]
+        opinions = (logits.image_logits.sigmoid(), logits.pooled_logits.sigmoid(), logits.probs)
+        assert widths == pytest.approx([float(probs[0, label]) for probs in opinions])
+        shown = [text.get_text() for text in bars.texts]
+        assert shown == [f"{width:.2f}" for width in widths]
+        assert LABELS[label] in bars.get_xlabel()
+        beside = plot_case(image, logits, label=label, labels=LABELS, baseline=0.87).axes[1]
+        assert [text.get_text() for text in beside.texts] == ["0.87", *shown]
+        assert beside.get_yticklabels()[0].get_text() == "baseline"
 
 
-@pytest.mark.parametrize("grid", [1, 2, 3])
-def test_frames_are_the_patches_and_carry_their_shares(image: NDArray[np.uint8], grid: int) -> None:
+@pytest.mark.parametrize(("grid", "overlap"), [(1, 0.0), (2, 0.3), (3, 0.0)])
+def test_frames_are_the_patches_and_carry_their_shares(image: NDArray[np.uint8], grid: int, overlap: float) -> None:
     logits = logits_of(patches=grid * grid)
-    figure = plot_case(image, logits, label=2, labels=LABELS)
+    figure = plot_case(image, logits, label=2, labels=LABELS, overlap=overlap)
     drawn = [tuple(np.rint(np.add(frame.get_bbox().extents, 0.5)).astype(int)) for frame in frames(figure)]
-    assert drawn == [tuple(box) for box in patch_boxes(30, 50, grid=grid)]
+    assert drawn == [tuple(box) for box in patch_boxes(30, 50, grid=grid, overlap=overlap)]
     shares = [text.get_text() for text in figure.axes[0].texts]
     assert shares == [f"{share:.0%}" for share in logits.weights[0, :, 2].tolist()]
-
-
-def test_the_least_important_patch_is_dimmed_most(image: NDArray[np.uint8]) -> None:
-    logits = logits_of()
-    axes = plot_case(image, logits, label=0, labels=LABELS).axes[0]
-    dimmed = [patch.get_alpha() or 0.0 for patch in axes.patches if patch.get_fill()]
-    assert np.argsort(dimmed).tolist() == logits.weights[0, :, 0].argsort(descending=True).tolist()
-
-
-def test_the_picture_is_shown_unchanged_and_titles_are_taken_literally(image: NDArray[np.uint8]) -> None:
-    figure = plot_case(image, logits_of(), label=1, labels=LABELS, title="$x")
-    np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), image)
-    assert figure.get_suptitle() == "$x"
-    assert render(figure).startswith(b"\x89PNG")
+    dimmed = [patch.get_alpha() or 0.0 for patch in figure.axes[0].patches if patch.get_fill()]
+    assert np.argsort(dimmed).tolist() == logits.weights[0, :, 2].argsort(descending=True).tolist()
 
 
 def test_a_pair_shows_both_cases_on_one_scale_and_marks_what_is_pointed_at(image: NDArray[np.uint8]) -> None:
     one, other = Case(image, logits_of(), "with", PatchBox(5, 6, 15, 20)), Case(image[::-1], logits_of(), "without")
+    assert plot_case(image, logits_of(), label=1, labels=LABELS, title="$x").get_suptitle() == "$x"  # no formula
     figure = plot_pair(one, other, label=1, labels=LABELS)
     assert [axes.get_title() for axes in figure.axes[:2]] == ["with", "without"]
     assert [len(frames(figure, axes)) for axes in (0, 1)] == [5, 4]
@@ -80,19 +71,3 @@ def test_a_pair_shows_both_cases_on_one_scale_and_marks_what_is_pointed_at(image
     assert figure.axes[2].get_xlim() == figure.axes[3].get_xlim()
     np.testing.assert_array_equal(figure.axes[1].images[0].get_array(), image[::-1])
     assert render(figure).startswith(b"\x89PNG")
-
-
-def test_a_baseline_stands_above_the_three_opinions(image: NDArray[np.uint8]) -> None:
-    logits = logits_of()
-    plain = plot_case(image, logits, label=1, labels=LABELS).axes[1]
-    beside = plot_case(image, logits, label=1, labels=LABELS, baseline=0.87).axes[1]
-    assert [text.get_text() for text in beside.texts] == ["0.87", *(text.get_text() for text in plain.texts)]
-    assert beside.get_yticklabels()[0].get_text() == "baseline"
-    assert render(plot_case(image, logits, label=1, labels=LABELS, baseline=0.87))
-
-
-def test_frames_overlap_as_the_patches_do(image: NDArray[np.uint8]) -> None:
-    figure = plot_case(image, logits_of(), label=0, labels=LABELS, overlap=0.3)
-    drawn = [tuple(np.rint(np.add(frame.get_bbox().extents, 0.5)).astype(int)) for frame in frames(figure)]
-    assert drawn == [tuple(box) for box in patch_boxes(30, 50, grid=2, overlap=0.3)]
-    assert drawn[0][2] > drawn[1][0]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
+from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.patches import PatchBox
 from pivotpatch.data.decoding import decode_image
@@ -21,12 +21,10 @@ from pivotpatch.inference.engine import Answer
 from pivotpatch.inference.prediction import LONGEST
 from pivotpatch.inference.predictor import Picture, Predictor
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
 LABELS = ("cat", "dog")
 PIXELS = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
-CLEAR = np.full((80, 80, 3), (255, 160, 0), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -68,39 +66,22 @@ def encode(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
     return stream.getvalue()
 
 
-def every_kind(folder: Path) -> dict[str, Picture]:
-    path = folder / "a photo #1.png"
-    path.write_bytes(encode(PIXELS))
-    tensor = torch.from_numpy(PIXELS).permute(2, 0, 1)
-    return {
-        "path": path,
-        "text": str(path),
-        "url": path.as_uri(),
-        "bytes": path.read_bytes(),
-        "pillow": Image.fromarray(PIXELS),
-        "opened": Image.open(path),
-        "array": PIXELS,
-        "strided": np.asfortranarray(PIXELS),
-        "tensor": tensor,
-        "floats": tensor / 255,
-        "halves": (tensor / 255).double().requires_grad_(),
-    }
-
-
 def test_a_picture_gets_the_same_answer_however_it_is_given(checkpoint: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(checkpoint)
-    given = every_kind(tmp_path)
     pixels = decode_image(PIXELS, size=(64, 64))  # what the loader would ship
     expected = predictor.engine(torch.from_numpy(pixels).permute(2, 0, 1)[None])
-    for kind, picture in given.items():
+    path = tmp_path / "a photo #1.png"
+    path.write_bytes(encode(PIXELS))
+    tensor = torch.from_numpy(PIXELS).permute(2, 0, 1)
+    named: list[Picture] = [path, str(path), path.as_uri()]
+    held: list[Picture] = [path.read_bytes(), Image.open(path), np.asfortranarray(PIXELS), tensor]
+    for picture in [*named, *held, (tensor / 255).double().requires_grad_()]:
         prediction = predictor(picture)
-        assert torch.equal(prediction.probs, expected.probs[0]), kind
-        assert prediction.size == (90, 70)
-        assert prediction.labels == LABELS
+        assert torch.equal(prediction.probs, expected.probs[0])
+        assert (prediction.size, prediction.labels) == ((90, 70), LABELS)
         assert prediction.thresholds.tolist() == [0.25, 0.75]
-        assert np.array_equal(prediction.image, PIXELS), kind
-        named = kind in ("path", "text", "url")
-        assert prediction.picture == (str(tmp_path / "a photo #1.png") if named else None)
+        assert np.array_equal(prediction.image, PIXELS)
+        assert prediction.picture == (str(path) if any(picture is each for each in named) else None)
 
 
 def test_rows_go_to_their_pictures_and_columns_to_their_labels() -> None:
@@ -126,41 +107,22 @@ def test_a_list_is_answered_in_batches_and_in_order(count: int) -> None:
     ]
 
 
-def test_size_and_boxes_are_of_the_turned_picture(tmp_path: Path) -> None:
-    stored = np.zeros((300, 200, 3), np.uint8)
-    stored[:150, :100, 0] = 255  # stored above on the left, shown above on the right
+def test_a_large_jpeg_is_turned_and_read_as_the_loader_reads_it_and_little_of_it_is_kept(tmp_path: Path) -> None:
+    stored = np.zeros((2000, 1000, 3), np.uint8)
+    stored[:1000, :500, 0] = 255  # stored above on the left, shown above on the right
     exif = Image.Exif()
     exif[0x0112] = 6
     path = tmp_path / "turned.jpg"
     Image.fromarray(stored).save(path, exif=exif, quality=100, subsampling=0)
-    for picture in (path, Image.open(path), path.read_bytes()):
-        prediction = Predictor(Means())(picture)
-        assert prediction.size == (200, 300)
-        assert prediction.get("cat").box == PatchBox(150, 0, 300, 100)
-
-
-def test_a_large_jpeg_is_read_as_the_loader_reads_it(tmp_path: Path) -> None:
-    small = np.random.default_rng(1).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-    path = tmp_path / "large.jpg"
-    Image.fromarray(small).resize((1500, 1000)).save(path)
-    prediction = Predictor(Means())(path)
     expected = Means()(torch.from_numpy(decode_image(path, size=(16, 16))).permute(2, 0, 1)[None])
-    assert torch.equal(prediction.probs, expected.probs[0])
-    assert prediction.size == (1000, 1500)
     opened = Image.open(path)
-    assert Predictor(Means())(opened).size == opened.size[::-1] == (1000, 1500)  # not decoded smaller for good
-
-
-def test_little_is_kept_of_a_large_picture_and_nothing_of_the_callers() -> None:
-    pixels = np.zeros((2000, 1000, 3), np.uint8)
-    source = Predictor(Means())(pixels).source
-    assert isinstance(source, np.ndarray)
-    assert source.shape == (LONGEST, LONGEST // 2, 3)
-    assert source.base is None
-    own = PIXELS.copy()
-    prediction = Predictor(Means())(own)
-    own[:] = 0
-    assert np.array_equal(prediction.image, PIXELS)
+    for picture in (path, opened, path.read_bytes()):
+        prediction = Predictor(Means())(picture)
+        assert prediction.size == (1000, 2000)
+        assert prediction.get("cat").box == PatchBox(1000, 0, 2000, 500)
+        assert torch.equal(prediction.probs, expected.probs[0])
+        assert prediction.image.shape == (LONGEST // 2, LONGEST, 3)
+    assert opened.size == (1000, 2000)  # not decoded smaller for good
 
 
 @pytest.mark.parametrize(
@@ -174,12 +136,10 @@ def test_little_is_kept_of_a_large_picture_and_nothing_of_the_callers() -> None:
         (encode(PIXELS)[:200], "picture: cannot be decoded"),
         (7, "picture: is a int; give a path"),
         (np.zeros((8, 8, 3)), r"the array is float64 of shape \(8, 8, 3\)"),
-        (np.zeros((8, 8, 4), np.uint8), r"the array is uint8 of shape \(8, 8, 4\)"),
+        ([PIXELS, PIXELS[..., :2]], r"pictures\[1\]: the array is uint8 of shape \(90, 70, 2\)"),
         (torch.zeros(2, 3, 8, 8), r"shape \(2, 3, 8, 8\); give \(3, H, W\), or list"),
-        (torch.zeros(8, 8, 3), r"shape \(8, 8, 3\); give \(3, H, W\)$"),
         (torch.full((3, 8, 8), 1.5), "from 1.5 to 1.5; give uint8, or floats from 0 to 1 that are not normalised"),
         (torch.full((3, 8, 8), torch.nan), "the tensor is torch.float32 from nan"),
-        (torch.zeros(3, 8, 8, dtype=torch.int64), "the tensor is torch.int64"),
     ],
 )
 def test_what_is_no_picture_is_refused(picture: Picture, wrong: str) -> None:
@@ -187,95 +147,42 @@ def test_what_is_no_picture_is_refused(picture: Picture, wrong: str) -> None:
         Predictor(Means())(picture)
 
 
-def test_pixels_of_a_list_are_named_by_their_place() -> None:
-    pictures = [*[PIXELS] * 9, PIXELS[..., :2]]
-    with pytest.raises(InputError, match=r"pictures\[9\]: the array is uint8 of shape \(90, 70, 2\)"):
-        Predictor(Means(), batch_size=4)(pictures)
-
-
-def test_a_network_needs_an_engine(checkpoint: Path) -> None:
-    network = load_checkpoint(checkpoint)
+def test_a_network_needs_an_engine(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^Predictor: it is given a model; write Predictor\(TorchEngine\(model\)\)$"):
-        Predictor(network)  # type: ignore[arg-type]
+        Predictor(load_checkpoint(checkpoint))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="batch_size is 0"):
         Predictor(Means(), batch_size=0)
-
-
-def test_a_run_is_opened_at_its_best_network(checkpoint: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "last").symlink_to(checkpoint, target_is_directory=True)
-    with pytest.raises(InputError, match="run: the run has no best model yet; train on, or give .*last"):
-        Predictor.load(run)
-    model = MultiLabelClassifier("test_resnet", ["best"], image_size=32)
-    save_checkpoint(model, run / "best")
-    assert Predictor.load(str(run)).labels == ("best",)
-    assert Predictor.load(run / "last", device="cpu").labels == LABELS
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("tager", "tager: is neither a bundled model nor .*did you mean 'tagger'.*or give the folder of a run"),
-        ("missing.onnx", "missing.onnx: .*check the path"),
-        (
-            "photo.safetensors",
-            "photo.safetensors: is a file; .*give the folder of a run or checkpoint, or an .onnx file",
-        ),
-        ("empty", "empty: is no checkpoint, model.json is missing"),
-    ],
-)
-def test_what_cannot_be_opened_is_named(name: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "photo.safetensors").touch()
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=wrong):
-        Predictor.load(name)
-
-
-def test_a_device_that_is_not_there_is_refused(checkpoint: Path) -> None:
     with pytest.raises(InputError, match="device: 'nonsense' cannot be used"):
         Predictor.load(checkpoint, device="nonsense")
-
-
-@pytest.fixture(scope="module")
-def tuned(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, with a cutoff at effort 0.5 that the image of `CLEAR` is below."""
-    model = load_checkpoint(checkpoint)
-    image = Calibration("image", "platt", (1.0, 1.0), (0.0, 0.0))
-    doubt = [measure_uncertainty(Predictor.load(checkpoint, effort=0)(pixels).probs) for pixels in (CLEAR, PIXELS)]
-    assert doubt[0] < doubt[1]
-    model.adaptive = Adaptive(image, (0.0, (doubt[0].item() + doubt[1].item()) / 2, 1.0))
-    folder = tmp_path_factory.mktemp("tuned") / "checkpoint"
-    save_checkpoint(model, folder)
-    return folder
-
-
-def test_a_picture_that_is_clear_without_its_patches_has_no_box(tuned: Path) -> None:
-    clear, unclear = Predictor.load(tuned, effort=0.5)([CLEAR, PIXELS])
-    full, alone = Predictor.load(tuned)(PIXELS), Predictor.load(tuned, effort=0)(CLEAR)
-    assert torch.allclose(unclear.probs, full.probs, atol=1e-6)
-    assert [tag.box for tag in unclear.top(2)] == [tag.box for tag in full.top(2)] != [None, None]
-    assert torch.allclose(clear.probs, alone.probs, atol=1e-6)
-    assert (clear.patch_probs, clear.weights) == (None, None)
-    (tag, *_) = clear.top(1)
-    assert (tag.prob, tag.patch_prob, tag.weights, tag.box) == (tag.image_prob, None, None, None)
-    assert len(clear.tags) == 1
-    (told,) = json.loads(json.dumps(clear.to_dict(), allow_nan=False))["tags"]
-    assert (told["patch_prob"], told["weights"], told["box"]) == (None, None, None)
-    assert set(told) == set(full.top(1)[0].to_dict())
-    for label in (None, "cat"):
-        clear.plot(label).savefig(BytesIO(), format="png")
-    assert "nan" not in clear._repr_html_() + repr(clear)
-
-
-def test_efforts_that_cannot_be_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="effort: is 0.5, which needs a tuned checkpoint; run pivotpatch tune"):
-        Predictor.load(checkpoint, effort=0.5)
     with pytest.raises(InputError, match="Predictor: effort is 2; give a number from 0"):
         Predictor.load(checkpoint, effort=2)
     with pytest.raises(InputError, match="m.onnx: exported models run on the CPU with effort 1, not on cpu with 0"):
         Predictor.load(tmp_path / "m.onnx", effort=0)
+
+
+class Unsure(Means):
+    """Looks at the patches of the second picture only."""
+
+    def __call__(self, pictures: Tensor) -> Answer:
+        answer = super().__call__(pictures)
+        assert answer.patch_probs is not None
+        assert answer.weights is not None
+        clear = torch.tensor([torch.nan, 0.0])
+        return answer._replace(
+            patch_probs=answer.patch_probs + clear[:, None], weights=answer.weights + clear[:, None, None]
+        )
+
+
+def test_a_picture_that_is_clear_without_its_patches_has_no_box() -> None:
+    clear, unclear = Predictor(Unsure(thresholds=(0.1, 0.9)))([PIXELS, PIXELS])
+    assert None not in [tag.box for tag in unclear.top(2)]
+    assert (clear.patch_probs, clear.weights) == (None, None)
+    (told,) = json.loads(json.dumps(clear.to_dict(), allow_nan=False))["tags"]
+    assert (told["patch_prob"], told["weights"], told["box"]) == (None, None, None)
+    assert set(told) == set(unclear.top(1)[0].to_dict())
+    for label in (None, "cat"):
+        clear.plot(label).savefig(BytesIO(), format="png")
+    assert "nan" not in clear._repr_html_() + repr(clear)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -287,8 +194,5 @@ def test_a_gpu_says_nearly_the_same(backbone: str, tmp_path: Path) -> None:
     model.adaptive = Adaptive(Calibration("image", "platt", (1.0, 1.0), (0.0, 0.0)), (0.0, 0.0, 1.0))
     save_checkpoint(model, tmp_path / "model")
     for effort in (0, 0.5, 1):
-        here, there = (
-            Predictor.load(tmp_path / "model", device=device, effort=effort)(PIXELS) for device in ("cpu", "cuda")
-        )
-        torch.testing.assert_close(there.probs, here.probs, rtol=0, atol=0.02)
-        assert there.probs.device.type == "cpu"
+        both = [Predictor.load(tmp_path / "model", device=name, effort=effort)(PIXELS) for name in ("cpu", "cuda")]
+        torch.testing.assert_close(both[1].probs, both[0].probs, rtol=0, atol=0.02)

@@ -46,11 +46,22 @@ def test_remixed_scores_hold_all_that_the_model_would_have_said(temperature: flo
     torch.testing.assert_close(back.get("tde"), scores.get("tde"))
 
 
-def test_the_same_mixture_is_the_tde_logits_and_needs_no_patches() -> None:
-    scores, _ = make_scores(lam=0.7, patches=False)
+def test_probabilities_of_tde_are_normalised_and_a_selection_keeps_rows_together() -> None:
+    scores, _ = make_scores(lam=3.0, patches=False)
+    torch.testing.assert_close(scores.probs("tde"), torch.sigmoid(scores.get("tde") / 4))
     torch.testing.assert_close(scores.mix(), scores.get("tde"))
+    chosen = scores.select(torch.tensor([4, 1]))
+    assert chosen.pictures == ("y", "v")
+    assert chosen.indices is not None
+    assert chosen.indices.tolist() == [4, 1]
+    torch.testing.assert_close(chosen.get("tde"), scores.get("tde")[[4, 1]])
+    torch.testing.assert_close(chosen.target, scores.target[[4, 1]])
     with pytest.raises(InputError, match="scores: the patches were not kept; score the images again"):
         scores.mix(temperature=2.0)
+    with pytest.raises(InputError, match="scores: there are no 'pach' logits; did you mean 'patch'"):
+        scores.get("pach")
+    with pytest.raises(InputError, match=r"scores: image has shape \(6, 2\); give \(6, 3\)"):
+        Scores(scores.labels, scores.pictures, scores.target, {"image": torch.zeros(6, 2)})
 
 
 def test_a_weight_of_zero_stays_zero() -> None:
@@ -60,30 +71,3 @@ def test_a_weight_of_zero_stays_zero() -> None:
     assert scores.patch_logits is not None
     mixed = scores.mix(temperature=2.0)
     torch.testing.assert_close(mixed[0, 0], scores.get("image")[0, 0] + scores.patch_logits[0, 0, 0])
-
-
-def test_probabilities_of_tde_are_normalised() -> None:
-    scores, _ = make_scores(lam=3.0)
-    torch.testing.assert_close(scores.probs("tde"), torch.sigmoid(scores.get("tde") / 4))
-    torch.testing.assert_close(scores.probs("image"), torch.sigmoid(scores.get("image")))
-    assert scores.ranking == "tde"
-    with pytest.raises(InputError, match="scores: there are no 'pach' logits; did you mean 'patch'"):
-        scores.get("pach")
-
-
-def test_a_selection_keeps_rows_together() -> None:
-    scores, _ = make_scores()
-    chosen = scores.select(torch.tensor([4, 1]))
-    assert chosen.pictures == ("y", "v")
-    assert chosen.indices is not None
-    assert chosen.indices.tolist() == [4, 1]
-    torch.testing.assert_close(chosen.mix(temperature=2.0), scores.mix(temperature=2.0)[[4, 1]])
-    torch.testing.assert_close(chosen.target, scores.target[[4, 1]])
-
-
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    scores, _ = make_scores()
-    with pytest.raises(InputError, match=r"scores: image has shape \(6, 2\); give \(6, 3\)"):
-        Scores(scores.labels, scores.pictures, scores.target, {"image": torch.zeros(6, 2)})
-    with pytest.raises(InputError, match="scores: there are no logits"):
-        Scores(scores.labels, scores.pictures, scores.target, {})
