@@ -103,5 +103,5 @@ def test_what_one_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(InputError, match="^onnxscript: is not installed; pip install pivotpatch\\[onnx\\]$"):
+    with pytest.raises(InputError, match=r"^onnxscript: is not installed; pip install .*\[onnx\]"):
         export_onnx(make_network(), tmp_path / "network.onnx")
