@@ -1,6 +1,6 @@
 """pivotpatch: multi-label image classification that does not let one object vouch for another.
 
-`PatchInference` wraps any trained model (PAT-I); `PatchClassifier` is the network of PAT-T. What
+`PatchInference` wraps any trained model (PAT-I); `PatchClassifier` is the model of PAT-T. What
 lies deeper, one function an equation, is in `pivotpatch.core`.
 """
 

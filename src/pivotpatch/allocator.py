@@ -12,7 +12,7 @@ def keep_freed_memory() -> bool:
     """Let this process keep the memory that it frees, for the next block of its kind; False where that cannot be told.
 
     The GNU C library gives blocks of some megabytes back at once, and the system then hands out each page anew. A
-    network on the CPU does so layer by layer and spends half its time on it. The process stays as large as it once was.
+    model on the CPU does so layer by layer and spends half its time on it. The process stays as large as it once was.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:

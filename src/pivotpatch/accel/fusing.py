@@ -21,7 +21,7 @@ def fuse_activations(network: nn.Module) -> nn.Module:
     """A model for inference on a GPU whose convolutions are finished in as few passes over memory as can be.
 
     cuDNN takes in a ReLU, and a sum that stands before it; where the other term of the sum is a convolution too, its
-    bias goes with it. All other weights are those of the network that is given. That one is returned where torch cannot
+    bias goes with it. All other weights are those of the model that is given. That one is returned where torch cannot
     trace it, or where there is nothing to do.
 
     Args:

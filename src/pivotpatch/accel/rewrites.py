@@ -112,7 +112,7 @@ def quicken_training(network: nn.Module) -> None:
 
 
 def rewrite_for_inference(network: nn.Module) -> None:
-    """The same for a network in evaluation mode whose batch norms are folded; its weights are computed anew."""
+    """The same for a model in evaluation mode whose batch norms are folded; its weights are computed anew."""
     _replace(network, lambda child: _fold_stem(child) if _is_stem(child) else None)
     for part in network.modules():
         if isinstance(part, TResNet) and not any(map(_is_norm, part.modules())):

@@ -1,11 +1,16 @@
-"""`pivotpatch recipes`: list the recipes of the paper's tables, or print one."""
+"""`pivotpatch recipes`: list the recipes of the paper's tables, print one, or compare scores with its published row."""
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.training.config import Recipe
+
+_DECIDED = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,6 +23,15 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     recipes.add_argument("name", nargs="?", metavar="NAME", help="the recipe to print; all are listed by default")
     recipes.add_argument("--json", action="store_true", help="write JSON; of one recipe all settings, defaults too")
+    recipes.add_argument(
+        "--compare", type=Path, metavar="SCORES", help="scores of its test images beside the paper's row of a recipe"
+    )
+    recipes.add_argument(
+        "--policy",
+        default="fixed:0.5",
+        metavar="RULE",
+        help="of CP to OF1 with --compare: fixed:P, top:K, prior:DATA (fixed:0.5; the paper names none)",
+    )
     recipes.set_defaults(run=run_recipes)
 
 
@@ -25,6 +39,8 @@ def run_recipes(args: argparse.Namespace) -> int:
     """List all recipes, or print one."""
     from pivotpatch.training.config import find_recipe, list_recipes, load_config
 
+    if args.compare is not None:
+        return _compare(args)
     if args.name is not None:
         path = find_recipe(args.name)
         config = load_config(path)
@@ -69,3 +85,54 @@ def _print_table(rows: list[dict[str, str | float | None]]) -> None:
         backbone = Text(str(row["backbone"]), no_wrap=True, overflow="ellipsis")
         table.add_row(str(row["name"]), backbone, str(row["head"]), figure)
     Screen().print(table)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """Print what scores are worth beside the paper's row: the model's logits, and PAT-I's where the paper has them."""
+    from pivotpatch.cli.console import Screen, make_table
+    from pivotpatch.cli.sources import read_policy, read_score_file
+    from pivotpatch.core.metrics import average_precision, precision_recall
+    from pivotpatch.training.config import find_recipe, load_config
+
+    if args.name is None:
+        raise InputError("--compare", "there is no recipe to compare with", "name one before it")
+    path = find_recipe(args.name)
+    file = path.parent / "published.json"
+    rows = json.loads(file.read_text("utf-8")).get(path.stem) if file.is_file() else None
+    if rows is None:
+        raise InputError(f"recipe {args.name!r}", "the paper prints no row of it", "choose one with an mAP in the list")
+    scores = read_score_file(args.compare)
+    policy = read_policy(args.policy, scores.labels)
+    if policy is None:
+        raise InputError("--policy", f"{args.policy!r} does not say of which images", "write prior:DATA")
+    kind = {"patch": "tde", "patch_only": "patch"}.get(load_config(path).task.kind, "image")
+    told: dict[str, Any] = {}
+    for row, paper in rows.items():
+        judged = kind if row == "model" else "tde"
+        if judged not in scores.logits:
+            continue
+        precision = average_precision(scores.get(judged), scores.target, labels=scores.labels)
+        decided = precision_recall(scores.probs(judged), scores.target, policy=policy, labels=scores.labels)
+        ours = {"mAP": precision.mean, **{name: getattr(decided, name) for name in _DECIDED}}
+        ours |= dict(zip(scores.labels, precision.per_label, strict=True)) if "AP" in paper else {}
+        printed = {**paper, **paper.get("AP", {})}
+        told[row] = {
+            name: {"paper": printed.get(name), "ours": None if value is None else 100 * value}
+            for name, value in ours.items()
+        }
+    if not told:
+        raise InputError(str(args.compare), f"there are no {kind!r} logits", "score with the model of the recipe")
+    if args.json:
+        print(json.dumps({"recipe": path.stem, "policy": policy.definition, **told}))
+        return 0
+    screen = Screen()
+    for row, measures in told.items():
+        screen.print(f"{path.stem}{', PAT-I around it' if row == 'patch_inference' else ''}, in per cent")
+        table = make_table(["", "paper", "ours", "difference"])
+        for name, (one, other) in ((name, each.values()) for name, each in measures.items()):
+            both = one is not None and other is not None
+            figures = ("-" if value is None else f"{value:.1f}" for value in (one, other))
+            table.add_row(name, *figures, f"{other - one:+.1f}" if both else "")
+        screen.print(table)
+    screen.print(f"ours: step-wise AP; CP to OF1 by {policy.definition}")
+    return 0

@@ -17,7 +17,7 @@ def check_effort(effort: float, where: str) -> None:
     >>> check_effort(0.5, "here")
     """
     if not isinstance(effort, (int, float)) or not 0 <= effort <= 1:
-        todo = "give a number from 0, no second look, to 1, one at every picture"
+        todo = "give a number from 0, no second look, to 1, one at every image"
         raise InputError(where, f"effort is {effort!r}", todo)
 
 
@@ -39,9 +39,9 @@ class Adaptive:
     """What the whole image says alone, and how uncertain it must be for a second look.
 
     Attributes:
-        calibration: of the image logits. A picture that is not looked at again gets its probabilities, which then can
+        calibration: of the image logits. A image that is not looked at again gets its probabilities, which then can
             be compared with the calibrated ones of those that are.
-        cutoffs: quantiles of the uncertainty of validation pictures at even steps from 0 to 1, rising.
+        cutoffs: quantiles of the uncertainty of validation images at even steps from 0 to 1, rising.
         again: calibration of the TDE logits of a closer look; None where they have that of the patches.
 
     >>> adaptive = Adaptive(Calibration("image", "platt", (1.0,), (0.0,)), (0.0, 0.1, 0.2))
@@ -74,7 +74,7 @@ class Adaptive:
 
         Args:
             probs: (B,L), from `calibration`.
-            effort: share of such pictures among validation pictures, from 0 to 1.
+            effort: share of such images among validation images, from 0 to 1.
         """
         return measure_uncertainty(probs) >= self.find_cutoff(effort)
 

@@ -1,4 +1,4 @@
-"""How sure an average precision is: intervals from resampled pictures, for one model or for two on the same ones."""
+"""How sure an average precision is: intervals from resampled images, for one model or for two on the same ones."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from pivotpatch.core.metrics import Definition, average_precision
 from pivotpatch.errors import InputError, choose_one_of
 
 _CHUNKS = (16, 64)  # resamples at once, fewest and most
-_COUNTS = 1 << 18  # how often pictures were drawn: numbers that a processor's cache holds
-_ITEMS = 1 << 24  # pictures of all labels together that are held in order at once
+_COUNTS = 1 << 18  # how often images were drawn: numbers that a processor's cache holds
+_ITEMS = 1 << 24  # images of all labels together that are held in order at once
 _COLUMNS = 1000  # labels whose quantiles are found at once
 
 
@@ -28,12 +28,12 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class ResampledPrecision:
-    """Average precision of one or more score matrices in the same R resamples of the pictures.
+    """Average precision of one or more score matrices in the same R resamples of the images.
 
     Attributes:
         definition: "step" or "envelope".
-        measured: (L,) by name, on the pictures as they are; NaN for a label without a positive picture.
-        drawn: (R,L) by name; NaN where a resample has no positive picture of a label.
+        measured: (L,) by name, on the images as they are; NaN for a label without a positive image.
+        drawn: (R,L) by name; NaN where a resample has no positive image of a label.
     """
 
     definition: Definition
@@ -43,16 +43,16 @@ class ResampledPrecision:
     def bound_mean(self, name: str, *, minus: str | None = None, confidence: float = 0.95) -> Interval:
         """The interval of a matrix's mAP, or of the difference of two.
 
-        The percentiles of the resamples, moved back by the bootstrap's own bias: a picture that is drawn twice counts
+        The percentiles of the resamples, moved back by the bootstrap's own bias: a image that is drawn twice counts
         twice at its place, so that resamples of rare labels come out too high, and the mean over many labels hides
-        everything but that. A label without a positive picture in a resample is left out of that resample's mean.
+        everything but that. A label without a positive image in a resample is left out of that resample's mean.
         """
         measured, drawn = self._pick(name, minus)
         bounds = _bound(measured.nanmean()[None], drawn.nanmean(dim=1, keepdim=True), confidence, paired=bool(minus))
         return Interval(*bounds[:, 0].tolist())
 
     def bound_labels(self, name: str, *, minus: str | None = None, confidence: float = 0.95) -> list[Interval | None]:
-        """The interval of each label's average precision or difference; None for a label without a positive picture."""
+        """The interval of each label's average precision or difference; None for a label without a positive image."""
         measured, drawn = self._pick(name, minus)
         bounds = _bound(measured, drawn, confidence, paired=bool(minus))
         return [None if row[0] != row[0] else Interval(*row) for row in bounds.T.tolist()]
@@ -85,17 +85,17 @@ def resample_average_precision(
     definition: Definition = "step",
     generator: torch.Generator,
 ) -> ResampledPrecision:
-    """Average precision in samples of the pictures, as many as there are, drawn with replacement.
+    """Average precision in samples of the images, as many as there are, drawn with replacement.
 
     All matrices see the same resamples, so that their differences are paired. Each is exactly what `average_precision`
     makes of the drawn rows, ties and unknown labels included, but nothing is sorted again.
 
     Args:
-        scores: (N,L) by name, of the same pictures and labels; any scale.
+        scores: (N,L) by name, of the same images and labels; any scale.
         target: (N,L), 1 present, 0 absent, NaN unknown.
         resamples: R.
         definition: of average precision, "step" or "envelope".
-        generator: draws the pictures.
+        generator: draws the images.
 
     >>> target = torch.tensor([[1.0], [0.0], [1.0], [0.0]])
     >>> drawn = resample_average_precision({"model": target}, target, generator=torch.Generator().manual_seed(0))
@@ -136,13 +136,13 @@ def _draw_counts(count: int, resamples: int, *, chunk: int, seeds: list[int]) ->
 class _Plan(NamedTuple):
     """Everything about some labels that no resample changes.
 
-    A precision is needed only at the scores of a label's positive pictures, its levels, the highest first. Pictures
+    A precision is needed only at the scores of a label's positive images, its levels, the highest first. Images
     between two levels are a bag; what a resample gives above a level is a sum over bags.
 
     Attributes:
-        labels: (K,) those that have a positive picture.
+        labels: (K,) those that have a positive image.
         levels: how many each of them has.
-        given: pictures in order, one label after the other.
+        given: images in order, one label after the other.
         given_starts: where each bag of them begins.
         present: the positive ones among them.
         present_starts: likewise.
@@ -157,7 +157,7 @@ class _Plan(NamedTuple):
 
     @classmethod
     def make(cls, scores: Tensor, target: Tensor) -> "_Plan":
-        """Put the pictures of scores (N,K) and target (N,K) into bags."""
+        """Put the images of scores (N,K) and target (N,K) into bags."""
         labels = (target == 1).any(dim=0).nonzero().flatten()
         levels: list[int] = []
         bags: dict[str, list[Tensor]] = {"given": [], "given_starts": [], "present": [], "present_starts": []}
@@ -177,8 +177,8 @@ class _Plan(NamedTuple):
         return cls(labels, levels, **joined)
 
     def measure(self, counts: Tensor, definition: Definition) -> Tensor:
-        """Average precision (r,K) of resamples in which pictures were drawn `counts` (N,r) times."""
-        # Sums of whole numbers are exact in float32 up to 2^24 pictures.
+        """Average precision (r,K) of resamples in which images were drawn `counts` (N,r) times."""
+        # Sums of whole numbers are exact in float32 up to 2^24 images.
         given = F.embedding_bag(self.given, counts, self.given_starts, mode="sum").double()
         present = F.embedding_bag(self.present, counts, self.present_starts, mode="sum").double()
         found = torch.empty(counts.shape[1], len(self.levels), dtype=torch.float64)

@@ -168,7 +168,7 @@ def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
 def cut_patches(source: Tensor, *, grid: int = 2, overlap: float = 0.0, size: tuple[int, int] | None = None) -> Tensor:
     """Cut each image into grid x grid equal patches and resize every patch to the network's input.
 
-    The paper cuts the image that the network sees, so `size` stays its default. Cutting a larger
+    The paper cuts the image that the model sees, so `size` stays its default. Cutting a larger
     `source` instead ("native" patches) gives each patch the detail that the resized image has lost.
 
     Args:

@@ -167,7 +167,7 @@ def _explain_faults(where: str) -> Iterator[None]:
         raise
     except Exception as error:  # plugins raise whatever their parsers trip over: SyntaxError, struct.error, ...
         raise InputError(
-            where, f"cannot be decoded ({quote_fault(error)})", "replace the picture or leave it out"
+            where, f"cannot be decoded ({quote_fault(error)})", "replace the image or leave it out"
         ) from error
 
 
@@ -192,7 +192,7 @@ def _check_size(width: int, height: int, limit: int, where: str) -> None:
         raise InputError(where, f"{width} x {height} pixels: a side has more than {MAX_SIDE}", "crop or shrink it")
     if width * height > limit:
         wrong = f"{width} x {height} = {width * height} pixels are more than the limit of {limit}"
-        raise InputError(where, wrong, "shrink the picture")
+        raise InputError(where, wrong, "shrink the image")
 
 
 def _check_values(image: Image.Image, where: str) -> None:

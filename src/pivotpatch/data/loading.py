@@ -323,7 +323,7 @@ def hold_images(
                         raise failure.error
                     failures.append(failure)
                 if progress:
-                    progress("decode pictures", index + 1, count)
+                    progress("decode images", index + 1, count)
             if chunk is not place:
                 place.copy_(chunk)
     finally:

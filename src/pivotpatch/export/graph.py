@@ -27,7 +27,7 @@ FREE = {0: "batch", 1: "height", 2: "width"}
 TOLERANCE = 1e-3
 """Largest difference in a probability or weight that float32 arithmetic in another order may make."""
 HALF_TOLERANCE = 5e-2
-"""Largest difference for weights of half precision; an ImageNet network differs by up to 0.028 on photographs."""
+"""Largest difference for weights of half precision; an ImageNet model differs by up to 0.028 on photographs."""
 
 
 class Agreement(NamedTuple):
@@ -67,9 +67,9 @@ class PictureGraph(nn.Module):
         self.eval()
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, ...]:
-        """The fields of `Answer` that there are, of pictures (B,H,W,3) uint8 of any size."""
+        """The fields of `Answer` that there are, of images (B,H,W,3) uint8 of any size."""
         size = (self.engine.picture_size, self.engine.picture_size)
-        # Not `resize_images`, which leaves pictures of the right size alone: one graph has to do for every size.
+        # Not `resize_images`, which leaves images of the right size alone: one graph has to do for every size.
         images = F.interpolate(
             pictures.permute(0, 3, 1, 2), size=size, mode="bilinear", align_corners=False, antialias=True
         )

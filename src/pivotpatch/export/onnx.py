@@ -61,7 +61,7 @@ def _tolerance(graph: PictureGraph, *, half: bool) -> float:
     """The largest difference that is no fault.
 
     Where bytes are resized by no whole factor, ONNX Runtime rounds a few in a hundred of them to the neighbour of
-    torch's; what that may do depends on the network.
+    torch's; what that may do depends on the model.
     """
     usual, model = HALF_TOLERANCE if half else TOLERANCE, graph.model
     if not isinstance(model, PatchClassifier):

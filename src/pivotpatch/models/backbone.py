@@ -40,7 +40,7 @@ class Backbone(nn.Module):
 
         Args:
             name: a timm model, with its weights' tag after a dot where `pretrained` needs one.
-            image_size: rows and columns of the images; the model's own by default. Networks of
+            image_size: rows and columns of the images; the model's own by default. Models of
                 convolutions take any other size too.
             options: further arguments of timm's constructor, such as `drop_path_rate`, and one of our own:
                 `stride_in_conv1` makes a ResNet of bottleneck blocks stride in their first convolution, as its
@@ -147,7 +147,7 @@ def _move_strides(network: nn.Module, name: str) -> None:
 
 
 def _load_backbone(network: Any, path: Path) -> None:
-    """Load a file of weights that fits except for the classifier, which the network has not."""
+    """Load a file of weights that fits except for the classifier, which the model has not."""
     classifier = network.pretrained_cfg["classifier"]
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     heads = tuple(f"{name.partition('.')[0]}." for name in names)

@@ -266,7 +266,7 @@ class MultiLabelClassifier(SharedClassifier):
 
     Example:
         model = MultiLabelClassifier("resnet101", ["cat", "dog"], pretrained=True)
-        logits = model(model.preprocessing(picture)[None])
+        logits = model(model.preprocessing(image)[None])
     """
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""PAT-T's network."""
+"""PAT-T's model."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -29,9 +29,9 @@ class PatchClassifier(SharedClassifier):
     Attributes:
         grid: patches per side.
         overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
-        source_size: rows and columns of the picture that patches are cut from ("native"); None where they are
-            cut from the resized image. `forward` takes that picture as `source`.
-        patch_size: rows and columns at which the network sees each patch; None for those of the image. Smaller
+        source_size: rows and columns of the image that patches are cut from ("native"); None where they are
+            cut from the resized image. `forward` takes that image as `source`.
+        patch_size: rows and columns at which the model sees each patch; None for those of the image. Smaller
             ones cost less: four patches of half the side cost as much as one image.
         closer_size: rows and columns of a closer look at the whole image, `look_closer`, which efforts between 0 and 1
             take in the place of the patches; None where they look at the patches.
@@ -62,16 +62,16 @@ class PatchClassifier(SharedClassifier):
         temperature: float = 1.0,
         patch_only: bool = False,
     ) -> None:
-        """Build a network; how it cuts and weighs its patches is the paper's way by default."""
+        """Build a model; how it cuts and weighs its patches is the paper's way by default."""
         check_grid(grid, "PatchClassifier")
         check_overlap(overlap, "PatchClassifier")
         super().__init__(backbone, labels, head=head, image_size=image_size, pretrained=pretrained, weights=weights)
         seen = self.preprocessing.image_size
         if source_size is not None and not (isinstance(source_size, int) and source_size >= seen):
-            todo = f"give a side of {seen} pixels, which the network sees, or more, or None for the resized image"
+            todo = f"give a side of {seen} pixels, which the model sees, or more, or None for the resized image"
             raise InputError("PatchClassifier", f"source_size is {source_size!r}", todo)
         if patch_size is not None and not (isinstance(patch_size, int) and 1 <= patch_size <= seen):
-            todo = f"give a side of at most {seen} pixels, at which the network sees the image, or None for that"
+            todo = f"give a side of at most {seen} pixels, at which the model sees the image, or None for that"
             raise InputError("PatchClassifier", f"patch_size is {patch_size!r}", todo)
         check_views(
             seen, grid=grid, overlap=overlap, source_size=source_size, patch_size=patch_size, where="PatchClassifier"
@@ -141,12 +141,12 @@ class PatchClassifier(SharedClassifier):
 
     @property
     def picture_size(self) -> int:
-        """Rows and columns of the pictures that a loader is to give: those that patches are cut from."""
+        """Rows and columns of the images that a loader is to give: those that patches are cut from."""
         return self.source_size or super().picture_size
 
     @property
     def patch_cost(self) -> float:
-        """What the patches of a picture cost, in passes over an image: pixels are what costs."""
+        """What the patches of a image cost, in passes over an image: pixels are what costs."""
         image = self.preprocessing.image_size
         return (self.grid * (self.patch_size or image) / image) ** 2
 
@@ -166,7 +166,7 @@ class PatchClassifier(SharedClassifier):
         """All logits of preprocessed images.
 
         Args:
-            images: (B,C,H,W), what the network sees.
+            images: (B,C,H,W), what the model sees.
             source: the same images, larger, to cut the patches from; `images` by default.
         """
         return self.forward_views(images, self.patching.cut(images, source=source))
@@ -188,15 +188,15 @@ class PatchClassifier(SharedClassifier):
         return logits
 
     def add_patches(self, image_logits: Tensor, patches: Tensor) -> CounterfactualLogits:
-        """All logits of pictures whose image logits (B,L) are known already; patches (B,P,C,h,w)."""
+        """All logits of images whose image logits (B,L) are known already; patches (B,P,C,h,w)."""
         return self._combine(image_logits, self._embed_parts(patches))
 
     def look_closer(self, image_logits: Tensor, closer: Tensor) -> CounterfactualLogits:
-        """All logits of pictures that are seen once more, larger, in the place of their patches.
+        """All logits of images that are seen once more, larger, in the place of their patches.
 
         One pass over the larger image stands for all of its patches, which are cut from its feature map: they cost
         `closer_cost`, not `patch_cost`, but are not blind to what lies around them. The image logits are the mean of
-        both looks at the whole picture.
+        both looks at the whole image.
 
         Args:
             image_logits: (B,L) of the first look.

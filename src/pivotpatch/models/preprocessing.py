@@ -48,7 +48,7 @@ class Preprocessing:
         """Prepare an image.
 
         Args:
-            picture: a PIL picture of any mode, or pixels (C,H,W) or (B,C,H,W), uint8 or floats in [0, 1].
+            picture: a PIL image of any mode, or pixels (C,H,W) or (B,C,H,W), uint8 or floats in [0, 1].
 
         Returns:
             Floats (C,S,S) or (B,C,S,S) with S = image_size.
