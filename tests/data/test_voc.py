@@ -134,3 +134,9 @@ def test_damaged_xml_is_refused(root: Path, damage: Callable[[str], str], messag
     path.write_text(damage(path.read_text()))
     with pytest.raises(InputError, match=rf"000012\.xml: {message}"):
         read_voc(str(root), "2007-test", source="xml")
+
+
+def test_images_without_a_positive_label_are_left_out_if_asked(root: Path) -> None:
+    kept = open_records(f"voc:{root}/VOCdevkit@2007-trainval?drop_empty=true")
+    assert [Path(record.name).stem for record in kept] == ["000005", "000012", "000007"]
+    assert len(open_records(f"voc:{root}/VOCdevkit@2007-trainval")) == len(IMAGES)

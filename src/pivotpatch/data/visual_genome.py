@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,11 @@ from pivotpatch.errors import InputError, choose_one_of
 _Kind = tuple[tuple[str, ...], tuple[str, ...]]  # names and synsets of an object
 # Words that look like the plural of another thing's name.
 _OWN_WORDS = frozenset({"glasses"})
+# What the published protocol takes from the front of a name.
+_ADJECTIVES = frozenset({
+    "white", "black", "blue", "green", "red", "brown", "yellow", "small", "large", "silver", "wooden", "orange", "gray",
+    "grey", "metal", "pink", "tall", "long", "dark",
+})  # fmt: skip
 
 
 def read_visual_genome(
@@ -28,12 +33,17 @@ def read_visual_genome(
     min_images: int = 500,
     num_labels: int = 256,
     seed: int = 1,
+    protocol: Literal["own", "published"] = "own",
 ) -> RecordSet:
     """Read Visual Genome: a label is present where an image has an object that goes by one of the label's names.
 
     Every image of `objects.json` is a record, also one without any label, in the order of the image ids. The split
     is that of `split_images` with `numpy.random.default_rng(seed)` over the images in this order. That an image
     file exists is not checked here.
+
+    The published protocol takes each object's first name alone, as `clean_published` leaves it, compares it with the
+    names of `label_map` as they are written, leaves images without a label out, and splits with
+    `numpy.random.RandomState(seed)`.
 
     Args:
         location: the folder that holds `objects.json` (release 1.0, 1.2 or 1.4) and the images in `VG_100K` and
@@ -45,13 +55,17 @@ def read_visual_genome(
         min_images: without `label_map`, the images a label needs, 1 or more.
         num_labels: without `label_map`, the most labels to keep, 1 or more.
         seed: seed of the split.
+        protocol: "own", or "published" for labels and split of the paper; it needs its `label_map`.
     """
+    published = protocol == "published"
+    if published and label_map is None:
+        raise InputError(location, "the published protocol needs its label map", "give label_map=FILE")
     if split not in (None, "train", "test"):
         raise InputError(location, f"there is no split {split!r}", choose_one_of(split, ["train", "test"]))
     if seed < 0:
         raise InputError(location, f"seed is {seed}", "give a whole number, 0 or more")
     root = Path(location)
-    named = read_named_images(root / "objects.json")
+    named = read_named_images(root / "objects.json", published=published)
     if label_map is None:
         forms = build_label_map(named, min_images=min_images, num_labels=num_labels)
     else:
@@ -60,20 +74,29 @@ def read_visual_genome(
         str(Address("vg", location, split)),
         LabelSpace(tuple(forms)),
         images=FileStore(root, _find_paths(root, named.image_ids)),
-        positive=_apply_label_map(named, forms),
+        positive=_apply_label_map(named, forms, clean=str if published else clean_name),
     )
+    if published:
+        records = records.select(np.unique(records.positive.rows()))
     if split is None:
         return records
-    return records.select(split_images(len(records), split, generator=np.random.default_rng(seed)))
+    generator = np.random.RandomState(seed) if published else np.random.default_rng(seed)
+    return records.select(split_images(len(records), split, generator=generator))
 
 
-def split_images(count: int, split: str, *, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Positions of train, the first 70 % of a permutation of `count` images, rounded down, or of test, the rest.
+def split_images(
+    count: int, split: str, *, generator: np.random.Generator | np.random.RandomState
+) -> NDArray[np.int64]:
+    """Positions of train, the first 70 % of a permutation of `count` images, or of test, the rest.
+
+    With a `Generator` the 70 % are rounded down, with a `RandomState` the 30 % to the nearest, as published.
 
     >>> [len(split_images(108_249, part, generator=np.random.default_rng(1))) for part in ("train", "test")]
     [75774, 32475]
     """
     order, cut = generator.permutation(count), count * 7 // 10
+    if isinstance(generator, np.random.RandomState):
+        cut = count - round(0.3 * count)
     return np.sort(order[:cut] if split == "train" else order[cut:])
 
 
@@ -102,8 +125,23 @@ def clean_name(name: str) -> str:
     return " ".join(name.lower().split()).strip(" .,;:!?'\"")
 
 
-def read_named_images(path: Path) -> NamedImages:
-    """Read the names of all objects of `objects.json`."""
+def clean_published(name: str) -> str:
+    """A name as the published protocol compares it: in lower case, without a last full stop, and without adjectives.
+
+    Only if every word but the last is one of 19 adjectives, the last word alone is left.
+
+    >>> clean_published("Tall wooden Pole."), clean_published("tall street light")
+    ('pole', 'tall street light')
+    """
+    cleaned = name.lower().strip()
+    if cleaned.endswith("."):
+        cleaned = cleaned[:-1].strip()
+    *first, last = cleaned.split() or [""]
+    return last if first and set(first) <= _ADJECTIVES else cleaned
+
+
+def read_named_images(path: Path, *, published: bool = False) -> NamedImages:
+    """Read the names of all objects of `objects.json`; of each object only the first where `published`."""
     kinds: dict[_Kind, _Kind] = {}  # each combination is kept once: the file's own tree would fill the memory
 
     def convert(item: dict[str, object]) -> object:
@@ -121,7 +159,10 @@ def read_named_images(path: Path) -> NamedImages:
         image_ids = np.array([image_id for image_id, _ in images], dtype=np.int64)
         lengths = [len(objects) for _, objects in images]
         codes = np.array([number[kind] for _, objects in images for kind in objects], dtype=np.int64)
-        cleaned = [[clean_name(name) for name in names] for names, _ in kinds]
+        cleaned = [
+            [clean_published(name) for name in names[:1]] if published else [clean_name(name) for name in names]
+            for names, _ in kinds
+        ]
     except InputError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
@@ -235,9 +276,11 @@ def _read_label_map(path: Path) -> dict[str, list[str]]:
     return content
 
 
-def _apply_label_map(named: NamedImages, forms: Mapping[str, Sequence[str]]) -> LabelLists:
+def _apply_label_map(
+    named: NamedImages, forms: Mapping[str, Sequence[str]], *, clean: Callable[[str], str]
+) -> LabelLists:
     """The labels of each image."""
-    label_at = {clean_name(name): label for label, names in enumerate(forms.values()) for name in names}
+    label_at = {clean(name): label for label, names in enumerate(forms.values()) for name in names}
     label_of = np.array([label_at.get(name, -1) for name in named.names], dtype=np.int64)
     labels = label_of[named.shown.indices]
     return LabelLists.from_pairs(named.shown.rows()[labels >= 0], labels[labels >= 0], count=len(named.image_ids))

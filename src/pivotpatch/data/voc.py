@@ -33,6 +33,7 @@ def read_voc(
     *,
     difficult: Literal["negative", "positive", "unknown"] = "negative",
     source: Literal["auto", "imagesets", "xml"] = "auto",
+    drop_empty: bool = False,
 ) -> RecordSet:
     """Read PASCAL VOC: the 20 labels in alphabetical order, records in the order of the split's file.
 
@@ -45,6 +46,7 @@ def read_voc(
         difficult: what a label becomes that only difficult objects show.
         source: where the labels are read: "imagesets" from `ImageSets/Main/<label>_<set>.txt`, "xml" from
             `Annotations/`, and "auto" from the first where its files are there.
+        drop_empty: leave images without a positive label out, as the paper's code does.
     """
     folder, part = _find_split(Path(location), split)
     names = list(_read_rows(folder / "ImageSets" / "Main" / f"{part}.txt", _NAME, "000005"))
@@ -52,13 +54,14 @@ def read_voc(
     use_sets = source == "imagesets" or (source == "auto" and any(path.is_file() for path in sets))
     states = _read_image_sets(sets, names) if use_sets else _read_annotations(folder, names)
     shown = states >= (_DIFFICULT if difficult == "positive" else _PRESENT)
-    return RecordSet(
+    records = RecordSet(
         str(Address("voc", location, split)),
         LabelSpace(LABELS),
         images=FileStore(folder / "JPEGImages", pa.array([f"{name}.jpg" for name in names], pa.string())),
         positive=_pack(shown),
         unknown=_pack(states == _DIFFICULT) if difficult == "unknown" else None,
     )
+    return records.select(shown.any(1).nonzero()[0]) if drop_empty else records
 
 
 def _pack(table: NDArray[np.bool_]) -> LabelLists:
