@@ -53,10 +53,10 @@ def test_visual_genome_has_the_published_labels_and_split(folder: Path) -> None:
     for split, rows in parts.items():
         records = open_records(f"vg:{folder}@{split}?protocol=published&label_map=map.json")
         assert records.labels.names == tuple(MAP)
-        found = {record.name: set(record.positive) for record in records}
+        read = {record.name: set(record.positive) for record in records}
         names = [list(expected)[row] for row in rows]
-        assert [Path(name).name for name in found] == [Path(name).name for name in names]
-        assert list(found.values()) == [expected[name] for name in names]
+        assert [Path(name).name for name in read] == [Path(name).name for name in names]
+        assert list(read.values()) == [expected[name] for name in names]
 
 
 def test_the_published_protocol_needs_its_map(folder: Path) -> None:

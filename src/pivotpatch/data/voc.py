@@ -61,7 +61,7 @@ def read_voc(
         positive=_pack(shown),
         unknown=_pack(states == _DIFFICULT) if difficult == "unknown" else None,
     )
-    return records.select(shown.any(1).nonzero()[0]) if drop_empty else records
+    return records.select(np.flatnonzero(shown.any(1))) if drop_empty else records
 
 
 def _pack(table: NDArray[np.bool_]) -> LabelLists:
