@@ -144,7 +144,8 @@ def test_the_wheel_holds_every_recipe_and_the_tagger(tmp_path: Path) -> None:
     (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     names = zipfile.ZipFile(built).namelist()
     held = {name for name in names if name.startswith("pivotpatch/recipes/")}
-    assert held == {f"pivotpatch/recipes/{recipe.name}.toml" for recipe in EVERY_RECIPE}
+    tables = {f"pivotpatch/recipes/{recipe.name}.toml" for recipe in EVERY_RECIPE}
+    assert held == {*tables, "pivotpatch/recipes/published.json"}
     assert "pivotpatch/tagger/model.safetensors" in names
 
 
