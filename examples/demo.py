@@ -31,12 +31,12 @@ from pivotpatch import (
 from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.audit import decide, rate_pairs
 from pivotpatch.cli.console import Screen, make_table, show_progress, tell
-from pivotpatch.core.policies import PerLabel
-from pivotpatch.data.loading import hold_images, make_loader
+from pivotpatch.core import PerLabel
+from pivotpatch.data import hold_images, make_loader
 from pivotpatch.data.scenes import SCENE_LABELS, ScenePlan, SceneStore, companion, draw_scene, read_scenes
+from pivotpatch.inference import Scores, score_images, score_pictures
 from pivotpatch.inference.plots import Case, plot_pair
-from pivotpatch.inference.scores import Scores
-from pivotpatch.inference.scoring import score_images, score_pictures
+from pivotpatch.training import fit
 from pivotpatch.training.config import (
     AugmentSection,
     DataSection,
@@ -48,7 +48,6 @@ from pivotpatch.training.config import (
     TaskSection,
     TrainSection,
 )
-from pivotpatch.training.loop import fit
 from pivotpatch.tuning.thresholds import BestF1, fit_thresholds
 
 SCENE, INPUT = 96, 48  # pixels per side of a scene, and of a model's input

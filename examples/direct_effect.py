@@ -17,12 +17,10 @@ from pivotpatch import PatchInference
 from pivotpatch.audit.direct_effect import EffectTracking, measure_direct_effects, track_effects
 from pivotpatch.audit.plots import plot_effects
 from pivotpatch.cli.train import show_training
-from pivotpatch.core.bootstrap import Interval
-from pivotpatch.data.address import open_records
-from pivotpatch.models.checkpoint import load_checkpoint
-from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.training.config import load_config
-from pivotpatch.training.loop import fit
+from pivotpatch.core import Interval
+from pivotpatch.data import open_records
+from pivotpatch.models import PatchClassifier, load_checkpoint
+from pivotpatch.training import fit, load_config
 
 FOLDER = Path("demo") / "direct_effect"
 SPLITS = ("test-same", "test-removed", "test-broken")

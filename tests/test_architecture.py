@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pivotpatch
 
 PACKAGE = Path(__file__).parents[1] / "src" / "pivotpatch"
 LAYERS = [
-    {"allocator", "errors", "writing"},
+    {"allocator", "errors", "faces", "writing"},
     {"core"},
     {"accel"},
     {"data", "models"},
@@ -158,3 +159,18 @@ def test_no_module_of_a_package_imports_itself_by_way_of_others(name: str) -> No
 def test_a_circle_would_be_found() -> None:
     assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize("package", ["accel", "core", "data", "export", "inference", "models", "training"])
+def test_a_face_shows_what_type_checkers_see(package: str) -> None:
+    source = (PACKAGE / package / "__init__.py").read_text("utf-8")
+    typed = {name: home for home, name in re.findall(rf"from pivotpatch\.{package}\.(\w+) import (\w+) as \2", source)}
+    shown = {
+        name: home for home, names in re.findall(r'^ {8}"(\w+)": "([\w ]+)",$', source, re.M) for name in names.split()
+    }
+    assert typed == shown != {}
+    face = import_module(f"pivotpatch.{package}")
+    for name, home in shown.items():
+        assert getattr(face, name) is getattr(import_module(f"pivotpatch.{package}.{home}"), name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = face.nothing

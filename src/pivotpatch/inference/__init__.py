@@ -4,3 +4,42 @@
 an `engine` (torch), an `exported` file (ONNX) or a `foreign` model; `bulk` tags millions, as a `bulk_job` on the disk.
 `scoring` scores a data set, `scores` is what comes of it and `score_file` the same as a file; `plots` draws why.
 """
+
+from typing import TYPE_CHECKING
+
+from pivotpatch.faces import make_face
+
+if TYPE_CHECKING:
+    from pivotpatch.inference.bulk import tag_pictures as tag_pictures
+    from pivotpatch.inference.engine import Answer as Answer
+    from pivotpatch.inference.engine import Engine as Engine
+    from pivotpatch.inference.engine import TorchEngine as TorchEngine
+    from pivotpatch.inference.exported import OnnxEngine as OnnxEngine
+    from pivotpatch.inference.foreign import open_timm as open_timm
+    from pivotpatch.inference.foreign import open_transformers as open_transformers
+    from pivotpatch.inference.patch_inference import PatchInference as PatchInference
+    from pivotpatch.inference.prediction import Prediction as Prediction
+    from pivotpatch.inference.prediction import Tag as Tag
+    from pivotpatch.inference.prediction import TagRule as TagRule
+    from pivotpatch.inference.predictor import Predictor as Predictor
+    from pivotpatch.inference.score_file import read_scores as read_scores
+    from pivotpatch.inference.score_file import write_scores as write_scores
+    from pivotpatch.inference.scores import Scores as Scores
+    from pivotpatch.inference.scoring import score_images as score_images
+    from pivotpatch.inference.scoring import score_pictures as score_pictures
+
+__getattr__ = make_face(
+    __name__,
+    {
+        "bulk": "tag_pictures",
+        "engine": "Answer Engine TorchEngine",
+        "exported": "OnnxEngine",
+        "foreign": "open_timm open_transformers",
+        "patch_inference": "PatchInference",
+        "prediction": "Prediction Tag TagRule",
+        "predictor": "Predictor",
+        "score_file": "read_scores write_scores",
+        "scores": "Scores",
+        "scoring": "score_images score_pictures",
+    },
+)

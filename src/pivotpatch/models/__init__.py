@@ -1,45 +1,33 @@
 """Models: timm's backbones in, logits out. `open_model` opens any of them by name, folder or run."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from pivotpatch.faces import make_face
+
 if TYPE_CHECKING:
-    from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier
-    from pivotpatch.models.foreign import ForeignClassifier, load_timm, load_transformers
-    from pivotpatch.models.hub import Card
-    from pivotpatch.models.open import open_model
-    from pivotpatch.models.patch_classifier import PatchClassifier
-    from pivotpatch.models.preprocessing import Preprocessing
+    from pivotpatch.models.checkpoint import load_checkpoint as load_checkpoint
+    from pivotpatch.models.checkpoint import save_checkpoint as save_checkpoint
+    from pivotpatch.models.classifier import Architecture as Architecture
+    from pivotpatch.models.classifier import Classifier as Classifier
+    from pivotpatch.models.classifier import IndependentClassifier as IndependentClassifier
+    from pivotpatch.models.classifier import MultiLabelClassifier as MultiLabelClassifier
+    from pivotpatch.models.foreign import ForeignClassifier as ForeignClassifier
+    from pivotpatch.models.foreign import load_timm as load_timm
+    from pivotpatch.models.foreign import load_transformers as load_transformers
+    from pivotpatch.models.hub import Card as Card
+    from pivotpatch.models.open import open_model as open_model
+    from pivotpatch.models.patch_classifier import PatchClassifier as PatchClassifier
+    from pivotpatch.models.preprocessing import Preprocessing as Preprocessing
 
-# Imported when first used: names and limits are asked for where nobody should wait for torch.
-_HOMES = {
-    "Architecture": "classifier",
-    "Card": "hub",
-    "Classifier": "classifier",
-    "ForeignClassifier": "foreign",
-    "IndependentClassifier": "classifier",
-    "PatchClassifier": "patch_classifier",
-    "Preprocessing": "preprocessing",
-    "load_timm": "foreign",
-    "load_transformers": "foreign",
-    "open_model": "open",
-}
-
-__all__ = [
-    "Architecture",
-    "Card",
-    "Classifier",
-    "ForeignClassifier",
-    "IndependentClassifier",
-    "PatchClassifier",
-    "Preprocessing",
-    "load_timm",
-    "load_transformers",
-    "open_model",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'pivotpatch.models' has no attribute {name!r}")
-    return getattr(import_module(f"pivotpatch.models.{_HOMES[name]}"), name)
+__getattr__ = make_face(
+    __name__,
+    {
+        "checkpoint": "load_checkpoint save_checkpoint",
+        "classifier": "Architecture Classifier IndependentClassifier MultiLabelClassifier",
+        "foreign": "ForeignClassifier load_timm load_transformers",
+        "hub": "Card",
+        "open": "open_model",
+        "patch_classifier": "PatchClassifier",
+        "preprocessing": "Preprocessing",
+    },
+)

@@ -1,0 +1,21 @@
+"""What a package shows to others, imported when it is first used: `pivotpatch --help` must not wait for torch."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def make_face(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """A package's `__getattr__`.
+
+    Args:
+        package: its name.
+        homes: the names that it shows, separated by spaces, by the module that each lies in.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
+
+    def get(name: str) -> object:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{home_of[name]}"), name)
+
+    return get
