@@ -109,14 +109,17 @@ def test_the_labels_that_model_and_images_have_in_common_are_judged(photos: Path
         assert each["decided"]["recall"] == [expected["decided"]["recall"][place] for place in (0, 2)]
 
 
-@pytest.mark.parametrize("policy", ["fitted", "prior"])
-def test_rules_of_a_model_decide_about_the_labels_that_are_judged(policy: str, photos: Path, capsys: Errors) -> None:
+@pytest.mark.parametrize("policy", ["fitted", "prior", None])
+def test_rules_of_a_model_decide_about_the_labels_that_are_judged(
+    policy: str | None, photos: Path, capsys: Errors
+) -> None:
     model = make_run()
     model.thresholds = (0.4, 0.45, 0.6)
     model.calibration = Calibration("tde", "platt", (3.0, 2.0, 1.0), (0.1, 0.0, -0.1))
     save_checkpoint(model, "run/best", overwrite=True)
     forget("cat")
-    words = (*QUICK, "--policy", policy)
+    words = QUICK if policy is None else (*QUICK, "--policy", policy)
+    policy = policy or "fitted"  # what predict decides by is the default
     kinds = evaluate(capsys, "run", "photos.csv", *words)["kinds"]
     assert (kinds["image"]["decided"] is None) == (policy == "fitted")  # thresholds of TDE say nothing of it
     whole, few = kinds["tde"], evaluate(capsys, "run", "few.csv", *words)["kinds"]["tde"]

@@ -60,9 +60,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     measures = evaluate.add_argument_group("what is measured")
     measures.add_argument(
         "--policy",
-        default="fixed:0.5",
         help="what decides: fixed:P, top:K, prior (as often as in training; prior:DATA where WHAT is no run) or fitted "
-        "(thresholds in the checkpoint); default fixed:0.5",
+        "(thresholds in the checkpoint); by default fitted where there are such, as predict does, else fixed:0.5",
     )
     measures.add_argument("--definition", choices=["step", "envelope"], default="step", help="of average precision")
     measures.add_argument("--resamples", type=int, default=1000, metavar="N", help="for intervals; 0 for none (1000)")
@@ -156,10 +155,16 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _make_rule(args: argparse.Namespace, source: Source, labels: tuple[str, ...]) -> _Rule:
-    """The policy that `--policy` names, for the labels that are judged."""
+    """The policy that `--policy` names, for the labels that are judged; by default what `predict` decides by."""
+    from pivotpatch.cli.console import tell
     from pivotpatch.core.policies import PriorMatched
     from pivotpatch.models.patch_classifier import PatchClassifier
 
+    if args.policy is None:
+        own = source.model is not None and source.model.thresholds is not None and not args.patch_inference
+        args.policy = "fitted" if own else "fixed:0.5"
+        if own:
+            tell("CP to OF1 by the model's own thresholds, as predict decides; --policy fixed:0.5 takes 0.5")
     policy = read_policy(args.policy, labels, others=("fitted",))
     if policy is not None:
         return _Rule(policy)
