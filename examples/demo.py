@@ -1,6 +1,6 @@
 """Tags for three photographs, then what PAT changes where objects stand among strangers.
 
-Run `python examples/demo.py`: under five minutes on two CPU cores, nothing to download. It tags the photographs of the
+Run `python examples/demo.py`: about seven minutes on two CPU cores, nothing to download. It tags the photographs of the
 package with the bundled tagger. Then it draws scenes in which each digit tends to bring the next one along, trains a
 plain model on them, wraps it in PAT-I, trains PAT-T on as many views, and judges all three on scenes with the same
 co-occurrence and on scenes where strangers come instead. Tables go to stdout, progress to stderr, images to demo/.
