@@ -2,8 +2,9 @@
 
 Run `python examples/demo.py`: under five minutes on two CPU cores, nothing to download. It tags the photographs of the
 package with the bundled tagger. Then it draws scenes in which each digit tends to bring the next one along, trains a
-plain model on them, wraps it in PAT-I, trains PAT-T on as many views from the same start, and judges all three on scenes with the same
-co-occurrence and on scenes where strangers come instead. Tables go to stdout, progress to stderr, images to demo/.
+plain model on them, wraps it in PAT-I, trains PAT-T on as many views from the same start, and judges all three on
+scenes with the same co-occurrence and on scenes where strangers come instead. Tables go to stdout, progress to stderr,
+images to demo/.
 """
 
 import argparse
