@@ -21,8 +21,7 @@ from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_closer_view
-from pivotpatch.tuning.effort import CloserLook
-from pivotpatch.tuning.tune import tune_scores
+from pivotpatch.tuning.tune import CloserLook, tune_scores
 
 VAL = "scenes:@val?count=40&size=32"
 CLOSER = 48

@@ -14,11 +14,11 @@ from pivotpatch.tuning.calibration import (
     METHODS,
     Method,
     calibrate_out_of_fold,
+    draw_folds,
     fit_calibration,
     judge_calibration,
     reliability,
 )
-from pivotpatch.tuning.folds import draw_folds
 
 NAN = float("nan")
 

@@ -10,9 +10,8 @@ from sklearn.metrics import average_precision_score
 
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.scores import Scores
-from pivotpatch.tuning.calibration import Method, fit_calibration
-from pivotpatch.tuning.effort import EFFORTS, CloserLook, EffortCurve, EffortPoint, effort_curve, fit_adaptive
-from pivotpatch.tuning.folds import draw_folds
+from pivotpatch.tuning.calibration import Method, draw_folds, fit_calibration
+from pivotpatch.tuning.tune import EFFORTS, CloserLook, EffortCurve, EffortPoint, effort_curve, fit_adaptive
 
 LABELS = tuple("abcd")
 SCORES = make_scores(LABELS, count=400)

@@ -10,7 +10,7 @@ from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
-from pivotpatch.tuning.folds import draw_folds
+from pivotpatch.tuning.calibration import draw_folds
 from pivotpatch.tuning.mixing import LAMS, MixingStudy, fit_mixing
 
 NAN = float("nan")
