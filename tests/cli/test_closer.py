@@ -137,10 +137,8 @@ def test_a_network_that_learnt_it_is_tuned_for_it_unless_told_otherwise(here: Pa
 def test_a_file_of_scores_shows_no_pictures_to_look_at_again(here: Path, capsys: Errors) -> None:
     read_json(capsys, "evaluate", "closer", VAL, *QUICK, "--save", "val.parquet", "--keep-patches")
     words = ("tune", "closer", "--scores", "val.parquet", *KEEP)
-    assert "a file of scores alone shows no images to look at again" in read_refusal(capsys, *words)
+    assert "a file of scores shows no images to look at again" in read_refusal(capsys, *words)
     assert read_json(capsys, *words, "--closer", "0", "--out", "patches")["closer_size"] is None
-    found = read_json(capsys, "tune", "closer", VAL, "--scores", "val.parquet", *KEEP, "--out", "found")
-    assert found["closer_size"] == CLOSER
 
 
 @pytest.mark.parametrize(

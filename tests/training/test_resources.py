@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from pivotpatch.training.resources import FreeMemory, choose_compile, choose_hold
+from pivotpatch.training.processes import FreeMemory, choose_compile, choose_hold
 
 GB = 10**9
 
@@ -26,9 +26,9 @@ def test_images_are_held_where_they_fit(
 ) -> None:
     free = FreeMemory(device * GB, host * GB)
     chosen = choose_hold("auto", image_bytes=int(images * GB), epochs=epochs, free=free)
-    assert chosen.place == place
+    assert chosen.value == place
     assert chosen.why.startswith(f"data.hold is {place}: ")
-    assert choose_hold(place, image_bytes=2**60, epochs=2, free=FreeMemory(0, 0)).place == place  # the user decides
+    assert choose_hold(place, image_bytes=2**60, epochs=2, free=FreeMemory(0, 0)).value == place  # the user decides
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_images_are_held_where_they_fit(
 )
 def test_a_run_is_compiled_where_that_pays(steps: int, seconds: float | None, compiled: bool) -> None:
     chosen = choose_compile("auto", steps_left=steps, seconds_per_step=seconds)
-    assert chosen.compiled == compiled
+    assert chosen.value == compiled
     assert chosen.why.startswith(f"precision.compile is {str(compiled).lower()}: ")
     for setting in (True, False):
-        assert choose_compile(setting, steps_left=steps, seconds_per_step=seconds).compiled is setting
+        assert choose_compile(setting, steps_left=steps, seconds_per_step=seconds).value is setting

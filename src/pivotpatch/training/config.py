@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -229,32 +229,27 @@ def dump_config(config: RunConfig, *, explained: bool = False) -> str:
         fields = type(getattr(config, section)).model_fields
         lines.append(f"[{section}]")
         for key, value in values.items():
-            line = f"# {key} =" if value is None else f"{key} = {_to_toml(value)}"
+            if isinstance(value, dict):
+                stated = [f"{key}.{_to_toml(name)} = {_to_toml(each)}" for name, each in value.items()]
+            else:
+                stated = [] if value is None else [f"{key} = {_to_toml(value)}"]
             if explained:
-                lines.append(f"{line:<40}  # {fields[key].description}")
-            elif value is not None:
-                lines.append(line)
+                first, *rest = stated or [f"# {key} ="]
+                stated = [f"{first:<40}  # {fields[key].description}", *rest]
+            lines += stated
         lines.append("")
     return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe of the package and what was published for it.
-
-    Attributes:
-        name: what `find_recipe` knows it by.
-        path: its file.
-        title: what it trains, in one line.
-        published: mAP in per cent; None where the paper has none.
-        source: the table and row of the figure, or why there is none.
-    """
+    """A recipe of the package: what it trains in one line, and the mAP in per cent that a table was published with."""
 
     name: str
     path: Path
     title: str
     published: float | None
-    source: str
+    source: str  # the table and row of the figure, or why there is none
 
 
 def list_recipes() -> list[Recipe]:
@@ -321,14 +316,6 @@ def _validate(values: Mapping[str, object], *, where: str) -> RunConfig:
     raise InputError(where, f"{name} is {quote(value)}", message[0].lower() + message[1:])
 
 
-def _to_toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML escapes what JSON does, and DEL
-    if isinstance(value, list):
-        return f"[{', '.join(map(_to_toml, value))}]"
-    if isinstance(value, dict):
-        pairs = ", ".join(f"{_to_toml(key)} = {_to_toml(item)}" for key, item in value.items())
-        return f"{{ {pairs} }}" if pairs else "{}"
-    return repr(value)
+def _to_toml(value: object) -> str:
+    """JSON, which TOML reads the same: strings escape alike, but for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,7 +1,6 @@
 """How weights move: parameter groups, the one-cycle schedule as a function of the step, and their average."""
 
 import math
-from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -16,12 +15,7 @@ MOMENTUM = (0.85, 0.95)  # at the peak, and at both ends
 
 
 class CyclePoint(NamedTuple):
-    """A place on the cycle.
-
-    Attributes:
-        rate: the learning rate, as a part of its peak.
-        momentum: the first of Adam's betas.
-    """
+    """A place on the cycle: the learning rate, as a part of its peak, and the first of Adam's betas."""
 
     rate: float
     momentum: float
@@ -51,11 +45,9 @@ def _anneal(start: float, end: float, along: float) -> float:
 def make_optimiser(model: nn.Module, section: OptimiserSection) -> torch.optim.Adam:
     """An optimiser over what `model` trains; norms and biases do not decay unless the section says so."""
     kind = torch.optim.AdamW if section.name == "adamw" else torch.optim.Adam
-    groups = (
-        [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if section.decay_all
-        else param_groups_weight_decay(model, section.weight_decay)
-    )
+    groups = param_groups_weight_decay(model, section.weight_decay)
+    if section.decay_all:
+        groups = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = next(model.parameters()).device.type in ("cuda", "cpu")  # several times faster on both
     return kind(groups, lr=section.lr, weight_decay=section.weight_decay, fused=fused)
 
@@ -76,10 +68,10 @@ class WeightAverage(ModelEmaV3):  # type: ignore[misc]  # timm is not typed
     def __init__(self, model: nn.Module, *, decay: float, warmup: bool) -> None:
         super().__init__(model, decay=decay, use_warmup=warmup)
         own, theirs = list(self.module.state_dict().values()), list(model.state_dict().values())
-        averaged = [value.is_floating_point() for value in own]
-        self._averaged = list(compress(own, averaged)), list(compress(theirs, averaged))
-        copied = [not each for each in averaged]
-        self._copied = list(compress(own, copied)), list(compress(theirs, copied))
+        self._averaged, self._copied = (
+            [[value for value in values if value.is_floating_point() == floating] for values in (own, theirs)]
+            for floating in (True, False)
+        )
 
     def apply_update_(self, model: nn.Module, decay: float) -> None:  # noqa: ARG002  # timm's signature
         """Move the average towards the model; what is counted in whole numbers is copied."""
