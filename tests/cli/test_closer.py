@@ -69,7 +69,7 @@ def test_evaluate_judges_a_closer_look(here: Path, capsys: Errors) -> None:
     torch.testing.assert_close(read_scores("p.parquet").logits["tde"], first["tde"], rtol=0, atol=1e-4)
     # Nothing is tuned by scores of a closer look.
     message = f"c.parquet: it is of a closer look at {CLOSER} pixels, not of the patches"
-    assert read_refusal(capsys, "tune", "closer", "--scores", "c.parquet", *KEEP).startswith(message)
+    assert read_refusal(capsys, "tune", "closer", "--scores", "c.parquet", "--closer", "0", *KEEP).startswith(message)
 
 
 def assert_curve(found: dict[str, Any], *, cost: float) -> None:

@@ -4,11 +4,11 @@ import argparse
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pivotpatch.errors import InputError, choose_one_of
 
@@ -52,13 +52,15 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_train(args: argparse.Namespace) -> int:
     """Train, resume, or only look."""
+    from pivotpatch.cli.console import tell
+
     if args.resume is not None:
         if args.words or args.show_config or args.dry_run:
             raise InputError("--resume", "a run goes on with the configuration it has", "give the folder alone")
         from pivotpatch.training.loop import resume
 
         with show_training() as shown:
-            result = resume(args.resume, **shown)
+            result = resume(args.resume, progress=shown.progress, report=shown.report, tell=tell)
         return _end(result, args.resume, as_json=args.json)
     name, config = read_words(args.words)
     if args.show_config:
@@ -76,7 +78,7 @@ def run_train(args: argparse.Namespace) -> int:
 
     out = args.out or RUNS / name
     with show_training() as shown:
-        result = fit(config, out, **shown)
+        result = fit(config, out, progress=shown.progress, report=shown.report, tell=tell)
     return _end(result, out, as_json=args.json)
 
 
@@ -205,9 +207,16 @@ def _print_result(metrics: dict[str, Any], out: Path) -> None:
     screen.print(f"{metrics['steps']} steps in {took}; the model is in {place}")
 
 
+class Shown(NamedTuple):
+    """Where a run tells of itself: how far it is, and each entry of its log."""
+
+    progress: Callable[[str, int, int | None], None]
+    report: Callable[[dict[str, Any]], None]
+
+
 @contextmanager
-def show_training() -> Iterator[dict[str, Any]]:
-    """What `fit` and `resume` tell of themselves to, on stderr: bars on a terminal, else a line now and then."""
+def show_training() -> Iterator[Shown]:
+    """Show a run on stderr: bars on a terminal, else a line now and then; only in the first process."""
     from pivotpatch.cli.console import show_progress, tell
 
     with show_progress(outer="train") as shown:
@@ -222,4 +231,4 @@ def show_training() -> Iterator[dict[str, Any]]:
                 means = ", ".join(f"{name} {100 * value:.2f}" for name, value in found.items())
                 tell(f"epoch {entry['epoch']}: validation mAP {means}")
 
-        yield {"progress": shown.tell, "report": report, "tell": tell}
+        yield Shown(shown.tell, report)

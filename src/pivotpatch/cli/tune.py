@@ -268,6 +268,7 @@ def _finish(
     from pivotpatch.tuning.tune import CloserLook, tune_scores
 
     place, patch_cost, closer = args.out or source.checkpoint, 0.0, None
+    assert place is not None
     if isinstance(model, PatchClassifier):
         patch_cost = model.patch_cost
         if again is not None and again.scores.closer_size is not None:

@@ -1,6 +1,7 @@
 """How weights move: parameter groups, the one-cycle schedule as a function of the step, and their average."""
 
 import math
+from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -68,10 +69,10 @@ class WeightAverage(ModelEmaV3):  # type: ignore[misc]  # timm is not typed
     def __init__(self, model: nn.Module, *, decay: float, warmup: bool) -> None:
         super().__init__(model, decay=decay, use_warmup=warmup)
         own, theirs = list(self.module.state_dict().values()), list(model.state_dict().values())
-        self._averaged, self._copied = (
-            [[value for value in values if value.is_floating_point() == floating] for values in (own, theirs)]
-            for floating in (True, False)
-        )
+        averaged = [value.is_floating_point() for value in own]
+        self._averaged = list(compress(own, averaged)), list(compress(theirs, averaged))
+        copied = [not each for each in averaged]
+        self._copied = list(compress(own, copied)), list(compress(theirs, copied))
 
     def apply_update_(self, model: nn.Module, decay: float) -> None:  # noqa: ARG002  # timm's signature
         """Move the average towards the model; what is counted in whole numbers is copied."""

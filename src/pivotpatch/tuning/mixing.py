@@ -114,8 +114,8 @@ def fit_mixing(
     best, *unseen = (pairs[column] for column in means.argmax(1).tolist())
     logits = {"before": scores.remix().scaled("tde").float(), "shared": _mix_out_of_fold(scores, best, unseen)}
     judged = {name: average_precision(values, target).mean for name, values in logits.items()}
-    before = Mixture("as scored", *used, logits["before"], judged["before"])
-    shared = Mixture("shared", *best, logits["shared"], judged["shared"], tuple(unseen))
+    before = Mixture("as scored", used.lam, used.temperature, logits["before"], judged["before"])
+    shared = Mixture("shared", best.lam, best.temperature, logits["shared"], judged["shared"], tuple(unseen))
     drawn = resample_average_precision(logits, target, resamples=resamples, generator=generator)
     gain = drawn.bound_mean("shared", minus="before")
     by_lam, by_temperature = np.argsort(lams), np.argsort(temperatures)
