@@ -10,6 +10,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -144,7 +145,10 @@ class RunFolder:
     def check_resumable(self, state: RunState) -> None:
         """Refuse a run that is at its end, of which something is gone, or whose configuration was changed."""
         again = f"start another with model.start_from={self.last}"
-        if self._is_finished():
+        finished = False
+        with suppress(OSError, ValueError, KeyError, TypeError):  # what is damaged will be written anew
+            finished = bool(json.loads((self.root / METRICS).read_text("utf-8"))["finished"])
+        if finished:
             todo = f"start another; model.start_from={self.best} begins with its weights"
             raise InputError(str(self.root), "the run has come to its end", todo)
         if state.best is not None and not self.best.exists():
@@ -159,13 +163,6 @@ class RunFolder:
                 if now != value and not {section, f"{section}.{key}"} & CHANGEABLE:
                     wrong = f"{section}.{key} is {now!r}, the run began with {value!r}"
                     raise InputError(str(self.root / CONFIG), wrong, f"give back what it was, or {again}")
-
-    def _is_finished(self) -> bool:
-        path = self.root / METRICS
-        try:
-            return path.is_file() and bool(json.loads(path.read_text("utf-8"))["finished"])
-        except (ValueError, KeyError, TypeError):
-            raise InputError(str(path), "is not what a run writes", "remove it") from None
 
     def load_tensors(self, device: torch.device) -> dict[str, Tensor]:
         """What `save_last` was given, on a device."""

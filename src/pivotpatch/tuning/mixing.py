@@ -29,23 +29,14 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """One way to mix image and patches.
+    """One way to mix image and patches."""
 
-    Attributes:
-        name: "as scored" or "shared".
-        lam: weight of the patches, the same for all labels.
-        temperature: of the patch weights.
-        logits: (N,L) normalised TDE logits; where the mixture was fitted, each image's owe nothing to its own target.
-        mean: mAP of these logits (step-wise AP).
-        unseen: the pairs that were fitted without each fold; none where nothing was fitted.
-    """
-
-    name: str
-    lam: float
-    temperature: float
-    logits: Tensor
-    mean: float
-    unseen: tuple[Pair, ...] = ()
+    name: str  # "as scored" or "shared"
+    lam: float  # weight of the patches, the same for all labels
+    temperature: float  # of the patch weights
+    logits: Tensor  # (N,L) normalised TDE; of a fitted mixture, each image's owe nothing to its own target
+    mean: float  # mAP of these logits (step-wise AP)
+    unseen: tuple[Pair, ...] = ()  # fitted without each fold; none where nothing was fitted
 
     def mix(self, scores: Scores) -> Tensor:
         """The same as `logits` (N,L), of other scores of the same images."""
@@ -54,25 +45,15 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class MixingStudy:
-    """What lam and temperature are worth.
+    """What lam and temperature are worth."""
 
-    Attributes:
-        before: the mixture that the images were scored with.
-        shared: the best one.
-        gain: of its mAP over that of `before`, out of fold, with a paired bootstrap's interval.
-        lams: G numbers that were tried, rising.
-        temperatures: T numbers that were tried, rising.
-        means: (T,G) mAP of each pair on all images.
-        chosen: the mixture to use: as scored, unless the gain is beyond noise.
-    """
-
-    before: Mixture
-    shared: Mixture
-    gain: Interval
-    lams: tuple[float, ...]
-    temperatures: tuple[float, ...]
-    means: Tensor
-    chosen: Mixture
+    before: Mixture  # that the images were scored with
+    shared: Mixture  # the best one
+    gain: Interval  # of its mAP over that of `before`, out of fold, with a paired bootstrap's interval
+    lams: tuple[float, ...]  # G numbers that were tried, rising
+    temperatures: tuple[float, ...]  # T numbers that were tried, rising
+    means: Tensor  # (T,G) mAP of each pair on all images
+    chosen: Mixture  # to use: as scored, unless the gain is beyond noise
 
     def to_dict(self) -> dict[str, object]:
         """In plain types, for JSON."""

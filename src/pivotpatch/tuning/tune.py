@@ -39,17 +39,11 @@ _QUANTILES = 100  # steps of the cutoffs
 
 
 class CloserLook(NamedTuple):
-    """What a model says of images that it sees once more, larger: `PatchClassifier.look_closer`.
+    """What a model says of images that it sees once more, larger: `PatchClassifier.look_closer`."""
 
-    Attributes:
-        size: rows and columns at which it sees them.
-        cost: of that look, in passes over an image.
-        scores: of the same images as those of the first look, in their order.
-    """
-
-    size: int
-    cost: float
-    scores: Scores
+    size: int  # rows and columns at which it sees them
+    cost: float  # of that look, in passes over an image
+    scores: Scores  # of the same images as those of the first look, in their order
 
 
 class EffortPoint(NamedTuple):
@@ -63,15 +57,10 @@ class EffortPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class EffortCurve:
-    """mAP against cost.
+    """mAP against cost."""
 
-    Attributes:
-        points: of rising effort; the first is 0, the image alone, and the last 1, the patches of every image.
-        closer: whether the others take a closer look, and not one at the patches.
-    """
-
-    points: tuple[EffortPoint, ...]
-    closer: bool = False
+    points: tuple[EffortPoint, ...]  # from effort 0, the image alone, to 1, the patches of every image
+    closer: bool = False  # whether the others take a closer look, and not one at the patches
 
     @property
     def gain(self) -> float:
@@ -99,41 +88,24 @@ class EffortCurve:
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """What was fitted, and what it is worth on images that had no part in the fit.
+    """What was fitted, and what it is worth on images that had no part in the fit."""
 
-    Attributes:
-        pictures: number of images that it was fitted to.
-        labels: names of the labels.
-        kind: of the logits that decide.
-        lam: weight of the patches from now on.
-        temperature: of the patch weights from now on.
-        mixing: what was tried of these two; None where they were kept unasked.
-        calibration: from now on; None for none.
-        qualities: of the probabilities that each method gives, out of fold, by its name; "before" as it was.
-        curves: reliability "before" and "after", the latter out of fold.
-        thresholds: from now on.
-        before: decisions as they were, at 0.5.
-        after: decisions by calibration and thresholds that were fitted without the image's fold.
-        adaptive: when one look is enough from now on; None without patches or calibration: then images with and
-            without a second look could not be compared.
-        closer_size: of the second look of efforts between 0 and 1; None where it is at the patches.
-        effort: what that costs and keeps, out of fold; None likewise.
-    """
-
-    pictures: int
+    pictures: int  # number of images that it was fitted to
     labels: tuple[str, ...]
-    kind: str
-    lam: float
-    temperature: float
-    mixing: MixingStudy | None
-    calibration: Calibration | None
-    qualities: Mapping[str, CalibrationQuality]
-    curves: Mapping[str, Reliability]
-    thresholds: FittedThresholds
-    before: PrecisionRecall
-    after: PrecisionRecall
+    kind: str  # of the logits that decide
+    lam: float  # weight of the patches from now on
+    temperature: float  # of the patch weights from now on
+    mixing: MixingStudy | None  # what was tried of these two; None where they were kept unasked
+    calibration: Calibration | None  # from now on; None for none
+    qualities: Mapping[str, CalibrationQuality]  # of each method's probabilities, out of fold; "before" as it was
+    curves: Mapping[str, Reliability]  # "before" and "after", the latter out of fold
+    thresholds: FittedThresholds  # from now on
+    before: PrecisionRecall  # decisions as they were, at 0.5
+    after: PrecisionRecall  # decisions by calibration and thresholds that were fitted without the image's fold
+    # When one look is enough, and what that costs and keeps, out of fold. None without patches or calibration, where
+    # images with and without a second look could not be compared.
     adaptive: Adaptive | None
-    closer_size: int | None
+    closer_size: int | None  # of the second look of efforts between 0 and 1; None where it is at the patches
     effort: EffortCurve | None
 
     @property
