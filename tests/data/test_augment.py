@@ -8,8 +8,7 @@ from torch import Tensor
 
 from pivotpatch.core.patches import cut_patches, resize_images
 from pivotpatch.data import augment
-from pivotpatch.data.augment import Augmentation, AugmentPolicy, apply_augmentation, draw_augmentation
-from pivotpatch.data.augment_ops import OPERATIONS
+from pivotpatch.data.augment import OPERATIONS, Augmentation, AugmentPolicy, apply_augmentation, draw_augmentation
 from pivotpatch.errors import InputError
 from pivotpatch.models.views import make_views
 
@@ -168,7 +167,7 @@ def test_wrong_views_are_refused() -> None:
 def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced whole, but run without the code generator, which takes a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    monkeypatch.setattr(augment, "_compile", cache(augment._compile.__wrapped__))
+    monkeypatch.setattr(augment, "_choose", cache(augment._choose.__wrapped__))
     for count in (12, 7):
         images, drawn = photographs(count, (48, 64)), draw(5 * count)
         make = partial(make_views, images, size=SIZE, mean=MEAN, std=STD, augmentation=drawn, native=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
-from pivotpatch.data.augment_ops import OPERATIONS
+from pivotpatch.data.augment import OPERATIONS
 
 HEIGHT, WIDTH = 45, 64
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 from reference import randaugment
 
-from pivotpatch.data.augment import Augmentation, AugmentPolicy, draw_augmentation
-from pivotpatch.data.augment_ops import OPERATIONS, PUBLISHED, STEPS
+from pivotpatch.data.augment import OPERATIONS, PUBLISHED, STEPS, Augmentation, AugmentPolicy, draw_augmentation
 from pivotpatch.data.scenes import read_scenes
 
 FEW = 0.02  # of the pixels, whose place is rounded the other way where it lies between two
