@@ -1,10 +1,9 @@
 """Read the objects of Visual Genome as multi-label data (VG-256), with a label map given or built here."""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,6 @@ from pivotpatch.data.files import read_json
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
 from pivotpatch.errors import InputError, choose_one_of
 
-_Kind = tuple[tuple[str, ...], tuple[str, ...]]  # names and synsets of an object
 # Words that look like the plural of another thing's name.
 _OWN_WORDS = frozenset({"glasses"})
 # What the published protocol takes from the front of a name.
@@ -37,13 +35,10 @@ def read_visual_genome(
 ) -> RecordSet:
     """Read Visual Genome: a label is present where an image has an object that goes by one of the label's names.
 
-    Every image of `objects.json` is a record, also one without any label, in the order of the image ids. The split
-    is that of `split_images` with `numpy.random.default_rng(seed)` over the images in this order. That an image
-    file exists is not checked here.
-
-    The published protocol takes each object's first name alone, as `clean_published` leaves it, compares it with the
-    names of `label_map` as they are written, leaves images without a label out, and splits with
-    `numpy.random.RandomState(seed)`.
+    Every image of `objects.json` is a record, also one without any label, in the order of the image ids. That an image
+    file exists is not checked here. The published protocol takes each object's first name alone, as `clean_published`
+    leaves it, compares it with the names of `label_map` as they are written, leaves images without a label out, and
+    splits with `numpy.random.RandomState(seed)` in place of `default_rng`.
 
     Args:
         location: the folder that holds `objects.json` (release 1.0, 1.2 or 1.4) and the images in `VG_100K` and
@@ -107,13 +102,11 @@ class NamedImages(NamedTuple):
         image_ids: (N,) the ids.
         names: every name that occurs, cleaned.
         shown: positions in `names` of the names in each image.
-        synsets: for each name, how many objects of that name have which synset.
     """
 
     image_ids: NDArray[np.int64]
     names: list[str]
     shown: LabelLists
-    synsets: list[Counter[str]]
 
 
 def clean_name(name: str) -> str:
@@ -142,65 +135,45 @@ def clean_published(name: str) -> str:
 
 def read_named_images(path: Path, *, published: bool = False) -> NamedImages:
     """Read the names of all objects of `objects.json`; of each object only the first where `published`."""
-    kinds: dict[_Kind, _Kind] = {}  # each combination is kept once: the file's own tree would fill the memory
+    kinds: dict[tuple[str, ...], int] = {}  # each combination is kept once: the file's own tree would fill the memory
 
-    def convert(item: dict[str, object]) -> object:
+    def convert(item: dict[str, Any]) -> object:
         if "objects" in item:
-            return item.get("image_id", item.get("id")), item["objects"]
-        names, synsets = item.get("names"), item.get("synsets") or []  # release 1.0 has no synsets
-        if not isinstance(names, list) or not isinstance(synsets, list):
-            return item
-        kind = tuple(names), tuple(synsets)
-        return kinds.setdefault(kind, kind)
+            return item.get("image_id", item.get("id")), item["objects"]  # release 1.0 says id
+        return kinds.setdefault(tuple(item["names"]), len(kinds)) if isinstance(item.get("names"), list) else item
 
     try:
-        images = cast("list[tuple[int, list[_Kind]]]", read_json(path, convert=convert))
-        number = {kind: place for place, kind in enumerate(kinds)}
+        images: Any = read_json(path, convert=convert)
         image_ids = np.array([image_id for image_id, _ in images], dtype=np.int64)
-        lengths = [len(objects) for _, objects in images]
-        codes = np.array([number[kind] for _, objects in images for kind in objects], dtype=np.int64)
-        cleaned = [
-            [clean_published(name) for name in names[:1]] if published else [clean_name(name) for name in names]
-            for names, _ in kinds
-        ]
+        codes = np.array([kind for _, objects in images for kind in objects], dtype=np.int64)
+        rows = np.repeat(np.arange(len(images)), [len(objects) for _, objects in images])
+        if published:
+            cleaned = [[clean_published(name) for name in names[:1]] for names in kinds]
+        else:
+            cleaned = [[clean_name(name) for name in names] for names in kinds]
     except InputError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         images = []
     if not images:
         todo = "give objects.json of Visual Genome"
-        raise InputError(str(path), "not a list of images with their objects, names and synsets", todo)
+        raise InputError(str(path), "not a list of images with their objects and names", todo)
     order = np.argsort(image_ids, kind="stable")
-    image_ids = image_ids[order]
-    twice = image_ids[1:][np.diff(image_ids) == 0]
+    twice = image_ids[order][1:][np.diff(image_ids[order]) == 0]
     if len(twice):
         raise InputError(str(path), f"image {twice[0]} stands twice", "remove one of them")
-
     at: dict[str, int] = {}
     named = LabelLists.from_lists([[at.setdefault(name, len(at)) for name in names if name] for names in cleaned])
-    rows = np.repeat(np.arange(len(image_ids)), lengths)
     each = named.select(codes)
-    shown = LabelLists.from_pairs(rows[each.rows()], each.indices.astype(np.int64), count=len(image_ids)).select(order)
-
-    synsets: list[Counter[str]] = [Counter() for _ in at]
-    counts = np.bincount(codes, minlength=len(kinds)).tolist()
-    for (_, of_kind), names, count in zip(kinds, cleaned, counts, strict=True):
-        # Of several names and synsets nothing says which belong together.
-        if len(names) == len(of_kind) == 1 and names[0]:
-            synsets[at[names[0]]][of_kind[0]] += count
-    return NamedImages(image_ids, list(at), shown, synsets)
+    shown = LabelLists.from_pairs(rows[each.rows()], each.indices.astype(np.int64), count=len(images)).select(order)
+    return NamedImages(image_ids[order], list(at), shown)
 
 
 def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: int = 256) -> dict[str, list[str]]:
     """Merge the names that mean the same and keep the labels with most images.
 
-    1. Spelling: names that differ only in spaces and punctuation are one ("t-shirt", "tshirt").
-    2. Number: a name joins the one without its -s, -es or -ies, where that occurs and the synsets do not contradict.
-    3. Meaning: names with the same synset are one, where a name's synset is the one that more than half of its
-       objects with a synset have; a name without such a synset stays on its own.
-
-    A label is called by its name with most images. Labels stand by falling number of images, equal ones in
-    alphabetical order.
+    Names that differ only in spaces and punctuation are one ("t-shirt", "tshirt"); a name joins the one without its -s,
+    -es or -ies, where that occurs. Labels stand by falling number of images, equal ones in alphabetical order.
 
     Args:
         named: the images and names.
@@ -208,16 +181,19 @@ def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: in
         num_labels: the most labels to keep, 1 or more.
 
     Returns:
-        The names of each label, that with most images first.
+        The names of each label, that with most images first; it is the label's own.
     """
     if min_images < 1 or num_labels < 1:
         wrong = f"min_images is {min_images} and num_labels {num_labels}"
         raise InputError("label map", wrong, "give 1 or more for both")
-    groups = _group_names(named)
-    group_at = {group: place for place, group in enumerate(dict.fromkeys(groups))}
-    group_of = np.array([group_at[group] for group in groups], dtype=np.int64)
+    keys = [re.sub(r"[\W_]+", "", name) or name for name in named.names]
+    root_of: dict[str, str] = {}
+    for key in sorted(set(keys), key=len):  # the singular is shorter, so its own root is known by then
+        root_of[key] = next((root_of[one] for one in _singulars(key) if one in root_of), key)
+    at = {root: place for place, root in enumerate(dict.fromkeys(root_of.values()))}
+    group_of = np.array([at[root_of[key]] for key in keys], dtype=np.int64)
     by_group = LabelLists.from_pairs(named.shown.rows(), group_of[named.shown.indices], count=len(named.image_ids))
-    group_images = np.bincount(by_group.indices, minlength=len(group_at))
+    group_images = np.bincount(by_group.indices, minlength=len(at))
     name_images = np.bincount(named.shown.indices, minlength=len(named.names)).tolist()
 
     members: dict[int, list[tuple[int, str]]] = {}
@@ -231,24 +207,7 @@ def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: in
     return {names[0]: names for _, names in ranked[:num_labels]}
 
 
-def _group_names(named: NamedImages) -> list[str]:
-    """What each name is merged under: a synset, or the spelling of its singular."""
-    keys = [re.sub(r"[\W_]+", "", name) or name for name in named.names]
-    synsets: dict[str, Counter[str]] = {}
-    for key, counts in zip(keys, named.synsets, strict=True):
-        synsets.setdefault(key, Counter()).update(counts)
-    main = {key: _main_synset(counts) for key, counts in synsets.items()}
-    root_of: dict[str, str] = {}
-    merged: dict[str, Counter[str]] = {}
-    for key in sorted(synsets, key=len):  # the singular is shorter, so its own root is known by then
-        agree = (one for one in _singulars(key) if one in main and len({main[key], main[one]} - {None}) < 2)
-        single = next(agree, None)
-        root_of[key] = key if single is None else root_of[single]
-        merged.setdefault(root_of[key], Counter()).update(synsets[key])
-    return [_main_synset(merged[root_of[key]]) or root_of[key] for key in keys]
-
-
-def _singulars(key: str) -> Iterable[str]:
+def _singulars(key: str) -> Iterator[str]:
     """What a word may be the plural of, likeliest first."""
     if len(key) < 4 or key in _OWN_WORDS or not key.endswith("s") or key.endswith(("ss", "us", "is")):
         return
@@ -261,19 +220,14 @@ def _singulars(key: str) -> Iterable[str]:
         yield key[:-2]
 
 
-def _main_synset(counts: Counter[str]) -> str | None:
-    """The synset that more than half of the objects have."""
-    return next((synset for synset, count in counts.items() if 2 * count > counts.total()), None)
-
-
 def _read_label_map(path: Path) -> dict[str, list[str]]:
     content = read_json(path)
-    if not isinstance(content, dict):
-        raise InputError(str(path), "not a JSON object", 'give {"label": ["name", ...], ...}')
-    for label, names in content.items():
-        if not isinstance(names, list) or not all(isinstance(name, str) and clean_name(name) for name in names):
-            raise InputError(str(path), f"the names of {label!r} are not a list of words", "give for example ['tree']")
-    return content
+    lists = content.values() if isinstance(content, dict) else [None]
+    if not all(
+        isinstance(names, list) and all(isinstance(name, str) and clean_name(name) for name in names) for names in lists
+    ):
+        raise InputError(str(path), "it does not give each label a list of names", 'give {"label": ["name", ...], ...}')
+    return cast("dict[str, list[str]]", content)
 
 
 def _apply_label_map(
