@@ -38,18 +38,6 @@ _BYTES = 10
 _FORMAT_BYTES = {"WEBP": 16, "AVIF": 17, "JPEG2000": 28}
 _BAND = 1 << 20  # pixels that are converted at once
 
-# What a viewer does by EXIF orientation: whether rows become columns, then the steps through rows and columns.
-_TURNS = {
-    1: (False, 1, 1),
-    2: (False, 1, -1),
-    3: (False, -1, -1),
-    4: (False, -1, 1),
-    5: (True, 1, 1),
-    6: (True, 1, -1),
-    7: (True, -1, -1),
-    8: (True, -1, 1),
-}
-
 
 class Decoded(NamedTuple):
     """Pixels (H,W,3), and the image's own rows and columns, which may be more."""
@@ -128,10 +116,11 @@ def _decode(source: IO[bytes] | Image.Image, *, size: tuple[int, int] | None, ma
             image.draft(None, (wanted, wanted))
         image.load()
         _check_values(image, where)
-        swap, down, right = _TURNS[_find_orientation(image)]
-        pixels = _render(image, size[::-1] if size is not None and swap else size)
-    if swap:
+        turn = _find_orientation(image)
+        pixels = _render(image, size[::-1] if size is not None and turn > 4 else size)
+    if turn > 4:  # rows become columns
         pixels, height, width = pixels.swapaxes(0, 1), width, height
+    down, right = -1 if turn in (3, 4, 7, 8) else 1, -1 if turn in (2, 3, 6, 7) else 1
     return Decoded(np.ascontiguousarray(pixels[::down, ::right]), (height, width))
 
 
@@ -204,10 +193,10 @@ def _check_values(image: Image.Image, where: str) -> None:
 
 
 def _find_orientation(image: Image.Image) -> int:
-    """The EXIF orientation; Pillow's own `exif_transpose` fails on damaged EXIF data."""
+    """The EXIF orientation, 1 to 8; Pillow's own `exif_transpose` fails on damaged EXIF data."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        return orientation if orientation in _TURNS else 1
+        return orientation if orientation in range(1, 9) else 1
     except Exception:  # the parser trips over damage in many ways, none of which touches the pixels
         return 1
 

@@ -30,15 +30,8 @@ _CHUNK = 1 << 28  # bytes of images that wait in memory for their way to a devic
 _CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An image that could not be read.
-
-    Attributes:
-        index: its position in the record set.
-        name: its name in the data set.
-        error: what was wrong with it.
-    """
+class Failure(NamedTuple):
+    """An image that could not be read: its position in the record set, its name, and what was wrong with it."""
 
     index: int
     name: str
@@ -63,21 +56,12 @@ class Batch(NamedTuple):
 
 @dataclass
 class EpochSampler:
-    """Which images each batch of an epoch holds, and which of them are this process's.
+    """Which of `count` images each batch of an epoch holds, and which of them are this process's.
 
     The order is a function of seed and epoch alone. Every `batch_size` positions of it are a global batch; of these
     the process `rank` takes each `world`-th, so that shares differ by one at most. A last batch smaller than `world`
     leaves some processes an empty share, which is a batch nevertheless: all processes count the same batches.
-
-    Attributes:
-        count: records.
-        batch_size: of a global batch, over all processes.
-        shuffle: whether each epoch has its own order, else that of the records.
-        seed: of the run.
-        rank: the number of this process.
-        world: how many processes there are.
-        epoch: the one that comes next.
-        start: global batches of this epoch that are already done and left out; for resuming.
+    `epoch` comes next, less its first `start` batches, which are done.
     """
 
     count: int
@@ -124,12 +108,12 @@ class EpochSampler:
             yield order[number * self.batch_size + self.rows(number)].tolist()
 
 
+@dataclass
 class _Images(Dataset[Batch]):
     """The images of a record set, decoded at one size (H,W) when a list of indices is asked for."""
 
-    def __init__(self, records: RecordSet, size: tuple[int, int]) -> None:
-        self.records = records
-        self.size = size
+    records: RecordSet
+    size: tuple[int, int]
 
     def __getitem__(self, indices: list[int]) -> Batch:
         pixels = np.empty((len(indices), *self.size, 3), dtype=np.uint8)
@@ -159,12 +143,9 @@ class Loader:
     """Batches of a record set; each full pass moves the sampler to the next epoch.
 
     Attributes:
-        records: the records.
         epoch_sampler: the order; set its epoch to resume.
-        on_error: what an image that cannot be read does.
-        every_batch: whether a batch is handed out of which nothing could be read, or nothing is this process's.
         open_pass: begins to load all batches that the sampler names.
-        failures: images skipped since the pass began, for the list at its end.
+        failures: images skipped since the pass began.
     """
 
     records: RecordSet
