@@ -14,7 +14,6 @@ class Served:
     Attributes:
         content: its bytes.
         ranges: whether the server knows the Range header.
-        status: one answer a request that is not the file: an error status.
         cuts: one a request: how many bytes of the body are sent before the connection closes; None for all.
         announced: length to announce in place of the true one, which need not be a number; "" for none at all.
         pause: seconds between pieces of 1,000 bytes.
@@ -22,7 +21,6 @@ class Served:
 
     content: bytes
     ranges: bool = True
-    status: deque[int] = field(default_factory=deque)
     cuts: deque[int | None] = field(default_factory=deque)
     announced: int | str | None = None
     pause: float = 0.0
@@ -68,8 +66,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
         elif served is None:
             self.send_error(404)
-        elif served.status:
-            self.send_error(served.status.popleft())
         else:
             self._send(served)
 

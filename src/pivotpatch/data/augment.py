@@ -1,6 +1,6 @@
 """Augment the views of a batch on its device, each on its own: flip, cutout and RandAugment's operations."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
@@ -191,16 +191,16 @@ class Operation(NamedTuple):
     """
 
     apply: Callable[..., Tensor]
-    full: float
-    signed: bool
+    full: float = 0
+    signed: bool = False
     placed: bool = False
 
 
 def _warp(
     views: Tensor,
     *,
-    column: tuple[Tensor | float, Tensor | float, Tensor | float] = (1, 0, 0),
-    row: tuple[Tensor | float, Tensor | float, Tensor | float] = (0, 1, 0),
+    column: Sequence[Tensor | float] = (1, 0, 0),
+    row: Sequence[Tensor | float] = (0, 1, 0),
     fill: int = 0,
 ) -> Tensor:
     """Fetch each pixel of views (N,3,H,W) from the nearest place of another; what lies outside has the level `fill`.
@@ -225,23 +225,6 @@ def _rotate(views: Tensor, strength: Tensor, fill: int = 0) -> Tensor:
     return _warp(views, column=(angle.cos(), -angle.sin(), 0), row=(angle.sin(), angle.cos(), 0), fill=fill)
 
 
-# A shear leaves the first row or column where it is, as in torchvision.
-def _shear_x(views: Tensor, strength: Tensor) -> Tensor:
-    return _warp(views, column=(1, strength, strength * (views.shape[-2] / 2)))
-
-
-def _shear_y(views: Tensor, strength: Tensor) -> Tensor:
-    return _warp(views, row=(strength, 1, strength * (views.shape[-1] / 2)))
-
-
-def _translate_x(views: Tensor, strength: Tensor) -> Tensor:
-    return _warp(views, column=(1, 0, -(strength * views.shape[-1]).trunc()))
-
-
-def _translate_y(views: Tensor, strength: Tensor) -> Tensor:
-    return _warp(views, row=(0, 1, -(strength * views.shape[-2]).trunc()))
-
-
 def _to_bytes(levels: Tensor) -> Tensor:
     """Grey levels that lie half a level too high, as bytes: what is cut off rounds them. `levels` are overwritten."""
     return levels.clamp_(0, 255).to(torch.uint8)
@@ -259,10 +242,6 @@ def _grey(colours: Tensor) -> Tensor:
     return grey.add_(green, alpha=0.587).add_(blue, alpha=0.114)
 
 
-def _color(views: Tensor, strength: Tensor) -> Tensor:
-    return _blend(views, _grey(views), strength)
-
-
 def _contrast(views: Tensor, strength: Tensor) -> Tensor:
     total = views.sum(dim=(2, 3), keepdim=True)  # in whole numbers: the same, however many views there are
     return _blend(views, _grey(total) / views[0, 0].numel(), strength)
@@ -278,27 +257,26 @@ def _sharpness(views: Tensor, strength: Tensor) -> Tensor:
     return _to_bytes(levels.add_(0.5))
 
 
-def _posterize(views: Tensor, strength: Tensor) -> Tensor:
-    return views & (255 << strength.round().int()).to(torch.uint8)
-
-
 OPERATIONS: Mapping[str, Operation] = {
-    "identity": Operation(lambda views, _: views, 0, False),
-    "shear_x": Operation(_shear_x, 0.3, True),  # columns per row
-    "shear_y": Operation(_shear_y, 0.3, True),
-    "translate_x": Operation(_translate_x, 150 / 331, True),  # of the width
-    "translate_y": Operation(_translate_y, 150 / 331, True),
-    "rotate": Operation(_rotate, 30, True),  # degrees, counter-clockwise
-    "brightness": Operation(lambda views, strength: _blend(views, 0.0, strength), 0.9, True),
-    "color": Operation(_color, 0.9, True),
-    "contrast": Operation(_contrast, 0.9, True),
-    "sharpness": Operation(_sharpness, 0.9, True),
-    "posterize": Operation(_posterize, 4, False),  # bits lost
-    "solarize": Operation(  # grey levels that are inverted, from the top
-        lambda views, strength: torch.where(views >= 255 - strength, 255 - views, views), 255, False
+    "identity": Operation(lambda views, _: views),
+    # Columns per row; the first row, or column, stays where it is.
+    "shear_x": Operation(lambda v, by: _warp(v, column=(1, by, by * (v.shape[-2] / 2))), 0.3, signed=True),
+    "shear_y": Operation(lambda v, by: _warp(v, row=(by, 1, by * (v.shape[-1] / 2))), 0.3, signed=True),
+    # Of the side.
+    "translate_x": Operation(
+        lambda v, by: _warp(v, column=(1, 0, -(by * v.shape[-1]).trunc())), 150 / 331, signed=True
     ),
-    "autocontrast": Operation(lambda views, _: TF.autocontrast(views), 0, False),
-    "equalize": Operation(lambda views, _: TF.equalize(views), 0, False),
+    "translate_y": Operation(lambda v, by: _warp(v, row=(0, 1, -(by * v.shape[-2]).trunc())), 150 / 331, signed=True),
+    "rotate": Operation(_rotate, 30, signed=True),  # degrees, counter-clockwise
+    "brightness": Operation(lambda v, by: _blend(v, 0.0, by), 0.9, signed=True),
+    "color": Operation(lambda v, by: _blend(v, _grey(v), by), 0.9, signed=True),
+    "contrast": Operation(_contrast, 0.9, signed=True),
+    "sharpness": Operation(_sharpness, 0.9, signed=True),
+    "posterize": Operation(lambda v, by: v & (255 << by.round().int()).to(torch.uint8), 4),  # bits lost
+    # Grey levels that are inverted, from the top.
+    "solarize": Operation(lambda v, by: torch.where(v >= 255 - by, 255 - v, v), 255),
+    "autocontrast": Operation(lambda views, _: TF.autocontrast(views)),
+    "equalize": Operation(lambda views, _: TF.equalize(views)),
 }
 """RandAugment's fourteen, with torchvision's ranges."""
 
@@ -322,10 +300,6 @@ def _shear_rows(views: Tensor, strength: Tensor) -> Tensor:
     return torch.where(inside, levels.clamp(0, 255), _GREY).to(torch.uint8)
 
 
-def _shear_columns(views: Tensor, strength: Tensor) -> Tensor:
-    return _shear_rows(views.transpose(2, 3), strength).transpose(2, 3).contiguous()
-
-
 def _cover_box(views: Tensor, strength: Tensor, place: Tensor) -> Tensor:
     """Fill a box of about `strength` pixels per side around a random pixel."""
     half = strength.flatten().round() // 2
@@ -336,24 +310,24 @@ def _cover_box(views: Tensor, strength: Tensor, place: Tensor) -> Tensor:
 
 
 PUBLISHED: Mapping[str, Operation] = {
-    "invert": Operation(lambda views, _: 255 - views, 0, False),
-    "cutout": Operation(_cover_box, 20, False, placed=True),  # pixels
+    "invert": Operation(lambda views, _: 255 - views),
+    "cutout": Operation(_cover_box, 20, placed=True),  # pixels
     "sharpness": OPERATIONS["sharpness"],
     "autocontrast": OPERATIONS["autocontrast"],
     "posterize": OPERATIONS["posterize"],
-    "shear_x": Operation(_shear_rows, 0.3, True),
+    "shear_x": Operation(_shear_rows, 0.3, signed=True),
     "translate_x": Operation(
-        lambda views, strength: _warp(views, column=(1, 0, strength * views.shape[-1]), fill=_GREY), 150 / 331, True
+        lambda v, by: _warp(v, column=(1, 0, by * v.shape[-1]), fill=_GREY), 150 / 331, signed=True
     ),
-    "translate_y": Operation(
-        lambda views, strength: _warp(views, row=(0, 1, strength * views.shape[-2]), fill=_GREY), 150 / 331, True
+    "translate_y": Operation(lambda v, by: _warp(v, row=(0, 1, by * v.shape[-2]), fill=_GREY), 150 / 331, signed=True),
+    "shear_y": Operation(
+        lambda v, by: _shear_rows(v.transpose(2, 3), by).transpose(2, 3).contiguous(), 0.3, signed=True
     ),
-    "shear_y": Operation(_shear_columns, 0.3, True),
-    "rotate": Operation(lambda views, strength: _rotate(views, strength, _GREY), 30, False),
+    "rotate": Operation(lambda v, by: _rotate(v, by, _GREY), 30),
     "equalize": OPERATIONS["equalize"],
     "contrast": OPERATIONS["contrast"],
     "color": OPERATIONS["color"],
-    "solarize": Operation(lambda views, strength: torch.where(views >= 256 - strength, 255 - views, views), 256, False),
+    "solarize": Operation(lambda v, by: torch.where(v >= 256 - by, 255 - v, v), 256),
     "brightness": OPERATIONS["brightness"],
 }
 """The fifteen of the published training code, with its ranges."""

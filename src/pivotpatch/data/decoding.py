@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pivotpatch.data.records import ImageSource
 
 MAX_PIXELS = 89_478_485
-"""Pixels that an image may have unless a caller allows more; the figure at which Pillow starts to warn."""
+"""Pixels that an image may have; the figure at which Pillow starts to warn."""
 MAX_SIDE = 100_000
 """Rows or columns that an image may have: the filter that shrinks a side needs memory in proportion to it."""
 
@@ -47,39 +47,30 @@ class Decoded(NamedTuple):
 
 
 def decode_image(
-    source: "ImageSource | Image.Image",
-    *,
-    size: tuple[int, int] | None = None,
-    max_pixels: int = MAX_PIXELS,
-    name: str = "picture",
+    source: "ImageSource | Image.Image", *, size: tuple[int, int] | None = None, name: str = "picture"
 ) -> NDArray[np.uint8]:
     """Decode an image to RGB.
 
     The EXIF orientation is applied where it can be read. Greyscale is repeated in three channels, 16-bit greyscale is
     divided by 257, CMYK is converted without its profile, transparent pixels are laid over white. Of an animation the
-    first frame counts.
+    first frame counts. An image that claims more than `MAX_PIXELS`, or `MAX_SIDE` rows or columns, is refused before it
+    is decoded; those whose decoders hold many copies (WebP, AVIF, JPEG 2000, CMYK in JPEG, deep TIFF) above 3/10 to
+    8/10 of the first.
 
     Args:
         source: a file, its encoded bytes, a Pillow image, or pixels (H,W,3).
         size: rows and columns, 1 or more, to squash the image to, bilinear and anti-aliased; its own by default.
             JPEG files that are much larger are decoded at a fraction of their size.
-        max_pixels: an image that claims more is refused before it is decoded; those whose decoders hold many copies
-            (WebP, AVIF, JPEG 2000, CMYK in JPEG, deep TIFF) above 3/10 to 8/10 of it. So is one with a side of more
-            than `MAX_SIDE`, whatever it is given as.
         name: what messages call an image that is not a file.
 
     Returns:
         Pixels (H,W,3).
     """
-    return decode_with_size(source, size=size, max_pixels=max_pixels, name=name).pixels
+    return decode_with_size(source, size=size, name=name).pixels
 
 
 def decode_with_size(
-    source: "ImageSource | Image.Image",
-    *,
-    size: tuple[int, int] | None = None,
-    max_pixels: int = MAX_PIXELS,
-    name: str = "picture",
+    source: "ImageSource | Image.Image", *, size: tuple[int, int] | None = None, name: str = "picture"
 ) -> Decoded:
     """Decode as `decode_image` does, and say how large the image is itself when turned."""
     if size is not None and min(size) < 1:
@@ -89,27 +80,26 @@ def decode_with_size(
             wrong = f"the array is {source.dtype} of shape {source.shape}"
             raise InputError(name, wrong, "give uint8 pixels (H, W, 3)")
         height, width = source.shape[:2]
-        _check_size(width, height, max_pixels, name)
+        _check_size(width, height, MAX_PIXELS, name)
         return Decoded(source if size is None else _resize(source, size), (height, width))
     if isinstance(source, Path):
         with _open_file(source) as stream:
-            return _decode(stream, size=size, max_pixels=max_pixels, where=str(source))
-    opened = source if isinstance(source, Image.Image) else BytesIO(source)
-    return _decode(opened, size=size, max_pixels=max_pixels, where=name)
+            return _decode(stream, size, str(source))
+    return _decode(source if isinstance(source, Image.Image) else BytesIO(source), size, name)
 
 
-def check_header(stream: IO[bytes], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> int:
+def check_header(stream: IO[bytes], *, name: str = "image") -> int:
     """Refuse what is no image or too large, without decoding it; how many pixels it claims to have."""
     with _explain_faults(name):
         image = _open(stream, name)
-        _check_claims(image, max_pixels, name)
+        _check_claims(image, name)
         return image.width * image.height
 
 
-def _decode(source: IO[bytes] | Image.Image, *, size: tuple[int, int] | None, max_pixels: int, where: str) -> Decoded:
+def _decode(source: IO[bytes] | Image.Image, size: tuple[int, int] | None, where: str) -> Decoded:
     with _explain_faults(where):
         image = source if isinstance(source, Image.Image) else _open(source, where)
-        _check_claims(image, max_pixels, where)
+        _check_claims(image, where)
         height, width = image.height, image.width
         if size is not None and image is not source:  # a caller's image is not to be decoded smaller for good
             wanted = round(_DRAFT_MARGIN * max(size))  # a square, because orientation may swap the sides
@@ -160,7 +150,7 @@ def _explain_faults(where: str) -> Iterator[None]:
         ) from error
 
 
-def _check_claims(image: Image.Image, max_pixels: int, where: str) -> None:
+def _check_claims(image: Image.Image, where: str) -> None:
     """Refuse an image by what its header says, before it is decoded."""
     sizes = [image.size]
     needed = _FORMAT_BYTES.get(image.format or "", _BYTES)  # bytes per pixel, all copies that the decoder holds
@@ -171,7 +161,7 @@ def _check_claims(image: Image.Image, max_pixels: int, where: str) -> None:
         if TILEWIDTH in image.tag_v2:  # a tile is unpacked whole, however small the image is
             sizes.append((image.tag_v2[TILEWIDTH], image.tag_v2.get(TILELENGTH, 1)))
     for width, height in sizes:
-        _check_size(width, height, min(max_pixels, max_pixels * _BYTES // needed), where)
+        _check_size(width, height, min(MAX_PIXELS, MAX_PIXELS * _BYTES // needed), where)
 
 
 def _check_size(width: int, height: int, limit: int, where: str) -> None:

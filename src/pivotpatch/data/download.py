@@ -2,7 +2,6 @@
 
 import hashlib
 import http.client
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -18,8 +17,6 @@ Progress = Callable[[str, int, int | None], None]
 
 _CHUNK = 1 << 20
 _TIMEOUT = 30.0  # seconds without an answer before the connection counts as broken
-_ATTEMPTS = 5  # tries in a row that bring no new byte
-_BACKOFF = 1.0  # seconds before the second try, doubled from try to try
 _FAULTS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ValueError)
 
 
@@ -58,21 +55,13 @@ def download_file(remote: RemoteFile, folder: Path, *, progress: Progress | None
         if target.exists():
             _check(target, remote, progress)
             return target
-        furthest, failures = _measure(part), 0
-        while _measure(part) != remote.size:
+        if _measure(part) != remote.size:
             try:
                 _fetch(remote, part, progress)
-                break
             except _FAULTS as error:
-                reached, failures = _measure(part), failures + 1
-                if reached > furthest:
-                    furthest, failures = reached, 1
-                wrong = f"cannot be fetched ({quote_fault(error)}) beyond {reached:,} bytes"
-                if _is_final(error):
-                    raise InputError(remote.url, wrong, "check the address, or use another mirror") from None
-                if failures >= _ATTEMPTS:
-                    raise InputError(remote.url, wrong, "run the same command again to go on from there") from None
-                time.sleep(_BACKOFF * 2 ** (failures - 1))
+                wrong = f"cannot be fetched ({quote_fault(error)}) beyond {_measure(part):,} bytes"
+                todo = "run the same command again to go on from there; if that does not help, check the address"
+                raise InputError(remote.url, wrong, todo) from None
         _check(part, remote, progress)
         part.replace(target)
     return target
@@ -80,13 +69,6 @@ def download_file(remote: RemoteFile, folder: Path, *, progress: Progress | None
 
 def _measure(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
-
-
-def _is_final(error: Exception) -> bool:
-    """Whether no second try will mend it: an address that cannot be used, or an answer that says so."""
-    if isinstance(error, urllib.error.HTTPError):
-        return error.code < 500 and error.code not in (408, 416, 429)
-    return isinstance(error, ValueError | http.client.InvalidURL)
 
 
 def _fetch(remote: RemoteFile, part: Path, progress: Progress | None) -> None:
