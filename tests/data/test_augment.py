@@ -100,23 +100,6 @@ def test_draws_are_uniform_and_signed() -> None:
     assert (seen[:, 2:] - seen[:, :2]).mean().item() == pytest.approx(0.4375, abs=0.003)
 
 
-def test_image_and_patches_draw_independently() -> None:
-    batch, patches = 4000, 4
-    drawn = draw(batch * (1 + patches))
-    kinds = len(OPERATIONS)
-    first = drawn.operation[:, 0]
-    image, patch = first[:batch], first[batch:].reshape(batch, patches)
-    centre = (drawn.cutout[:, :2] + drawn.cutout[:, 2:]) / 2
-    for other in (patch[:, 0], patch[:, 3], drawn.operation[:batch, 1]):
-        joint = (image * kinds + other).bincount(minlength=kinds**2).double()
-        expected = batch / kinds**2
-        chi_square = ((joint - expected) ** 2 / expected).sum().item()
-        assert chi_square < 300  # 195 degrees of freedom: one draw in a million exceeds it
-    together = torch.cat([centre[:batch], centre[batch:].reshape(batch, -1), drawn.flip[:batch, None]], dim=1)
-    correlation = torch.corrcoef(together.T) - torch.eye(together.shape[1])
-    assert correlation.abs().max().item() < 0.08  # five deviations
-
-
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize(("grid", "overlap"), [(1, 0.0), (2, 0.0), (3, 0.5)])
 def test_views_are_resized_cut_from_the_image_or_the_source_and_normalised(

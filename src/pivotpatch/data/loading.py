@@ -30,7 +30,8 @@ _CHUNK = 1 << 28  # bytes of images that wait in memory for their way to a devic
 _CPU = torch.device("cpu")
 
 
-class Failure(NamedTuple):
+@dataclass(frozen=True)
+class Failure:
     """An image that could not be read: its position in the record set, its name, and what was wrong with it."""
 
     index: int
