@@ -7,8 +7,7 @@ from io import BytesIO
 from file_server import FileServer
 from made_records import noise
 
-from pivotpatch.data.download import RemoteFile
-from pivotpatch.data.prepare import DatasetPlan
+from pivotpatch.data.prepare import DatasetPlan, RemoteFile
 from pivotpatch.data.voc import LABELS
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from file_server import FileServer
 
-from pivotpatch.data import download
-from pivotpatch.data.download import RemoteFile, download_file
+from pivotpatch.data import prepare
+from pivotpatch.data.prepare import RemoteFile, download_file
 from pivotpatch.errors import InputError
 
 CONTENT = np.random.default_rng(0).bytes(50_000)
@@ -91,7 +91,7 @@ def test_address_that_cannot_be_used_is_named(url: str, message: str, tmp_path: 
 def test_silent_server_runs_into_the_timeout(
     file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "_TIMEOUT", 0.1)
+    monkeypatch.setattr(prepare, "_TIMEOUT", 0.1)
     file_server.serve("a.zip", CONTENT).pause = 0.6
     with pytest.raises(InputError, match=r"timed out"):
         fetch(file_server, tmp_path)

@@ -13,8 +13,7 @@ from made_archives import serve_voc, tar_bytes, zip_bytes
 from made_records import noise
 
 from pivotpatch.data.address import open_records
-from pivotpatch.data.download import RemoteFile
-from pivotpatch.data.prepare import DatasetPlan, prepare, unpack
+from pivotpatch.data.prepare import DatasetPlan, RemoteFile, prepare, unpack
 from pivotpatch.errors import InputError
 
 
