@@ -69,14 +69,6 @@ def test_orientation_is_that_of_pillows_exif_transpose(orientation: int, kind: s
     assert shrunk.size == decoded.size
 
 
-def test_scaled_decode_respects_the_turned_sides() -> None:
-    stored = photograph(800, 400)
-    decoded = decode_with_size(encode(Image.fromarray(stored), "JPEG", quality=95, exif=turned(6)), size=(50, 150))
-    expected = np.asarray(Image.fromarray(np.rot90(stored, -1).copy()).resize((150, 50), Image.Resampling.BILINEAR))
-    assert decoded.size == (400, 800)
-    assert np.abs(decoded.pixels.astype(int) - expected).mean() < 2
-
-
 def test_an_image_that_pillow_holds_is_read_like_its_file_and_left_as_it_is() -> None:
     data = encode(Image.fromarray(photograph(800, 1600)), "JPEG", exif=turned(6))
     held = Image.open(BytesIO(data))
@@ -191,16 +183,11 @@ def test_arrays_and_pillow_images_keep_to_the_limits_of_files(source: Any, size:
         decode_image(source, size=size, name="row 3")
 
 
-def test_pixel_limit_is_checked_in_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixel_limit_is_checked_in_the_header(tmp_path: Path) -> None:
     bomb = tmp_path / "bomb.png"
     bomb.write_bytes(png_claiming(60_000, 60_000))
     with pytest.raises(InputError, match=rf"bomb\.png: 60000 x 60000 = 3600000000 pixels .* {MAX_PIXELS}; shrink"):
         decode_image(bomb)
-    monkeypatch.setattr(decoding, "MAX_PIXELS", 15)
-    assert decode_image(encode(Image.fromarray(COLOURS), "PNG")).shape == (3, 5, 3)
-    monkeypatch.setattr(decoding, "MAX_PIXELS", 14)
-    with pytest.raises(InputError, match="15 pixels are more than the limit of 14"):
-        decode_image(encode(Image.fromarray(COLOURS), "PNG"))
 
 
 def make_tiff(tags: Mapping[int, int | tuple[int, ...]]) -> bytes:

@@ -7,7 +7,13 @@ import pytest
 
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
-from pivotpatch.data.visual_genome import build_label_map, read_named_images, read_visual_genome, split_images
+from pivotpatch.data.visual_genome import (
+    build_label_map,
+    clean_published,
+    read_named_images,
+    read_visual_genome,
+    split_images,
+)
 from pivotpatch.errors import InputError
 
 Image = dict[str, Any]
@@ -152,3 +158,58 @@ def test_wrong_requests_are_refused(root: Path, address: str, message: str) -> N
     (root / "words.json").write_text('{"tree": "tree"}')
     with pytest.raises(InputError, match=message):
         open_records(address.format(root=root))
+
+
+MAP = {"pole": ["pole", "post"], "dog": ["dog", "puppy"], "street light": ["street light"], "Cat": ["Cat"]}
+NAMES = [
+    "Pole.", "tall wooden pole", "tall street pole", "Dark  DOG", "puppy", "street light", "white street light", "cat",
+    "dark", "post .", "", "black dog.", "small", "zebra",
+]  # fmt: skip
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    content = []
+    for image_id in generator.permutation(np.arange(5, 205)).tolist():
+        names = generator.choice(NAMES, size=(generator.integers(0, 4), 2)).tolist()
+        content.append({"image_id": image_id, "objects": [{"names": pair, "synsets": []} for pair in names]})
+    write(tmp_path, content)
+    (tmp_path / "map.json").write_text(json.dumps(MAP))
+    return tmp_path
+
+
+def test_the_published_protocol_written_out_once_more_gives_the_same_labels_and_split(published: Path) -> None:
+    label_at = {name: place for place, names in enumerate(MAP.values()) for name in names}
+    expected = {}
+    for image in sorted(json.loads((published / "objects.json").read_text()), key=lambda each: each["image_id"]):
+        found = set()
+        for item in image["objects"]:
+            words = item["names"][0].lower().strip()
+            words = words[:-1].strip() if words.endswith(".") else words
+            parts = words.split()
+            if len(parts) > 1 and all(
+                part in ("tall", "wooden", "dark", "white", "black", "small") for part in parts[:-1]
+            ):
+                words = parts[-1]
+            if words in label_at:
+                found.add(label_at[words])
+        if found:
+            expected[f"VG_100K/{image['image_id']}.jpg"] = found
+    order = np.random.RandomState(1).permutation(len(expected))
+    held = round(0.3 * len(expected))
+    parts = {"train": np.sort(order[:-held]), "test": np.sort(order[-held:])}
+    for split, rows in parts.items():
+        records = open_records(f"vg:{published}@{split}?protocol=published&label_map=map.json")
+        assert records.labels.names == tuple(MAP)
+        read = {record.name: set(record.positive) for record in records}
+        names = [list(expected)[row] for row in rows]
+        assert [Path(name).name for name in read] == [Path(name).name for name in names]
+        assert list(read.values()) == [expected[name] for name in names]
+
+
+def test_the_published_protocol_needs_its_map(published: Path) -> None:
+    with pytest.raises(InputError, match="needs its label map; give label_map=FILE"):
+        open_records(f"vg:{published}@train?protocol=published")
+    assert clean_published("dark") == "dark"
+    assert clean_published("") == ""
