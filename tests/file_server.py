@@ -27,13 +27,7 @@ class Served:
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves files on loopback.
-
-    Attributes:
-        files: what there is, by name.
-        moved: where a path leads on to.
-        asked: which bytes each request asked for.
-    """
+    """Serves files on loopback: what there is, where a path leads on to, and which bytes each request asked for."""
 
     daemon_threads = True
 

@@ -35,17 +35,6 @@ def rows(augmentation: Augmentation, chosen: slice) -> Augmentation:
     return Augmentation(*(tensor[chosen] for tensor in augmentation))
 
 
-def test_a_batch_is_its_views_one_by_one() -> None:
-    views, drawn = photographs(60), draw(60)
-    before = views.clone()
-    together = apply_augmentation(views, drawn)
-    apart = [apply_augmentation(views[i : i + 1], rows(drawn, slice(i, i + 1))) for i in range(60)]
-    assert torch.equal(together, torch.cat(apart))
-    assert torch.equal(views, before)
-    assert len(drawn.operation.unique()) == len(OPERATIONS)
-    assert (together != views).flatten(1).any(dim=1).all()
-
-
 def test_order_is_flip_then_cutout_then_operations() -> None:
     views, drawn = photographs(30), draw(30, AugmentPolicy(flip=1.0, operations=3))
     step = drawn._replace(operation=drawn.operation[:, :0], strength=drawn.strength[:, :0])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -102,16 +103,19 @@ def test_a_quarter_of_the_views_is_left_as_it_is() -> None:
     assert set(steps[applied].abs().round(decimals=3).tolist()) == {0.0, *map(float, range(1, STEPS + 1))}
 
 
-def test_views_are_augmented_as_their_operations_say() -> None:
+@pytest.mark.parametrize("kind", ["torchvision", "published"])
+def test_views_are_augmented_as_their_operations_say(kind: Literal["torchvision", "published"]) -> None:
     views = torch.randint(256, (300, 3, 24, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    policy = AugmentPolicy(cutout=0, randaugment="published")
+    policy = AugmentPolicy(cutout=0, randaugment=kind)
     drawn = draw_augmentation(300, policy=policy, generator=torch.Generator().manual_seed(2))
-    found, kinds = drawn.apply(views), (*OPERATIONS.values(), *PUBLISHED.values())
-    for row in range(0, 300, 7):
+    before, found = views.clone(), drawn.apply(views)
+    assert torch.equal(views, before)
+    kinds = (*OPERATIONS.values(), *PUBLISHED.values())
+    for row in range(0, 300, 3):
         one = Augmentation(*(part[row : row + 1] for part in drawn))
         expected = views[row : row + 1]
         for slot in range(2):
-            kind = kinds[int(one.operation[0, slot])]
-            given = (one.strength[:, slot].reshape(1, 1, 1, 1), *([one.place[:, slot]] if kind.placed else []))
-            expected = kind.apply(expected, *given)
+            chosen = kinds[int(one.operation[0, slot])]
+            given = (one.strength[:, slot].reshape(1, 1, 1, 1), *([one.place[:, slot]] if chosen.placed else []))
+            expected = chosen.apply(expected, *given)
         assert torch.equal(found[row : row + 1], expected)
