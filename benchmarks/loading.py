@@ -11,7 +11,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,7 @@ def make_published_pipeline(size: tuple[int, int] = SIZE, kind: RandAugment = "p
     return load
 
 
-def time_cpu(works: dict[str, Callable[[], object]], *, samples: int) -> dict[str, float]:
+def time_cpu(works: Mapping[str, Callable[[], object]], *, samples: int) -> dict[str, float]:
     """Milliseconds of CPU a sample: the best of five, taken in turn, for other work on the machine slows some."""
     best = dict.fromkeys(works, float("inf"))
     for _ in range(5):

@@ -58,7 +58,8 @@ class Straying(Branching):
 
     def forward(self, images: Tensor) -> Tensor:
         found: Tensor = self.convolution(images)
-        return found + self.norm(found)
+        normed: Tensor = self.norm(found)
+        return found + normed
 
 
 @pytest.mark.parametrize("kind", [Branching, Straying])

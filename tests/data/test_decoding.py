@@ -203,7 +203,16 @@ def make_tiff(tags: Mapping[int, int | tuple[int, ...]]) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + behind
 
 
-DEEP_TIFF = {256: 40, 257: 30, 258: (16, 16, 16, 16), 262: 2, 273: 8, 277: 4, 279: 8, 338: 2}
+DEEP_TIFF: dict[int, int | tuple[int, ...]] = {
+    256: 40,
+    257: 30,
+    258: (16, 16, 16, 16),
+    262: 2,
+    273: 8,
+    277: 4,
+    279: 8,
+    338: 2,
+}
 TILED_TIFF = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: 65536, 323: 65536, 324: 8, 325: 8}
 
 
@@ -235,7 +244,7 @@ def test_depth_and_tiles_of_tiff_count(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="65536 x 65536|a side has more"):
         decode_image(make_tiff(TILED_TIFF))
     with pytest.raises(InputError, match="1 x 200000 pixels: a side has more than 100000"):
-        decode_image(make_tiff(TILED_TIFF | {256: 1, 257: 200_000, 322: 512, 323: 512}))
+        decode_image(make_tiff({**TILED_TIFF, 256: 1, 257: 200_000, 322: 512, 323: 512}))
     monkeypatch.setattr(decoding, "MAX_PIXELS", 1439)
     with pytest.raises(InputError, match="1200 pixels are more than the limit of 1199"):
         decode_image(make_tiff(DEEP_TIFF))

@@ -13,11 +13,12 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
 from pivotpatch.data.augment import OPERATIONS, PUBLISHED, STEPS, Augmentation, AugmentPolicy, draw_augmentation
-from pivotpatch.data.scenes import read_scenes
+from pivotpatch.data.scenes import SceneStore
 
 FEW = 0.02  # of the pixels, whose place is rounded the other way where it lies between two
 HEIGHT, WIDTH = 64, 52
-SCENES = np.stack([read_scenes("", "val", count=8, size=64).images.source(index) for index in range(8)])[:, :, :WIDTH]
+STORE = SceneStore(split="val", count=8, size=64)
+SCENES = np.stack([STORE.source(index) for index in range(8)])[:, :, :WIDTH]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
