@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -31,34 +32,22 @@ STATUS: dict[type[Exception], int] = {InputError: 422, BusyError: 503, BrokenErr
 _CLOSE = {"Connection": "close"}  # whatever else the client sends is not read
 
 
-class Upload(NamedTuple):
-    """The bytes of an image file, and its name where the request tells one."""
-
-    content: bytes
-    name: str | None
-
-
 class Bodies:
     """Reads the bodies of requests: none of them, nor all together, may be too large or take too long.
 
     Attributes:
-        held: bytes of the bodies that are being read or answered now.
+        held: bytes of the bodies that are being read or answered now, `most` at most.
+        seconds: until a body must have arrived.
     """
 
     def __init__(self, *, seconds: float = BODY_SECONDS, most: int = MAX_HELD) -> None:
-        """Hold nothing yet.
-
-        Args:
-            seconds: until a body must have arrived.
-            most: bytes of all bodies together; one more is refused.
-        """
         self.held = 0
-        self._seconds = seconds
-        self._most = most
+        self.seconds = seconds
+        self.most = most
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[Upload]:
-        """The image of a request; its body counts as held until the caller is done."""
+    async def read(self, request: Request) -> AsyncIterator[tuple[bytes, str | None]]:
+        """The image of a request and its name; its body counts as held until the caller is done."""
         held = 0
 
         async def take() -> AsyncGenerator[bytes, None]:
@@ -66,16 +55,16 @@ class Bodies:
             async for chunk in _limit(request):
                 held += len(chunk)
                 self.held += len(chunk)
-                if self.held > self._most:
+                if self.held > self.most:
                     raise HTTPException(503, "server: too many images are on their way; try again", _CLOSE)
                 yield chunk
 
         try:
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(self.seconds):
                     upload = await _find_image(request, take())
             except TimeoutError:
-                wrong = f"request: its body did not arrive within {self._seconds:g} s; send a smaller file"
+                wrong = f"request: its body did not arrive within {self.seconds:g} s; send a smaller file"
                 raise HTTPException(408, wrong, _CLOSE) from None
             yield upload
         finally:
@@ -104,10 +93,10 @@ class _FormInMemory(MultiPartParser):
     spool_max_size = MAX_BYTES + 1
 
 
-async def _find_image(request: Request, body: AsyncGenerator[bytes, None]) -> Upload:
-    """The one image of a request: its body, or a file of a form. No more than one copy of it outlives the reading."""
+async def _find_image(request: Request, body: AsyncGenerator[bytes, None]) -> tuple[bytes, str | None]:
+    """The image of a request and its name: the body, or a file of a form. One copy of it outlives the reading."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        return Upload(b"".join([chunk async for chunk in body]), None)
+        return b"".join([chunk async for chunk in body]), None
     try:
         form = await _FormInMemory(request.headers, body, max_files=8, max_fields=8).parse()
     except (MultiPartException, UnicodeError) as error:  # the latter from a strange charset
@@ -117,7 +106,7 @@ async def _find_image(request: Request, body: AsyncGenerator[bytes, None]) -> Up
         images = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
         if len(images) != 1:
             raise InputError("request", f"its form has {len(images)} whole files", "send one image")
-        return Upload(await images[0].read(), (images[0].filename or "")[:_NAME] or None)
+        return await images[0].read(), (images[0].filename or "")[:_NAME] or None
     finally:
         await form.close()
 
@@ -146,10 +135,10 @@ def make_routes(batcher: Batcher, *, name: str, bodies: Bodies) -> list[BaseRout
 
     async def predict(request: Request) -> Response:
         rule = _read_rule(request.query_params)
-        async with bodies.read(request) as upload:
-            prediction = await batcher.ask(upload.content, name=upload.name or "picture")
+        async with bodies.read(request) as (content, picture):
+            prediction = await batcher.ask(content, name=picture or "picture")
         tags = [tag.to_dict() for tag in rule.choose(prediction)]
-        return answer_json({"picture": upload.name, "size": list(prediction.size), "tags": tags})
+        return answer_json({"picture": picture, "size": list(prediction.size), "tags": tags})
 
     async def tell(request: Request) -> Response:
         return answer_json(told[request.url.path])
@@ -177,11 +166,12 @@ def answer_json(content: dict[str, Any], status: int = 200, *, headers: Mapping[
 
 async def answer_error(request: Request, error: Exception) -> Response:
     """An exception as one line of JSON, with the status of its kind."""
+    if type(error) in STATUS:
+        return answer_json({"error": str(error)}, STATUS[type(error)])
     if not isinstance(error, HTTPException):
-        wrong = str(error)
-        if type(error) not in STATUS:
-            wrong = f"server: it failed ({type(error).__name__}); its terminal says more"
-        return answer_json({"error": wrong}, STATUS.get(type(error), 500))
+        logging.getLogger(__name__).error("%s", error, exc_info=error)
+        wrong = f"server: it failed ({type(error).__name__}); its terminal says more"
+        return answer_json({"error": wrong}, 500)
     wrong = {
         404: "request: nothing is at this address; send images to /api/predict, see /openapi.json",
         405: f"request: {request.method[:20]} cannot be used here; use {(error.headers or {}).get('Allow')}",

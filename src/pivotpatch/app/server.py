@@ -156,14 +156,7 @@ class Connection(H11Protocol):
 
 
 def serve(predictor: Predictor, listening: socket.socket, *, name: str = "", access: Access | None = None) -> None:
-    """Serve the page and the endpoint until the process is told to end.
-
-    Args:
-        predictor: answers the images.
-        listening: from `open_socket`; closed afterwards.
-        name: of the model, for the page to show.
-        access: who may ask; by default whoever runs on this machine.
-    """
+    """Serve the page and the endpoint at a socket, as `build_app` makes them, until the process is told to end."""
     batcher = Batcher(predictor)
     try:
         make_server(build_app(batcher, name=name, access=access)).run([listening])
@@ -171,33 +164,20 @@ def serve(predictor: Predictor, listening: socket.socket, *, name: str = "", acc
         batcher.close()
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, but whoever is told to end says nothing of those who still waited."""
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        await super().shutdown(sockets)
-
-
 def make_server(app: ASGIApp, *, connection: type[Connection] = Connection) -> uvicorn.Server:
-    """What runs an application.
-
-    Args:
-        app: from `build_app`.
-        connection: sets the limits of connections.
-    """
+    """What runs an application from `build_app`; `connection` sets the limits of connections."""
     config = uvicorn.Config(
         app,
         http=connection,
         ws="none",
         lifespan="off",
-        log_level="error",
+        log_level="critical",  # `answer_error` says what failed; those who waited when it ends are no news
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=1,  # connections that are kept open are not waited for
     )
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # a caller's mistakes are the caller's to hear
-    return _Server(config)
+    return uvicorn.Server(config)
 
 
 def build_app(

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,28 +27,7 @@ TAGS = (MODEL, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442",
 """One per tag, the most probable first."""
 OPINIONS = dict(zip(("whole image", "its patches", "both (TDE)"), KINDS.values(), strict=True))
 """The colour of each opinion."""
-_MARK = "#F0E442"
 _WIDTH = 7.2
-
-
-class Case(NamedTuple):
-    """One image to explain.
-
-    Attributes:
-        image: RGB pixels (H,W,3), of any size.
-        logits: of this one image, B = 1.
-        title: a line above.
-        mark: pixels to point at.
-        overlap: of the patches, see `patch_boxes`.
-        baseline: what another model gives to the label, to be shown beside.
-    """
-
-    image: NDArray[np.uint8]
-    logits: CounterfactualLogits
-    title: str = ""
-    mark: PatchBox | None = None
-    overlap: float = 0.0
-    baseline: float | None = None
 
 
 def plot_case(
@@ -77,24 +56,8 @@ def plot_case(
         baseline: what another model gives to the label.
     """
     figure, (picture, bars) = _open_figure(3.1)
-    _draw_case(picture, bars, Case(image, logits, overlap=overlap, baseline=baseline), label=label, labels=labels)
+    draw_case(picture, bars, image, logits, label=label, labels=labels, overlap=overlap, baseline=baseline)
     figure.suptitle(title, parse_math=False)
-    return figure
-
-
-def plot_pair(one: Case, other: Case, *, label: int, labels: Sequence[str]) -> Figure:
-    """Show two images beside each other as `plot_case` shows one, such as a scene with an object and without it.
-
-    Args:
-        one: the left image.
-        other: the right one.
-        label: index of the label to explain.
-        labels: names of the L labels.
-    """
-    figure = Figure(figsize=(_WIDTH, 5.2), dpi=150, layout="constrained")
-    axes = figure.subplots(2, 2, height_ratios=(1.9, 1), sharey="row")
-    for (picture, bars), case in zip(axes.T, (one, other), strict=True):
-        _draw_case(picture, bars, case, label=label, labels=labels)
     return figure
 
 
@@ -144,16 +107,23 @@ def _open_figure(height: float) -> tuple[Figure, tuple[Axes, Axes]]:
     return figure, (picture, bars)
 
 
-def _draw_case(picture: Axes, bars: Axes, case: Case, *, label: int, labels: Sequence[str]) -> None:
-    logits = case.logits
+def draw_case(
+    picture: Axes,
+    bars: Axes,
+    image: NDArray[np.uint8],
+    logits: CounterfactualLogits,
+    *,
+    label: int,
+    labels: Sequence[str],
+    overlap: float = 0.0,
+    baseline: float | None = None,
+) -> None:
+    """Draw what `plot_case` shows to two places of a figure."""
     assert len(logits.weights) == 1, "one image"
-    _draw_shares(picture, case.image, logits.weights[0, :, label].tolist(), overlap=case.overlap)
-    if case.mark is not None:
-        picture.add_patch(_frame(case.mark, fill=False, edgecolor=_MARK, linestyle="--", linewidth=2))
-    picture.set_title(case.title, parse_math=False)
+    _draw_shares(picture, image, logits.weights[0, :, label].tolist(), overlap=overlap)
     probs = torch.stack([logits.image_logits.sigmoid(), logits.pooled_logits.sigmoid(), logits.probs])[:, 0, label]
-    baseline = {} if case.baseline is None else {"baseline": case.baseline}
-    _draw_opinions(bars, {**baseline, **dict(zip(OPINIONS, probs.tolist(), strict=True))})
+    others = {} if baseline is None else {"baseline": baseline}
+    _draw_opinions(bars, {**others, **dict(zip(OPINIONS, probs.tolist(), strict=True))})
     bars.set_xlabel(f"probability of “{labels[label]}”", parse_math=False)
 
 
