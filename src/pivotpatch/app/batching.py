@@ -44,7 +44,7 @@ class Batcher:
     def __init__(
         self, predictor: Predictor, *, batch_size: int = BATCH, wait: float = WAIT, capacity: int = CAPACITY
     ) -> None:
-        """Start nothing yet.
+        """Ask a predictor.
 
         Args:
             predictor: answers the images.

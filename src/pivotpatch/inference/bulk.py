@@ -329,16 +329,7 @@ class TagJob:
         return [gap for gap in gaps if gap]
 
     def keep(self, start: int, batches: Iterable[list[Row]], goes_on: Callable[[int], bool]) -> bool:
-        """Write the rows of images from `start` on as parts, also where an error ends them.
-
-        Args:
-            start: the place of the first image.
-            batches: rows of one image after the other.
-            goes_on: told how many each batch had, and whether to go on.
-
-        Returns:
-            Whether all came.
-        """
+        """Write rows of images from `start` on as parts, whatever ends them; whether `goes_on` let all come."""
         held, since = list[Row](), time.monotonic()
         try:
             for rows in batches:

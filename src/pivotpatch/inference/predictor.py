@@ -74,16 +74,14 @@ class Predictor:
         """Open a trained model.
 
         Args:
-            name_or_folder: the name of a model that comes with the package ("tagger"), the folder of a run, whose best
-                model is taken, or of a checkpoint, or an exported file (.onnx). "hub:owner/name" is a
-                checkpoint on the Hugging Face hub; "transformers:" or "timm:" before a folder or `owner/name` opens
-                somebody else's multi-label model, around which PAT-I looks at patches, see `open_foreign`. A
-                revision may follow a name: "hub:owner/name@v2".
+            name_or_folder: the bundled "tagger", the folder of a run (its best model) or of a checkpoint, an exported
+                file (.onnx), "hub:owner/name" for a checkpoint on the Hugging Face hub, or "transformers:" or "timm:"
+                before a folder or `owner/name` for somebody else's multi-label model, around which PAT-I looks at
+                patches, see `open_foreign`. A revision may follow a name: "hub:owner/name@v2".
             device: where to run; a GPU where there is one by default. Exported models run on the CPU.
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
-                their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`), which
-                says whether that look is at the patches or a closer one. Exported models look at the patches of
-                all images, PAT-I at those of all or, with 0, of none.
+                their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`). Exported
+                models know only 1, PAT-I only 0 and 1.
             fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
                 False leaves the model as it is.
         """
