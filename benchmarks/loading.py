@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.data.decoding import decode_image
 from pivotpatch.models.views import make_views
 
+Randaugment = Literal["torchvision", "published"]
 SIZE = (448, 448)
 GRID = 2
 LABELS = 80
@@ -155,14 +157,14 @@ def photograph_batch(count: int) -> Tensor:
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
-def make_view_step(images: Tensor) -> Callable[[], Tensor]:
+def make_view_step(images: Tensor, randaugment: Randaugment) -> Callable[[], Tensor]:
     """Draw and make the views of one batch, as training does."""
     generator = torch.Generator().manual_seed(0)
     mean, std = MEAN.to(images.device), STD.to(images.device)
-    count = len(images) * (1 + GRID * GRID)
+    count, policy = len(images) * (1 + GRID * GRID), AugmentPolicy(flip=0.5, randaugment=randaugment)
 
     def make() -> Tensor:
-        drawn = draw_augmentation(count, policy=AugmentPolicy(flip=0.5), generator=generator)
+        drawn = draw_augmentation(count, policy=policy, generator=generator)
         views = make_views(images, size=SIZE, mean=mean, std=std, grid=GRID, augmentation=drawn)
         return stack_views(views.image, views.patches)
 
@@ -183,8 +185,8 @@ def time_gpu(work: Callable[[], object], *, rounds: int) -> float:
     return float(start.elapsed_time(end)) / rounds
 
 
-def measure_views_on_gpu(batch: int, *, compiled: bool) -> dict[str, float]:
-    make = make_view_step(photograph_batch(batch).cuda())
+def measure_views_on_gpu(batch: int, *, randaugment: Randaugment, compiled: bool) -> dict[str, float]:
+    make = make_view_step(photograph_batch(batch).cuda(), randaugment)
     network = torchvision.models.resnet101(num_classes=LABELS).cuda().to(memory_format=torch.channels_last)
     if compiled:
         network = torch.compile(network)
@@ -216,6 +218,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=["loading", "views"], help="one part of it")
     parser.add_argument("--samples", type=int, default=64, help="pictures to load (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=32, help="samples a batch on the GPU (default: %(default)s)")
+    parser.add_argument(
+        "--randaugment", choices=["torchvision", "published"], default="torchvision", help="whose, in our views"
+    )
     parser.add_argument("--compile", action="store_true", help="compile the network that the views are compared with")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     return parser.parse_args(argv)
@@ -231,9 +236,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         figures |= measure_loading(args.samples)
     if args.only != "loading":
         images = photograph_batch(8)
-        figures |= time_cpu({"views on the CPU, ms a sample": make_view_step(images)}, samples=len(images))
+        make = make_view_step(images, args.randaugment)
+        figures |= time_cpu({"views on the CPU, ms a sample": make}, samples=len(images))
         if torch.cuda.is_available():
-            figures |= measure_views_on_gpu(args.batch, compiled=args.compile)
+            figures |= measure_views_on_gpu(args.batch, randaugment=args.randaugment, compiled=args.compile)
     for name, value in figures.items():
         print(f"{name:<52}{value:10.2f}")
     if args.out is not None:
