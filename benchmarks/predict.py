@@ -32,7 +32,7 @@ from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.predictor import Predictor
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.tuning.effort import find_cutoffs
+from pivotpatch.tuning.tune import find_cutoffs
 
 RESULT = Path(__file__).parent / "results" / "predict_cpu.json"
 

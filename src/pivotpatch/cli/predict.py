@@ -248,8 +248,7 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
     """Tag images to a file, until it is finished or a signal asks to stop."""
     from pivotpatch.cli.console import show_progress, tell
     from pivotpatch.inference.bulk import check_out, tag_pictures
-    from pivotpatch.training.resources import count_workers
-    from pivotpatch.training.signals import StopSignals
+    from pivotpatch.training.processes import StopSignals, count_workers
 
     check_out(args.out, share, overwrite=args.overwrite, resume=args.resume)
     paths = None if args.resume else _find(args)
