@@ -8,12 +8,14 @@ One core. The pictures are generated: 640 x 480 JPEG, quality 90. `views` needs 
 import argparse
 import json
 import random
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -27,7 +29,10 @@ from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.data.decoding import decode_image
 from pivotpatch.models.views import make_views
 
-Randaugment = Literal["torchvision", "published"]
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # for the published RandAugment by Pillow
+from reference import randaugment
+
+RandAugment = Literal["published", "torchvision"]
 SIZE = (448, 448)
 GRID = 2
 LABELS = 80
@@ -74,13 +79,23 @@ def cut_out(picture: Image.Image) -> Image.Image:
     return picture
 
 
-def make_published_pipeline(size: tuple[int, int] = SIZE) -> Callable[[Path], Tensor]:
+def operate(picture: Image.Image) -> Image.Image:
+    """The published RandAugment: two operations, each with probability 0.5 and one of nine magnitudes."""
+    for name in random.choices(list(randaugment.OPERATIONS), k=2):
+        if random.random() < 0.5:
+            place = (random.random(), random.random())
+            work = randaugment.OPERATIONS[name]
+            picture = work(picture, random.randint(1, 9), random.choice((1, -1)), place)
+    return picture
+
+
+def make_published_pipeline(size: tuple[int, int] = SIZE, kind: RandAugment = "published") -> Callable[[Path], Tensor]:
     """The published way: five views (5,C,H,W) a sample, each through PIL on the CPU."""
     augment = torchvision.transforms.Compose(
         [
             torchvision.transforms.Resize(size),
             torchvision.transforms.Lambda(cut_out),
-            torchvision.transforms.RandAugment(),
+            torchvision.transforms.Lambda(operate) if kind == "published" else torchvision.transforms.RandAugment(),
             torchvision.transforms.ToTensor(),
         ]
     )
@@ -94,7 +109,7 @@ def make_published_pipeline(size: tuple[int, int] = SIZE) -> Callable[[Path], Te
     return load
 
 
-def time_cpu(works: dict[str, Callable[[], object]], *, samples: int) -> dict[str, float]:
+def time_cpu(works: Mapping[str, Callable[[], object]], *, samples: int) -> dict[str, float]:
     """Milliseconds of CPU a sample: the best of five, taken in turn, for other work on the machine slows some."""
     best = dict.fromkeys(works, float("inf"))
     for _ in range(5):
@@ -111,7 +126,7 @@ def measure_loading(samples: int) -> dict[str, float]:
     from pivotpatch.data.loading import hold_images, make_loader
     from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
 
-    published = make_published_pipeline()
+    pipelines = {kind: make_published_pipeline(kind=kind) for kind in get_args(RandAugment)}
     with tempfile.TemporaryDirectory() as name:
         paths = write_photographs(Path(name), samples)
         records = RecordSet(
@@ -133,7 +148,9 @@ def measure_loading(samples: int) -> dict[str, float]:
                 "loader": lambda: [None for _ in loader],
                 "hold": lambda: hold_images(records, size=SIZE),
                 "held": lambda: [None for _ in held_loader],
-                "published": lambda: [published(path) for path in paths],
+                **{
+                    kind: partial(lambda load: [load(path) for path in paths], load) for kind, load in pipelines.items()
+                },
             },
             samples=samples,
         )
@@ -147,6 +164,7 @@ def measure_loading(samples: int) -> dict[str, float]:
         "hold in memory, once, ms": spent["hold"],
         "loader of held pictures, ms": spent["held"],
         "published pipeline, ms": spent["published"],
+        "the same with torchvision's RandAugment, ms": spent["torchvision"],
         "published / loader": spent["published"] / spent["loader"],
     }
 
@@ -157,11 +175,12 @@ def photograph_batch(count: int) -> Tensor:
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
-def make_view_step(images: Tensor, randaugment: Randaugment) -> Callable[[], Tensor]:
+def make_view_step(images: Tensor, kind: RandAugment = "published") -> Callable[[], Tensor]:
     """Draw and make the views of one batch, as training does."""
+    policy = AugmentPolicy(flip=0.5, randaugment=kind)
     generator = torch.Generator().manual_seed(0)
     mean, std = MEAN.to(images.device), STD.to(images.device)
-    count, policy = len(images) * (1 + GRID * GRID), AugmentPolicy(flip=0.5, randaugment=randaugment)
+    count = len(images) * (1 + GRID * GRID)
 
     def make() -> Tensor:
         drawn = draw_augmentation(count, policy=policy, generator=generator)
@@ -185,8 +204,8 @@ def time_gpu(work: Callable[[], object], *, rounds: int) -> float:
     return float(start.elapsed_time(end)) / rounds
 
 
-def measure_views_on_gpu(batch: int, *, randaugment: Randaugment, compiled: bool) -> dict[str, float]:
-    make = make_view_step(photograph_batch(batch).cuda(), randaugment)
+def measure_views_on_gpu(batch: int, *, compiled: bool) -> dict[str, float]:
+    make = make_view_step(photograph_batch(batch).cuda())
     network = torchvision.models.resnet101(num_classes=LABELS).cuda().to(memory_format=torch.channels_last)
     if compiled:
         network = torch.compile(network)
@@ -218,9 +237,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=["loading", "views"], help="one part of it")
     parser.add_argument("--samples", type=int, default=64, help="pictures to load (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=32, help="samples a batch on the GPU (default: %(default)s)")
-    parser.add_argument(
-        "--randaugment", choices=["torchvision", "published"], default="torchvision", help="whose, in our views"
-    )
     parser.add_argument("--compile", action="store_true", help="compile the network that the views are compared with")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     return parser.parse_args(argv)
@@ -236,10 +252,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         figures |= measure_loading(args.samples)
     if args.only != "loading":
         images = photograph_batch(8)
-        make = make_view_step(images, args.randaugment)
-        figures |= time_cpu({"views on the CPU, ms a sample": make}, samples=len(images))
+        steps = {
+            f"views on the CPU, {kind}, ms a sample": make_view_step(images, kind) for kind in get_args(RandAugment)
+        }
+        figures |= time_cpu(steps, samples=len(images))
         if torch.cuda.is_available():
-            figures |= measure_views_on_gpu(args.batch, randaugment=args.randaugment, compiled=args.compile)
+            figures |= measure_views_on_gpu(args.batch, compiled=args.compile)
     for name, value in figures.items():
         print(f"{name:<52}{value:10.2f}")
     if args.out is not None:
