@@ -2,6 +2,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pivotpatch.data.address import open_records
-from pivotpatch.data.check import DataSummary, Depth, check_data
+from pivotpatch.data.check import DataSummary, Depth, check_data, plot_overview
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, cut
 
 
 def write_files(folder: Path, files: dict[str, bytes], *, name: str = "made", extra: tuple[str, ...] = ()) -> RecordSet:
@@ -149,3 +150,22 @@ def test_doubles_within_and_between_data_sets(tmp_path: Path) -> None:
         [("train", "1"), ("train", "3"), ("test", "7")],
         [("train", "2"), ("test", "6")],
     ]
+
+
+@pytest.mark.parametrize("count", [1, 130])
+def test_the_overview_shows_what_the_summary_holds(count: int) -> None:
+    odd = "$\\frac{", "a very long name that goes on and on and on"  # neither mathematics nor wider than its place
+    names = [*odd, *(f"label {i}" for i in range(count))][:count]
+    shown = np.random.default_rng(0).random((500, count)) < 0.3
+    positive = LabelLists.from_lists([np.flatnonzero(row).tolist() for row in shown])
+    images = FileStore(Path(), pa.array([str(i) for i in range(500)]))
+    summary = check(RecordSet("made", LabelSpace(tuple(names)), images=images, positive=positive), depth="labels")
+    bars, matrix, _ = plot_overview(summary).axes
+    order = np.argsort(-summary.label_counts, kind="stable")[:100]
+    ticks = [[text.get_text() for text in axes.get_yticklabels()] for axes in (bars, matrix)]
+    assert ticks == [[cut(names[i], 24) for i in order]] * 2
+    assert [bar.get_width() for bar in bars.patches] == summary.label_counts[order].tolist()  # type: ignore[attr-defined]
+    drawn = cast("np.ma.MaskedArray[tuple[int, int], np.dtype[np.float64]]", matrix.images[0].get_array())
+    shares = summary.cooccurrence[np.ix_(order, order)]
+    assert np.array_equal(np.ma.getmaskarray(drawn), np.eye(len(order), dtype=bool))
+    assert np.array_equal(drawn.compressed(), shares[~np.eye(len(order), dtype=bool)])

@@ -35,7 +35,7 @@ def test_delimiters(tmp_path: Path, cells: list[str], delimiter: str | None, exp
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_lists_load_exactly(tmp_path: Path, suffix: str) -> None:
     lists = [
-        [" dog ", "a|b", 'so "called"', "two  blanks", "Ünïcödé 猫", "zero\u200bwidth", "👨\u200d👩"],
+        ["dog", "a|b", 'so "called"', "two  blanks", "Ünïcödé 猫", "zero\u200bwidth", "👨\u200d👩"],
         [],
         ["?cat", "a|b", "a|b"],
     ]
@@ -72,7 +72,9 @@ def test_names_order_the_labels_and_refuse_others(tmp_path: Path) -> None:
 
 def test_numbered_labels(tmp_path: Path) -> None:
     location = write_table(tmp_path / "t.parquet", {"image": ["a", "b"], "label": [[2, 0], []]})
-    with pytest.raises(InputError, match=r"row 1: label number 2 has no name among 0; give the names of"):
+    assert labels_of(read_table(location, None)) == {"a": ({"0", "2"}, set()), "b": (set(), set())}
+    (tmp_path / "labels.json").write_text('["z", "y"]')
+    with pytest.raises(InputError, match=r"row 1: unknown label 'number 2'; .*known: y, z"):
         read_table(location, None)
     (tmp_path / "labels.json").write_text('["z", "y", "x"]')
     assert labels_of(read_table(location, None)) == {"a": ({"z", "x"}, set()), "b": (set(), set())}
