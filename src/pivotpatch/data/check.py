@@ -103,8 +103,7 @@ class ImageAt(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True)
-class DataReport:
+class DataReport(NamedTuple):
     """What several data sets hold, and the groups of images with the same content that lie in more than one."""
 
     summaries: tuple[DataSummary, ...]

@@ -68,7 +68,7 @@ def read_folder(
     paths = [path for path in files if is_image(path)]
     if not paths:
         raise no_image(location)
-    texts = {path for path in files if path.endswith(".txt")}
+    texts = set(files) - set(paths)
     if layout == "sidecar" or (layout == "auto" and any(_sidecar(path) in texts for path in paths)):
         lists = [_read_sidecar(folder, path, texts) for path in paths]
         chosen = paths if split is None else [path for path in paths if path.startswith(f"{split}/")]

@@ -79,7 +79,10 @@ def read_table(
     tables = find_tables(location) if isinstance(location, str) else location
     known = find_label_names(tables.folder, names)
     columns = _choose_columns(tables, known, image=image, labels=labels, split=split_column)
-    rows = _read_rows(tables, columns)
+    wanted = [column for column in (columns.path, *columns.labels, columns.split) if column is not None]
+    pieces = [read_columns(file.path, wanted) for file in tables.files]
+    starts = np.cumsum([0, *(piece.num_rows for piece in pieces)]).tolist()
+    rows = _Rows(join_tables(tables.files[0].path, pieces), tables, starts)
     if columns.hot:
         encoded = encode_label_columns({name: rows.table[name] for name in columns.labels}, name_row=rows.name)
     else:
@@ -91,7 +94,7 @@ def read_table(
         images = _image_files(rows, columns.image, root=root, allow_escape=allow_escape, chosen=chosen)
     space, positive, unknown = encoded
     records = RecordSet(f"table:{location}", space, images=images, positive=positive, unknown=unknown)
-    del rows  # Arrow keeps what reading took, which is several times what the records need
+    del rows, pieces  # Arrow keeps what reading took, which is several times what the records need
     pa.default_memory_pool().release_unused()
     return records if chosen is None else records.select(chosen)
 
@@ -145,15 +148,13 @@ def _choose_columns(
         raise InputError(str(first), wrong, f"name it with ?image=COLUMN, as in {first}?image={columns[0]}")
     split = split or find_column((SPLIT_COLUMN,), columns)
     labels = labels or find_column(LABEL_COLUMNS, columns)
-    if labels is not None:
-        hot: list[str] = []
-    elif names is not None:
-        hot = [name for name in names if name in columns]
-    else:  # a column that only some files have is an error where it is read
+    hot = labels is None
+    chosen: Sequence[str] = [labels] if labels is not None else names or ()
+    if hot and names is None:  # a column that only some files have is an error where it is read
         every = dict.fromkeys((*columns, *(name for path in others for name in read_schema(path).names)))
-        hot = [name for name in every if name not in (image, split)]
-    if labels is None and (not hot or len(hot) < len(names or ())):
-        lacking = sorted({*(names or ())} - {*hot})
+        chosen = [name for name in every if name not in (image, split)]
+    lacking = [name for name in names or () if hot and name not in columns]
+    if lacking or not chosen:
         wrong = f"no column of labels beside {image!r}" + (f", and none for {shorten(lacking)}" if lacking else "")
         raise InputError(str(first), wrong, "name it with ?labels=COLUMN, or add it")
     kind = schema.field(image).type
@@ -165,25 +166,16 @@ def _choose_columns(
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         pixels, path = image, None
     told = None if labels is None else _class_names(schema, labels)
-    return _Columns(image, pixels, path, [labels] if labels is not None else hot, labels is None, told, split)
-
-
-def _read_rows(tables: TableFiles, columns: _Columns) -> _Rows:
-    wanted = [column for column in (columns.path, *columns.labels, columns.split) if column is not None]
-    pieces = [read_columns(file.path, wanted) for file in tables.files]
-    starts = np.cumsum([0, *(piece.num_rows for piece in pieces)]).tolist()
-    return _Rows(join_tables(tables.files[0].path, pieces), tables, starts)
+    return _Columns(image, pixels, path, chosen, hot, told, split)
 
 
 def _choose_rows(rows: _Rows, column: str | None, split: str) -> NDArray[np.int64]:
     """Rows of a split: by its column, else by the files' names."""
     if column is not None:
-        values = rows.table[column]
-        held = values.to_pylist() if pa.types.is_binary(values.type) else values.cast(pa.string()).to_pylist()
+        held = [None if value is None else str(value) for value in rows.table[column].to_pylist()]
     else:
-        lengths = np.diff(rows.starts).tolist()
-        held = [file.split for file, count in zip(rows.tables.files, lengths, strict=True) for _ in range(count)]
-    known = {str(name) for name in set(held) if name is not None}
+        held = np.repeat([file.split or "" for file in rows.tables.files], np.diff(rows.starts)).tolist()
+    known = {name for name in set(held) if name}
     if split not in known:
         todo = f"leave out @{split}, or name a column of splits with ?split_column=COLUMN"
         where = rows.tables.folder if len(rows.tables.files) > 1 else rows.tables.files[0].path
