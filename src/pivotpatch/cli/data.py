@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pivotpatch.errors import InputError, cut, shorten
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pivotpatch.cli.console import Screen
     from pivotpatch.data.check import DataReport, DataSummary
 
@@ -27,21 +25,15 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     data = verbs.add_parser("data", help="prepare, split or check a data set")
     actions = data.add_subparsers(title="actions", required=True, metavar="ACTION")
 
-    prepare = actions.add_parser(
-        "prepare",
-        help="download, unpack and count a published data set",
-        description="Download a data set, unpack it and count it. Run it again after a break: it goes on where it was.",
-    )
+    does = "Download a data set, unpack it and count it. Run it again after a break: it goes on where it was."
+    prepare = actions.add_parser("prepare", help="download, unpack and count a published data set", description=does)
     prepare.add_argument("dataset", choices=["coco", "voc2007", "vg256"], help="which one")
     prepare.add_argument("--root", type=Path, required=True, metavar="DIR", help="folder to put it in")
     prepare.add_argument("--base-url", metavar="URL", help="a mirror that holds the archives in one folder")
     prepare.set_defaults(run=run_prepare)
 
-    split = actions.add_parser(
-        "split",
-        help="split a data set, every label in its share",
-        description="Split a data set so that each part has its share of each label, and write the split as a table.",
-    )
+    does = "Split a data set so that each part has its share of each label, and write the split as a table."
+    split = actions.add_parser("split", help="split a data set, every label in its share", description=does)
     split.add_argument("address", help=ADDRESS_HELP)
     split.add_argument(
         "--parts",
@@ -56,11 +48,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     split.add_argument("--format", choices=["parquet", "csv"], default="parquet", help="of the table")
     split.set_defaults(run=run_split)
 
-    check = actions.add_parser(
-        "check",
-        help="tell what data sets hold and what is wrong with them",
-        description="Count images and labels, and find missing, broken and doubled images, also between data sets.",
-    )
+    does = "Count images and labels, and find missing, broken and doubled images, also between data sets."
+    check = actions.add_parser("check", help="tell what data sets hold and what is wrong with them", description=does)
     check.add_argument("addresses", nargs="+", metavar="ADDRESS", help=ADDRESS_HELP)
     depth = check.add_mutually_exclusive_group()
     depth.add_argument("--fast", action="store_true", help="labels only; open no image")
@@ -159,9 +148,8 @@ def _print_summary(screen: "Screen", summary: "DataSummary") -> None:
     screen.print(f"  {summary.num_records:,} images, {len(summary.labels)} labels, {each}")
     if summary.unknown_share:
         screen.print(f"  {summary.unknown_share:.1%} of the labels are unknown")
-    screen.print("", _tabulate(["label", "images", "share"], _list_labels(summary)), sep="\n")
-    if pairs := _list_pairs(summary):
-        screen.print("", _tabulate(["where this label is, this one is too", "share"], pairs), sep="\n")
+    _print_table(screen, ["label", "images", "share"], _list_labels(summary))
+    _print_table(screen, ["where this label is, this one is too", "share"], _list_pairs(summary))
     if summary.never:
         screen.print(f"\n  never seen: {len(summary.never)} labels: {shorten(summary.never, limit=5)}")
     kinds = {"files": "files", "embedded": "inside the table", "drawn": "drawn when asked for, so none can be missing"}
@@ -204,12 +192,13 @@ def _list_pairs(summary: "DataSummary", *, most: int = 5, evidence: int = 10) ->
     return [[pair, f"{share:.1%}", share] for pair, share in found]
 
 
-def _tabulate(headings: list[str], rows: "list[list[Any]]") -> "Table":
-    """A table whose last cells, shares, become bars."""
+def _print_table(screen: "Screen", headings: list[str], rows: list[list[Any]]) -> None:
+    """Print a table whose last cells, shares, become bars."""
     from pivotpatch.cli.console import draw_bar, make_table
 
     table = make_table([f"  {headings[0]}", *headings[1:], ""])
     table.columns[-1].justify = "left"
     for *cells, share in rows:
         table.add_row(f"  {cells[0]}", *cells[1:], draw_bar(share))
-    return table
+    if rows:
+        screen.print("", table, sep="\n")

@@ -166,22 +166,12 @@ def _name(records: RecordSet, index: int) -> str:
     return records.images.name(records.place(index))
 
 
-def _digest(start: bytes, content: bytes | memoryview) -> bytes:
-    whole = hashlib.blake2b(start, digest_size=16)
-    whole.update(content)
-    return whole.digest()
-
-
 def _look_at(records: RecordSet, depth: Depth) -> Iterator[list[_Look]]:
     """Looks at all images, in order, a chunk at a time so that memory stays flat."""
-    look = _look_at_pixels if depth == "pixels" else _look_at_header
 
-    def look_safely(index: int) -> _Look:
-        source = records.images.source(records.place(index))
+    def look(index: int) -> _Look:
         try:
-            if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):  # a pipe would never answer
-                return _Look(fault="is not a plain file")
-            return look(source)
+            return _look(records.images.source(records.place(index)), depth)
         except InputError as error:
             return _Look(fault=error.parts[1])
         except (FileNotFoundError, NotADirectoryError):
@@ -193,23 +183,23 @@ def _look_at(records: RecordSet, depth: Depth) -> Iterator[list[_Look]]:
     with ThreadPoolExecutor(os.cpu_count() if depth == "pixels" else 8) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for start in range(0, len(records), _CHUNK):
-            yield list(pool.map(look_safely, range(start, min(start + _CHUNK, len(records)))))
+            yield list(pool.map(look, range(start, min(start + _CHUNK, len(records)))))
 
 
-def _look_at_header(source: ImageSource) -> _Look:
-    if isinstance(source, bytes):
-        check_header(BytesIO(source))
-        return _Look(_digest(b"", source))
-    assert isinstance(source, Path)  # drawn images never get here
-    with source.open("rb") as file:
+def _look(source: ImageSource, depth: Depth) -> _Look:
+    if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):  # a pipe would never answer
+        return _Look(fault="is not a plain file")
+    if depth == "pixels":
+        pixels = np.ascontiguousarray(decode_image(source))
+        whole = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
+        whole.update(pixels.data)
+        return _Look(whole.digest())
+    assert not isinstance(source, np.ndarray)  # drawn images never get here
+    with source.open("rb") if isinstance(source, Path) else BytesIO(source) as file:
         check_header(file)
+        size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        return _Look(_digest(os.fstat(file.fileno()).st_size.to_bytes(8, "little"), file.read(_HEAD)))
-
-
-def _look_at_pixels(source: ImageSource) -> _Look:
-    pixels = np.ascontiguousarray(decode_image(source))
-    return _Look(_digest(repr(pixels.shape).encode(), pixels.data))
+        return _Look(hashlib.blake2b(size.to_bytes(8, "little") + file.read(_HEAD), digest_size=16).digest())
 
 
 def _find_equal(
@@ -222,15 +212,11 @@ def _find_equal(
             if look.key:
                 sieve[look.key].append((place, record))
     for key, group in sieve.items():
-        if len(group) == 1:
-            continue
         equal: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
-        for place, record in group:
-            source = sets[place].images.source(sets[place].place(record))
-            if depth == "headers" and isinstance(source, Path):
-                with source.open("rb") as file:
-                    key = hashlib.file_digest(file, "blake2b").digest()
-            equal[key].append((place, record))
+        for place, record in group if len(group) > 1 else ():
+            source = sets[place].images.source(sets[place].place(record)) if depth == "headers" else key
+            content = source.read_bytes() if isinstance(source, Path) else bytes(source)
+            equal[hashlib.blake2b(content).digest()].append((place, record))
         yield from (members for members in equal.values() if len(members) > 1)
 
 
