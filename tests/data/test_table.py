@@ -142,18 +142,6 @@ def test_delimiters(tmp_path: Path, cells: list[str], delimiter: str | None, exp
     assert [present for present, _ in labels_of(records).values()] == expected
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_lists_load_exactly(tmp_path: Path, suffix: str) -> None:
-    lists = [
-        ["dog", "a|b", 'so "called"', "two  blanks", "Ünïcödé 猫", "zero\u200bwidth", "👨\u200d👩"],
-        [],
-        ["?cat", "a|b", "a|b"],
-    ]
-    columns: dict[str, Any] = {"Image": TEXT["image"], "labels": lists}
-    records = read_table(write_table(tmp_path / f"t{suffix}", columns), None)
-    assert labels_of(records) == {"a.jpg": (set(lists[0]), set()), "b.jpg": (set(), set()), "c.jpg": ({"a|b"}, {"cat"})}
-
-
 @pytest.mark.parametrize(("suffix", "zebra", "ant"), [
     (".csv", ["1", "0", "-1", ""], ["0.0", "1.0", "true", "nan"]),
     (".jsonl", [1, 0, -1, None], [False, True, True, None]),

@@ -23,7 +23,7 @@ from pivotpatch.errors import InputError
     ("t.csv", b"image,labels,image\na,cat,b\n", r"two columns are named 'image'; give each column its own name"),
     ("t.jsonl", b"\n\n", r"t\.jsonl: the file is empty"),
     ("t.jsonl", b'{"image": "a", "labels": []}\n{"image": "b", "lab', r"jsonl: damaged .* \(line 2: Unterminated"),
-    ("t.jsonl", b'{"image": "a"}\n\n[1]\n', r"t\.jsonl: damaged or cut short \(line 3: no JSON object\)"),
+    ("t.jsonl", b'{"image": "a"}\n\n[1]\n', r"t\.jsonl: damaged .* \(line 3: 'list' object is not a mapping\)"),
     ("t.jsonl", b"[" * 100_000, r"t\.jsonl: damaged or cut short \(line 1: maximum recursion"),
     ("t.jsonl", b'{"image": "a", "labels": "x"}\n{"image": "b", "labels": ["x"]}', r"Expected bytes, got a 'list'"),
     ("t.jsonl", b'{"image": "\\ud800", "labels": ["x"]}', r"t\.jsonl: damaged or cut short \(.*surrogates"),

@@ -86,8 +86,8 @@ def read_table(
     if columns.hot:
         encoded = encode_label_columns({name: rows.table[name] for name in columns.labels}, name_row=rows.name)
     else:
-        values, told = rows.table[columns.labels[0]], columns.names if known is None else known
-        encoded = encode_label_column(values, told, delimiter=delimiter, name_row=rows.name)
+        told = columns.names if known is None else known
+        encoded = encode_label_column(rows.table[columns.labels[0]], told, delimiter=delimiter, name_row=rows.name)
     chosen = None if split is None else _choose_rows(rows, columns.split, split)
     images: ImageStore | None = None if columns.pixels is None else _embedded_images(rows, columns)
     if images is None:
@@ -367,7 +367,7 @@ def _pack(
 ) -> TableLabels:
     """Lists of the labels that are present and unknown, each label once per row and in order."""
     keys = rows * len(names) + ids
-    both = np.intersect1d(keys[~unknown], keys[unknown])
+    both = np.intersect1d(keys[~unknown], keys[unknown]) if unknown.any() else keys[:0]
     if both.size:
         row, label = divmod(int(both[0]), len(names))
         wrong = f"label {names[label]!r} is both present and unknown"

@@ -103,6 +103,9 @@ def read_columns(path: Path, columns: Sequence[str], *, types: Mapping[str, pa.D
         columns: their names.
         types: what columns of a CSV or TSV file hold, where that is not text.
     """
+    if path.suffix.lower() not in (".parquet", ".csv", ".tsv"):
+        with _explain_faults(path):
+            return _read_json_lines(path, columns)
     there = set(read_schema(path).names)
     check_columns(str(path), (c for c in columns if c.rpartition(".")[0] not in there), there)
     with _explain_faults(path):
@@ -111,8 +114,6 @@ def read_columns(path: Path, columns: Sequence[str], *, types: Mapping[str, pa.D
                 table = file.read(columns=list(columns))
             table.validate(full=True)  # Arrow does not look whether text is UTF-8
             return table.cast(pa.schema([(field.name, _plain_type(field.type)) for field in table.schema]))
-        if path.suffix.lower() not in (".csv", ".tsv"):
-            return _read_json_lines(path, columns)
         # As text unless numbers are asked for: an image named 007 must not become the number 7.
         kinds = {name: (types or {}).get(name, pa.string()) for name in columns}
         table = pacsv.read_csv(
@@ -204,12 +205,9 @@ def _json_rows(path: Path) -> Iterator[dict[str, object]]:
             if line.isspace():
                 continue
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                yield {**json.loads(line)}
+            except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(f"line {number}: {error}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"line {number}: no JSON object")
-            yield row
 
 
 def _list_keys(path: Path) -> list[str]:
@@ -222,9 +220,11 @@ def _list_keys(path: Path) -> list[str]:
 
 
 def _read_json_lines(path: Path, columns: Sequence[str]) -> pa.Table:
-    pieces, rows = [], _json_rows(path)
+    pieces, there, rows = [], set[str](), _json_rows(path)
     while chunk := list(islice(rows, _CHUNK)):
+        there.update(*chunk)
         pieces.append(pa.table({column: pa.array([row.get(column) for row in chunk]) for column in columns}))
+    check_columns(str(path), columns, there)
     return pa.concat_tables(pieces, promote_options="permissive")
 
 
