@@ -4,10 +4,11 @@ from typing import Any
 import pytest
 import torch
 
-from pivotpatch.audit.evaluation import evaluate_scores
+from pivotpatch.audit.evaluation import Policy, evaluate_scores
 from pivotpatch.core.bootstrap import Interval
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import Definition, average_precision, precision_recall
-from pivotpatch.core.policies import TopK
+from pivotpatch.core.policies import Fixed, PerLabel, TargetMatched, TopK
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
@@ -66,6 +67,36 @@ def test_differences_are_paired_and_signed() -> None:
     same = evaluate_scores(scores, baseline=scores, resamples=20, generator=seeded()).difference
     assert same is not None
     assert same.interval == Interval(0.0, 0.0, 0.0)
+
+
+def test_each_side_decides_by_its_own_thresholds_unless_a_policy_is_named() -> None:
+    rule = Calibration("tde", "platt", (2.0,) * 4, (0.3,) * 4)
+    scores = replace(make_scores(), thresholds=(0.2, 0.4, 0.6, 0.8), calibration=rule)
+    other = replace(make_scores(), logits={"image": make_scores(seed=5).logits["image"]})
+    target = scores.target
+    cases: list[tuple[Policy | None, Any, Any]] = [
+        (None, ("tde", PerLabel((0.2, 0.4, 0.6, 0.8)), rule.apply(scores.scaled("tde"))), Fixed(0.5)),
+        (Fixed(0.7), ("tde", Fixed(0.7), scores.probs("tde")), Fixed(0.7)),
+        ("target", ("tde", TargetMatched.from_target(target), scores.get("tde")), TargetMatched.from_target(target)),
+    ]
+    for policy, ours, theirs in cases:
+        found = evaluate_scores(scores, policy=policy, baseline=other, empty="skip", resamples=30, generator=seeded())
+        kind, decides, values = ours
+        one = precision_recall(values, target, policy=decides, empty="skip", labels=LABELS)
+        ranks = isinstance(theirs, TargetMatched)
+        beside = other.get("image") if ranks else other.probs("image")
+        two = precision_recall(beside, target, policy=theirs, empty="skip", labels=LABELS)
+        assert found.kinds[kind].decided == one
+        assert (found.kinds["image"].decided is None) == (policy is None)  # thresholds of TDE say nothing of it
+        assert found.baseline is not None
+        assert found.baseline.decided == two
+        assert found.difference is not None
+        for name, change in found.difference.decided.items():
+            assert change.value == pytest.approx(getattr(one, name) - getattr(two, name))
+            assert change.interval is not None
+            assert change.interval.value == pytest.approx(change.value)
+    with pytest.raises(InputError, match="no thresholds were fitted"):
+        evaluate_scores(other, policy="fitted", generator=seeded())
 
 
 @pytest.mark.parametrize(

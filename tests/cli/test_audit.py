@@ -82,7 +82,13 @@ def test_pairs_are_compared_with_the_baseline(audit: Audit) -> None:
 def test_the_scale_study_and_the_list_of_steps_are_told(audit: Audit) -> None:
     text = audit("steps", "pat.parquet", "--count", "2")
     assert len([line for line in text.splitlines() if line.startswith(SCENE_LABELS.names)]) == 4
-    scale = read(audit("scale", "pat.parquet", "alone.parquet", SCENES, "--json"))
+    scale, other = (
+        read(audit("scale", "pat.parquet", "alone.parquet", SCENES, "--json", "--definition", definition))
+        for definition in ("step", "envelope")
+    )
+    assert other["tde"] > scale["tde"]
+    steps = read(audit("steps", "pat.parquet", "--definition", "envelope", "--json"))
+    assert steps["mean"]["tde"] == pytest.approx(other["tde"])
     assert scale["difference"]["value"] == pytest.approx(scale["tde"] - scale["patch"])
 
 
@@ -93,6 +99,7 @@ def test_options_choose_pairs_kind_and_policy(audit: Audit) -> None:
     fewer = read(audit(*PAIRS, "--min-probability", "0.4", "--policy", "prior:scenes:@val?count=50", "--json"))
     assert all(row["probability"] > 0.4 for row in fewer["pairs"])
     assert fewer["definition"] == "class-prior matched thresholds"
+    assert found["definition"] == "target-matched thresholds"
 
 
 def test_everything_is_drawn_and_nothing_is_overwritten(audit: Audit, tmp_path: Path, capsys: Errors) -> None:

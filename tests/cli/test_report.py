@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,11 +70,25 @@ def test_a_checkpoint_and_its_scores_say_the_same_of_images_that_are_named(runs:
     save_checkpoint(model, here / "fitted")
     assert main(["evaluate", "fitted", TEST, "--save", "pat.parquet", "--keep-patches", "--workers", "0"]) == 0
     scored, live = report("pat.parquet", TEST, "--baseline", runs / "base"), report("fitted", TEST, "--images", "0")
+    beside = report(runs / "base", TEST, "--baseline", "pat.parquet", "--definition", "envelope")
+    assert "Decisions by fixed threshold 0.5, of the baseline by per-label thresholds (0.2 to 0.7)" in beside
+    assert "VOC 2010" in beside
+    row = r"<th scope=\"row\">(?:baseline pat.parquet|TDE)</th>(.*?)</tr>"
+    assert re.findall(row, beside)[0].split("<td>")[3:] == re.findall(row, live)[0].split("<td>")[3:]
+    assert "target-matched thresholds" in report("pat.parquet", TEST, "--policy", "target")
     assert re.findall(MEAN, scored) == re.findall(MEAN, live)
     assert "<img" in scored
     assert "<img" not in live
     assert "per-label thresholds (0.2 to 0.7)" in live
     assert "may have been fitted" not in live
+
+
+def test_a_damaged_summary_of_a_run_is_one_line(runs: Path, here: Path, capsys: Errors) -> None:
+    shutil.copytree(runs / "pat", "run")
+    for content in ("{", "[]", '{"seconds": "many"}'):
+        Path("run/metrics.json").write_text(content)
+        line = read_refusal(capsys, "report", "run")
+        assert line.startswith("run/metrics.json: it cannot be read (")
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,11 @@ class ScaleStudy:
     tde_per_label: tuple[float, ...]
 
 
-def evaluate_steps(scores: Scores) -> StepwiseEvaluation:
+def evaluate_steps(scores: Scores, *, definition: Definition = "step") -> StepwiseEvaluation:
     """Average precision of image, patch and TDE logits, label by label."""
     image, patch, tde = (
-        average_precision(scores.get(kind), scores.target, labels=scores.labels) for kind in ("image", "patch", "tde")
+        average_precision(scores.get(kind), scores.target, definition=definition, labels=scores.labels)
+        for kind in ("image", "patch", "tde")
     )
     rows = zip(scores.labels, tde.positives, image.per_label, patch.per_label, tde.per_label, strict=True)
     steps = tuple(
@@ -81,22 +82,32 @@ def evaluate_steps(scores: Scores) -> StepwiseEvaluation:
     return StepwiseEvaluation(tde.definition, steps, tde.skipped)
 
 
-def study_scale(scores: Scores, patch_only: Scores, *, resamples: int = 1000, generator: torch.Generator) -> ScaleStudy:
+def study_scale(
+    scores: Scores,
+    patch_only: Scores,
+    *,
+    definition: Definition = "step",
+    resamples: int = 1000,
+    generator: torch.Generator,
+) -> ScaleStudy:
     """TDE logits of PAT-T beside the patch logits of a model that never saw a whole image.
 
     Args:
         scores: of PAT-T, with "tde" logits.
         patch_only: of the other model (task `patch_only`), with "patch" logits of the same images.
+        definition: of average precision.
         resamples: of the bootstrap.
         generator: draws them.
     """
     check_paired(scores, patch_only)
     logits = {"tde": scores.get("tde"), "patch": patch_only.get("patch")}
-    drawn = resample_average_precision(logits, scores.target, resamples=resamples, generator=generator)
+    drawn = resample_average_precision(
+        logits, scores.target, resamples=resamples, definition=definition, generator=generator
+    )
     known = ~drawn.measured["tde"].isnan()
     patch, tde = drawn.measured["patch"][known], drawn.measured["tde"][known]
     return ScaleStudy(
-        "step",
+        definition,
         patch.mean().item(),
         tde.mean().item(),
         drawn.bound_mean("tde", minus="patch"),

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pivotpatch.cli.sources import open_pictures, open_source, read_policy, read_score_file
+from pivotpatch.cli.evaluate import add_definitions
+from pivotpatch.cli.sources import POLICY_HELP, open_pictures, open_source, read_policy, read_score_file
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     told = "AP of image, patch and TDE logits, label by label"
     steps = add("steps", _audit_steps, "SCORES [DATA]", "steps", told)
     told = "TDE logits against a model of patches alone"
-    add("scale", _audit_scale, "SCORES PATCH_SCORES [DATA]", "scale", told)
+    scale = add("scale", _audit_scale, "SCORES PATCH_SCORES [DATA]", "scale", told)
     told = "labels that are probably missing or wrong"
     errors = add("label-errors", _audit_label_errors, "SCORES [DATA]", "label_errors", told)
     told = "the clearest images for and against a baseline"
@@ -86,12 +87,14 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     pairs.add_argument(
         "--policy",
-        default="prior",
-        help="what decides: prior (as often as in the scores' own target), prior:DATA, fixed:P or top:K (prior)",
+        default="target",
+        help=f"{POLICY_HELP}; target by default: models are compared at equal counts",
     )
     pairs.add_argument(
         "--order", choices=["rate", "gap"], default="rate", help="worst pairs by conditional FPR, or by its rise"
     )
+    for part in (steps, scale):
+        add_definitions(part, empty=False)
     for part in (pairs, errors):
         part.add_argument("--kind", choices=["image", "patch", "tde"], help="of logits; by default those to rank by")
     for part in (pairs, steps, errors, cases):
@@ -240,7 +243,7 @@ def _audit_steps(args: argparse.Namespace) -> _Told:
     from pivotpatch.audit.stepwise import evaluate_steps
     from pivotpatch.core.metrics import DEFINITIONS
 
-    found = evaluate_steps(_read(args.words[0], args.words[1:]).scores)
+    found = evaluate_steps(_read(args.words[0], args.words[1:]).scores, definition=args.definition)
     mean = {kind: f"{100 * value:.2f}" for kind, value in found.mean.items()}
     lines = [
         f"AP is the {DEFINITIONS[found.definition]}, in per cent",
@@ -268,7 +271,7 @@ def _audit_scale(args: argparse.Namespace) -> _Told:
 
     scores = _read(args.words[0], args.words[2:]).scores
     other = read_score_file(Path(args.words[1]), like=scores)
-    found = study_scale(scores, other, generator=torch.Generator().manual_seed(SEED))
+    found = study_scale(scores, other, definition=args.definition, generator=torch.Generator().manual_seed(SEED))
     table = _make_table("patch logits", "TDE logits", "difference", "95 %")
     value, low, high = (f"{100 * each:+.2f}" for each in asdict(found.difference).values())
     table.add_row(f"{100 * found.patch:.2f}", f"{100 * found.tde:.2f}", value, f"{low} to {high}")

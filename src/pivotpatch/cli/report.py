@@ -8,17 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pivotpatch.cli.evaluate import add_definitions
 from pivotpatch.cli.sources import (
+    POLICY_HELP,
     Source,
-    find_fitted,
     keep_known_labels,
     list_not_read,
     open_pictures,
     open_source,
+    read_policy,
     read_score_file,
     score_source,
 )
-from pivotpatch.errors import InputError, shorten
+from pivotpatch.errors import InputError, quote_fault, shorten
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
@@ -55,6 +57,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "folder of them; without it a run is judged on its validation images, and scores have no images",
     )
     report.add_argument("--baseline", metavar="WHAT", help="compare with this, of any of these kinds")
+    report.add_argument("--policy", help=f"{POLICY_HELP}; by default each model's own thresholds, else fixed:0.5")
+    add_definitions(report)
     report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     report.add_argument(
         "--images", "--pictures", type=int, default=60, metavar="N", help=f"images to show at most, up to {MOST} (60)"
@@ -84,10 +88,18 @@ def run_report(args: argparse.Namespace) -> int:
             if len(baseline.scores) < len(subject.scores):  # both are judged by what both could read
                 assert baseline.scores.indices is not None
                 subject = replace(subject, scores=subject.scores.select(baseline.scores.indices))
+        policy = args.policy and read_policy(args.policy, subject.scores.labels, config=source.config)
         if state.is_main_process:
             generator = torch.Generator().manual_seed(SEED)
             findings = gather_findings(
-                subject, baseline=baseline, images=args.images, generator=generator, progress=shown.tell
+                subject,
+                baseline=baseline,
+                policy=policy,
+                definition=args.definition,
+                empty=args.empty,
+                images=args.images,
+                generator=generator,
+                progress=shown.tell,
             )
             size = write_report(
                 args.out, findings, subject, baseline=baseline, records=judged.records, images=args.images
@@ -159,10 +171,7 @@ def _make_subject(
     subject = Subject(name, scores, facts=facts, log=() if source.config is None else read_log(source.path))
     if judged.held_out and (model.thresholds is not None or model.calibration is not None):
         subject = replace(subject, fitted_here=True)
-    fitted = find_fitted(model, scores.labels, closer_size=scores.closer_size)
-    if fitted is None or (fitted.calibration is not None and fitted.calibration.kind != scores.ranking):
-        return subject
-    return replace(subject, policy=fitted.policy, calibration=fitted.calibration)
+    return subject
 
 
 def _choose_records(source: Source, records: "RecordSet | None", like: "Scores | None") -> "RecordSet":
@@ -225,6 +234,11 @@ def _tell_run(source: Source) -> dict[str, str]:
     path = source.path / METRICS
     if source.config is None or not path.is_file():
         return {}
-    metrics = json.loads(path.read_text("utf-8"))
-    took, best = timedelta(seconds=round(metrics["seconds"])), metrics["best_step"]
-    return {"training": f"{metrics['steps']:,} steps in {took} on {source.config.data.train}; step {best:,} was chosen"}
+    try:
+        metrics = json.loads(path.read_text("utf-8"))
+        took, steps, best = timedelta(seconds=round(metrics["seconds"])), metrics["steps"], metrics["best_step"]
+        told = f"{steps:,} steps in {took} on {source.config.data.train}; step {best:,} was chosen"
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        wrong = f"it cannot be read ({quote_fault(error)})"
+        raise InputError(str(path), wrong, "it is damaged: copy it again, or remove it") from None
+    return {"training": told}

@@ -104,9 +104,9 @@ def render_report(
     results = {NAMES[kind]: each for kind, each in evaluation.kinds.items()}
     columns = ["label", "positives", *(f"AP {name}" for name in results)]
     if findings.difference is not None:
-        columns.append("over baseline" if findings.baseline else "TDE − image")
-    if baseline is not None and findings.baseline is not None:
-        results[f"baseline {baseline.name}"] = findings.baseline.kinds[findings.baseline.ranking]
+        columns.append("over baseline" if evaluation.baseline else "TDE − image")
+    if baseline is not None and evaluation.baseline is not None:
+        results[f"baseline {baseline.name}"] = evaluation.baseline
     script = (_PAGE / "report.js").read_text("utf-8")
     context: dict[str, Any] = {
         "title": f"Report on {subject.name}",
@@ -127,7 +127,7 @@ def render_report(
         "fitted_here": [each.name for each in (subject, baseline) if each is not None and each.fitted_here],
         "skipped": len(counted.precision.skipped),
         "columns": [*columns, "threshold", "precision", "recall"],
-        "rows": _list_rows(findings, subject, kept),
+        "rows": _list_rows(findings, kept),
         "left_out": len(evaluation.labels) - len(kept),
         "cases": [_show_case(study, album, subject.scores.overlap) for study in findings.cases],
         "worst": [(pair, [(each, album.copy(each.row)) for each in pair.examples]) for pair in findings.worst],
@@ -210,8 +210,8 @@ def _keep_labels(findings: Findings) -> list[int]:
     return sorted(kept)
 
 
-def _list_rows(findings: Findings, subject: Subject, labels: Iterable[int]) -> Iterator[list[str]]:
-    evaluation, difference, thresholds = findings.evaluation, findings.difference, subject.thresholds
+def _list_rows(findings: Findings, labels: Iterable[int]) -> Iterator[list[str]]:
+    evaluation, difference, thresholds = findings.evaluation, findings.difference, findings.thresholds
     counted = evaluation.kinds[evaluation.ranking]
     decided = counted.decided
     assert decided is not None
@@ -222,7 +222,7 @@ def _list_rows(findings: Findings, subject: Subject, labels: Iterable[int]) -> I
             str(counted.precision.positives[label]),
             *(write_percent(each.precision.per_label[label], 1) for each in evaluation.kinds.values()),
             *([] if difference is None else ["–" if gain is None else f"{100 * gain:+.1f}"]),
-            f"{thresholds[label]:.2f}",
+            "–" if thresholds is None else f"{thresholds[label]:.2f}",
             write_percent(decided.precision[label], 1),
             write_percent(decided.recall[label], 1),
         ]
