@@ -93,18 +93,17 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     evaluate.set_defaults(run=run_evaluate)
 
 
-def add_definitions(parser: "argparse._ActionsContainer", *, empty: bool = True) -> None:
+def add_definitions(parser: "argparse._ActionsContainer") -> None:
     """Add the options that say how measures are defined."""
     parser.add_argument(
         "--definition", choices=["step", "envelope"], default="step", help="of average precision (step)"
     )
-    if empty:
-        parser.add_argument(
-            "--empty",
-            choices=["zero", "skip"],
-            default="zero",
-            help="what a label that is given to no image does in CP: counts 0, or is left out (zero)",
-        )
+    parser.add_argument(
+        "--empty",
+        choices=["zero", "skip"],
+        default="zero",
+        help="what a label that is given to no image does in CP: counts 0, or is left out (zero)",
+    )
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
