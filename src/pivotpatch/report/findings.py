@@ -19,7 +19,7 @@ from pivotpatch.audit.cooccurrence import (
     rank_pairs,
     rate_pairs,
 )
-from pivotpatch.audit.evaluation import Difference, Evaluation, Policy, evaluate_scores, find_rule
+from pivotpatch.audit.evaluation import Difference, Evaluation, Policy, Rule, evaluate_scores, find_rule
 from pivotpatch.audit.label_errors import LabelError, find_label_errors
 from pivotpatch.core.metrics import Definition, EmptyRule
 from pivotpatch.core.policies import Fixed, PerLabel
@@ -176,10 +176,12 @@ def gather_findings(
 
 
 def _find_thresholds(scores: Scores, policy: Policy | None, empty: EmptyRule) -> tuple[float, ...] | None:
-    rule = find_rule(scores, policy, scores.ranking, empty=empty)
-    if rule is not None and isinstance(rule.policy, PerLabel):
-        return rule.policy.thresholds
-    return (rule.policy.threshold,) * len(scores.labels) if rule and isinstance(rule.policy, Fixed) else None
+    match find_rule(scores, policy, scores.ranking, empty=empty):
+        case Rule(policy=PerLabel(thresholds)):
+            return thresholds
+        case Rule(policy=Fixed(threshold)):
+            return (threshold,) * len(scores.labels)
+    return None
 
 
 def _choose_labels(evaluation: Evaluation) -> list[int]:
@@ -213,16 +215,11 @@ def _rank(logits: Tensor) -> Tensor:
     return ranks
 
 
-class _Audited(NamedTuple):
-    comparison: PairComparison | None
-    worst: tuple[WorstPair, ...]
-
-
-def _audit(scores: Scores, reference: Scores | None, count: int) -> _Audited:
+def _audit(scores: Scores, reference: Scores | None, count: int) -> tuple[PairComparison | None, tuple[WorstPair, ...]]:
     """Pairs under decisions that models can be compared by: each label is given to as many images as show it."""
     rates = rate_pairs(scores)
     if not len(rates):
-        return _Audited(None, ())
+        return None, ()
     comparison = None if reference is None else compare_pairs(rates, rate_pairs(reference))
     theirs = {}
     if comparison is not None:
@@ -240,7 +237,7 @@ def _audit(scores: Scores, reference: Scores | None, count: int) -> _Audited:
         worst.append(WorstPair(row, theirs.get((label, context)), tuple(found)))
         if len(worst) == count:
             break
-    return _Audited(comparison, tuple(worst))
+    return comparison, tuple(worst)
 
 
 def _find_cases(scores: Scores, reference: Scores | None, count: int, *, named: bool) -> tuple[CaseStudy, ...]:
