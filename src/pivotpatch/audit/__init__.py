@@ -12,9 +12,8 @@ from pivotpatch.audit.cooccurrence import (
     rank_pairs,
     rate_pairs,
 )
-from pivotpatch.audit.evaluation import evaluate_scores
+from pivotpatch.audit.evaluation import evaluate_scores, evaluate_steps, study_scale
 from pivotpatch.audit.label_errors import find_label_errors
-from pivotpatch.audit.stepwise import evaluate_steps, study_scale
 
 __all__ = [
     "compare_pairs",

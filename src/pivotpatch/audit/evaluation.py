@@ -1,4 +1,4 @@
-"""All that is usually reported of scores, each kind of logits beside the others, with intervals."""
+"""What scores are worth: the usual measures with intervals, the steps from image logits to TDE, the study of scale."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -251,3 +251,96 @@ def _compare(
         label_intervals=None if drawn is None else tuple(drawn.bound_labels(of, minus=minus)),
         decided=decided,
     )
+
+
+class LabelSteps(NamedTuple):
+    """Average precision of a label by image logits p, patch logits q and p + lam q; `gain` over the better part."""
+
+    label: str
+    positives: int
+    image: float
+    patch: float
+    tde: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class StepwiseEvaluation:
+    """The paper's step-wise evaluation; labels without a positive image are skipped."""
+
+    definition: Definition
+    steps: tuple[LabelSteps, ...]
+    skipped: tuple[str, ...]
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """MAP of each kind of logits, and the mean gain."""
+        kinds = ("image", "patch", "tde", "gain")
+        return {kind: sum(getattr(step, kind) for step in self.steps) / len(self.steps) for kind in kinds}
+
+    @property
+    def share_gained(self) -> float:
+        """Part of the labels whose gain is above 0."""
+        return sum(step.gain > 0 for step in self.steps) / len(self.steps)
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it in plain types, for JSON."""
+        summary = {"definition": self.definition, "mean": self.mean, "share_gained": self.share_gained}
+        return {**summary, "skipped": self.skipped, "labels": [step._asdict() for step in self.steps]}
+
+
+@dataclass(frozen=True)
+class ScaleStudy:
+    """A row of the paper's study of image scale: do larger views alone explain the gain?
+
+    Attributes:
+        patch: mAP of the patch logits of a model that was trained on patches alone.
+        tde: mAP of the TDE logits of PAT-T.
+        difference: TDE less patch, with the interval of a paired bootstrap over the images.
+    """
+
+    definition: Definition
+    patch: float
+    tde: float
+    difference: Interval
+
+
+def evaluate_steps(scores: Scores, *, definition: Definition = "step") -> StepwiseEvaluation:
+    """Average precision of image, patch and TDE logits, label by label."""
+    image, patch, tde = (
+        average_precision(scores.get(kind), scores.target, definition=definition, labels=scores.labels)
+        for kind in ("image", "patch", "tde")
+    )
+    rows = zip(scores.labels, tde.positives, image.per_label, patch.per_label, tde.per_label, strict=True)
+    steps = tuple(
+        LabelSteps(label, count, p, q, both, gain=both - max(p, q))
+        for label, count, p, q, both in rows
+        if p is not None and q is not None and both is not None
+    )
+    return StepwiseEvaluation(tde.definition, steps, tde.skipped)
+
+
+def study_scale(
+    scores: Scores,
+    patch_only: Scores,
+    *,
+    definition: Definition = "step",
+    resamples: int = 1000,
+    generator: torch.Generator,
+) -> ScaleStudy:
+    """TDE logits of PAT-T beside the patch logits of a model that never saw a whole image.
+
+    Args:
+        scores: of PAT-T, with "tde" logits.
+        patch_only: of the other model (task `patch_only`), with "patch" logits of the same images.
+        definition: of average precision.
+        resamples: of the bootstrap.
+        generator: draws them.
+    """
+    check_paired(scores, patch_only)
+    logits = {"tde": scores.get("tde"), "patch": patch_only.get("patch")}
+    drawn = resample_average_precision(
+        logits, scores.target, resamples=resamples, definition=definition, generator=generator
+    )
+    patch, tde = (drawn.measured[kind].nanmean().item() for kind in ("patch", "tde"))
+    return ScaleStudy(definition, patch, tde, drawn.bound_mean("tde", minus="patch"))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch.audit.cooccurrence import FEW, Curve, PairComparison, PairRates, wilson_interval
-from pivotpatch.audit.stepwise import ScaleStudy, StepwiseEvaluation
+from pivotpatch.audit.evaluation import ScaleStudy, StepwiseEvaluation
 from pivotpatch.inference.plots import BASELINE, KINDS, MODEL
 
 _MARKERS = {"image": "o", "patch": "^", "tde": "s"}

@@ -230,8 +230,8 @@ def _draw_pairs(
 
 
 def _audit_steps(audited: _Audited) -> _Told:
+    from pivotpatch.audit.evaluation import evaluate_steps
     from pivotpatch.audit.plots import plot_steps
-    from pivotpatch.audit.stepwise import evaluate_steps
     from pivotpatch.core.metrics import DEFINITIONS
 
     found = evaluate_steps(audited.scores, definition=audited.args.definition)
@@ -256,8 +256,8 @@ def _audit_steps(audited: _Audited) -> _Told:
 def _audit_scale(audited: _Audited) -> _Told:
     import torch
 
+    from pivotpatch.audit.evaluation import study_scale
     from pivotpatch.audit.plots import plot_scale
-    from pivotpatch.audit.stepwise import study_scale
     from pivotpatch.core.metrics import DEFINITIONS
 
     found = study_scale(

@@ -98,12 +98,8 @@ def add_definitions(parser: "argparse._ActionsContainer") -> None:
     parser.add_argument(
         "--definition", choices=["step", "envelope"], default="step", help="of average precision (step)"
     )
-    parser.add_argument(
-        "--empty",
-        choices=["zero", "skip"],
-        default="zero",
-        help="what a label that is given to no image does in CP: counts 0, or is left out (zero)",
-    )
+    told = "what a label that is given to no image does in CP: counts 0, or is left out (zero)"
+    parser.add_argument("--empty", choices=["zero", "skip"], default="zero", help=told)
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
@@ -111,17 +107,12 @@ def run_evaluate(args: argparse.Namespace) -> int:
     _check_options(args)
     source = open_source(args.words[0])
     records = open_pictures(args.words[1:])
-    first = os.environ.get("RANK", "0") == "0"
     if source.model is None:
-        for name in MODEL_OPTIONS:
-            given = getattr(args, name)
-            if given is not None and given is not False:  # 0 is a value too
-                wrong = f"{source.path} holds scores, no model"
-                raise InputError(f"--{name.replace('_', '-')}", wrong, "leave it out")
+        _refuse(args, MODEL_OPTIONS, f"{source.path} holds scores, no model", "leave it out")
         scores = read_score_file(source.path, records=records, scale=args.scale, tags_alone=True)
         if scores.given is not None and scores.logits["image"].isnan().any():
             _judge_tags(scores, args)
-        elif first:
+        elif os.environ.get("RANK", "0") == "0":
             _finish(Scored(scores, {}), _read_policy(args, source, scores.labels), args)
         return 0
     from pivotpatch.training.processes import join_processes
@@ -147,9 +138,7 @@ def _check_options(args: argparse.Namespace) -> None:
     from pivotpatch.inference.score_file import check_score_file
 
     if not args.patch_inference:
-        for name in PATCH_OPTIONS:
-            if getattr(args, name) is not None:
-                raise InputError(f"--{name}", "it is an option of --patch-inference", "give that too")
+        _refuse(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
     if args.keep_patches and args.save is None:
         raise InputError("--keep-patches", "nothing is saved", "give --save too")
     if args.resamples < 0:
@@ -158,6 +147,13 @@ def _check_options(args: argparse.Namespace) -> None:
         check_score_file(args.save, patches=args.keep_patches)
     if args.csv is not None and not args.csv.absolute().parent.is_dir():
         raise InputError(str(args.csv), f"there is no folder {args.csv.parent}", "make it first")
+
+
+def _refuse(args: argparse.Namespace, options: Sequence[str], wrong: str, todo: str) -> None:
+    for name in options:
+        given = getattr(args, name)
+        if given is not None and given is not False:  # 0 is a value too
+            raise InputError(f"--{name.replace('_', '-')}", wrong, todo)
 
 
 def _read_policy(args: argparse.Namespace, source: Source, labels: tuple[str, ...]) -> "Policy | None":
@@ -261,10 +257,7 @@ def _judge_tags(scores: "Scores", args: argparse.Namespace) -> None:
     from pivotpatch.core.metrics import precision_recall
     from pivotpatch.core.policies import Given
 
-    for name in RANKED_OPTIONS:
-        if getattr(args, name):
-            wrong = f"{args.words[0]} holds the tags alone"
-            raise InputError(f"--{name.replace('_', '-')}", wrong, "write it with predict --all-probs")
+    _refuse(args, RANKED_OPTIONS, f"{args.words[0]} holds the tags alone", "write it with predict --all-probs")
     assert scores.given is not None
     tell("the file holds the tags alone: mAP, intervals and top-3 need predict --all-probs")
     found = precision_recall(

@@ -21,7 +21,7 @@ from pivotpatch.data.decoding import MAX_SIDE
 from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import open_parquet, read_columns, read_schema
-from pivotpatch.errors import InputError, choose_one_of, quote, shorten
+from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault, shorten
 from pivotpatch.inference.bulk_job import BETWEEN, NOTE, TagJob
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.writing import explain_disk_faults, replacing
@@ -151,38 +151,32 @@ def read_scores(
 
 def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
     """A file of `_write_parquet`, one column after the other, so that little is held twice."""
-    where = str(path)
+    where, arrays = str(path), dict[str, NDArray[Any]]()
     try:
         told = json.loads(note)
-        version, labels = int(told["schema"]), tuple(map(str, told["labels"]))
+        if int(told["schema"]) > _SCHEMA:
+            wrong = f"schema {told['schema']} is newer than {_SCHEMA}, the newest known"
+            raise InputError(where, wrong, "upgrade pivotpatch")
+        labels = tuple(map(str, told["labels"]))
         noted = {name: told[name] for name in _NOTED if told.get(name) is not None}
-        if told.get("calibration") is not None:
-            noted["calibration"] = Calibration.from_dict(told["calibration"])
         if "thresholds" in noted:
             noted["thresholds"] = tuple(map(float, noted["thresholds"]))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise InputError(where, "its note about labels cannot be read", _DAMAGED) from None
-    if version > _SCHEMA:
-        raise InputError(where, f"schema {version} is newer than {_SCHEMA}, the newest known", "upgrade pivotpatch")
-    if not labels or _PICTURE not in schema.names or _TARGET not in schema.names:
-        raise InputError(where, f"it has no labels or no column {_PICTURE!r}", _DAMAGED)
-    arrays: dict[str, NDArray[Any]] = {}
-    with open_parquet(path) as file:
-        pictures = tuple(file.read(columns=[_PICTURE]).column(0).cast(pa.string()).to_pylist())
-        for name in (_TARGET, *KINDS, *_PATCHES):
-            if name not in schema.names:
-                continue
-            column = file.read(columns=[name]).column(0)
-            shape = (len(pictures), -1, len(labels)) if name in _PATCHES else (len(pictures), len(labels))
-            try:
+        if told.get("calibration") is not None:
+            noted["calibration"] = Calibration.from_dict(told["calibration"])
+        with open_parquet(path) as file:
+            pictures = tuple(file.read(columns=[_PICTURE]).column(0).cast(pa.string()).to_pylist())
+            for name in (each for each in (_TARGET, *KINDS, *_PATCHES) if each in schema.names):
+                column = file.read(columns=[name]).column(0)
+                shape = (len(pictures), -1, len(labels)) if name in _PATCHES else (len(pictures), len(labels))
                 arrays[name] = np.asarray(column.combine_chunks().flatten()).reshape(shape)
-            except (ValueError, AttributeError, TypeError):
-                column = None
-            if column is None or column.null_count:
-                wrong = f"column {name!r} is {schema.field(name).type} for {len(labels)} labels, or lacks rows"
-                raise InputError(where, wrong, _DAMAGED)
-    if len(arrays.keys() & set(_PATCHES)) == 1 or None in pictures or not pictures:
-        raise InputError(where, "images, 'patch_logits' or 'weights' are missing", _DAMAGED)
+                if column.null_count:
+                    raise ValueError(f"column {name!r} lacks rows")
+        if len(arrays.keys() & set(_PATCHES)) == 1 or None in pictures:
+            raise ValueError("names of images, or one of 'patch_logits' and 'weights', are missing")
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        raise InputError(where, f"its note or a column cannot be read ({quote_fault(error)})", _DAMAGED) from None
     return _make_scores(where, pictures, labels, arrays, noted)
 
 
