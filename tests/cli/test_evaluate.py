@@ -157,9 +157,12 @@ def test_tags_are_judged_as_predict_gave_them(suffix: str, photos: Path, capsys:
         assert whole["kinds"]["image"]["decided"][measure] == few["decided"][measure] == pytest.approx(expected)
     assert main(["evaluate", f"sub/few{suffix}", "photos.csv"]) == 0
     assert re.search(rf"CF1 +{100 * few['decided']['CF1']:.1f}", capsys.readouterr().out)
-    assert "holds the tags alone; write it with" in read_refusal(
-        capsys, "evaluate", f"sub/few{suffix}", "photos.csv", "--policy", "top:1"
-    )
+    few_tags = f"sub/few{suffix}"
+    assert "alone; write it with" in read_refusal(capsys, "evaluate", few_tags, "photos.csv", "--policy", "top:1")
+    assert "alone; write it with" in read_refusal(capsys, "audit", "pairs", few_tags, "photos.csv")
+    if suffix != ".parquet":  # which holds its settings itself
+        Path(f"{few_tags}.summary.json").write_text("{}")
+        assert "its tags cannot be read" in read_refusal(capsys, "evaluate", few_tags, "photos.csv")
 
 
 def test_saved_scores_are_judged_as_the_model_and_a_baseline_by_its_own_rule(photos: Path, capsys: Errors) -> None:

@@ -10,6 +10,7 @@ from made_scores import make_scores
 from verb import SCENES, Errors, read_refusal, train
 
 from pivotpatch.cli.main import main
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.score_file import write_scores
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
@@ -67,6 +68,7 @@ def test_scores_need_no_model_and_no_images(here: Path) -> None:
 def test_a_checkpoint_and_its_scores_say_the_same_of_images_that_are_named(runs: Path, here: Path) -> None:
     model = load_checkpoint(runs / "pat" / "best")
     model.thresholds = tuple(torch.linspace(0.2, 0.7, 10).tolist())
+    model.calibration = Calibration("tde", "platt", (1.5,) * 10, (0.1,) * 10)
     save_checkpoint(model, here / "fitted")
     assert main(["evaluate", "fitted", TEST, "--save", "pat.parquet", "--keep-patches", "--workers", "0"]) == 0
     scored, live = report("pat.parquet", TEST, "--baseline", runs / "base"), report("fitted", TEST, "--images", "0")

@@ -226,8 +226,7 @@ def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
     if records is None and scores.data is not None:
         _refuse_trained_scores(source, scores, path)
     if not isinstance(model, PatchClassifier):
-        image = {"image": scores.get("image")}
-        return replace(scores, logits=image, patch_logits=None, weights=None, lam=1.0, temperature=1.0)
+        return replace(scores.only("image"), lam=1.0, temperature=1.0)
     if model.patch_only:
         return scores
     if scores.patch_logits is not None:

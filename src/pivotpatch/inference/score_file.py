@@ -274,35 +274,31 @@ def _read_tags(path: Path, schema: pa.Schema, *, tags_alone: bool) -> Scores:
     if not whole and not tags_alone:
         raise InputError(where, "it holds the tags alone", "write it with predict --all-probs")
     note = (schema.metadata or {}).get(NOTE)
-    settings = json.loads(note) if note else TagJob(path).read_summary().settings
-    labels = tuple(settings["labels"])
-    table = read_columns(path, schema.names)
-
-    def read(name: str) -> list[list[Any]]:
-        column: list[Any] = table.column(name).to_pylist()
-        if path.suffix.lower() == ".csv":
-            return [each.split(BETWEEN) if each else [] for each in column]
-        return column
-
-    places = {label: place for place, label in enumerate(labels)}
-    probs = np.full((table.num_rows, len(labels)), np.nan)
-    given = np.zeros(probs.shape, dtype=bool)
+    table = read_columns(path, schema.names).to_pydict()
+    if path.suffix.lower() == ".csv":
+        lists = {
+            name: [each.split(BETWEEN) if each else [] for each in table[name]] for name in table.keys() - {_PICTURE}
+        }
+        table |= lists
     try:
-        for row, (tags, values) in enumerate(zip(read("labels"), read("probs"), strict=True)):
+        settings = json.loads(note) if note else TagJob(path).read_summary().settings
+        labels = tuple(map(str, settings["labels"]))
+        places = {label: place for place, label in enumerate(labels)}
+        probs = np.full((len(table[_PICTURE]), len(labels)), np.nan)
+        given = np.zeros(probs.shape, dtype=bool)
+        for row, (tags, values) in enumerate(zip(table["labels"], table["probs"], strict=True)):
             columns = [places[tag] for tag in tags]
             given[row, columns], probs[row, columns] = True, np.array(values, dtype=np.float64)
         if whole:
-            probs = np.array(read("all_probs"), dtype=np.float64).reshape(probs.shape)
-    except (KeyError, TypeError, ValueError):
-        raise InputError(where, f"row {row + 1} is not of its {len(labels)} labels", _DAMAGED) from None
-    return Scores(
-        labels,
-        tuple(str(Path(settings["root"], name).resolve()) for name in table.column(_PICTURE).to_pylist()),
-        torch.full(probs.shape, torch.nan),
-        {"image": torch.from_numpy(_to_logits(probs))},
-        thresholds=settings["thresholds"] and tuple(settings["thresholds"]),
-        given=torch.from_numpy(given),
-    )
+            probs = np.array(table["all_probs"], dtype=np.float64).reshape(probs.shape)
+        if not ((probs >= 0) & (probs <= 1) | ~given & (not whole)).all():
+            raise ValueError("a probability is not in [0, 1]")
+        pictures = tuple(str(Path(settings["root"], name).resolve()) for name in table[_PICTURE])
+        thresholds = settings["thresholds"] and tuple(map(float, settings["thresholds"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(where, f"its tags cannot be read ({quote_fault(error)})", _DAMAGED) from None
+    target, logits = torch.full(probs.shape, torch.nan), {"image": torch.from_numpy(_to_logits(probs))}
+    return Scores(labels, pictures, target, logits, thresholds=thresholds, given=torch.from_numpy(given))
 
 
 def _make_scores(

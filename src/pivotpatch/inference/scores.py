@@ -120,6 +120,11 @@ class Scores:
             **tensors,
         )
 
+    def only(self, kind: str) -> "Scores":
+        """One kind of logits alone, without patches and without thresholds and calibration, which may be of another."""
+        plain = replace(self, patch_logits=None, weights=None, thresholds=None, calibration=None)
+        return replace(plain, logits={kind: self.get(kind)})
+
     def mix(self, *, lam: float | None = None, temperature: float | None = None) -> Tensor:
         """TDE logits (N,L) with another lam or temperature, see `remix`."""
         return self.remix(lam=lam, temperature=temperature).get("tde")
@@ -140,5 +145,5 @@ class Scores:
             pooled = pool_patches(self.patch_logits, weights)
         mixed = {"image": image, "patch": pooled, "tde": tde_logits(image, pooled, lam=lam)}
         temperature = self.temperature if temperature is None else temperature
-        fresh = replace(self, thresholds=None, calibration=None)
-        return replace(fresh, logits=mixed, weights=weights, lam=lam, temperature=temperature)
+        changed = replace(self, thresholds=None, calibration=None, logits=mixed, weights=weights)
+        return replace(changed, lam=lam, temperature=temperature)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -137,7 +137,7 @@ def gather_findings(
     scores, other = subject.scores, None if baseline is None else baseline.scores
     reference = other
     if baseline is None and scores.ranking != "image" and "image" in scores.logits:
-        reference = replace(scores, logits={"image": scores.get("image")}, patch_logits=None, weights=None)
+        reference = scores.only("image")
     progress("measure", 0, 3)
     evaluation = evaluate_scores(
         scores,
