@@ -4,7 +4,7 @@ import argparse
 import csv
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -269,7 +269,7 @@ def _judge_tags(scores: "Scores", args: argparse.Namespace) -> None:
     screen = Screen()
     screen.print(f"{len(scores):,} images, {len(scores.labels)} labels; all in per cent\n")
     table = make_table(["", "tags"])
-    _add_measures(table, [found])
+    _add_measures(table, {"tags": found})
     screen.print(table)
 
 
@@ -294,9 +294,11 @@ def _print_evaluation(found: "Evaluation", *, not_read: int, args: argparse.Name
     table.add_row("mAP", *(f"{100 * kind.precision.mean:.2f}" for kind in each))
     if found.resamples:
         table.add_row("", *(write_bounds(kind.interval) for kind in each))
-    _add_measures(table, [kind.decided for kind in each])
-    _add_measures(table, [kind.top for kind in each])
+    rules = _add_measures(table, {name: kind.decided for name, kind in columns.items()})
+    _add_measures(table, {name: kind.top for name, kind in columns.items()})
     screen.print(table)
+    for rule in rules:
+        screen.print(rule)
     for difference in (found.gain, found.difference):
         if difference is not None:
             screen.print("\n".join(_tell_difference(difference)))
@@ -308,14 +310,17 @@ def _print_evaluation(found: "Evaluation", *, not_read: int, args: argparse.Name
         screen.print(_make_label_table(found))
 
 
-def _add_measures(table: "Table", results: "Sequence[PrecisionRecall | None]") -> None:
-    """Add CP to OF1 to a table, in a section for each rule that decided."""
-    for definition in dict.fromkeys(result.definition for result in results if result is not None):
-        table.add_section()
-        table.add_row(definition)
-        by_rule = [result if result is not None and result.definition == definition else None for result in results]
-        for name in MEASURES:
-            table.add_row(f"  {name}", *(_percent(getattr(result, name, None)) for result in by_rule))
+def _add_measures(table: "Table", results: "Mapping[str, PrecisionRecall | None]") -> list[str]:
+    """Add CP to OF1 to a table; lines that say which rule decided in which column, where they are several."""
+    by_rule: dict[str, list[str]] = {}
+    for name, result in results.items():
+        if result is not None:
+            by_rule.setdefault(result.definition, []).append(name)
+    table.add_section()
+    table.add_row(next(iter(by_rule)) if len(by_rule) == 1 else "decisions")
+    for name in MEASURES:
+        table.add_row(f"  {name}", *(_percent(getattr(result, name, None)) for result in results.values()))
+    return [f"decisions of {', '.join(names)} by {rule}" for rule, names in by_rule.items()] if len(by_rule) > 1 else []
 
 
 def _percent(value: float | None) -> str:
