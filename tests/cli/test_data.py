@@ -154,8 +154,7 @@ def test_interrupted_prepare_is_status_130_and_goes_on_next_time(file_server: Fi
     script = (
         "import sys\n"
         "from pivotpatch.cli.main import main\n"
-        "from pivotpatch.data.download import RemoteFile\n"
-        "from pivotpatch.data.prepare import PLANS, DatasetPlan\n"
+        "from pivotpatch.data.prepare import PLANS, DatasetPlan, RemoteFile\n"
         f"PLANS['voc2007'] = {serve_voc(file_server, file_server.url)!r}\n"
         "sys.exit(main(sys.argv[1:]))"
     )
