@@ -22,7 +22,6 @@ from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_lab
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import open_parquet, read_columns, read_schema
 from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault, shorten
-from pivotpatch.inference.bulk_job import BETWEEN, NOTE, TagJob
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.writing import explain_disk_faults, replacing
 
@@ -273,15 +272,12 @@ def _read_tags(path: Path, schema: pa.Schema, *, tags_alone: bool) -> Scores:
     where, whole = str(path), "all_probs" in schema.names
     if not whole and not tags_alone:
         raise InputError(where, "it holds the tags alone", "write it with predict --all-probs")
-    note = (schema.metadata or {}).get(NOTE)
     table = read_columns(path, schema.names).to_pydict()
     if path.suffix.lower() == ".csv":
-        lists = {
-            name: [each.split(BETWEEN) if each else [] for each in table[name]] for name in table.keys() - {_PICTURE}
-        }
+        lists = {name: [each.split("|") if each else [] for each in table[name]] for name in table.keys() - {_PICTURE}}
         table |= lists
     try:
-        settings = json.loads(note) if note else TagJob(path).read_summary().settings
+        settings = json.loads(path.with_name(f"{path.name}.summary.json").read_text("utf-8"))["settings"]
         labels = tuple(map(str, settings["labels"]))
         places = {label: place for place, label in enumerate(labels)}
         probs = np.full((len(table[_PICTURE]), len(labels)), np.nan)
@@ -295,8 +291,10 @@ def _read_tags(path: Path, schema: pa.Schema, *, tags_alone: bool) -> Scores:
             raise ValueError("a probability is not in [0, 1]")
         pictures = tuple(str(Path(settings["root"], name).resolve()) for name in table[_PICTURE])
         thresholds = settings["thresholds"] and tuple(map(float, settings["thresholds"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(where, f"its tags cannot be read ({quote_fault(error)})", _DAMAGED) from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            where, f"its tags or {path.name}.summary.json cannot be read ({quote_fault(error)})", _DAMAGED
+        ) from None
     target, logits = torch.full(probs.shape, torch.nan), {"image": torch.from_numpy(_to_logits(probs))}
     return Scores(labels, pictures, target, logits, thresholds=thresholds, given=torch.from_numpy(given))
 
