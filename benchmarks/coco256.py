@@ -15,7 +15,6 @@ import shutil
 import statistics
 import tempfile
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +205,7 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -
                 args.scores.mkdir(parents=True, exist_ok=True)
                 write_scores(given, args.scores / f"{stem}-{prefix.replace(' ', '_')}{name}.parquet")
                 if prefix == "PAT-I ":  # the baseline itself
-                    alone = replace(given, logits={"image": given.get("image")}, patch_logits=None, weights=None)
+                    alone = given.only("image")
                     write_scores(alone, args.scores / f"{stem}-plain_{name}.parquet")
             if name != part:  # test scores of a network that is still being chosen are written, not looked at
                 continue

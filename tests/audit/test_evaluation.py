@@ -3,11 +3,13 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import average_precision_score
 
-from pivotpatch.audit.evaluation import evaluate_scores
+from pivotpatch.audit.evaluation import Policy, evaluate_scores, evaluate_steps, study_scale
 from pivotpatch.core.bootstrap import Interval
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import Definition, average_precision, precision_recall
-from pivotpatch.core.policies import TopK
+from pivotpatch.core.policies import Fixed, PerLabel, TargetMatched, TopK
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
@@ -68,6 +70,36 @@ def test_differences_are_paired_and_signed() -> None:
     assert same.interval == Interval(0.0, 0.0, 0.0)
 
 
+def test_each_side_decides_by_its_own_thresholds_unless_a_policy_is_named() -> None:
+    rule = Calibration("tde", "platt", (2.0,) * 4, (0.3,) * 4)
+    scores = replace(make_scores(), thresholds=(0.2, 0.4, 0.6, 0.8), calibration=rule)
+    other = replace(make_scores(), logits={"image": make_scores(seed=5).logits["image"]})
+    target = scores.target
+    cases: list[tuple[Policy | None, Any, Any]] = [
+        (None, ("tde", PerLabel((0.2, 0.4, 0.6, 0.8)), rule.apply(scores.scaled("tde"))), Fixed(0.5)),
+        (Fixed(0.7), ("tde", Fixed(0.7), scores.probs("tde")), Fixed(0.7)),
+        ("target", ("tde", TargetMatched.from_target(target), scores.get("tde")), TargetMatched.from_target(target)),
+    ]
+    for policy, ours, theirs in cases:
+        found = evaluate_scores(scores, policy=policy, baseline=other, empty="skip", resamples=30, generator=seeded())
+        kind, decides, values = ours
+        one = precision_recall(values, target, policy=decides, empty="skip", labels=LABELS)
+        ranks = isinstance(theirs, TargetMatched)
+        beside = other.get("image") if ranks else other.probs("image")
+        two = precision_recall(beside, target, policy=theirs, empty="skip", labels=LABELS)
+        assert found.kinds[kind].decided == one
+        assert (found.kinds["image"].decided is None) == (policy is None)  # thresholds of TDE say nothing of it
+        assert found.baseline is not None
+        assert found.baseline.decided == two
+        assert found.difference is not None
+        for name, change in found.difference.decided.items():
+            assert change.value == pytest.approx(getattr(one, name) - getattr(two, name))
+            assert change.interval is not None
+            assert change.interval.value == pytest.approx(change.value)
+    with pytest.raises(InputError, match="no thresholds were fitted"):
+        evaluate_scores(other, policy="fitted", generator=seeded())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -81,3 +113,23 @@ def test_scores_that_cannot_be_paired_are_refused(change: dict[str, Any], messag
         evaluate_scores(make_scores(), baseline=replace(make_scores(), **change), generator=seeded())
     with pytest.raises(InputError, match="there is no image"):
         evaluate_scores(make_scores().select(torch.arange(0)), generator=seeded())
+
+
+def test_each_step_is_scikit_learns_and_the_scale_study_sets_tde_beside_the_patches_of_another_model() -> None:
+    scores = make_scores()
+    found = evaluate_steps(scores)
+    assert ([step.label for step in found.steps], found.skipped) == (["cat", "dog", "fish"], ("never",))
+    for place, step in enumerate(found.steps):
+        truth = scores.target[:, place]
+        oracle = {kind: average_precision_score(truth, logits[:, place]) for kind, logits in scores.logits.items()}
+        assert {"image": step.image, "patch": step.patch, "tde": step.tde} == pytest.approx(oracle)
+        assert step.gain == pytest.approx(oracle["tde"] - max(oracle["image"], oracle["patch"]))
+        assert step.positives == truth.sum()
+    assert found.mean["tde"] == pytest.approx(sum(step.tde for step in found.steps) / 3)
+    assert found.share_gained == sum(step.gain > 0 for step in found.steps) / 3
+    with pytest.raises(InputError, match="there are no 'patch' logits"):
+        evaluate_steps(replace(scores, logits={"image": scores.get("image")}))
+    study = study_scale(scores, replace(scores, logits={"patch": scores.get("patch")}), generator=seeded())
+    assert [study.patch, study.tde] == pytest.approx([found.mean["patch"], found.mean["tde"]])
+    assert study.difference.value == pytest.approx(study.tde - study.patch)
+    assert study.difference.low < study.difference.value < study.difference.high

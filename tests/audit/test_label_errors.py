@@ -1,6 +1,5 @@
 """Planted errors come out on top."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -95,14 +94,6 @@ def test_ranks_rise_with_self_confidence_and_only_confident_disagreement_is_list
         assert (truth == 1) == (error.direction == "wrong")
         assert error.probability >= 0.75 if error.direction == "missing" else error.probability <= 0.25
         assert planted.scores.pictures[error.row] == error.picture
-
-
-def test_unknown_labels_are_never_doubted(planted: Planted) -> None:
-    scores = planted.scores
-    unknown = torch.rand(scores.target.shape, generator=torch.Generator().manual_seed(3)) < 0.5
-    scores = replace(scores, target=scores.target.masked_fill(unknown, torch.nan))
-    for error in find_label_errors(scores, count=200):
-        assert not unknown[error.row, scores.labels.index(error.label)]
 
 
 def test_self_confidence_is_a_part_of_the_usual_one() -> None:

@@ -15,8 +15,6 @@ from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.data.scenes import SCENE_LABELS, read_scenes
 from pivotpatch.inference.score_file import write_scores
 from pivotpatch.inference.scores import Scores
-from pivotpatch.models.checkpoint import save_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier
 
 COUNT = 150
 SCENES = f"scenes:@test-same?count={COUNT}&size=64"
@@ -82,7 +80,13 @@ def test_pairs_are_compared_with_the_baseline(audit: Audit) -> None:
 def test_the_scale_study_and_the_list_of_steps_are_told(audit: Audit) -> None:
     text = audit("steps", "pat.parquet", "--count", "2")
     assert len([line for line in text.splitlines() if line.startswith(SCENE_LABELS.names)]) == 4
-    scale = read(audit("scale", "pat.parquet", "alone.parquet", SCENES, "--json"))
+    scale, other = (
+        read(audit("scale", "pat.parquet", "alone.parquet", SCENES, "--json", "--definition", definition))
+        for definition in ("step", "envelope")
+    )
+    assert other["tde"] > scale["tde"]
+    steps = read(audit("steps", "pat.parquet", "--definition", "envelope", "--json"))
+    assert steps["mean"]["tde"] == pytest.approx(other["tde"])
     assert scale["difference"]["value"] == pytest.approx(scale["tde"] - scale["patch"])
 
 
@@ -93,6 +97,7 @@ def test_options_choose_pairs_kind_and_policy(audit: Audit) -> None:
     fewer = read(audit(*PAIRS, "--min-probability", "0.4", "--policy", "prior:scenes:@val?count=50", "--json"))
     assert all(row["probability"] > 0.4 for row in fewer["pairs"])
     assert fewer["definition"] == "class-prior matched thresholds"
+    assert found["definition"] == "target-matched thresholds"
 
 
 def test_everything_is_drawn_and_nothing_is_overwritten(audit: Audit, tmp_path: Path, capsys: Errors) -> None:
@@ -122,19 +127,6 @@ def test_everything_is_drawn_and_nothing_is_overwritten(audit: Audit, tmp_path: 
     assert not (tmp_path / "none").exists()
 
 
-def test_effects_are_tracked_for_a_run_and_a_baseline(audit: Audit, tmp_path: Path) -> None:
-    one, run = str(tmp_path / "one"), str(tmp_path / "run")
-    for path in (one, f"{run}/best"):
-        save_checkpoint(MultiLabelClassifier("test_resnet", SCENE_LABELS.names, image_size=64), path)
-    scenes = "scenes:@test-same?count=20&size=64"
-    found = read(audit("effect", run, scenes, "--baseline", one, "--json", "--plot", str(tmp_path)))
-    assert list(found) == [run, one]
-    kinds = [(among, kind) for among in ("objects", "scenes") for kind in ("image", "patch", "tde")]
-    assert [[(row["among"], row["kind"]) for row in rows] for rows in found.values()] == [kinds, kinds]
-    assert (tmp_path / "direct_effect.png").is_file()
-    assert "nan" not in audit("effect", run, "scenes:@test-same?count=1&size=64")  # nothing can be ranked
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -145,7 +137,6 @@ def test_effects_are_tracked_for_a_run_and_a_baseline(audit: Audit, tmp_path: Pa
         ("label-errors alone.parquet --plot x", "--plot: it is not known where the images are"),
         ("label-errors three.csv", "label-errors: 3 images are too few to calibrate by; give 5 or more"),
         ("pairs tagger", "not a file of scores; make some first: pivotpatch evaluate tagger DATA"),
-        ("effect pat.parquet", "pat.parquet: holds scores, no model; give a run or a checkpoint"),
     ],
 )
 def test_what_cannot_be_audited_is_told_in_one_line(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from verb import LABELS, QUICK, Errors, read_json, read_refusal, save, score, write_run
 
 from pivotpatch.cli.main import main
@@ -132,6 +133,58 @@ def test_rules_of_a_model_decide_about_the_labels_that_are_judged(
     assert whole["decided"]["recall"] == pytest.approx(expected.recall)
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_tags_are_judged_as_predict_gave_them(suffix: str, photos: Path, capsys: Errors) -> None:
+    model = save("model")
+    model.thresholds = (0.4, 0.45, 0.6)
+    model.calibration = Calibration("tde", "platt", (3.0, 2.0, 1.0), (0.1, 0.0, -0.1))
+    save_checkpoint(model, "model", overwrite=True)
+    Path("sub").mkdir()
+    Image.new("RGB", (40, 40)).save("sub/other.png")
+    for name, words in (("few", ()), ("all", ("--all-probs",))):
+        predict = ["predict", ".", "--model", "model", "--out", f"sub/{name}{suffix}", "--workers", "0", *words]
+        assert main(predict) == 0
+    live = evaluate(capsys, "model", "photos.csv", *QUICK)
+    whole = evaluate(capsys, f"sub/all{suffix}", "photos.csv", "--resamples", "0")
+    assert whole["mAP"]["image"] == pytest.approx(live["mAP"]["tde"], abs=1e-3)
+    assert main(["evaluate", f"sub/few{suffix}", "photos.csv", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "1 of 22 images are not in table:photos.csv and are left out" in captured.err
+    assert "the tags alone: mAP, intervals and top-3 need predict --all-probs" in captured.err
+    few = json.loads(captured.out)
+    for measure in ("CP", "CR", "CF1", "OP", "OR", "OF1"):
+        expected = live["kinds"]["tde"]["decided"][measure]
+        assert whole["kinds"]["image"]["decided"][measure] == few["decided"][measure] == pytest.approx(expected)
+    assert main(["evaluate", f"sub/few{suffix}", "photos.csv"]) == 0
+    assert re.search(rf"CF1 +{100 * few['decided']['CF1']:.1f}", capsys.readouterr().out)
+    few_tags = f"sub/few{suffix}"
+    assert "alone; write it with" in read_refusal(capsys, "evaluate", few_tags, "photos.csv", "--policy", "top:1")
+    assert "alone; write it with" in read_refusal(capsys, "audit", "pairs", few_tags, "photos.csv")
+    Path(f"{few_tags}.summary.json").write_text("{}")
+    assert "its tags or few" in read_refusal(capsys, "evaluate", few_tags, "photos.csv")
+
+
+def test_saved_scores_are_judged_as_the_model_and_a_baseline_by_its_own_rule(photos: Path, capsys: Errors) -> None:
+    model = save("model")
+    model.thresholds = (0.4, 0.45, 0.6)
+    save_checkpoint(model, "model", overwrite=True)
+    save("plain", MultiLabelClassifier)
+    live = evaluate(capsys, "model", "photos.csv", *QUICK, "--save", "s.parquet")
+    evaluate(capsys, "plain", "photos.csv", *QUICK, "--save", "plain.parquet")
+    found = evaluate(capsys, "plain.parquet", "--baseline", "s.parquet", "--resamples", "50")
+    assert found["baseline"]["decided"] == live["kinds"]["tde"]["decided"]
+    assert found["kinds"]["image"]["decided"]["definition"] == "fixed threshold 0.5"
+    change = found["difference"]["decided"]["CF1"]
+    assert change["interval"]["low"] <= change["value"] <= change["interval"]["high"]
+    assert main(["evaluate", "plain.parquet", "--baseline", "s.parquet", "--policy", "best-fixed"]) == 0
+    assert re.search(r"best fixed threshold 0\.\d+", " ".join(capsys.readouterr().out.split()))
+    zero, skip = (
+        evaluate(capsys, "s.parquet", "--resamples", "0", "--policy", "fixed:0.99", "--empty", rule)
+        for rule in ("zero", "skip")
+    )
+    assert [each["kinds"]["tde"]["decided"]["empty"] for each in (zero, skip)] == ["zero", "skip"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -139,7 +192,7 @@ def test_rules_of_a_model_decide_about_the_labels_that_are_judged(
         ("model photos.csv --lam 2", "--lam: it is an option of --patch-inference"),
         ("model photos.csv --patch-inference", "--patch-inference: the model has patches of its own"),
         ("plain photos.csv --patch-inference --native 32", "--native: 32 pixels are no more than the model sees"),
-        ("model photos.csv --policy prior", "--policy: 'prior' does not say of which images"),
+        ("model photos.csv --policy prior", "--policy: 'prior' does not say of which training images"),
         ("model photos.csv --policy fitted", "--policy: no thresholds were fitted"),
         ("model photos.csv --csv no/x.csv", "no/x.csv: there is no folder no"),
         ("model photos.csv --resamples -1", "--resamples: -1 is below 0"),

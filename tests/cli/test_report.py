@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from made_scores import make_scores
 from verb import SCENES, Errors, read_refusal, train
 
 from pivotpatch.cli.main import main
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.score_file import write_scores
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
@@ -49,7 +51,7 @@ def test_a_run_is_judged_on_its_validation_images(runs: Path, here: Path, capsys
         "weights": f"{weights:,}",
     }.items():
         assert f"<dt>{name}</dt><dd>{fact}</dd>" in page
-    assert 0 < page.count("<img") <= 60
+    assert 0 < page.count("data:image/jpeg") <= 60
 
 
 def test_scores_need_no_model_and_no_images(here: Path) -> None:
@@ -58,7 +60,7 @@ def test_scores_need_no_model_and_no_images(here: Path) -> None:
     write_scores(replace(scores, closer_size=352), here / "closer.parquet")
     page = report("pat.parquet", "--baseline", "closer.parquet")
     assert f'<b id="map">{100 * average_precision(scores.get("tde"), scores.target).mean:.2f}</b>' in page
-    assert "<img" not in page
+    assert "data:image/jpeg" not in page
     assert "<dt>baseline closer look</dt><dd>at 352 pixels a side, in the place of patches</dd>" in page
 
 
@@ -66,14 +68,29 @@ def test_scores_need_no_model_and_no_images(here: Path) -> None:
 def test_a_checkpoint_and_its_scores_say_the_same_of_images_that_are_named(runs: Path, here: Path) -> None:
     model = load_checkpoint(runs / "pat" / "best")
     model.thresholds = tuple(torch.linspace(0.2, 0.7, 10).tolist())
+    model.calibration = Calibration("tde", "platt", (1.5,) * 10, (0.1,) * 10)
     save_checkpoint(model, here / "fitted")
     assert main(["evaluate", "fitted", TEST, "--save", "pat.parquet", "--keep-patches", "--workers", "0"]) == 0
     scored, live = report("pat.parquet", TEST, "--baseline", runs / "base"), report("fitted", TEST, "--images", "0")
+    beside = report(runs / "base", TEST, "--baseline", "pat.parquet", "--definition", "envelope")
+    assert "Decisions by fixed threshold 0.5, of the baseline by per-label thresholds (0.2 to 0.7)" in beside
+    assert "VOC 2010" in beside
+    row = r"<th scope=\"row\">(?:baseline pat.parquet|TDE)</th>(.*?)</tr>"
+    assert re.findall(row, beside)[0].split("<td>")[3:] == re.findall(row, live)[0].split("<td>")[3:]
+    assert "target-matched thresholds" in report("pat.parquet", TEST, "--policy", "target")
     assert re.findall(MEAN, scored) == re.findall(MEAN, live)
-    assert "<img" in scored
-    assert "<img" not in live
+    assert "data:image/jpeg" in scored
+    assert "data:image/jpeg" not in live
     assert "per-label thresholds (0.2 to 0.7)" in live
     assert "may have been fitted" not in live
+
+
+def test_a_damaged_summary_of_a_run_is_one_line(runs: Path, here: Path, capsys: Errors) -> None:
+    shutil.copytree(runs / "pat", "run")
+    for content in ("{", "[]", '{"seconds": "many"}'):
+        Path("run/metrics.json").write_text(content)
+        line = read_refusal(capsys, "report", "run")
+        assert line.startswith("run/metrics.json: it cannot be read (")
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from verb import make_model, write_run
+from verb import make_model, score, write_run
 
-from pivotpatch.cli.sources import find_fitted, list_not_read, open_source
+from pivotpatch.cli.sources import list_not_read, open_source
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.policies import PerLabel
+from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import load_config
@@ -39,13 +39,14 @@ def test_only_the_first_of_many_broken_images_are_listed(capsys: pytest.CaptureF
 
 
 def test_a_closer_look_is_decided_on_in_its_own_calibration() -> None:
-    model = PatchClassifier("test_resnet", ["cat", "cup"], image_size=32, closer_size=48)
+    model = PatchClassifier("test_resnet", ["zero", "one"], image_size=32, closer_size=48)
     image, patches, again = (
         Calibration(kind, "platt_per_label", (slope, 1.0), (0.0, 0.0))
         for kind, slope in (("image", 1.0), ("tde", 2.0), ("tde", 3.0))
     )
     model.calibration, model.adaptive = patches, Adaptive(image, (0.0, 1.0), again)
-    assert find_fitted(model, ["cat"], closer_size=48) is None
     model.thresholds = (0.25, 0.75)
+    records = open_records("scenes:@val?count=2&size=64").keep_labels(["one"])
     for closer_size, calibration in ((None, patches), (48, again)):
-        assert find_fitted(model, ["cup"], closer_size=closer_size) == (PerLabel((0.75,)), calibration.select([1]))
+        scores = score(model, records, closer_size=closer_size)
+        assert (scores.thresholds, scores.calibration) == ((0.75,), calibration.select([1]))

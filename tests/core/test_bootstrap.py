@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pivotpatch.core import bootstrap
-from pivotpatch.core.bootstrap import Interval, ResampledPrecision, resample_average_precision
-from pivotpatch.core.metrics import Definition, average_precision
+from pivotpatch.core.bootstrap import Interval, ResampledPrecision, resample_average_precision, resample_f1
+from pivotpatch.core.metrics import Definition, EmptyRule, average_precision, precision_recall
 from pivotpatch.errors import InputError
 
 
@@ -67,6 +67,29 @@ def test_each_resample_is_what_the_metric_says_of_the_drawn_rows(
         expected = [judge(sign * scores[each], target[each], definition) for each in rows]
         np.testing.assert_allclose(found.drawn[name].numpy(), expected, rtol=0, atol=1e-12)
         np.testing.assert_allclose(found.measured[name].numpy(), judge(sign * scores, target, definition), atol=1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 40), st.integers(1, 4), st.sampled_from(["zero", "skip"]), st.integers(0, 1000))
+def test_each_resampled_f1_is_what_the_metric_says_of_the_drawn_rows(
+    count: int, labels: int, empty: EmptyRule, seed: int
+) -> None:
+    scores, target = draw(count, labels, seed=seed, unknown=0.2)
+    given = {"a": scores > 0.5, "b": scores < 0}
+    found = resample_f1(given, target, resamples=20, empty=empty, generator=torch.Generator().manual_seed(seed))
+    drawn = [torch.arange(count), *draw_rows(count, 20, chunk=64, seed=seed)]
+    for name, decided in given.items():
+        for measured, rows in zip(found.values[name].T, drawn, strict=True):
+            if not (target[rows] == 1).any():
+                assert measured.isnan().all()
+                continue
+            oracle = precision_recall(decided[rows].float(), target[rows], empty=empty)
+            assert measured.tolist() == pytest.approx([oracle.CF1, oracle.OF1], abs=1e-12)
+    assert found.bound("CF1", "a", minus="a") == Interval(0.0, 0.0, 0.0)
+    values = found.values["a"][1] - found.values["b"][1]
+    bound = found.bound("OF1", "a", minus="b", confidence=0.9)
+    ends = values[1:].nanquantile(torch.tensor([0.05, 0.95], dtype=torch.float64)) - values[1:].nanmean() + values[0]
+    assert [bound.value, bound.low, bound.high] == pytest.approx([values[0].item(), *ends.clamp(-1, 1).tolist()])
 
 
 @pytest.mark.parametrize("definition", ["step", "envelope"])

@@ -9,7 +9,7 @@ from reference.average_precision import envelope
 from sklearn import metrics as sklearn
 from torch import Tensor
 
-from pivotpatch.core.metrics import average_precision, precision_recall
+from pivotpatch.core.metrics import average_precision, find_best_fixed, precision_recall
 from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, ThresholdPolicy, TopK
 from pivotpatch.errors import InputError
 
@@ -152,6 +152,16 @@ def test_prior_matched_gives_as_many_as_the_prior_says() -> None:
     assert PriorMatched((0.0,) * 7).decide(scores).sum() == 0
     assert PriorMatched((1.0,) * 7).decide(scores).all()
     assert PriorMatched.from_target(torch.tensor([[1.0], [NAN], [0.0]])).priors == (0.5,)
+
+
+def test_the_best_fixed_threshold_is_that_of_a_loop() -> None:
+    scores, target = draw()
+    scores = 0.4 + 0.6 * scores
+    for empty in ("zero", "skip"):
+        found = [precision_recall(scores, target, policy=Fixed(p / 100), empty=empty).CF1 for p in range(50, 100, 5)]
+        best = find_best_fixed(scores, target, empty=empty)
+        assert best.threshold == (50 + 5 * found.index(max(found))) / 100
+        assert best.definition.startswith(f"best fixed threshold {best.threshold:g} (by CF1")
 
 
 @pytest.mark.parametrize(

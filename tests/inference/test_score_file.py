@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 from made_scores import make_scores as make_plain_scores
 from sklearn.metrics import average_precision_score
 
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.core.policies import Fixed
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
-from pivotpatch.inference.score_file import SUFFIXES, Scale, read_scores, write_scores
+from pivotpatch.inference.score_file import Scale, read_scores, write_scores
 from pivotpatch.inference.scores import Scores
 
+RULE = Calibration("tde", "platt_per_label", (1.0, 2.0, 3.0, 4.0), (0.1, 0.2, 0.3, 0.4))
 LABELS = ("cat", 'a "dog", said: he', "tde:fish", "α")
 PICTURES = ("b.jpg", "007", "folder/a, b.jpg", "ä.png", "1e5")
 
@@ -47,7 +49,8 @@ def photos(tmp_path: Path) -> RecordSet:
 
 
 def assert_same(found: Scores, expected: Scores) -> None:
-    plain = ("labels", "pictures", "lam", "temperature", "overlap", "closer_size", "data", "network")
+    kept = "labels pictures lam temperature overlap closer_size data network thresholds calibration"
+    plain = kept.split()
     assert [getattr(found, name) for name in plain] == [getattr(expected, name) for name in plain]
     assert list(found.logits) == list(expected.logits)
     pairs = [(found.target, expected.target), *((found.logits[k], expected.logits[k]) for k in expected.logits)]
@@ -58,7 +61,7 @@ def assert_same(found: Scores, expected: Scores) -> None:
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 @pytest.mark.parametrize("kinds", [("image",), ("image", "patch", "tde"), ("patch",)])
 def test_what_is_written_is_read_and_a_full_disk_leaves_it(
     suffix: str, kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,7 +86,9 @@ def test_what_is_written_is_read_and_a_full_disk_leaves_it(
 def test_patches_and_origins_are_kept_over_many_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pivotpatch.inference import score_file
 
-    scores, path = replace(make_scores(patches=True), overlap=0.3, data="a:b", network="0f"), tmp_path / "s.parquet"
+    rule: dict[str, Any] = {"thresholds": (0.1, 0.2, 0.3, 0.4), "calibration": RULE}
+    scores = replace(make_scores(patches=True), overlap=0.3, data="a:b", network="0f", **rule)
+    path = tmp_path / "s.parquet"
     monkeypatch.setattr(score_file, "_GROUP", 2 * 4 * 4)
     write_scores(scores, path)
     assert pq.ParquetFile(path).num_row_groups == 3
@@ -111,15 +116,14 @@ def test_names_that_cannot_be_written_or_read_are_told(
 
 
 def test_scores_are_put_in_the_order_of_others(tmp_path: Path) -> None:
-    scores, path = make_scores(), tmp_path / "moved.parquet"
-    columns = torch.tensor([2, 0, 3, 1])
-    moved = scores.select(torch.tensor([3, 1, 4, 0, 2]))
-    moved = replace(
-        moved,
-        labels=tuple(LABELS[place] for place in columns.tolist()),
-        target=torch.full((5, 4), torch.nan),
-        logits={kind: values[:, columns] for kind, values in moved.logits.items()},
+    scores = replace(make_scores(), thresholds=(0.1, 0.2, 0.3, 0.4), calibration=replace(RULE, kind="image"))
+    path = tmp_path / "moved.parquet"
+    moved = scores.select(torch.tensor([3, 1, 4, 0, 2])).keep_labels([2, 0, 3, 1])
+    assert (moved.thresholds, moved.calibration and moved.calibration.slope) == (
+        (0.3, 0.1, 0.4, 0.2),
+        (3.0, 1.0, 4.0, 2.0),
     )
+    moved = replace(moved, target=torch.full((5, 4), torch.nan))
     write_scores(moved, path)
     assert_same(read_scores(path, like=scores), scores)
     with pytest.raises(InputError, match=r"3 labels are not in the other scores"):
@@ -136,16 +140,18 @@ def test_scores_are_put_in_the_order_of_others(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"schema": 9}, "schema 9 is newer than 1, the newest known; upgrade pivotpatch"),
-        ({"schema": None}, "its note about labels cannot be read; it is damaged"),
-        ({"labels": 3}, "its note about labels cannot be read"),
-        ({"schema": float("inf")}, "its note about labels cannot be read"),
-        ({"labels": []}, "it has no labels or no column 'picture'"),
-        ({"labels": list(LABELS[:3])}, r"column 'target' is fixed_size_list.* for 3 labels"),
+        ({"schema": None}, "its note or a column cannot be read .*; it is damaged"),
+        ({"labels": 3}, "its note or a column cannot be read"),
+        ({"schema": float("inf")}, "its note or a column cannot be read"),
+        ({"labels": []}, "its note or a column cannot be read"),
+        ({"labels": list(LABELS[:3])}, r"cannot be read \(cannot reshape array of size 20 into shape \(5,3\)\)"),
         ({"labels": ["a", "b", "a", "c"]}, "a stand twice"),
         ({"lam": [1.0] * 4}, "lam is .*; give a finite number"),
         ({"temperature": 0}, "temperature is 0; give"),
         ({"overlap": 1.5}, "overlap is 1.5; give a share of a patch's side"),
         ({"closer_size": [1, 2]}, "'closer_size' is .*; give pixels per side"),
+        ({"thresholds": [0.5]}, "thresholds or calibration are not those of 4 labels"),
+        ({"calibration": {"kind": "image"}}, "its note or a column cannot be read"),
     ],
 )
 def test_a_wrong_note_is_told(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -236,7 +242,7 @@ def test_targets_come_from_a_data_set_by_the_images_names(photos: RecordSet, tmp
     torch.testing.assert_close(scores.target, expected, equal_nan=True)
     assert scores.indices is not None
     assert scores.indices.tolist() == [0, 1, 2, 3]
-    assert told[0] == f"{path}: 1 of 7 known targets are not those of {photos.name}, which are taken"
+    assert told[-1] == f"{path}: 1 of 7 known targets are not those of {photos.name}, which are taken"
     write_csv(path, "picture,dog,target:dog\na.jpg,1,0\nb.jpg,3,1\nc.jpg,5,1\nd.jpg,7,\n")
     with pytest.raises(InputError, match=r"s\.csv: 3 of 3 known targets are not those of table:.*; check that both"):
         read_scores(path, records=photos)
@@ -249,7 +255,7 @@ def test_a_few_images_without_scores_are_left_out_and_told(photos: RecordSet, tm
     path = write_csv(tmp_path / "s.csv", "picture,dog\nc.jpg,0.5\na.jpg,0.25\nb.jpg,1\n")
     told: list[str] = []
     scores = read_scores(path, records=photos, tell=told.append)
-    assert told[0] == f"{path}: 1 of 4 images of {photos.name} have no scores and are left out (d.jpg)"
+    assert told[-1] == f"{path}: 1 of 4 images of {photos.name} have no scores and are left out (d.jpg)"
     assert scores.indices is not None
     assert scores.indices.tolist() == [1, 2, 3]
     assert scores.pictures == ("a.jpg", "c.jpg", "b.jpg")

@@ -1,9 +1,12 @@
 """Scores: probabilities, selections and other mixtures, against the equations written out."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
@@ -43,6 +46,10 @@ def test_remixed_scores_hold_all_that_the_model_would_have_said(temperature: flo
     torch.testing.assert_close(scores.mix(lam=0.5, temperature=temperature), expected.tde_logits)
     back = remixed.remix(lam=0.2, temperature=2.0)
     assert (back.lam, back.temperature, back.pictures) == (0.2, 2.0, scores.pictures)
+    rule = Calibration("tde", "platt", (2.0,) * 3, (0.5,) * 3)
+    fitted = replace(scores, thresholds=(0.5,) * 3, calibration=rule)
+    torch.testing.assert_close(fitted.own_probs(), torch.sigmoid(2 * scores.get("tde") / 1.2 + 0.5))
+    assert (fitted.remix(lam=0.5).thresholds, fitted.remix(lam=0.5).calibration) == (None, None)
     torch.testing.assert_close(back.get("tde"), scores.get("tde"))
 
 

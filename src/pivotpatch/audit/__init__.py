@@ -12,10 +12,8 @@ from pivotpatch.audit.cooccurrence import (
     rank_pairs,
     rate_pairs,
 )
-from pivotpatch.audit.direct_effect import measure_direct_effects, track_effects
-from pivotpatch.audit.evaluation import evaluate_scores
+from pivotpatch.audit.evaluation import evaluate_scores, evaluate_steps, study_scale
 from pivotpatch.audit.label_errors import find_label_errors
-from pivotpatch.audit.stepwise import evaluate_steps, study_scale
 
 __all__ = [
     "compare_pairs",
@@ -26,10 +24,8 @@ __all__ = [
     "find_cases",
     "find_false_positives",
     "find_label_errors",
-    "measure_direct_effects",
     "rank_pairs",
     "rate_pairs",
     "study_case",
     "study_scale",
-    "track_effects",
 ]

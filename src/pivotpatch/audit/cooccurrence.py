@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, ThresholdPolicy
+from pivotpatch.audit.evaluation import Policy, Rule, find_rule
 from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.inference.scores import Scores
 
@@ -198,7 +198,7 @@ def conditional_rates(decided: Tensor, target: Tensor) -> ConditionalRates:
 def rate_pairs(
     scores: Scores,
     *,
-    policy: ThresholdPolicy | None = None,
+    policy: Policy = "target",
     kind: str | None = None,
     min_probability: float = MIN_PROBABILITY,
     pairs: Sequence[tuple[str, str]] | None = None,
@@ -214,8 +214,8 @@ def rate_pairs(
     """
     if not 0 <= min_probability < 1:
         raise InputError("rate_pairs", f"min_probability is {min_probability}", "give a share in [0, 1)")
-    policy = policy or PriorMatched.from_target(scores.target)
-    decided, target, labels = decide(scores, policy=policy, kind=kind), scores.target, scores.labels
+    rule, target, labels = _find_rule(scores, policy, kind), scores.target, scores.labels
+    decided = rule.decide(target)
     if pairs is not None:
         # No other label matters then, so that a model which knows others can be compared.
         labels = tuple(dict.fromkeys(name for pair in pairs for name in pair))
@@ -232,18 +232,23 @@ def rate_pairs(
     missing = target == 0
     overall = (decided & missing).sum(0) / missing.sum(0)
     names = tuple((labels[i], labels[j]) for i, j in zip(label.tolist(), context.tolist(), strict=True))
-    return PairRates(policy.definition, names, both / (both + alone), tpr, fpr, both, alone, overall[label])
+    return PairRates(rule.policy.definition, names, both / (both + alone), tpr, fpr, both, alone, overall[label])
 
 
-def decide(scores: Scores, *, policy: ThresholdPolicy | None = None, kind: str | None = None) -> Tensor:
+def decide(scores: Scores, *, policy: Policy = "target", kind: str | None = None) -> Tensor:
     """Decisions (N,L) of a policy about scores of a kind, the one to rank by where None.
 
-    Policies that only rank see logits, for probabilities near 1 are all alike. Without a policy each label is given as
-    often as the target has it.
+    By default each label is given as often as the target has it.
     """
-    kind, policy = kind or scores.ranking, policy or PriorMatched.from_target(scores.target)
-    values = scores.probs(kind) if isinstance(policy, Fixed | PerLabel) else scores.get(kind)
-    return policy.decide(values, known=~torch.isnan(scores.target))
+    return _find_rule(scores, policy, kind).decide(scores.target)
+
+
+def _find_rule(scores: Scores, policy: Policy, kind: str | None) -> Rule:
+    rule = find_rule(scores, policy, kind or scores.ranking)
+    if rule is None:
+        wrong = f"the thresholds are not for {kind} logits"
+        raise InputError("--policy", wrong, "choose another, or leave out the kind")
+    return rule
 
 
 def rank_pairs(rates: PairRates, *, by: Order = "rate") -> PairRates:

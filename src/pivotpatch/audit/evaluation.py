@@ -1,27 +1,78 @@
-"""All that is usually reported of scores, each kind of logits beside the others, with intervals."""
+"""What scores are worth: the usual measures with intervals, the steps from image logits to TDE, the study of scale."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pivotpatch.core.bootstrap import Interval, ResampledPrecision, resample_average_precision
-from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.bootstrap import (
+    F1_MEASURES,
+    Interval,
+    ResampledF1,
+    ResampledPrecision,
+    resample_average_precision,
+    resample_f1,
+)
 from pivotpatch.core.metrics import (
     DEFINITIONS,
     AveragePrecision,
     Definition,
+    EmptyRule,
     PrecisionRecall,
     average_precision,
+    find_best_fixed,
     precision_recall,
 )
-from pivotpatch.core.policies import Fixed, PerLabel, ThresholdPolicy, TopK
+from pivotpatch.core.policies import Fixed, Given, PerLabel, TargetMatched, ThresholdPolicy, TopK
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
+Policy = ThresholdPolicy | Literal["fitted", "target", "best-fixed"]
+"""A rule, or one that depends on the scores: the model's own thresholds; as often as the target has each label; the
+best fixed threshold."""
 TOP = 3
 _BASELINE = "baseline"
+
+
+class Rule(NamedTuple):
+    """A policy that is ready to decide, and the values (N,L) that it decides about."""
+
+    policy: ThresholdPolicy
+    values: Tensor
+
+    def decide(self, target: Tensor) -> Tensor:
+        """Decisions (N,L), boolean; what is unknown in the target (N,L) is not given."""
+        known = ~torch.isnan(target)
+        return self.policy.decide(self.values, known=known) & known
+
+
+def find_rule(scores: Scores, policy: Policy | None, kind: str, *, empty: EmptyRule = "zero") -> Rule | None:
+    """How a policy decides about scores of a kind; None where it says nothing of that kind.
+
+    Policies that only rank see logits, for probabilities near 1 are all alike.
+
+    Args:
+        scores: the scores.
+        policy: by default the decisions that came with the scores, else the model's own thresholds, on calibrated
+            probabilities where it has a calibration, else 0.5. The first two are of the kind to rank by alone.
+        kind: of the logits.
+        empty: as in `precision_recall`, for the choice of the best fixed threshold.
+    """
+    if policy is None and scores.given is not None:
+        return Rule(Given(scores.given), scores.get(kind))
+    if policy == "fitted" or (policy is None and scores.thresholds is not None):
+        if scores.thresholds is None:
+            raise InputError("--policy", "no thresholds were fitted", "choose fixed:0.5, top:3 or prior:DATA")
+        return Rule(PerLabel(scores.thresholds), scores.own_probs().float()) if kind == scores.ranking else None
+    if policy == "target":
+        policy = TargetMatched.from_target(scores.target)
+    elif policy == "best-fixed":
+        policy = find_best_fixed(scores.probs(kind).float(), scores.target, empty=empty)
+    policy = policy or Fixed(0.5)
+    assert not isinstance(policy, str)
+    return Rule(policy, scores.probs(kind).float() if isinstance(policy, Fixed | PerLabel) else scores.get(kind))
 
 
 @dataclass(frozen=True)
@@ -44,6 +95,14 @@ class KindEvaluation:
 
 
 @dataclass(frozen=True)
+class Change:
+    """How much higher a measure is, with its interval where there are resamples."""
+
+    value: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
 class Difference:
     """One mAP less another on the same images and resamples.
 
@@ -52,6 +111,7 @@ class Difference:
         minus: what is taken off: a kind, or "baseline" and its kind.
         per_label: the difference of each label's average precision; None for a label without a positive.
         label_intervals: of these; None, like `interval`, without resamples.
+        decided: the differences of CF1 and OF1, each side by its own rule; empty where one has none.
     """
 
     of: str
@@ -60,6 +120,7 @@ class Difference:
     interval: Interval | None
     per_label: tuple[float | None, ...]
     label_intervals: tuple[Interval | None, ...] | None
+    decided: Mapping[str, Change] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +134,7 @@ class Evaluation:
         kinds: by kind of logits.
         gain: the total direct effect less the image logits, where both are there.
         difference: the ranking less that of a baseline, where one was given.
+        baseline: what the baseline's own ranking is worth, likewise.
     """
 
     pictures: int
@@ -82,6 +144,7 @@ class Evaluation:
     kinds: Mapping[str, KindEvaluation]
     gain: Difference | None
     difference: Difference | None
+    baseline: KindEvaluation | None = None
 
     @property
     def definition(self) -> Definition:
@@ -109,9 +172,9 @@ def check_paired(one: Scores, other: Scores) -> None:
 def evaluate_scores(
     scores: Scores,
     *,
-    policies: Mapping[str, ThresholdPolicy] | None = None,
-    calibration: Calibration | None = None,
+    policy: Policy | None = None,
     definition: Definition = "step",
+    empty: EmptyRule = "zero",
     resamples: int = 1000,
     baseline: Scores | None = None,
     generator: torch.Generator,
@@ -120,69 +183,164 @@ def evaluate_scores(
 
     Args:
         scores: of a model.
-        policies: by kind of logits, how probabilities become decisions; 0.5 for all kinds by default.
-        calibration: gives the probabilities of its kind.
+        policy: how scores become decisions, see `find_rule`; by default each side decides by its own thresholds.
         definition: of average precision.
+        empty: what the precision of a label that is never given counts in CP: "zero", or "skip" to leave it out.
         resamples: of the bootstrap; 0 for no intervals.
         baseline: other scores of the same images and labels in the same order, to be compared with.
         generator: draws the resamples.
     """
     if len(scores) == 0:
         raise InputError("evaluate", "there is no image", "give at least one that can be read")
-    policies = dict.fromkeys(scores.logits, Fixed(0.5)) if policies is None else policies
-    matrices = dict(scores.logits)
+    sides = {kind: (scores, kind) for kind in scores.logits}
     if baseline is not None:
         check_paired(scores, baseline)
-        matrices[_BASELINE] = baseline.get(baseline.ranking)
-    found = {
-        name: average_precision(logits, scores.target, definition=definition, labels=scores.labels)
-        for name, logits in matrices.items()
-    }
-    drawn = None
+        sides[_BASELINE] = baseline, baseline.ranking
+    target, labels = scores.target, scores.labels
+    matrices = {name: side.get(kind) for name, (side, kind) in sides.items()}
+    rules = {name: find_rule(side, policy, kind, empty=empty) for name, (side, kind) in sides.items()}
+    drawn, drawn_f1 = None, None
     if resamples:
         drawn = resample_average_precision(
-            matrices, scores.target, resamples=resamples, definition=definition, generator=generator
+            matrices, target, resamples=resamples, definition=definition, generator=generator
         )
-    kinds = {}
-    for kind in scores.logits:
-        probs = scores.probs(kind).float()
-        if calibration is not None and calibration.kind == kind:
-            probs = calibration.apply(scores.scaled(kind))
-        kinds[kind] = KindEvaluation(
-            found[kind],
-            interval=None if drawn is None else drawn.bound_mean(kind),
-            label_intervals=None if drawn is None else tuple(drawn.bound_labels(kind)),
-            decided=_decide(scores, kind, policies[kind], probs=probs) if kind in policies else None,
-            top=_decide(scores, kind, TopK(min(TOP, len(scores.labels))), probs=probs),
+        given = {name: rule.decide(target) for name, rule in rules.items() if rule is not None}
+        drawn_f1 = resample_f1(given, target, resamples=resamples, empty=empty, generator=generator)
+    found = {}
+    for name, logits in matrices.items():
+        rule, top = rules[name], TopK(min(TOP, len(labels)))
+        found[name] = KindEvaluation(
+            average_precision(logits, target, definition=definition, labels=labels),
+            interval=None if drawn is None else drawn.bound_mean(name),
+            label_intervals=None if drawn is None else tuple(drawn.bound_labels(name)),
+            decided=rule and precision_recall(rule.values, target, policy=rule.policy, empty=empty, labels=labels),
+            top=precision_recall(logits, target, policy=top, empty=empty, labels=labels),
         )
-    ranking = scores.ranking
-    named = f"{_BASELINE} {baseline.ranking}" if baseline is not None else ""
-    return Evaluation(
-        pictures=len(scores),
-        labels=scores.labels,
-        ranking=ranking,
-        resamples=resamples,
-        kinds=kinds,
-        gain=_compare(found, drawn, "tde", "image", named="image") if {"tde", "image"} <= kinds.keys() else None,
-        difference=_compare(found, drawn, ranking, _BASELINE, named=named) if baseline is not None else None,
-    )
-
-
-def _decide(scores: Scores, kind: str, policy: ThresholdPolicy, *, probs: Tensor) -> PrecisionRecall:
-    """Precision and recall; policies that only rank see logits, for probabilities near 1 are all alike."""
-    values = probs if isinstance(policy, Fixed | PerLabel) else scores.get(kind)
-    return precision_recall(values, scores.target, policy=policy, labels=scores.labels)
+    beside = found.pop(_BASELINE, None)
+    gain = difference = None
+    if {"tde", "image"} <= found.keys():
+        gain = _compare(found["tde"], found["image"], ("tde", "image"), drawn, drawn_f1, named="image")
+    if baseline is not None and beside is not None:
+        names, named = (scores.ranking, _BASELINE), f"{_BASELINE} {baseline.ranking}"
+        difference = _compare(found[scores.ranking], beside, names, drawn, drawn_f1, named=named)
+    return Evaluation(len(scores), labels, scores.ranking, resamples, found, gain, difference, beside)
 
 
 def _compare(
-    found: Mapping[str, AveragePrecision], drawn: ResampledPrecision | None, of: str, minus: str, *, named: str
+    one: KindEvaluation,
+    other: KindEvaluation,
+    names: tuple[str, str],
+    drawn: ResampledPrecision | None,
+    drawn_f1: ResampledF1 | None,
+    *,
+    named: str,
 ) -> Difference:
-    pairs = zip(found[of].per_label, found[minus].per_label, strict=True)
+    of, minus = names
+    pairs = zip(one.precision.per_label, other.precision.per_label, strict=True)
+    decided = {}
+    if one.decided is not None and other.decided is not None:
+        for measure in F1_MEASURES:
+            interval = None if drawn_f1 is None else drawn_f1.bound(measure, of, minus=minus)
+            decided[measure] = Change(getattr(one.decided, measure) - getattr(other.decided, measure), interval)
     return Difference(
         of,
         named,
-        value=found[of].mean - found[minus].mean,
+        value=one.precision.mean - other.precision.mean,
         interval=None if drawn is None else drawn.bound_mean(of, minus=minus),
-        per_label=tuple(None if one is None or other is None else one - other for one, other in pairs),
+        per_label=tuple(None if a is None or b is None else a - b for a, b in pairs),
         label_intervals=None if drawn is None else tuple(drawn.bound_labels(of, minus=minus)),
+        decided=decided,
     )
+
+
+class LabelSteps(NamedTuple):
+    """Average precision of a label by image logits p, patch logits q and p + lam q; `gain` over the better part."""
+
+    label: str
+    positives: int
+    image: float
+    patch: float
+    tde: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class StepwiseEvaluation:
+    """The paper's step-wise evaluation; labels without a positive image are skipped."""
+
+    definition: Definition
+    steps: tuple[LabelSteps, ...]
+    skipped: tuple[str, ...]
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """MAP of each kind of logits, and the mean gain."""
+        kinds = ("image", "patch", "tde", "gain")
+        return {kind: sum(getattr(step, kind) for step in self.steps) / len(self.steps) for kind in kinds}
+
+    @property
+    def share_gained(self) -> float:
+        """Part of the labels whose gain is above 0."""
+        return sum(step.gain > 0 for step in self.steps) / len(self.steps)
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it in plain types, for JSON."""
+        summary = {"definition": self.definition, "mean": self.mean, "share_gained": self.share_gained}
+        return {**summary, "skipped": self.skipped, "labels": [step._asdict() for step in self.steps]}
+
+
+@dataclass(frozen=True)
+class ScaleStudy:
+    """A row of the paper's study of image scale: do larger views alone explain the gain?
+
+    Attributes:
+        patch: mAP of the patch logits of a model that was trained on patches alone.
+        tde: mAP of the TDE logits of PAT-T.
+        difference: TDE less patch, with the interval of a paired bootstrap over the images.
+    """
+
+    definition: Definition
+    patch: float
+    tde: float
+    difference: Interval
+
+
+def evaluate_steps(scores: Scores, *, definition: Definition = "step") -> StepwiseEvaluation:
+    """Average precision of image, patch and TDE logits, label by label."""
+    image, patch, tde = (
+        average_precision(scores.get(kind), scores.target, definition=definition, labels=scores.labels)
+        for kind in ("image", "patch", "tde")
+    )
+    rows = zip(scores.labels, tde.positives, image.per_label, patch.per_label, tde.per_label, strict=True)
+    steps = tuple(
+        LabelSteps(label, count, p, q, both, gain=both - max(p, q))
+        for label, count, p, q, both in rows
+        if p is not None and q is not None and both is not None
+    )
+    return StepwiseEvaluation(tde.definition, steps, tde.skipped)
+
+
+def study_scale(
+    scores: Scores,
+    patch_only: Scores,
+    *,
+    definition: Definition = "step",
+    resamples: int = 1000,
+    generator: torch.Generator,
+) -> ScaleStudy:
+    """TDE logits of PAT-T beside the patch logits of a model that never saw a whole image.
+
+    Args:
+        scores: of PAT-T, with "tde" logits.
+        patch_only: of the other model (task `patch_only`), with "patch" logits of the same images.
+        definition: of average precision.
+        resamples: of the bootstrap.
+        generator: draws them.
+    """
+    check_paired(scores, patch_only)
+    logits = {"tde": scores.get("tde"), "patch": patch_only.get("patch")}
+    drawn = resample_average_precision(
+        logits, scores.target, resamples=resamples, definition=definition, generator=generator
+    )
+    patch, tde = (drawn.measured[kind].nanmean().item() for kind in ("patch", "tde"))
+    return ScaleStudy(definition, patch, tde, drawn.bound_mean("tde", minus="patch"))

@@ -1,7 +1,6 @@
-"""Figures of an audit: rates of label pairs, steps from image logits to TDE, and tracked direct effects."""
+"""Figures of an audit: rates of label pairs, steps from image logits to TDE, and sheets of images."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,9 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch.audit.cooccurrence import FEW, Curve, PairComparison, PairRates, wilson_interval
-from pivotpatch.audit.direct_effect import EffectTracking
-from pivotpatch.audit.stepwise import ScaleStudy, StepwiseEvaluation
-from pivotpatch.core.bootstrap import Interval
+from pivotpatch.audit.evaluation import ScaleStudy, StepwiseEvaluation
 from pivotpatch.inference.plots import BASELINE, KINDS, MODEL
 
 _MARKERS = {"image": "o", "patch": "^", "tde": "s"}
@@ -155,50 +152,6 @@ def plot_scale(study: ScaleStudy) -> Figure:
     axes.set_ylabel("mAP (%)")
     _clean(axes)
     return figure
-
-
-def plot_effects(models: Mapping[str, Sequence[EffectTracking]]) -> Figure:
-    """Rank correlation with the true direct effect, label by label and in the mean.
-
-    Args:
-        models: what `track_effects` found, by name of the model; a panel for each model and choice of scenes.
-    """
-    panels = [
-        (name, among, [row for row in rows if row.among == among])
-        for name, rows in models.items()
-        for among in dict.fromkeys(row.among for row in rows)
-    ]
-    figure = Figure(figsize=(7.2, 0.5 + 2.1 * len(panels)), dpi=_DPI, layout="constrained")
-    for axes, (name, among, rows) in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
-        _draw_effects(axes, rows)
-        of_what = "scenes that show the label" if among == "objects" else "all scenes, effect 0 where it is not shown"
-        axes.set_title(f"{name}: {of_what}", fontsize=10, parse_math=False)
-    return figure
-
-
-def _draw_effects(axes: Axes, rows: Sequence[EffectTracking]) -> None:
-    labels = rows[0].labels
-    places = np.r_[np.arange(len(labels)), len(labels) + 0.5]  # the mean stands apart
-    for number, row in enumerate(rows):
-        bounds = [astuple(bound or Interval(*3 * [np.nan])) for bound in (*row.per_label, row.mean)]
-        values, low, high = np.array(bounds).T
-        axes.errorbar(
-            places + 0.2 * (number - (len(rows) - 1) / 2),
-            values,
-            np.clip([values - low, high - values], 0, None),
-            fmt=_MARKERS[row.kind],
-            color=KINDS[row.kind],
-            markeredgecolor="black",
-            capsize=2,
-            label=_KIND_NAMES[row.kind] + (f", mean {row.mean.value:.2f}" if row.mean else ""),
-        )
-    axes.axvline(len(labels) - 0.25, color="0.7", linewidth=0.8)
-    axes.axhline(0, color="0.5", linewidth=0.8)
-    axes.set_xticks(places, [*map(_shorten, labels), "mean"], parse_math=False)
-    axes.set_ylabel("rank correlation")
-    axes.set_ylim(min(axes.get_ylim()[0] - 0.4, -0.1), 1.02)  # room for the legend
-    axes.legend(fontsize=8, ncols=3, loc="lower center")
-    _clean(axes)
 
 
 def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str], *, columns: int = 5) -> Figure:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pivotpatch.cli.sources import open_pictures, open_source, read_policy, read_score_file
+from pivotpatch.cli.sources import POLICY_HELP, open_pictures, read_policy, read_score_file
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -17,85 +17,42 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pivotpatch.audit.cooccurrence import Curve, FalsePositive, PairComparison, PairRates
-    from pivotpatch.audit.direct_effect import EffectTracking
-    from pivotpatch.core.bootstrap import Interval
     from pivotpatch.data.records import RecordSet
-    from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.scores import Scores
-    from pivotpatch.models.classifier import Classifier
 
     Pair = tuple[str, str]
     Behind = Mapping[Pair, Sequence[FalsePositive]]
 
 SEED = 0  # of resamples: the same scores have the same intervals
-SCENES = "scenes:@test-same"
 _FOLDS = 5  # of the calibration behind likely label errors
 _SIDE, _LEAST = 448, 16  # pixels of the longer side of images in figures, and the fewest of the shorter one
-_DATA = "the address of their images, where the truth is not in the file or images are to be drawn"
-_WORDS = {
-    "SCORES [DATA]": f"scores (.parquet, .csv), then {_DATA}",
-    "SCORES PATCH_SCORES [DATA]": f"scores of both models, then {_DATA}",
-    "MODEL [SCENES]": f"a run, a checkpoint or a model by name, then the scenes ({SCENES})",
-}
 
 
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb and its parts."""
-    audit = verbs.add_parser(
-        "audit",
-        help="find out which labels a model gives because of co-occurrence",
-        description="Audit scores that `pivotpatch evaluate --save` wrote, or anybody's.",
-    )
-    parts = audit.add_subparsers(title="parts", required=True)
+class _Audited(NamedTuple):
+    """What is audited: the images where they are known, and their scores; then what the user asked for."""
 
-    def add(
-        name: str, part_of: "Callable[[argparse.Namespace], _Told]", words: str, figures: str, text: str
-    ) -> argparse.ArgumentParser:
-        part = parts.add_parser(name, help=text, description=text, usage=f"%(prog)s {words} [options]")
-        part.add_argument("words", nargs="+", metavar=words, help=_WORDS[words])
-        part.add_argument("--json", action="store_true", help="write everything as JSON")
-        part.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
-        part.add_argument("--overwrite", action="store_true", help="replace figures that are there")
-        part.set_defaults(run=_run_part, part=part_of, form=words, figures=figures.split())
-        return part
+    records: "RecordSet | None"
+    scores: "Scores"
+    args: argparse.Namespace
 
-    told = "FPR and TPR of labels that co-occur, the worst first"
-    pairs = add("pairs", _audit_pairs, "SCORES [DATA]", "pairs worst_pairs false_positives", told)
-    told = "AP of image, patch and TDE logits, label by label"
-    steps = add("steps", _audit_steps, "SCORES [DATA]", "steps", told)
-    told = "TDE logits against a model of patches alone"
-    add("scale", _audit_scale, "SCORES PATCH_SCORES [DATA]", "scale", told)
-    told = "labels that are probably missing or wrong"
-    errors = add("label-errors", _audit_label_errors, "SCORES [DATA]", "label_errors", told)
-    told = "the clearest images for and against a baseline"
-    cases = add("cases", _audit_cases, "SCORES [DATA]", "case_*", told)
-    told = "how well logits track direct effects, on scenes"
-    effect = add("effect", _audit_effect, "MODEL [SCENES]", "direct_effect", told)
+    def read(self, path: Path) -> "Scores":
+        """Other scores of the same images."""
+        return read_score_file(path, like=self.scores)
 
-    pairs.add_argument("--baseline", type=Path, metavar="SCORES", help="compare with this, image by image")
-    cases.add_argument("--baseline", type=Path, metavar="SCORES", required=True, help="scores of the same images")
-    effect.add_argument("--baseline", metavar="MODEL", help="measure this one too")
-    pairs.add_argument(
-        "--pair",
-        action="append",
-        metavar="LABEL;CONTEXT",
-        help="look at this pair, may be given again (such as DeT against InT); else at all that co-occur",
-    )
-    pairs.add_argument(
-        "--min-probability", type=float, default=0.2, metavar="P", help="pairs with P(label | context) above it (0.2)"
-    )
-    pairs.add_argument(
-        "--policy",
-        default="prior",
-        help="what decides: prior (as often as in the scores' own target), prior:DATA, fixed:P or top:K (prior)",
-    )
-    pairs.add_argument(
-        "--order", choices=["rate", "gap"], default="rate", help="worst pairs by conditional FPR, or by its rise"
-    )
-    for part in (pairs, errors):
-        part.add_argument("--kind", choices=["image", "patch", "tde"], help="of logits; by default those to rank by")
-    for part in (pairs, steps, errors, cases):
-        part.add_argument("--count", type=int, default=15, metavar="N", help="entries to list (15)")
+    def decode(self, rows: Sequence[int]) -> "list[NDArray[np.uint8]]":
+        """Pixels (H,W,3) of the images in these rows, in their own shape and small enough for a figure."""
+        import numpy as np
+        from PIL import Image
+
+        from pivotpatch.data.decoding import decode_image
+
+        assert self.records is not None, "refused before the work"
+        found = []
+        for place in map(self.records.place, rows):
+            pixels = decode_image(self.records.images.source(place), name=self.records.images.name(place))
+            height, width = (max(round(_SIDE * side / max(pixels.shape[:2])), _LEAST) for side in pixels.shape[:2])
+            found.append(np.asarray(Image.fromarray(pixels).resize((width, height))))
+        return found
 
 
 class _Told(NamedTuple):
@@ -106,46 +63,86 @@ class _Told(NamedTuple):
     draw: "Callable[[], dict[str, Figure]]"
 
 
+class _Part(NamedTuple):
+    """A part of the audit: how it works, its help, its figures, its options, and whether those figures need images."""
+
+    audit: Callable[[_Audited], _Told]
+    told: str
+    figures: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    draws_images: bool = False
+    words: str = "SCORES [DATA]"
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb and its parts."""
+    audit = verbs.add_parser(
+        "audit",
+        help="find out which labels a model gives because of co-occurrence",
+        description="Audit scores that `pivotpatch evaluate --save` wrote, or anybody's.",
+    )
+    parts = audit.add_subparsers(title="parts", required=True)
+    for name, part in _PARTS.items():
+        parser = parts.add_parser(name, help=part.told, description=part.told, usage=f"%(prog)s {part.words} [options]")
+        parser.add_argument(
+            "words",
+            nargs="+",
+            metavar=part.words,
+            help="scores (.parquet, .csv); then the address of their images, where the truth is not in the file or "
+            "images are to be drawn",
+        )
+        parser.add_argument("--json", action="store_true", help="write everything as JSON")
+        parser.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
+        parser.add_argument("--overwrite", action="store_true", help="replace figures that are there")
+        for option in part.options:
+            parser.add_argument(f"--{option}", required=(name, option) == ("cases", "baseline"), **_OPTIONS[option])
+        parser.set_defaults(run=_run_part, part=part)
+
+
 def _run_part(args: argparse.Namespace) -> int:
     """Refuse what cannot be meant before the work starts, then do it, tell it, and draw it where asked to."""
     from pivotpatch.cli.console import Screen, write_figures
 
-    if not max(args.form.count("SCORES"), 1) <= len(args.words) <= len(args.form.split()):
-        raise InputError("audit", f"got {shorten(args.words)}", f"give {args.form}")
+    part, files = args.part, args.part.words.count("SCORES")
+    if not files <= len(args.words) <= files + 1:
+        raise InputError("audit", f"got {shorten(args.words)}", f"give {part.words}")
     if getattr(args, "count", 1) < 1:
         raise InputError("--count", f"{args.count} entries", "give 1 or more")
     if args.plot is not None:
-        if args.part in (_audit_label_errors, _audit_cases) and len(args.words) < 2:
+        if part.draws_images and len(args.words) == files:
             raise InputError("--plot", "it is not known where the images are", "give their address behind the scores")
-        old = [path for name in args.figures for path in args.plot.glob(f"{name}.png")]
+        old = [path for name in part.figures for path in args.plot.glob(f"{name}.png")]
         if old and not args.overwrite:
             raise InputError(str(old[0]), "is there already", "give --overwrite, or another folder")
-    found = args.part(args)
+    records = open_pictures(args.words[files:])
+    scores = read_score_file(Path(args.words[0]), records=records)
+    if records is not None and scores.indices is not None:
+        records = records.select(scores.indices.numpy())  # those that have scores
+    found = part.audit(_Audited(records, scores, args))
     if args.json:
         print(json.dumps(found.plain))
     else:
         screen = Screen()
-        for part in found.shown:
-            screen.print(part, soft_wrap=False)
+        for each in found.shown:
+            screen.print(each, soft_wrap=False)
     if args.plot is not None:
         write_figures(found.draw(), args.plot)
     return 0
 
 
-def _audit_pairs(args: argparse.Namespace) -> _Told:
+def _audit_pairs(audited: _Audited) -> _Told:
     from pivotpatch.audit.cooccurrence import compare_pairs, decide, find_false_positives, rank_pairs, rate_pairs
 
-    records, scores = _read(args.words[0], args.words[1:])
+    _, scores, args = audited
     pairs = _split_pairs(args.pair)
     policy = read_policy(args.policy, scores.labels)
-    rates = rate_pairs(scores, policy=policy, kind=args.kind, min_probability=args.min_probability, pairs=pairs)
+    limit = args.min_probability
+    rates = rate_pairs(scores, policy=policy, kind=args.kind, min_probability=limit, pairs=pairs)
     comparison = None
     if args.baseline is not None:
         other = _read_baseline(args.baseline, scores, pairs)
         theirs = read_policy(args.policy, other.labels)
-        comparison = compare_pairs(
-            rates, rate_pairs(other, policy=theirs, min_probability=args.min_probability, pairs=pairs)
-        )
+        comparison = compare_pairs(rates, rate_pairs(other, policy=theirs, min_probability=limit, pairs=pairs))
     ranked = rank_pairs(rates, by=args.order)
     decided = decide(scores, policy=policy, kind=args.kind)
     behind = {
@@ -159,7 +156,7 @@ def _audit_pairs(args: argparse.Namespace) -> _Told:
     plain = {"worst": worst, **(comparison or rates).to_dict()}
     shown = _show_pairs(rates, ranked, behind, comparison, count=args.count)
     listed = _first(ranked, args.count) if pairs is None else rates
-    return _Told(plain, shown, lambda: _draw_pairs(args, listed, behind, comparison, records))
+    return _Told(plain, shown, lambda: _draw_pairs(audited, listed, behind, comparison))
 
 
 def _show_pairs(
@@ -211,14 +208,11 @@ def _percent(value: float | None, *, few: bool = False) -> str:
 
 
 def _draw_pairs(
-    args: argparse.Namespace,
-    listed: "PairRates",
-    behind: "Behind",
-    comparison: "PairComparison | None",
-    records: "RecordSet | None",
+    audited: _Audited, listed: "PairRates", behind: "Behind", comparison: "PairComparison | None"
 ) -> "dict[str, Figure]":
     from pivotpatch.audit.plots import plot_pair_curves, plot_pairs, plot_sheet
 
+    args = audited.args
     figures, names = {}, (Path(args.words[0]).stem, "" if args.baseline is None else args.baseline.stem)
     if len(listed):
         theirs = None if comparison is None else comparison.baseline
@@ -230,17 +224,17 @@ def _draw_pairs(
         found = next((each for each in images if each.row not in captions), None)
         if found is not None:
             captions[found.row] = f"{label}? {found.probability:.2f}\nbeside {context}"
-    if records is not None and captions:
-        figures["false_positives"] = plot_sheet(_decode_small(records, list(captions)), list(captions.values()))
+    if audited.records is not None and captions:
+        figures["false_positives"] = plot_sheet(audited.decode(list(captions)), list(captions.values()))
     return figures
 
 
-def _audit_steps(args: argparse.Namespace) -> _Told:
+def _audit_steps(audited: _Audited) -> _Told:
+    from pivotpatch.audit.evaluation import evaluate_steps
     from pivotpatch.audit.plots import plot_steps
-    from pivotpatch.audit.stepwise import evaluate_steps
     from pivotpatch.core.metrics import DEFINITIONS
 
-    found = evaluate_steps(_read(args.words[0], args.words[1:]).scores)
+    found = evaluate_steps(audited.scores, definition=audited.args.definition)
     mean = {kind: f"{100 * value:.2f}" for kind, value in found.mean.items()}
     lines = [
         f"AP is the {DEFINITIONS[found.definition]}, in per cent",
@@ -251,24 +245,27 @@ def _audit_steps(args: argparse.Namespace) -> _Told:
     if found.skipped:
         lines.append(f"without a positive image and skipped: {shorten(found.skipped)}")
     table = _make_table("label", "images", "image", "patches", "TDE", "gain")
-    ranked = sorted(found.steps, key=lambda step: -step.gain)
+    ranked, count = sorted(found.steps, key=lambda step: -step.gain), audited.args.count
     for place, step in enumerate(ranked):
-        if place < args.count or place >= len(ranked) - args.count:  # those that gain and lose most
+        if place < count or place >= len(ranked) - count:  # those that gain and lose most
             values = (f"{100 * value:.1f}" for value in (step.image, step.patch, step.tde))
             table.add_row(step.label, f"{step.positives:,}", *values, f"{100 * step.gain:+.1f}")
     return _Told(found.to_dict(), [*lines, "", table], lambda: {"steps": plot_steps(found)})
 
 
-def _audit_scale(args: argparse.Namespace) -> _Told:
+def _audit_scale(audited: _Audited) -> _Told:
     import torch
 
+    from pivotpatch.audit.evaluation import study_scale
     from pivotpatch.audit.plots import plot_scale
-    from pivotpatch.audit.stepwise import study_scale
     from pivotpatch.core.metrics import DEFINITIONS
 
-    scores = _read(args.words[0], args.words[2:]).scores
-    other = read_score_file(Path(args.words[1]), like=scores)
-    found = study_scale(scores, other, generator=torch.Generator().manual_seed(SEED))
+    found = study_scale(
+        audited.scores,
+        audited.read(Path(audited.args.words[1])),
+        definition=audited.args.definition,
+        generator=torch.Generator().manual_seed(SEED),
+    )
     table = _make_table("patch logits", "TDE logits", "difference", "95 %")
     value, low, high = (f"{100 * each:+.2f}" for each in asdict(found.difference).values())
     table.add_row(f"{100 * found.patch:.2f}", f"{100 * found.tde:.2f}", value, f"{low} to {high}")
@@ -276,14 +273,14 @@ def _audit_scale(args: argparse.Namespace) -> _Told:
     return _Told(asdict(found), [line, "", table], lambda: {"scale": plot_scale(found)})
 
 
-def _audit_label_errors(args: argparse.Namespace) -> _Told:
+def _audit_label_errors(audited: _Audited) -> _Told:
     from pivotpatch.audit.label_errors import find_label_errors
     from pivotpatch.audit.plots import plot_sheet
 
-    records, scores = _read(args.words[0], args.words[1:])
-    if len(scores) < _FOLDS:
-        raise InputError("label-errors", f"{len(scores)} images are too few to calibrate by", f"give {_FOLDS} or more")
-    found = find_label_errors(scores, kind=args.kind, count=args.count)
+    if len(audited.scores) < _FOLDS:
+        wrong = f"{len(audited.scores)} images are too few to calibrate by"
+        raise InputError("label-errors", wrong, f"give {_FOLDS} or more")
+    found = find_label_errors(audited.scores, kind=audited.args.kind, count=audited.args.count)
     table = _make_table("label", "is probably", "p", "self-confidence", "file")
     for error in found:
         probs = f"{error.probability:.3f}", f"{error.self_confidence:.3f}"
@@ -292,25 +289,25 @@ def _audit_label_errors(args: argparse.Namespace) -> _Told:
 
     def draw() -> "dict[str, Figure]":
         captions = [f"{error.rank}. {error.label}: {error.direction}?\np = {error.probability:.2f}" for error in found]
-        images = _decode_small(records, [error.row for error in found])
+        images = audited.decode([error.row for error in found])
         return {"label_errors": plot_sheet(images, captions)} if found else {}
 
     return _Told([error._asdict() for error in found], [table, line], draw)
 
 
-def _audit_cases(args: argparse.Namespace) -> _Told:
+def _audit_cases(audited: _Audited) -> _Told:
     from pivotpatch.audit.cases import find_cases, gather_logits
     from pivotpatch.inference.plots import plot_case
 
-    records, scores = _read(args.words[0], args.words[1:])
-    found = find_cases(scores, read_score_file(args.baseline, like=scores), count=args.count)
+    scores = audited.scores
+    found = find_cases(scores, audited.read(audited.args.baseline), count=audited.args.count)
     table = _make_table("label", "there", "baseline", "image", "patches", "TDE", "file")
     for case in found:
         probs = (f"{prob:.2f}" for prob in (case.baseline or 0.0, case.image, case.patch, case.tde))
         table.add_row(case.label, "yes" if case.shown else "no", *probs, case.picture)
 
     def draw() -> "dict[str, Figure]":
-        images = _decode_small(records, [case.row for case in found])
+        images = audited.decode([case.row for case in found])
         return {
             f"case_{number}": plot_case(
                 image,
@@ -327,73 +324,15 @@ def _audit_cases(args: argparse.Namespace) -> _Told:
     return _Told([case.to_dict() for case in found], [table], draw)
 
 
-def _audit_effect(args: argparse.Namespace) -> _Told:
-    import torch
-
-    from pivotpatch.audit.direct_effect import find_judged, measure_direct_effects, track_effects
-    from pivotpatch.audit.plots import plot_effects
-    from pivotpatch.cli.console import show_progress
-    from pivotpatch.data.address import open_records
-
-    records = open_pictures(args.words[1:]) or open_records(SCENES)
-    models = {place: _open_model(place) for place in (args.words[0], args.baseline) if place is not None}
-    for name, model in models.items():  # all of them, before the first is asked
-        find_judged(model, records, where=name)
-    found: dict[str, list[EffectTracking]] = {}
-    with show_progress() as bars:
-        for name, model in models.items():
-            effects = measure_direct_effects(
-                model, records, progress=lambda _what, done, total: bars.tell("score", done, total)
-            )
-            found[name] = [
-                row
-                for among in ("objects", "scenes")
-                for row in track_effects(effects, among=among, generator=torch.Generator().manual_seed(SEED))
-            ]
-    lines = ["Spearman's rank correlation with the direct effect in the model's image logits"]
-    table = _make_table("model", "among", "logits", "mean over labels", "over image")
-    for name, rows in found.items():
-        for row in rows:
-            over = "" if row.kind == "image" else _write_interval(row.over_image, "+")
-            table.add_row(name, row.among, row.kind, _write_interval(row.mean), over)
-    if any(row.mean is None for rows in found.values() for row in rows):
-        lines.append("-: a label can be ranked where two scenes or more differ in it; give more of them")
-    plain = {name: [asdict(row) for row in rows] for name, rows in found.items()}
-    return _Told(plain, [*lines, "", table], lambda: {"direct_effect": plot_effects(found)})
-
-
-def _write_interval(bound: "Interval | None", sign: str = "") -> str:
-    return "-" if bound is None else f"{bound.value:{sign}.2f} ({bound.low:{sign}.2f} to {bound.high:{sign}.2f})"
-
-
-class _Read(NamedTuple):
-    """What is audited: the images where they are known, and their scores."""
-
-    records: "RecordSet | None"
-    scores: "Scores"
-
-
-def _read(path: str, words: list[str]) -> _Read:
-    records = open_pictures(words)
-    scores = read_score_file(Path(path), records=records)
-    if records is not None and scores.indices is not None:
-        records = records.select(scores.indices.numpy())  # those that have scores
-    return _Read(records, scores)
-
-
 def _read_baseline(path: Path, scores: "Scores", pairs: "Sequence[Pair] | None") -> "Scores":
     """Scores of the same images; named pairs need their own labels alone, such as an InT of a few."""
-    from pivotpatch.inference.scores import Scores
-
     try:
         return read_score_file(path, like=scores)
     except InputError:
         if pairs is None:
             raise
-    places = [place for place, name in enumerate(scores.labels) if any(name in pair for pair in pairs)]
-    logits = {kind: each[:, places] for kind, each in scores.logits.items()}
-    labels = tuple(scores.labels[place] for place in places)
-    few = Scores(labels, scores.pictures, scores.target[:, places], logits, indices=scores.indices)
+    named = {name for pair in pairs for name in pair}
+    few = scores.keep_labels([place for place, name in enumerate(scores.labels) if name in named])
     return read_score_file(path, like=few)
 
 
@@ -404,33 +343,6 @@ def _split_pairs(texts: Sequence[str] | None) -> "list[Pair] | None":
             raise InputError("--pair", f"{text!r} has no semicolon", "write for example 'car;parking meter'")
     split = [text.strip("{}").partition(";") for text in texts or ()]
     return None if texts is None else [(label.strip(), context.strip()) for label, _, context in split]
-
-
-def _open_model(what: str) -> "Classifier | PatchInference":
-    """A checkpoint, or the best of a run; PAT-I around a model that has no patches of its own."""
-    from pivotpatch.inference.patch_inference import PatchInference
-    from pivotpatch.models.patch_classifier import PatchClassifier
-
-    model = open_source(what).model
-    if model is None:
-        raise InputError(what, "holds scores, no model", "give a run or a checkpoint")
-    return model if isinstance(model, PatchClassifier) else PatchInference(model)
-
-
-def _decode_small(records: "RecordSet | None", indices: Sequence[int]) -> "list[NDArray[np.uint8]]":
-    """Pixels (H,W,3) of the records that `indices` names, in their own shape and small enough for a figure."""
-    import numpy as np
-    from PIL import Image
-
-    from pivotpatch.data.decoding import decode_image
-
-    assert records is not None, "refused before the work"
-    found = []
-    for place in map(records.place, indices):
-        pixels = decode_image(records.images.source(place), name=records.images.name(place))
-        height, width = (max(round(_SIDE * side / max(pixels.shape[:2])), _LEAST) for side in pixels.shape[:2])
-        found.append(np.asarray(Image.fromarray(pixels).resize((width, height))))
-    return found
 
 
 def _first(rates: "PairRates", count: int) -> "PairRates":
@@ -447,3 +359,51 @@ def _make_table(*headings: str) -> "Table":
     if headings[-1] in ("file", "most confident false positive"):
         table.columns[-1].justify, table.columns[-1].no_wrap, table.columns[-1].overflow = "left", False, "fold"
     return table
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "baseline": {"type": Path, "metavar": "SCORES", "help": "compare with these scores of the same images"},
+    "pair": {
+        "action": "append",
+        "metavar": "LABEL;CONTEXT",
+        "help": "look at this pair, may be given again (such as DeT against InT); else at all that co-occur",
+    },
+    "min-probability": {"type": float, "default": 0.2, "metavar": "P", "help": "of pairs, P(label | context) (0.2)"},
+    "policy": {"default": "target", "help": f"{POLICY_HELP}; target by default: models are compared at equal counts"},
+    "order": {"choices": ["rate", "gap"], "default": "rate", "help": "pairs by conditional FPR (rate), or by its rise"},
+    "kind": {"choices": ["image", "patch", "tde"], "help": "of logits; by default those to rank by"},
+    "definition": {"choices": ["step", "envelope"], "default": "step", "help": "of average precision (step)"},
+    "count": {"type": int, "default": 15, "metavar": "N", "help": "entries to list (15)"},
+}
+_PARTS = {
+    "pairs": _Part(
+        _audit_pairs,
+        "FPR and TPR of labels that co-occur, the worst first",
+        ("pairs", "worst_pairs", "false_positives"),
+        ("baseline", "pair", "min-probability", "policy", "order", "kind", "count"),
+    ),
+    "steps": _Part(
+        _audit_steps, "AP of image, patch and TDE logits, label by label", ("steps",), ("definition", "count")
+    ),
+    "scale": _Part(
+        _audit_scale,
+        "TDE logits against a model of patches alone",
+        ("scale",),
+        ("definition",),
+        words="SCORES PATCH_SCORES [DATA]",
+    ),
+    "label-errors": _Part(
+        _audit_label_errors,
+        "labels that are probably missing or wrong",
+        ("label_errors",),
+        ("kind", "count"),
+        draws_images=True,
+    ),
+    "cases": _Part(
+        _audit_cases,
+        "the clearest images for and against a baseline",
+        ("case_*",),
+        ("baseline", "count"),
+        draws_images=True,
+    ),
+}

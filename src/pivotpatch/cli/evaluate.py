@@ -4,15 +4,16 @@ import argparse
 import csv
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pivotpatch.cli.sources import (
+    POLICY_HELP,
     Scored,
     Source,
     check_closer,
-    find_fitted,
     keep_known_labels,
     list_not_read,
     open_pictures,
@@ -26,17 +27,18 @@ from pivotpatch.errors import InputError, shorten
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pivotpatch.audit.evaluation import Difference, Evaluation
+    from pivotpatch.audit.evaluation import Difference, Evaluation, Policy
     from pivotpatch.core.bootstrap import Interval
-    from pivotpatch.core.calibration import Calibration
-    from pivotpatch.core.policies import ThresholdPolicy
+    from pivotpatch.core.metrics import PrecisionRecall
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
+    from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
 
 SEED = 0  # of the resamples: the same scores have the same intervals
 MODEL_OPTIONS = ("patch_inference", "closer", "keep_patches", "batch_size", "workers", "on_error")
 PATCH_OPTIONS = ("lam", "temperature", "grid", "native")
+RANKED_OPTIONS = ("policy", "baseline", "save", "csv", "per_label")  # they need the probabilities of all labels
 NAMES = {"image": "image", "patch": "patches", "tde": "TDE"}
 MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
@@ -54,16 +56,13 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "words",
         nargs="+",
         metavar="WHAT [DATA]",
-        help="a run, a checkpoint, a model by name (tagger, hub:owner/name, timm: or transformers:), or a file of "
-        "scores; then the address of the images, a table or a folder of them, which scores with a target do not need",
+        help="a run, a checkpoint, a model by name (tagger, hub:owner/name, timm: or transformers:), a file of scores, "
+        "or of tags that predict --out wrote; then the address of the images, a table or a folder of them, which "
+        "scores with a target do not need",
     )
     measures = evaluate.add_argument_group("what is measured")
-    measures.add_argument(
-        "--policy",
-        help="what decides: fixed:P, top:K, prior (as often as in training; prior:DATA where WHAT is no run) or fitted "
-        "(thresholds in the checkpoint); by default fitted where there are such, as predict does, else fixed:0.5",
-    )
-    measures.add_argument("--definition", choices=["step", "envelope"], default="step", help="of average precision")
+    measures.add_argument("--policy", help=f"{POLICY_HELP}; by default fitted where there are such, else fixed:0.5")
+    add_definitions(measures)
     measures.add_argument("--resamples", type=int, default=1000, metavar="N", help="for intervals; 0 for none (1000)")
     measures.add_argument("--baseline", type=Path, metavar="SCORES", help="compare with these, image by image")
     measures.add_argument(
@@ -94,12 +93,13 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     evaluate.set_defaults(run=run_evaluate)
 
 
-class _Rule(NamedTuple):
-    """How decisions are made, and of which kind of logits alone, where that matters."""
-
-    policy: "ThresholdPolicy"
-    kind: str | None = None
-    calibration: "Calibration | None" = None
+def add_definitions(parser: "argparse._ActionsContainer") -> None:
+    """Add the options that say how measures are defined."""
+    parser.add_argument(
+        "--definition", choices=["step", "envelope"], default="step", help="of average precision (step)"
+    )
+    told = "what a label that is given to no image does in CP: counts 0, or is left out (zero)"
+    parser.add_argument("--empty", choices=["zero", "skip"], default="zero", help=told)
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
@@ -108,15 +108,12 @@ def run_evaluate(args: argparse.Namespace) -> int:
     source = open_source(args.words[0])
     records = open_pictures(args.words[1:])
     if source.model is None:
-        for name in MODEL_OPTIONS:
-            given = getattr(args, name)
-            if given is not None and given is not False:  # 0 is a value too
-                wrong = f"{source.path} holds scores, no model"
-                raise InputError(f"--{name.replace('_', '-')}", wrong, "leave it out")
-        scores = read_score_file(source.path, records=records, scale=args.scale)
-        rule = _make_rule(args, source, scores.labels)
-        if os.environ.get("RANK", "0") == "0":
-            _finish(Scored(scores, {}), rule, args)
+        _refuse(args, MODEL_OPTIONS, f"{source.path} holds scores, no model", "leave it out")
+        scores = read_score_file(source.path, records=records, scale=args.scale, tags_alone=True)
+        if scores.given is not None and scores.logits["image"].isnan().any():
+            _judge_tags(scores, args)
+        elif os.environ.get("RANK", "0") == "0":
+            _finish(Scored(scores, {}), _read_policy(args, source, scores.labels), args)
         return 0
     from pivotpatch.training.processes import join_processes
 
@@ -125,13 +122,13 @@ def run_evaluate(args: argparse.Namespace) -> int:
     if args.closer is not None:
         check_closer(source.model, args.closer)
     records = keep_known_labels(records, source.model)
-    rule = _make_rule(args, source, records.labels.names)
+    policy = _read_policy(args, source, records.labels.names)
     if args.baseline is not None:
         _check_baseline(records, args)
     state = join_processes()
     scored = _score(source, records, args)
     if state.is_main_process:
-        _finish(scored, rule, args)
+        _finish(scored, policy, args)
     state.destroy_process_group()
     return 0
 
@@ -141,9 +138,7 @@ def _check_options(args: argparse.Namespace) -> None:
     from pivotpatch.inference.score_file import check_score_file
 
     if not args.patch_inference:
-        for name in PATCH_OPTIONS:
-            if getattr(args, name) is not None:
-                raise InputError(f"--{name}", "it is an option of --patch-inference", "give that too")
+        _refuse(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
     if args.keep_patches and args.save is None:
         raise InputError("--keep-patches", "nothing is saved", "give --save too")
     if args.resamples < 0:
@@ -154,39 +149,20 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError(str(args.csv), f"there is no folder {args.csv.parent}", "make it first")
 
 
-def _make_rule(args: argparse.Namespace, source: Source, labels: tuple[str, ...]) -> _Rule:
-    """The policy that `--policy` names, for the labels that are judged; by default what `predict` decides by."""
-    from pivotpatch.cli.console import tell
-    from pivotpatch.core.policies import PriorMatched
-    from pivotpatch.models.patch_classifier import PatchClassifier
+def _refuse(args: argparse.Namespace, options: Sequence[str], wrong: str, todo: str) -> None:
+    for name in options:
+        given = getattr(args, name)
+        if given is not None and given is not False:  # 0 is a value too
+            raise InputError(f"--{name.replace('_', '-')}", wrong, todo)
 
-    if args.policy is None:
-        own = source.model is not None and source.model.thresholds is not None and not args.patch_inference
-        args.policy = "fitted" if own else "fixed:0.5"
-        if own:
-            tell("CP to OF1 by the model's own thresholds, as predict decides; --policy fixed:0.5 takes 0.5")
-    policy = read_policy(args.policy, labels, others=("fitted",))
-    if policy is not None:
-        return _Rule(policy)
-    if args.policy.startswith("prior"):
-        from pivotpatch.training.build import open_training_records
 
-        if source.config is None:
-            raise InputError("--policy", f"{args.policy!r} does not say of which images", "write prior:DATA")
-        trained = open_training_records(source.config).train
-        return _Rule(PriorMatched.from_target(trained.keep_labels(labels).target()))
+def _read_policy(args: argparse.Namespace, source: Source, labels: tuple[str, ...]) -> "Policy | None":
+    """The policy that `--policy` names, for the labels that are judged; None for what `predict` decides by."""
     model = source.model
-    fitted = None if model is None else find_fitted(model, labels, closer_size=args.closer)
-    if fitted is None:
-        todo = "choose fixed:0.5, top:3 or prior:DATA"
-        if model is not None:
-            todo = f"run pivotpatch tune {source.path}{'' if source.config else ' DATA'}"
+    if args.policy == "fitted" and model is not None and (model.thresholds is None or args.patch_inference):
+        todo = f"run pivotpatch tune {source.path}{'' if source.config else ' DATA'}"
         raise InputError("--policy", "no thresholds were fitted", todo)
-    kind = "image"
-    if isinstance(model, PatchClassifier):
-        kind = "patch" if model.patch_only else "tde"
-    policy, calibration = fitted
-    return _Rule(policy, calibration.kind if calibration else kind, calibration)
+    return None if args.policy is None else read_policy(args.policy, labels, config=source.config)
 
 
 def _check_baseline(records: "RecordSet", args: argparse.Namespace) -> None:
@@ -242,7 +218,7 @@ def _wrap(model: "Classifier", args: argparse.Namespace) -> "PatchInference":
     return PatchInference(model, **given)
 
 
-def _finish(scored: Scored, rule: _Rule, args: argparse.Namespace) -> None:
+def _finish(scored: Scored, policy: "Policy | None", args: argparse.Namespace) -> None:
     """Measure, write and print."""
     import torch
 
@@ -255,12 +231,13 @@ def _finish(scored: Scored, rule: _Rule, args: argparse.Namespace) -> None:
     if args.save is not None:
         write_scores(scores, args.save)
         tell(f"wrote {args.save}")
-    kinds = [kind for kind in scores.logits if rule.kind in (None, kind)]
+    if policy is None and scores.thresholds is not None and scores.given is None:
+        tell("CP to OF1 by the model's own thresholds, as predict decides; --policy fixed:0.5 takes 0.5")
     found = evaluate_scores(
         scores,
-        policies=dict.fromkeys(kinds, rule.policy),
-        calibration=rule.calibration,
+        policy=policy,
         definition=args.definition,
+        empty=args.empty,
         resamples=args.resamples,
         baseline=None if args.baseline is None else read_score_file(args.baseline, like=scores, scale=args.scale),
         generator=torch.Generator().manual_seed(SEED),
@@ -271,10 +248,32 @@ def _finish(scored: Scored, rule: _Rule, args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({"evaluated": args.words, **found.to_dict(), "not_read": scored.not_read}))
     else:
-        _print_evaluation(found, not_read=len(scored.not_read), per_label=args.per_label)
+        _print_evaluation(found, not_read=len(scored.not_read), args=args)
 
 
-def _print_evaluation(found: "Evaluation", *, not_read: int, per_label: bool) -> None:
+def _judge_tags(scores: "Scores", args: argparse.Namespace) -> None:
+    """Measure the decisions of a file that holds nothing else."""
+    from pivotpatch.cli.console import Screen, make_table, tell
+    from pivotpatch.core.metrics import precision_recall
+    from pivotpatch.core.policies import Given
+
+    _refuse(args, RANKED_OPTIONS, f"{args.words[0]} holds the tags alone", "write it with predict --all-probs")
+    assert scores.given is not None
+    tell("the file holds the tags alone: mAP, intervals and top-3 need predict --all-probs")
+    found = precision_recall(
+        scores.given.float(), scores.target, policy=Given(scores.given), empty=args.empty, labels=scores.labels
+    )
+    if args.json:
+        print(json.dumps({"evaluated": args.words, "pictures": len(scores), "decided": found.to_dict()}))
+        return
+    screen = Screen()
+    screen.print(f"{len(scores):,} images, {len(scores.labels)} labels; all in per cent\n")
+    table = make_table(["", "tags"])
+    _add_measures(table, {"tags": found})
+    screen.print(table)
+
+
+def _print_evaluation(found: "Evaluation", *, not_read: int, args: argparse.Namespace) -> None:
     """Print an evaluation to stdout, in per cent."""
     from pivotpatch.cli.console import Screen, make_table
     from pivotpatch.core.metrics import DEFINITIONS
@@ -285,30 +284,47 @@ def _print_evaluation(found: "Evaluation", *, not_read: int, per_label: bool) ->
     screen.print(f"average precision: {DEFINITIONS[found.definition]}; all in per cent")
     if found.resamples:
         screen.print(f"intervals hold 95 % of {found.resamples:,} resamples of the images")
-    table = make_table(["", *(NAMES[kind] for kind in found.kinds)])
-    each = list(found.kinds.values())
+    if args.empty == "skip":
+        screen.print("labels that are given to no image are left out of CP")
+    screen.print()
+    columns = {NAMES[kind]: each for kind, each in found.kinds.items()}
+    columns |= {"baseline": found.baseline} if found.baseline is not None else {}
+    each = columns.values()
+    table = make_table(["", *columns])
     table.add_row("mAP", *(f"{100 * kind.precision.mean:.2f}" for kind in each))
     if found.resamples:
         table.add_row("", *(write_bounds(kind.interval) for kind in each))
-    parts = [kind.decided for kind in each], [kind.top for kind in each]
-    sections = {result.definition: part for part in parts for result in part if result is not None}
-    for definition, results in sections.items():
-        table.add_section()
-        table.add_row(definition)
-        for name in MEASURES:
-            values = ("-" if result is None else f"{100 * getattr(result, name):.1f}" for result in results)
-            table.add_row(f"  {name}", *values)
-    screen.print()
+    rules = _add_measures(table, {name: kind.decided for name, kind in columns.items()})
+    _add_measures(table, {name: kind.top for name, kind in columns.items()})
     screen.print(table)
+    for rule in rules:
+        screen.print(rule)
     for difference in (found.gain, found.difference):
         if difference is not None:
-            screen.print(_tell_difference(difference))
+            screen.print("\n".join(_tell_difference(difference)))
     skipped = found.kinds[found.ranking].precision.skipped
     if skipped:
         screen.print(f"without a positive image and skipped: {len(skipped)} labels ({shorten(skipped, limit=5)})")
-    if per_label:
+    if args.per_label:
         screen.print()
         screen.print(_make_label_table(found))
+
+
+def _add_measures(table: "Table", results: "Mapping[str, PrecisionRecall | None]") -> list[str]:
+    """Add CP to OF1 to a table; lines that say which rule decided in which column, where they are several."""
+    by_rule: dict[str, list[str]] = {}
+    for name, result in results.items():
+        if result is not None:
+            by_rule.setdefault(result.definition, []).append(name)
+    table.add_section()
+    table.add_row(next(iter(by_rule)) if len(by_rule) == 1 else "decisions")
+    for name in MEASURES:
+        table.add_row(f"  {name}", *(_percent(getattr(result, name, None)) for result in results.values()))
+    return [f"decisions of {', '.join(names)} by {rule}" for rule, names in by_rule.items()] if len(by_rule) > 1 else []
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
 
 
 def write_bounds(interval: "Interval | None", *, sign: str = "", digits: int = 2) -> str:
@@ -318,13 +334,18 @@ def write_bounds(interval: "Interval | None", *, sign: str = "", digits: int = 2
     return f"{100 * interval.low:{sign}.{digits}f} to {100 * interval.high:{sign}.{digits}f}"
 
 
-def _tell_difference(difference: "Difference") -> str:
+def _tell_difference(difference: "Difference") -> list[str]:
     names = [" ".join(NAMES.get(word, word) for word in name.split()) for name in (difference.of, difference.minus)]
-    bounds = f" ({write_bounds(difference.interval, sign='+')})" if difference.interval is not None else ""
     known = [value for value in difference.per_label if value is not None]
-    better = sum(value > 0 for value in known)
-    gain = f"{names[0]} less {names[1]}: {100 * difference.value:+.2f}{bounds}"
-    return f"{gain}, better for {better} of {len(known)} labels"
+    better = f", better for {sum(value > 0 for value in known)} of {len(known)} labels"
+    changes = {"mAP": (difference.value, difference.interval)}
+    changes |= {name: (change.value, change.interval) for name, change in difference.decided.items()}
+    lines = []
+    for name, (value, interval) in changes.items():
+        bounds = f" ({write_bounds(interval, sign='+')})" if interval is not None else ""
+        lines.append(f"{names[0]} less {names[1]}, {name}: {100 * value:+.2f}{bounds}{better}")
+        better = ""
+    return lines
 
 
 def _make_label_table(found: "Evaluation") -> "Table":
@@ -334,9 +355,8 @@ def _make_label_table(found: "Evaluation") -> "Table":
     headings = ["label", "positives", *(f"AP {NAMES[kind]}" for kind in found.kinds)]
     table = make_table([*headings, *(["95 %"] if best.label_intervals else [])])
     for place, label in enumerate(found.labels):
-        values = [kind.precision.per_label[place] for kind in found.kinds.values()]
         row = [label, f"{best.precision.positives[place]:,}"]
-        row += ["-" if value is None else f"{100 * value:.1f}" for value in values]
+        row += [_percent(kind.precision.per_label[place]) for kind in found.kinds.values()]
         row += [write_bounds(best.label_intervals[place], digits=1)] if best.label_intervals else []
         table.add_row(*row)
     return table

@@ -86,6 +86,7 @@ def _write(figure: float | None) -> str:
 
 def _compare(args: argparse.Namespace) -> int:
     """Print what scores are worth beside the paper's row: the model's logits, and PAT-I's where the paper has them."""
+    from pivotpatch.audit.evaluation import find_rule
     from pivotpatch.cli.console import Screen, make_table
     from pivotpatch.cli.sources import read_policy, read_score_file
     from pivotpatch.core.metrics import average_precision, precision_recall
@@ -100,8 +101,6 @@ def _compare(args: argparse.Namespace) -> int:
         raise InputError(f"recipe {args.name!r}", "the paper prints no row of it", "choose one with an mAP in the list")
     scores = read_score_file(args.compare)
     policy = read_policy(args.policy, scores.labels)
-    if policy is None:
-        raise InputError("--policy", f"{args.policy!r} does not say of which images", "write prior:DATA")
     kind = {"patch": "tde", "patch_only": "patch"}.get(load_config(path).task.kind, "image")
     told: dict[str, Any] = {}
     for row, paper in rows.items():
@@ -109,7 +108,10 @@ def _compare(args: argparse.Namespace) -> int:
         if judged not in scores.logits:
             continue
         precision = average_precision(scores.get(judged), scores.target, labels=scores.labels)
-        decided = precision_recall(scores.probs(judged), scores.target, policy=policy, labels=scores.labels)
+        rule = find_rule(scores, policy, judged)
+        if rule is None:
+            raise InputError("--policy", f"the thresholds are not for {judged} logits", "choose fixed:P or prior:DATA")
+        decided = precision_recall(rule.values, scores.target, policy=rule.policy, labels=scores.labels)
         ours = {"mAP": precision.mean, **{name: getattr(decided, name) for name in _DECIDED}}
         ours |= dict(zip(scores.labels, precision.per_label, strict=True)) if "AP" in paper else {}
         printed = {**paper, **paper.get("AP", {})}
@@ -120,7 +122,7 @@ def _compare(args: argparse.Namespace) -> int:
     if not told:
         raise InputError(str(args.compare), f"there are no {kind!r} logits", "score with the model of the recipe")
     if args.json:
-        print(json.dumps({"recipe": path.stem, "policy": policy.definition, **told}))
+        print(json.dumps({"recipe": path.stem, "policy": decided.definition, **told}))
         return 0
     screen = Screen()
     for row, measures in told.items():
@@ -131,5 +133,5 @@ def _compare(args: argparse.Namespace) -> int:
             difference = "" if paper is None or ours is None else f"{ours - paper:+.1f}"
             table.add_row(name, _write(paper), _write(ours), difference)
         screen.print(table)
-    screen.print(f"ours: step-wise AP; CP to OF1 by {policy.definition}")
+    screen.print(f"ours: step-wise AP; CP to OF1 by {decided.definition}")
     return 0

@@ -5,20 +5,23 @@ import copy
 import json
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from pivotpatch.cli.evaluate import add_definitions
 from pivotpatch.cli.sources import (
+    POLICY_HELP,
     Source,
-    find_fitted,
     keep_known_labels,
     list_not_read,
     open_pictures,
     open_source,
+    read_policy,
     read_score_file,
     score_source,
 )
-from pivotpatch.errors import InputError, shorten
+from pivotpatch.errors import InputError, quote_fault, shorten
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
@@ -28,13 +31,6 @@ if TYPE_CHECKING:
 
 SEED = 0  # of the resamples: the same scores have the same intervals
 MOST = 200  # images; more would not be looked at
-
-
-class _Judged(NamedTuple):
-    """The images to judge by, and whether they are those that a run held out for its own choices."""
-
-    records: "RecordSet | None"
-    held_out: bool = False
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -55,6 +51,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "folder of them; without it a run is judged on its validation images, and scores have no images",
     )
     report.add_argument("--baseline", metavar="WHAT", help="compare with this, of any of these kinds")
+    report.add_argument("--policy", help=f"{POLICY_HELP}; by default each model's own thresholds, else fixed:0.5")
+    add_definitions(report)
     report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     report.add_argument(
         "--images", "--pictures", type=int, default=60, metavar="N", help=f"images to show at most, up to {MOST} (60)"
@@ -65,10 +63,15 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_report(args: argparse.Namespace) -> int:
     """Score where need be, measure, and write the file in the first process alone."""
-    _check_options(args)
+    if not 0 <= args.images <= MOST:
+        raise InputError("--images", f"{args.images} images", f"give 0 to {MOST}")
+    if args.out.suffix.lower() not in (".html", ".htm") or not args.out.absolute().parent.is_dir():
+        raise InputError(str(args.out), "is no name for a page", "end it in .html, in a folder that is there")
     source = open_source(args.words[0])
     other = None if args.baseline is None else open_source(args.baseline)
-    judged = _find_judged(args.words[1:], [source] if other is None else [source, other])
+    records = open_pictures(args.words[1:])
+    held_out = records is None
+    records = records or _find_held_out([source] if other is None else [source, other])
     import torch
 
     from pivotpatch.cli.console import show_progress
@@ -77,59 +80,56 @@ def run_report(args: argparse.Namespace) -> int:
 
     state = join_processes()
     with show_progress() as shown:
-        subject = _make_subject(source, judged, like=None, on_error=args.on_error, progress=shown.tell)
-        baseline = None
+
+        def make(source: Source, like: "Scores | None") -> "Subject":
+            subject = _make_subject(source, records, like=like, on_error=args.on_error, progress=shown.tell)
+            fitted = subject.scores.thresholds or subject.scores.calibration
+            return replace(subject, fitted_here=held_out and source.model is not None and bool(fitted))
+
+        subject, baseline = make(source, None), None
         if other is not None:
-            baseline = _make_subject(other, judged, like=subject.scores, on_error=args.on_error, progress=shown.tell)
+            baseline = make(other, subject.scores)
             if len(baseline.scores) < len(subject.scores):  # both are judged by what both could read
                 assert baseline.scores.indices is not None
                 subject = replace(subject, scores=subject.scores.select(baseline.scores.indices))
+        policy = args.policy and read_policy(args.policy, subject.scores.labels, config=source.config)
         if state.is_main_process:
-            generator = torch.Generator().manual_seed(SEED)
             findings = gather_findings(
-                subject, baseline=baseline, images=args.images, generator=generator, progress=shown.tell
+                subject,
+                baseline=baseline,
+                policy=policy,
+                definition=args.definition,
+                empty=args.empty,
+                images=args.images,
+                generator=torch.Generator().manual_seed(SEED),
+                progress=shown.tell,
             )
-            size = write_report(
-                args.out, findings, subject, baseline=baseline, records=judged.records, images=args.images
-            )
+            size = write_report(args.out, findings, subject, baseline=baseline, records=records, images=args.images)
     if state.is_main_process:
         print(f"wrote {args.out}, {size / 1e6:.2f} MB")
     state.destroy_process_group()
     return 0
 
 
-def _check_options(args: argparse.Namespace) -> None:
-    """Refuse what cannot be meant before anything is loaded."""
-    if len(args.words) > 2:
-        raise InputError(f"{args.words[2]!r}", "a third word", "give what to report on and the images")
-    if not 0 <= args.images <= MOST:
-        raise InputError("--images", f"{args.images} images", f"give 0 to {MOST}")
-    if args.out.suffix.lower() not in (".html", ".htm") or not args.out.absolute().parent.is_dir():
-        raise InputError(str(args.out), "is no name for a page", "end it in .html, in a folder that is there")
-
-
-def _find_judged(words: list[str], sources: list[Source]) -> _Judged:
-    """The images to judge by: those that were named, else the validation images of a run, else none."""
+def _find_held_out(sources: list[Source]) -> "RecordSet | None":
+    """The validation images of the first run; None where all are scores."""
     from pivotpatch.training.build import open_training_records
 
-    named = open_pictures(words)
-    if named is not None:
-        return _Judged(named)
     for config in (source.config for source in sources if source.config is not None):
         held = copy.copy(open_training_records(config).val)
         if held is not None:
             apart = config.data.val is not None
             held.name = f"{held.name}, the validation images" if apart else f"held out of {held.name}"
-            return _Judged(held, held_out=True)
+            return held
     for source in sources:
         if source.model is not None:
             wrong = "there are no validation images to judge it by"
             raise InputError(str(source.path), wrong, "name images after it, such as photos.csv")
-    return _Judged(None)
+    return None
 
 
 def _make_subject(
-    source: Source, judged: _Judged, *, like: "Scores | None", on_error: str | None, progress: "Progress"
+    source: Source, records: "RecordSet | None", *, like: "Scores | None", on_error: str | None, progress: "Progress"
 ) -> "Subject":
     """Scores of a source on the images, or on those of other scores, and what is known of it."""
     from pivotpatch.models.named import is_named
@@ -139,40 +139,33 @@ def _make_subject(
 
     name = str(source.path) if is_named(str(source.path)) else source.path.resolve().name
     if source.model is None:
-        scores = read_score_file(source.path, records=judged.records if like is None else None, like=like)
-        return Subject(name, _drop_shares(scores), facts=_tell_file(scores))
-    model = source.model
-    config = source.config or load_config(None)
+        scores = read_score_file(source.path, records=None if like else records, like=like)
+        facts = {"model": "known by its scores alone"}
+        if scores.closer_size is not None:
+            facts["closer look"] = f"at {scores.closer_size} pixels a side, in the place of patches"
+        return Subject(name, _drop_shares(scores), facts)
+    config, facts = source.config or load_config(None), _describe(source)
     if on_error is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"on_error": on_error})})
+    assert records is not None
     started = time.perf_counter()
     scored = score_source(
-        model,
-        _choose_records(source, judged.records, like),
+        source.model,
+        keep_known_labels(records, source.model) if like is None else _select(source, records, like),
         config=config,
         keep_patches=True,
         progress=lambda done, total: progress(f"score {name}", done, total),
     )
     list_not_read(scored.not_read, rest="")
-    scores = _drop_shares(scored.scores)
-    facts = _tell_model(source, scores, time.perf_counter() - started)
-    subject = Subject(name, scores, facts=facts, log=() if source.config is None else read_log(source.path))
-    if judged.held_out and (model.thresholds is not None or model.calibration is not None):
-        subject = replace(subject, fitted_here=True)
-    fitted = find_fitted(model, scores.labels, closer_size=scores.closer_size)
-    if fitted is None or (fitted.calibration is not None and fitted.calibration.kind != scores.ranking):
-        return subject
-    return replace(subject, policy=fitted.policy, calibration=fitted.calibration)
+    seconds, device = time.perf_counter() - started, next(source.model.parameters()).device.type
+    facts["scoring"] = f"{seconds:.3g} s on {device}, {len(scored.scores) / seconds:.3g} images a second, with decoding"
+    return Subject(name, _drop_shares(scored.scores), facts, log=() if source.config is None else read_log(source.path))
 
 
-def _choose_records(source: Source, records: "RecordSet | None", like: "Scores | None") -> "RecordSet":
-    """What a model is asked: of all images the labels that it knows, or just what other scores tell."""
-    model = source.model
-    assert records is not None
-    assert model is not None
-    if like is None:
-        return keep_known_labels(records, model)
-    unknown = [name for name in like.labels if name not in model.labels]
+def _select(source: Source, records: "RecordSet", like: "Scores") -> "RecordSet":
+    """The images and labels of other scores, all of which the model must know."""
+    assert source.model is not None
+    unknown = [name for name in like.labels if name not in source.model.labels]
     if unknown:
         wrong = f"it does not know {len(unknown)} of the {len(like.labels)} labels that are judged ({shorten(unknown)})"
         raise InputError(str(source.path), wrong, "give a baseline that does")
@@ -185,18 +178,11 @@ def _drop_shares(scores: "Scores") -> "Scores":
     return scores if "tde" in scores.logits else replace(scores, patch_logits=None, weights=None)
 
 
-def _tell_file(scores: "Scores") -> dict[str, str]:
-    facts = {"model": "known by its scores alone"}
-    if scores.closer_size is not None:
-        facts["closer look"] = f"at {scores.closer_size} pixels a side, in the place of patches"
-    elif scores.weights is not None:
-        facts["forward passes per image"] = str(("image" in scores.logits) + scores.weights.shape[1])
-    return facts
-
-
-def _tell_model(source: Source, scores: "Scores", seconds: float) -> dict[str, str]:
+def _describe(source: Source) -> dict[str, str]:
+    """What a model is made of, what it costs, and what its training did where it is a run's."""
     from pivotpatch.models.classifier import IndependentClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
+    from pivotpatch.training.folder import METRICS
 
     model = source.model
     assert model is not None
@@ -207,24 +193,18 @@ def _tell_model(source: Source, scores: "Scores", seconds: float) -> dict[str, s
         passes = len(model.labels)
     facts = {
         "model": f"{type(model).__name__}, {built.backbone}, {built.head} head, {side} x {side} pixels",
+        "labels that it knows": f"{len(model.labels):,}",
         "weights": f"{sum(weight.numel() for weight in model.parameters()):,}",
         "forward passes per image": str(passes),
     }
-    if len(scores.labels) < len(model.labels):
-        facts["labels"] = f"{len(scores.labels):,} of the {len(model.labels):,} that the model knows"
-    device, speed = next(model.parameters()).device.type, f"{len(scores) / seconds:.3g} images a second, with decoding"
-    return {**facts, "scoring": f"{seconds:.3g} s on {device}, {speed}", **_tell_run(source)}
-
-
-def _tell_run(source: Source) -> dict[str, str]:
-    """What training cost, where the source is a run that came to its end."""
-    from datetime import timedelta
-
-    from pivotpatch.training.folder import METRICS
-
     path = source.path / METRICS
     if source.config is None or not path.is_file():
-        return {}
-    metrics = json.loads(path.read_text("utf-8"))
-    took, best = timedelta(seconds=round(metrics["seconds"])), metrics["best_step"]
-    return {"training": f"{metrics['steps']:,} steps in {took} on {source.config.data.train}; step {best:,} was chosen"}
+        return facts
+    try:
+        metrics = json.loads(path.read_text("utf-8"))
+        took, steps, best = timedelta(seconds=round(metrics["seconds"])), metrics["steps"], metrics["best_step"]
+        facts["training"] = f"{steps:,} steps in {took} on {source.config.data.train}; step {best:,} was chosen"
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        wrong = f"it cannot be read ({quote_fault(error)})"
+        raise InputError(str(path), wrong, "it is damaged: copy it again, or remove it") from None
+    return facts

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pivotpatch.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
-    from pivotpatch.core.calibration import Calibration
-    from pivotpatch.core.policies import PerLabel, ThresholdPolicy
+    from pivotpatch.audit.evaluation import Policy
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.score_file import Scale
@@ -17,7 +16,11 @@ if TYPE_CHECKING:
     from pivotpatch.training.config import RunConfig
 
 LISTED = 20  # images that could not be read
-POLICIES = ("fixed", "top", "prior")
+POLICIES = ("fixed", "best-fixed", "top", "prior", "target", "fitted")
+POLICY_HELP = (
+    "what decides: fixed:P, best-fixed (of 0.5, 0.55 .. 0.95), top:K, prior (as often as in training; prior:DATA where "
+    "that is no run's), target (as often as in these images) or fitted (the model's own thresholds)"
+)
 
 
 class Source(NamedTuple):
@@ -34,13 +37,6 @@ class Source(NamedTuple):
     model: "Classifier | None" = None
     config: "RunConfig | None" = None
     checkpoint: Path | None = None
-
-
-class Fitted(NamedTuple):
-    """How a model decides: by thresholds, of calibrated probabilities where there is a calibration."""
-
-    policy: "PerLabel"
-    calibration: "Calibration | None"
 
 
 class Scored(NamedTuple):
@@ -97,40 +93,23 @@ def keep_known_labels(records: "RecordSet", model: "Classifier") -> "RecordSet":
     return keep_common_labels(records, model.labels, whose="the model", tell=tell)
 
 
-def find_fitted(model: "Classifier", labels: Sequence[str], *, closer_size: int | None) -> Fitted | None:
-    """How a model decides about some of its labels; None where no thresholds were fitted.
+def read_policy(text: str, labels: Sequence[str], *, config: "RunConfig | None" = None) -> "Policy":
+    """The policy that a word names: the same words for all verbs.
 
     Args:
-        model: the model.
-        labels: some of its own.
-        closer_size: as in `Classifier.find_calibration`.
-    """
-    from pivotpatch.core.policies import PerLabel
-
-    if model.thresholds is None:
-        return None
-    places = [model.labels.index(name) for name in labels]
-    calibration = model.find_calibration(closer_size=closer_size)
-    chosen = None if calibration is None else calibration.select(places)
-    return Fitted(PerLabel(tuple(model.thresholds[place] for place in places)), chosen)
-
-
-def read_policy(text: str, labels: Sequence[str], *, others: tuple[str, ...] = ()) -> "ThresholdPolicy | None":
-    """The policy that a word names.
-
-    Args:
-        text: fixed:P, top:K, prior:DATA, or one that the verb has to complete.
-        labels: whose shares `prior:DATA` counts, in this order.
-        others: names of policies that only this verb knows.
-
-    Returns:
-        The policy; None for `prior` alone and for one of `others`.
+        text: fixed:P, best-fixed, top:K, prior, prior:DATA, target or fitted.
+        labels: whose shares in training `prior` counts, in this order.
+        config: of the run whose training images `prior` counts without DATA.
     """
     from pivotpatch.core.policies import Fixed, PriorMatched, TopK
+    from pivotpatch.data.address import read_address
+    from pivotpatch.training.build import open_aligned, open_training_records
 
     name, _, value = text.partition(":")
-    if name not in (*POLICIES, *others):
-        raise InputError("--policy", f"unknown policy {name!r}", choose_one_of(name, (*POLICIES, *others)))
+    if text in ("fitted", "target", "best-fixed"):
+        return text  # type: ignore[return-value]
+    if name not in POLICIES:
+        raise InputError("--policy", f"unknown policy {text!r}", choose_one_of(name, POLICIES))
     try:
         if name == "fixed":
             return Fixed(float(value))
@@ -140,14 +119,14 @@ def read_policy(text: str, labels: Sequence[str], *, others: tuple[str, ...] = (
         raise
     except ValueError:
         raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
-    if name in others or not value:
-        return None
-    from pivotpatch.data.address import read_address
-    from pivotpatch.training.build import open_aligned
-
-    if read_address(value) is None:
+    if value and read_address(value) is None:
         raise InputError("--policy", f"{value!r} is no address nor a table or folder that is there", "check the path")
-    return PriorMatched.from_target(open_aligned(value, labels).target())
+    if value:
+        return PriorMatched.from_target(open_aligned(value, labels).target())
+    if config is None:
+        wrong = f"{text!r} does not say of which training images"
+        raise InputError("--policy", wrong, "write prior:DATA, or target for the shares of these images")
+    return PriorMatched.from_target(open_training_records(config).train.keep_labels(labels).target())
 
 
 def score_source(
@@ -220,6 +199,7 @@ def read_score_file(
     records: "RecordSet | None" = None,
     like: "Scores | None" = None,
     scale: "Scale" = "auto",
+    tags_alone: bool = False,
     quiet: bool = False,
 ) -> "Scores":
     """Read scores as `read_scores` does, and unless `quiet` tell on stderr what of them may surprise."""
@@ -230,7 +210,8 @@ def read_score_file(
     if path.is_dir() or str(path) in BUNDLED or is_named(str(path)):
         todo = f"make some first: pivotpatch evaluate {path} DATA --save x.parquet --keep-patches"
         raise InputError(str(path), f"is a {'folder' if path.is_dir() else 'model'}, not a file of scores", todo)
-    return read_scores(path, records=records, like=like, scale=scale, tell=(lambda _: None) if quiet else tell)
+    told = (lambda _: None) if quiet else tell
+    return read_scores(path, records=records, like=like, scale=scale, tags_alone=tags_alone, tell=told)
 
 
 def list_not_read(not_read: Mapping[str, str], *, rest: str = ", --json lists all") -> None:

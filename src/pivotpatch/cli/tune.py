@@ -230,8 +230,7 @@ def _read(source: Source, model: "Classifier", records: "RecordSet | None", path
             rows = np.flatnonzero([record.name in named for record in scored])
             _refuse_trained(source, scored.select(rows), str(path))
     if not isinstance(model, PatchClassifier):
-        image = {"image": scores.get("image")}
-        return replace(scores, logits=image, patch_logits=None, weights=None, lam=1.0, temperature=1.0)
+        return replace(scores.only("image"), lam=1.0, temperature=1.0)
     if model.patch_only:
         return scores
     if scores.patch_logits is None and float(scores.temperature) != float(model.temperature):

@@ -1,19 +1,21 @@
-"""How sure an average precision is: intervals from resampled images, for one model or for two on the same ones."""
+"""How sure an mAP or an F1 is: intervals from resampled images, for one model or for two on the same ones."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pivotpatch.core.metrics import Definition, average_precision
+from pivotpatch.core.metrics import Definition, EmptyRule, average_precision, measure_counts
 from pivotpatch.errors import InputError, choose_one_of
 
 _CHUNKS = (16, 64)  # resamples at once, fewest and most
 _COUNTS = 1 << 18  # how often images were drawn: numbers that a processor's cache holds
 _ITEMS = 1 << 24  # images of all labels together that are held in order at once
+F1_MEASURES = ("CF1", "OF1")
 _COLUMNS = 1000  # labels whose quantiles are found at once
 
 
@@ -64,6 +66,23 @@ class ResampledPrecision:
         if minus is None:
             return self.measured[name], self.drawn[name]
         return self.measured[name] - self.measured[minus], self.drawn[name] - self.drawn[minus]
+
+
+@dataclass(frozen=True, eq=False)
+class ResampledF1:
+    """CF1 and OF1 of one or more sets of decisions in the same resamples.
+
+    Attributes:
+        values: (2,1+R) by name, the rows of `F1_MEASURES`; first on the images as they are.
+    """
+
+    values: Mapping[str, Tensor]
+
+    def bound(self, measure: str, name: str, *, minus: str | None = None, confidence: float = 0.95) -> Interval:
+        """The interval of a measure, or of the difference of two models in it."""
+        values = self.values[name] if minus is None else self.values[name] - self.values[minus]
+        row = values[F1_MEASURES.index(measure)]
+        return Interval(*_bound(row[:1], row[1:, None], confidence, paired=bool(minus))[:, 0].tolist())
 
 
 def _bound(measured: Tensor, drawn: Tensor, confidence: float, *, paired: bool) -> Tensor:
@@ -122,6 +141,45 @@ def resample_average_precision(
                 rows = slice(number * chunk, number * chunk + counts.shape[1])
                 drawn[name][rows, block[plan.labels]] = plan.measure(counts, definition)
     return ResampledPrecision(definition, measured, drawn)
+
+
+def resample_f1(
+    given: Mapping[str, Tensor],
+    target: Tensor,
+    *,
+    resamples: int = 1000,
+    empty: EmptyRule = "zero",
+    generator: torch.Generator,
+) -> ResampledF1:
+    """CF1 and OF1 of decisions in samples of the images, drawn with replacement; the decisions stay as they are.
+
+    Args:
+        given: (N,L) boolean by name, the decisions of each model about the same images and labels.
+        target: (N,L), 1 present, 0 absent, NaN unknown.
+        resamples: R.
+        empty: what the precision of a label that is never given counts, as in `precision_recall`.
+        generator: draws the images.
+
+    >>> target = torch.tensor([[1.0], [0.0], [1.0], [0.0]])
+    >>> drawn = resample_f1({"model": target == 1}, target, generator=torch.Generator().manual_seed(0))
+    >>> drawn.bound("OF1", "model")
+    Interval(value=1.0, low=1.0, high=1.0)
+    """
+    target = target.float().cpu()
+    present, known, count = target == 1, ~target.isnan(), len(target)
+    chunk = min(max(_COUNTS // count, _CHUNKS[0]), _CHUNKS[1])
+    seeds = torch.randint(2**62, (-(-resamples // chunk),), generator=generator).tolist()
+    # The first row counts each image once: what was measured.
+    counts = chain([torch.ones(count, 1)], _draw_counts(count, resamples, chunk=chunk, seeds=seeds))
+    decided = {name: each.cpu() & known for name, each in given.items()}
+    parts: dict[str, list[Tensor]] = {name: [] for name in given}
+    for drawn in counts:
+        presents = drawn.T @ present.float()
+        for name, each in decided.items():
+            hits, gives = drawn.T @ (each & present).float(), drawn.T @ each.float()
+            measured = measure_counts(hits.double(), gives.double(), presents.double(), empty=empty)
+            parts[name].append(torch.stack([measured[measure] for measure in F1_MEASURES]))
+    return ResampledF1({name: torch.cat(each, dim=1) for name, each in parts.items()})
 
 
 def _draw_counts(count: int, resamples: int, *, chunk: int, seeds: list[int]) -> Iterator[Tensor]:

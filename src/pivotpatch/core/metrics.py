@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.core.policies import Fixed, ThresholdPolicy
+from pivotpatch.core.policies import SWEPT, BestFixed, Fixed, ThresholdPolicy
 from pivotpatch.errors import InputError, choose_one_of, shorten
 
 Definition = Literal["step", "envelope"]
@@ -212,31 +212,69 @@ def precision_recall(
         raise InputError("precision_recall", "no label has a positive image", "check the target")
     precision = hits / gives.clamp(min=1)
     recall = hits / presents.clamp(min=1)
-    in_precision = counted if empty == "zero" else counted & (gives > 0)
-    class_precision = precision[in_precision].mean().item() if in_precision.any() else 0.0
-    class_recall = recall[counted].mean().item()
-    overall_precision = (hits.sum() / gives.sum().clamp(min=1)).item()
-    overall_recall = (hits.sum() / presents.sum()).item()
     return PrecisionRecall(
         policy.definition,
         empty,
-        CP=class_precision,
-        CR=class_recall,
-        CF1=_harmonic_mean(class_precision, class_recall),
-        OP=overall_precision,
-        OR=overall_recall,
-        OF1=_harmonic_mean(overall_precision, overall_recall),
+        **{name: value.item() for name, value in measure_counts(hits, gives, presents, empty=empty).items()},
         macro_f1=(2 * hits / (gives + presents).clamp(min=1))[counted].mean().item(),
         labels=names,
-        precision=_known_values(precision, in_precision),
+        precision=_known_values(precision, counted if empty == "zero" else counted & (gives > 0)),
         recall=_known_values(recall, counted),
         skipped=_chosen(names, ~counted),
         never_given=_chosen(names, counted & (gives == 0)),
     )
 
 
-def _harmonic_mean(a: float, b: float) -> float:
-    return 2 * a * b / (a + b) if a + b > 0 else 0.0
+def measure_counts(hits: Tensor, gives: Tensor, presents: Tensor, *, empty: EmptyRule = "zero") -> dict[str, Tensor]:
+    """CP, CR, CF1, OP, OR and OF1, each (...), of counts (...,L) of images; NaN where no image has a label.
+
+    Args:
+        hits: images that have the label and are given it.
+        gives: images that are given it.
+        presents: images that have it.
+        empty: as in `precision_recall`.
+
+    >>> counts = torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0])
+    >>> measure_counts(*counts)["CP"].item(), measure_counts(*counts, empty="skip")["CP"].item()
+    (0.25, 0.5)
+    """
+    counted = presents > 0
+    in_precision = counted if empty == "zero" else counted & (gives > 0)
+    class_precision = _mean(hits / gives.clamp(min=1), in_precision)
+    class_recall = _mean(hits / presents.clamp(min=1), counted)
+    total = hits.sum(-1)
+    overall = total / gives.sum(-1).clamp(min=1), total / presents.sum(-1).clamp(min=1)
+    names = ("CP", "CR", "CF1", "OP", "OR", "OF1")
+    values = (
+        *(class_precision, class_recall, _harmonic_mean(class_precision, class_recall)),
+        *(*overall, _harmonic_mean(*overall)),
+    )
+    nothing = ~counted.any(-1)
+    return {name: value.masked_fill(nothing, torch.nan) for name, value in zip(names, values, strict=True)}
+
+
+def find_best_fixed(probs: Tensor, target: Tensor, *, empty: EmptyRule = "zero") -> BestFixed:
+    """The fixed threshold of the highest CF1 on these very images; of equal ones the lowest.
+
+    Args:
+        probs: (B,L) probabilities.
+        target: (B,L), 1 present, 0 absent, NaN unknown.
+        empty: as in `precision_recall`.
+
+    >>> find_best_fixed(torch.tensor([[0.9], [0.72], [0.1]]), torch.tensor([[1.0], [0.0], [0.0]])).threshold
+    0.75
+    """
+    found = {each: precision_recall(probs, target, policy=Fixed(each), empty=empty).CF1 for each in SWEPT}
+    return BestFixed(max(SWEPT, key=found.__getitem__))
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    """The mean (...) of those of values (...,L) that are counted; 0 where none is."""
+    return (values * counted).sum(-1) / counted.sum(-1).clamp(min=1)
+
+
+def _harmonic_mean(a: Tensor, b: Tensor) -> Tensor:
+    return (2 * a * b / (a + b)).nan_to_num(0.0)
 
 
 def _known_values(values: Tensor, known: Tensor) -> tuple[float | None, ...]:

@@ -1,17 +1,20 @@
 """Threshold policies by name: how scores become decisions.
 
-Precision and recall mean nothing without the rule behind them, and published tables use four:
-one threshold for all labels, one for each label, thresholds that reproduce the training priors
-(PAT's tables), and the k highest labels of each image.
+Precision and recall mean nothing without the rule behind them, and published tables use several: one threshold for
+all labels, perhaps the best of a few, one for each label, as many images as the training prior says, and the k highest
+labels of each image.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from pivotpatch.errors import InputError
+
+SWEPT = tuple(percent / 100 for percent in range(50, 100, 5))
+"""Fixed thresholds that `BestFixed` is chosen from, those that PAT's authors log."""
 
 
 class ThresholdPolicy(Protocol):
@@ -50,6 +53,20 @@ class Fixed:
         """Decisions (B,L) for probabilities (B,L)."""
         check_probabilities(scores, "Fixed")
         return scores > self.threshold
+
+
+@dataclass(frozen=True)
+class BestFixed(Fixed):
+    """The one of `SWEPT` that has the highest CF1 on the images that are judged, see `find_best_fixed`.
+
+    >>> BestFixed(0.65).definition
+    'best fixed threshold 0.65 (by CF1, of 0.5, 0.55 .. 0.95)'
+    """
+
+    @property
+    def definition(self) -> str:
+        """The rule in words."""
+        return f"best fixed threshold {self.threshold:g} (by CF1, of 0.5, 0.55 .. 0.95)"
 
 
 @dataclass(frozen=True)
@@ -92,8 +109,8 @@ class PriorMatched:
             raise InputError("PriorMatched", f"priors are {self.priors}", "give shares in [0, 1]")
 
     @classmethod
-    def from_target(cls, target: Tensor) -> "PriorMatched":
-        """The priors of a training target (N,L); unknown labels are left out of their mean."""
+    def from_target(cls, target: Tensor) -> Self:
+        """The shares of a target (N,L); unknown labels are left out of their mean."""
         return cls(tuple(torch.nanmean(torch.as_tensor(target).double(), dim=0).nan_to_num(0.0).tolist()))
 
     @property
@@ -110,6 +127,36 @@ class PriorMatched:
         ranked = scores.masked_fill(~known, -torch.inf).sort(dim=0, descending=True).values
         last = ranked.gather(0, (wanted - 1).clamp(min=0)[None])
         return (scores >= last) & (wanted > 0) & known
+
+
+@dataclass(frozen=True)
+class TargetMatched(PriorMatched):
+    """The same with the shares of the images that are judged: two models are compared at equal counts."""
+
+    @property
+    def definition(self) -> str:
+        """The rule in words."""
+        return "target-matched thresholds"
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Decisions (B,L) that were made elsewhere, such as the tags in a file.
+
+    >>> Given(torch.tensor([[True, False]])).decide(torch.zeros(1, 2)).tolist()
+    [[True, False]]
+    """
+
+    decisions: Tensor
+
+    @property
+    def definition(self) -> str:
+        """The rule in words."""
+        return "the tags in the file"
+
+    def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """The decisions (B,L), whatever the scores (B,L)."""
+        return self.decisions.to(scores.device)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""Scores as files: Parquet or CSV, written by us or by anybody else."""
+"""Scores as files: Parquet or CSV, written by us or by anybody else, and the tags that `predict --out` writes."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,23 +15,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.data.decoding import MAX_SIDE
 from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import open_parquet, read_columns, read_schema
-from pivotpatch.errors import InputError, choose_one_of, quote, shorten
+from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault, shorten
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.writing import explain_disk_faults, replacing
 
 Scale = Literal["auto", "logits", "probs"]
 """What scores of no stated kind are; "auto" takes them for probabilities where all of them are in [0, 1]."""
-SUFFIXES = (".parquet", ".csv")
+SUFFIXES = (".parquet", ".csv", ".jsonl")
+_WRITTEN = SUFFIXES[:2]
 _SCHEMA = 1
 _PICTURE, _TARGET, _UNSTATED = "picture", "target", "scores"  # the last: scores whose kind a file does not tell
+_TAGS = {"picture", "labels", "probs"}  # columns of what `predict --out` wrote
 _CONSTANTS = ("lam", "temperature", "closer_size")  # columns of a table with one value
-_NOTED = (*_CONSTANTS, "overlap", "data", "network")
-_NOTE = b"pivotpatch"  # the metadata of a Parquet file that is ours
+_NOTED = (*_CONSTANTS, "overlap", "data", "network", "thresholds")
+_PATCHES = ("patch_logits", "weights")
+_OURS = b"pivotpatch"  # the metadata of a Parquet file that is ours
 _GROUP = 1 << 22  # numbers of a Parquet row group
 _DAMAGED = "it is damaged, copy or write it again"
 _MOST = 0.5  # share of images without scores, or of other truth, above which a file belongs to other data
@@ -38,38 +43,10 @@ _MOST = 0.5  # share of images without scores, or of other truth, above which a 
 _LOWEST, _HIGHEST = -104.0, 37.0
 
 
-class _Content(NamedTuple):
-    """What a file holds, as it stands there; N images, L labels, P patches.
-
-    Attributes:
-        where: the file, for messages.
-        pictures: N names.
-        labels: L names.
-        arrays: "target" and each kind of logits, or `_UNSTATED`, (N,L); "patch_logits" and "weights" (N,P,L).
-        noted: those of `_NOTED` that it tells.
-    """
-
-    where: str
-    pictures: tuple[str, ...]
-    labels: tuple[str, ...]
-    arrays: Mapping[str, NDArray[Any]]
-    noted: Mapping[str, Any]
-
-
-class _Truth(NamedTuple):
-    """What is true of images, from another place than the file; `paired` where each image must have scores."""
-
-    where: str
-    pictures: tuple[str, ...]
-    labels: tuple[str, ...]
-    target: Tensor
-    indices: Tensor | None
-    paired: bool = False
-
-
 def check_score_file(path: Path, *, patches: bool = False) -> None:
     """Refuse a name that scores cannot be written to, before the work that makes them."""
-    _check_suffix(path)
+    if path.suffix.lower() not in _WRITTEN:
+        raise InputError(str(path), "is no score file", f"name one that ends in {' or '.join(_WRITTEN)}")
     if patches and path.suffix.lower() == ".csv":
         raise InputError(str(path), "a CSV file cannot hold patches", "write .parquet, or leave them out")
     if not path.absolute().parent.is_dir():
@@ -83,19 +60,18 @@ def check_pictures(pictures: Sequence[str], where: str) -> None:
         raise InputError(where, f"{len(twice)} images stand twice ({shorten(twice)})", "give each image one row")
 
 
-def _check_suffix(path: Path) -> None:
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(str(path), "is no score file", f"name one that ends in {' or '.join(SUFFIXES)}")
-
-
 def write_scores(scores: Scores, path: str | Path) -> None:
-    """Write scores to a .parquet or .csv file, whole or not at all; `read_scores` returns the same."""
+    """Write scores to a file, whole or not at all.
+
+    A .parquet file holds all of them, and `read_scores` returns the same. A .csv file has a column per kind and label,
+    and no room for patches, thresholds and calibration.
+    """
     path = Path(path)
     check_score_file(path, patches=scores.patch_logits is not None)
     check_pictures(scores.pictures, str(path))
     # Unknown is -1, so that the target needs a byte each.
     tensors = {_TARGET: scores.target.nan_to_num(-1).to(torch.int8), **scores.logits}
-    tensors |= {name: held for name in ("patch_logits", "weights") if (held := getattr(scores, name)) is not None}
+    tensors |= {name: held for name in _PATCHES if (held := getattr(scores, name)) is not None}
     arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
     with explain_disk_faults(path.parent), replacing(path) as written:
         (_write_csv if path.suffix.lower() == ".csv" else _write_parquet)(scores, arrays, written)
@@ -108,13 +84,13 @@ def _write_parquet(scores: Scores, arrays: Mapping[str, NDArray[Any]], path: Pat
         flat = array.reshape(len(array), -1)
         columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), flat.shape[1])
     note = {"schema": _SCHEMA, "labels": scores.labels, **{name: getattr(scores, name) for name in _NOTED}}
-    table = pa.table(columns).replace_schema_metadata({_NOTE: json.dumps(note)})
+    note["calibration"] = scores.calibration and scores.calibration.to_dict()
+    table = pa.table(columns).replace_schema_metadata({_OURS: json.dumps(note)})
     width = max(array[:1].size for array in arrays.values())
     pq.write_table(table, path, compression="zstd", use_dictionary=False, row_group_size=max(_GROUP // width, 1))
 
 
 def _write_csv(scores: Scores, arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """One column per kind and label."""
     columns: dict[str, Any] = {_PICTURE: pa.array(scores.pictures)}
     constants = {name: getattr(scores, name) for name in _CONSTANTS}
     columns |= {name: pa.array(np.full(len(scores), value)) for name, value in constants.items() if value is not None}
@@ -130,13 +106,14 @@ def read_scores(
     records: RecordSet | None = None,
     like: Scores | None = None,
     scale: Scale = "auto",
+    tags_alone: bool = False,
     tell: Tell | None = None,
 ) -> Scores:
-    """Read scores that `write_scores` wrote, or that other people made.
+    """Read scores that `write_scores` wrote, that other people made, or tags that `pivotpatch predict --out` wrote.
 
-    Their CSV or Parquet table has a column `picture` (or one of the names that `table:` data sets use) and one column
-    per label. `target:LABEL` columns tell the truth: 1 present, 0 absent, -1 or nothing unknown. Columns of logits may
-    tell their kind: `image:LABEL`, `patch:LABEL`, `tde:LABEL`, and then `lam` and `temperature` beside them.
+    Other people's CSV or Parquet table has a column `picture` (or one of the names that `table:` data sets use) and one
+    column per label. `target:LABEL` columns tell the truth: 1 present, 0 absent, -1 or nothing unknown. Columns of
+    logits may tell their kind: `image:LABEL`, `patch:LABEL`, `tde:LABEL`, and then `lam` and `temperature` beside them.
 
     Args:
         path: the file.
@@ -145,79 +122,94 @@ def read_scores(
             Its labels may be more than the file's, or with `tell` fewer: those that both have are read.
         like: scores of the same images, whose labels, order and truth are taken instead.
         scale: what scores of no stated kind are. Probabilities become logits in float64, 0 and 1 finite ones.
+        tags_alone: read tags without the probabilities of all labels, too; logits of labels that are not given are NaN.
         tell: told a line each about images of `records` that have no scores (they are left out, up to half of
             them; without `tell` there must be none), about labels that `records` lack (likewise), about truth that
             differs, and what "auto" took the scores for.
     """
-    path = Path(path)
-    _check_suffix(path)
+    path, where = Path(path), str(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(where, "is no score file", f"name one that ends in {' or '.join(SUFFIXES)}")
     if not path.is_file():
-        raise InputError(str(path), "there is no such file", "check the path")
+        raise InputError(where, "there is no such file", "check the path")
     schema = read_schema(path)
-    note = (schema.metadata or {}).get(_NOTE)
-    content = _read_table(path, schema) if note is None else _read_own(path, schema, note)
-    truth = None
-    if like is not None:
-        truth = _Truth("the other scores", like.pictures, like.labels, like.target, like.indices, paired=True)
-    elif records is not None:
-        truth = _describe_records(records, content, tell)
-    return _complete(content, truth, scale=scale, tell=tell)
+    note = (schema.metadata or {}).get(_OURS)
+    if note is not None:
+        scores = _read_own(path, schema, note)
+    elif set(schema.names) - {"all_probs"} == _TAGS:
+        scores = _read_tags(path, schema, tags_alone=tags_alone)
+    else:
+        scores = _read_table(path, schema, scale=scale, tell=tell)
+    if like is not None or records is not None:
+        return _align(scores, where, records=records, like=like, tell=tell)
+    if scores.target.isnan().all():
+        todo = "add columns named target:LABEL, or name the data set of the images"
+        raise InputError(where, "it does not say what is true of the images", todo)
+    return scores
 
 
-def _read_own(path: Path, schema: pa.Schema, note: bytes) -> _Content:
+def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
     """A file of `_write_parquet`, one column after the other, so that little is held twice."""
-    where = str(path)
+    where, arrays = str(path), dict[str, NDArray[Any]]()
     try:
         told = json.loads(note)
-        version, labels = int(told["schema"]), tuple(map(str, told["labels"]))
+        if int(told["schema"]) > _SCHEMA:
+            wrong = f"schema {told['schema']} is newer than {_SCHEMA}, the newest known"
+            raise InputError(where, wrong, "upgrade pivotpatch")
+        labels = tuple(map(str, told["labels"]))
         noted = {name: told[name] for name in _NOTED if told.get(name) is not None}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise InputError(where, "its note about labels cannot be read", _DAMAGED) from None
-    if version > _SCHEMA:
-        raise InputError(where, f"schema {version} is newer than {_SCHEMA}, the newest known", "upgrade pivotpatch")
-    if not labels or _PICTURE not in schema.names:
-        raise InputError(where, f"it has no labels or no column {_PICTURE!r}", _DAMAGED)
-    arrays: dict[str, NDArray[Any]] = {}
-    with open_parquet(path) as file:
-        pictures = tuple(file.read(columns=[_PICTURE]).column(0).cast(pa.string()).to_pylist())
-        for field in schema:
-            if field.name == _PICTURE:
-                continue
-            whole = field.name in (_TARGET, *KINDS)
-            size = field.type.list_size if pa.types.is_fixed_size_list(field.type) else 0
-            column = file.read(columns=[field.name]).column(0)
-            values = column.combine_chunks().flatten() if size else ()
-            sized = size % len(labels) == 0 and (size == len(labels) or not whole)
-            if not size or not sized or column.null_count or len(values) != len(pictures) * size:
-                wrong = f"column {field.name!r} is {field.type} for {len(labels)} labels, or lacks rows"
-                raise InputError(where, wrong, _DAMAGED)
-            shape = (len(pictures), len(labels)) if whole else (len(pictures), size // len(labels), len(labels))
-            arrays[field.name] = np.asarray(values).reshape(shape)
-    if ("patch_logits" in arrays) != ("weights" in arrays) or None in pictures or not pictures:
-        raise InputError(where, "images, 'patch_logits' or 'weights' are missing", _DAMAGED)
-    return _Content(where, pictures, labels, arrays, noted)
+        if "thresholds" in noted:
+            noted["thresholds"] = tuple(map(float, noted["thresholds"]))
+        if told.get("calibration") is not None:
+            noted["calibration"] = Calibration.from_dict(told["calibration"])
+        with open_parquet(path) as file:
+            pictures = tuple(file.read(columns=[_PICTURE]).column(0).cast(pa.string()).to_pylist())
+            for name in (each for each in (_TARGET, *KINDS, *_PATCHES) if each in schema.names):
+                column = file.read(columns=[name]).column(0)
+                shape = (len(pictures), -1, len(labels)) if name in _PATCHES else (len(pictures), len(labels))
+                arrays[name] = np.asarray(column.combine_chunks().flatten()).reshape(shape)
+                if column.null_count:
+                    raise ValueError(f"column {name!r} lacks rows")
+        if len(arrays.keys() & set(_PATCHES)) == 1 or None in pictures:
+            raise ValueError("names of images, or one of 'patch_logits' and 'weights', are missing")
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        raise InputError(where, f"its note or a column cannot be read ({quote_fault(error)})", _DAMAGED) from None
+    return _make_scores(where, pictures, labels, arrays, noted)
 
 
-def _read_table(path: Path, schema: pa.Schema) -> _Content:
+def _read_table(path: Path, schema: pa.Schema, *, scale: Scale, tell: Tell | None) -> Scores:
     """A table with a column per label: what other people have, or can make in a line."""
     where = str(path)
     picture, by_kind, constants = _choose_columns(schema.names, where)
-    types: dict[str, pa.DataType] = dict.fromkeys(constants, pa.float64())
-    for kind, columns in by_kind.items():
-        types |= dict.fromkeys(columns.values(), pa.float64() if kind == _UNSTATED else pa.float32())
-    table = read_columns(path, [picture, *types], types=types)
-    for name in types:
-        found = table.schema.field(name).type
-        if not (pa.types.is_floating(found) or pa.types.is_integer(found) or pa.types.is_boolean(found)):
-            raise InputError(where, f"column {name!r} holds {found}, no numbers", "leave it out, or correct it")
+    labels = tuple(next(columns for kind, columns in by_kind.items() if kind != _TARGET))
+    numbers = [*constants, *(name for columns in by_kind.values() for name in columns.values())]
+    table = read_columns(path, [picture, *numbers], types=dict.fromkeys(numbers, pa.float64()))
     names = table.column(picture).cast(pa.string())
     if table.num_rows == 0 or names.null_count:
         wrong = f"{names.null_count} rows have no image in {picture!r}" if names.null_count else "the table has no rows"
         raise InputError(where, wrong, "give at least one image, and name each one")
-    labels = tuple(next(columns for kind, columns in by_kind.items() if kind != _TARGET))
-    arrays = {kind: _stack(table, [columns[label] for label in labels]) for kind, columns in by_kind.items()}
-    noted = {name: _read_constant(table, name, where) for name in constants}
-    return _Content(where, tuple(names.to_pylist()), labels, arrays, noted)
+
+    def read(name: str) -> NDArray[np.float64]:
+        column = table.column(name)
+        if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type) or column.type == pa.bool_()):
+            raise InputError(where, f"column {name!r} holds {column.type}, no numbers", "leave it out, or correct it")
+        values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
+        return values
+
+    noted = {}
+    for name in constants:
+        values = read(name)
+        if not (values == values[0]).all():
+            raise InputError(where, f"column {name!r} changes from row to row", "give one value for all images")
+        noted[name] = values[0].item()
+    arrays = {kind: np.stack([read(columns[label]) for label in labels]).T for kind, columns in by_kind.items()}
+    if _UNSTATED in arrays:
+        arrays["image"] = _read_unstated(arrays.pop(_UNSTATED), scale=scale, where=where, tell=tell)
+    else:
+        arrays = {kind: values.astype(np.float32) for kind, values in arrays.items()}
+    return _make_scores(where, tuple(names.to_pylist()), labels, arrays, noted)
 
 
 def _choose_columns(names: Sequence[str], where: str) -> tuple[str, dict[str, dict[str, str]], list[str]]:
@@ -245,140 +237,20 @@ def _choose_columns(names: Sequence[str], where: str) -> tuple[str, dict[str, di
         strange = next(name for name in plain if name not in _CONSTANTS)
         todo = "leave it out, or write its kind before all labels, such as image:cat"
         raise InputError(where, f"column {strange!r} stands beside those of a stated kind", todo)
-    labels = {kind: set(columns) for kind, columns in by_kind.items()}
     first = next(kind for kind in by_kind if kind != _TARGET)
-    for kind, others in labels.items():
-        if strange_labels := sorted(labels[first] ^ others):
+    LabelSpace(tuple(by_kind[first]))
+    for kind, columns in by_kind.items():
+        if strange_labels := sorted(by_kind[first].keys() ^ columns.keys()):
             wrong = f"{len(strange_labels)} labels have no {first} or no {kind} column ({shorten(strange_labels)})"
-            raise InputError(where, wrong, choose_one_of(strange_labels[0], labels[first] & others))
+            raise InputError(where, wrong, choose_one_of(strange_labels[0], by_kind[first].keys() & columns.keys()))
     return picture, by_kind, constants
 
 
-def _stack(table: pa.Table, names: Sequence[str]) -> NDArray[Any]:
-    """Columns of numbers as one array (N,L), NaN where there is none."""
-    kinds = {table.schema.field(name).type for name in names}
-    by_label = np.empty((len(names), table.num_rows), np.float32 if kinds <= {pa.float32()} else np.float64)
-    for place, name in enumerate(names):
-        column = table.column(name)
-        by_label[place] = (column.cast(pa.int8()) if column.type == pa.bool_() else column).to_numpy()
-    stacked: NDArray[Any] = torch.from_numpy(by_label).T.contiguous().numpy()  # NumPy takes several times as long
-    return stacked
-
-
-def _read_constant(table: pa.Table, name: str, where: str) -> float:
-    values = table.column(name).to_numpy()
-    if not (values == values[0]).all():
-        raise InputError(where, f"column {name!r} changes from row to row", "give one value for all images")
-    return float(values[0])
-
-
-def _describe_records(records: RecordSet, content: _Content, tell: Tell | None) -> _Truth:
-    """What a data set says of its images, for the labels of a file; it must know all of them, or somebody is told."""
-    if content.labels != records.labels.names:
-        if tell is None:
-            records = records.keep_labels(content.labels)
-        else:
-            records = keep_common_labels(records, content.labels, whose=content.where, tell=tell)
-    names = tuple(records.images.name(records.place(index)) for index in range(len(records)))
-    return _Truth(records.name, names, records.labels.names, records.target(), torch.arange(len(records)))
-
-
-def _complete(content: _Content, truth: _Truth | None, *, scale: Scale, tell: Tell | None) -> Scores:
-    """Check what a file holds and make scores of it, in the order of `truth` where that is given."""
-    where, arrays, noted = content.where, content.arrays, dict(content.noted)
-    LabelSpace(content.labels)
-    check_pictures(content.pictures, where)
-    own = _read_target(arrays[_TARGET], where) if _TARGET in arrays else None
-    rows = columns = None
-    if truth is not None:
-        truth = _leave_out(truth, content.pictures, where, tell)
-        rows = _match(content.pictures, truth.pictures, what="images", where=where, other=truth)
-        columns = _match(content.labels, truth.labels, what="labels", where=where, other=truth)
-
-    def arrange(values: NDArray[Any]) -> Tensor:
-        values = values if rows is None else values[rows]
-        values = values if columns is None else values[..., columns]
-        return torch.from_numpy(np.require(values, requirements=["C", "W"]))  # Arrow's arrays are not
-
-    if truth is None:
-        if own is None:
-            todo = "add columns named target:LABEL, or name the data set of the images"
-            raise InputError(where, "it does not say what is true of the images", todo)
-        truth = _Truth(where, content.pictures, content.labels, torch.from_numpy(own), None)
-    elif own is not None:
-        _compare_targets(arrange(own), truth, where, tell)
-    logits = {
-        "image" if kind == _UNSTATED else kind: _read_logits(
-            arrange(arrays[kind]), scale=scale if kind == _UNSTATED else "logits", where=where, tell=tell
-        )
-        for kind in (_UNSTATED, *KINDS)
-        if kind in arrays
-    }
-    if "closer_size" in noted:
-        size = noted["closer_size"]
-        if not isinstance(size, int | float) or not 1 <= size <= MAX_SIDE:
-            raise InputError(where, f"'closer_size' is {quote(size)}", "give pixels per side, or leave it out")
-        noted["closer_size"] = int(size)
-    check_lam(noted.get("lam", 1.0), where)
-    check_temperature(noted.get("temperature", 1.0), where)
-    kept: dict[str, Any] = {name: arrange(arrays[name]) for name in ("patch_logits", "weights") if name in arrays}
-    _check_finite({**logits, **kept}, where)
-    return Scores(truth.labels, truth.pictures, truth.target, logits, indices=truth.indices, **kept, **noted)
-
-
-def _leave_out(truth: _Truth, pictures: tuple[str, ...], where: str, tell: Tell | None) -> _Truth:
-    """The truth about images that have scores, where the others are few and somebody is told of them."""
-    scored = set(pictures)
-    rows = torch.tensor([row for row, name in enumerate(truth.pictures) if name in scored], dtype=torch.int64)
-    missing, count = len(truth.pictures) - len(rows), len(truth.pictures)
-    if tell is None or truth.paired or not 0 < missing <= _MOST * count:
-        return truth
-    named = shorten(name for name in truth.pictures if name not in scored)
-    tell(f"{where}: {missing:,} of {count:,} images of {truth.where} have no scores and are left out ({named})")
-    return truth._replace(
-        pictures=tuple(truth.pictures[row] for row in rows.tolist()),
-        target=truth.target[rows],
-        indices=None if truth.indices is None else truth.indices[rows],
-    )
-
-
-def _compare_targets(target: Tensor, truth: _Truth, where: str, tell: Tell | None) -> None:
-    """Refuse a file whose own target (N,L) is mostly another than the truth; tell of one that differs somewhere."""
-    known = ~(target.isnan() | truth.target.isnan())
-    differ, count = int((known & (target != truth.target)).sum()), int(known.sum())
-    wrong = f"{differ:,} of {count:,} known targets are not those of {truth.where}"
-    if differ > _MOST * count:
-        raise InputError(where, wrong, "check that both are of the same images and labels")
-    if differ and tell is not None:
-        tell(f"{where}: {wrong}, which are taken")
-
-
-def _match(
-    names: Sequence[str], wanted: Sequence[str], *, what: str, where: str, other: _Truth
-) -> NDArray[np.int64] | None:
-    """Where each wanted name stands among names; None where they are the same."""
-    if tuple(names) == tuple(wanted):
-        return None
-    if what == "images":
-        check_pictures(wanted, other.where)
-    places = {name: place for place, name in enumerate(names)}
-    extra = sorted(places.keys() - set(wanted))
-    missing = [name for name in wanted if name not in places]
-    if extra and (what == "images" or missing):  # a file may know more labels than are asked for
-        hint = choose_one_of(extra[0], wanted) if what == "labels" else f"there they are named like {wanted[0]!r}"
-        raise InputError(where, f"{len(extra)} {what} are not in {other.where} ({shorten(extra)})", hint)
-    if missing:
-        wrong = f"{len(missing)} {what} of {other.where} have no scores ({shorten(missing)})"
-        raise InputError(where, wrong, f"score them too, or leave them out of {other.where}")
-    return np.array([places[name] for name in wanted], dtype=np.int64)
-
-
-def _read_logits(values: Tensor, *, scale: Scale, where: str, tell: Tell | None) -> Tensor:
+def _read_unstated(values: NDArray[np.float64], *, scale: Scale, where: str, tell: Tell | None) -> NDArray[np.float64]:
     """Logits of scores (N,L); those of probabilities in float64, so that their order and their ties stay."""
-    values = values if values.dtype in (torch.float32, torch.float64) else values.float()
-    if scale == "logits" or values.isnan().any():
+    low, high = values.min(), values.max()
+    if scale == "logits" or np.isnan(low):  # what is not a number is refused later
         return values
-    low, high = (value.item() for value in values.aminmax())
     probable = low >= 0 and high <= 1
     if scale == "auto" and tell is not None:
         hint = "; divide by 100 if they are per cent" if not probable and low >= 0 and high <= 100 else ""
@@ -387,24 +259,147 @@ def _read_logits(values: Tensor, *, scale: Scale, where: str, tell: Tell | None)
     if scale == "probs" and not probable:
         wrong = f"scores from {low:.3g} to {high:.3g} are no probabilities"
         raise InputError(where, wrong, "read them as logits, or correct them")
-    return values.double().logit().clamp_(_LOWEST, _HIGHEST) if probable else values
+    return _to_logits(values) if probable else values
 
 
-def _read_target(values: NDArray[Any], where: str) -> NDArray[np.float32]:
-    """A target (N,L) with NaN for unknown."""
-    target = np.array(values, dtype=np.float32)
+def _to_logits(probs: NDArray[np.float64]) -> NDArray[np.float64]:
+    logits: NDArray[np.float64] = torch.from_numpy(probs).logit().clamp(_LOWEST, _HIGHEST).numpy()
+    return logits
+
+
+def _read_tags(path: Path, schema: pa.Schema, *, tags_alone: bool) -> Scores:
+    """The tags of `predict --out`, by the absolute paths of their images."""
+    where, whole = str(path), "all_probs" in schema.names
+    if not whole and not tags_alone:
+        raise InputError(where, "it holds the tags alone", "write it with predict --all-probs")
+    table = read_columns(path, schema.names).to_pydict()
+    if path.suffix.lower() == ".csv":
+        lists = {name: [each.split("|") if each else [] for each in table[name]] for name in table.keys() - {_PICTURE}}
+        table |= lists
+    try:
+        settings = json.loads(path.with_name(f"{path.name}.summary.json").read_text("utf-8"))["settings"]
+        labels = tuple(map(str, settings["labels"]))
+        places = {label: place for place, label in enumerate(labels)}
+        probs = np.full((len(table[_PICTURE]), len(labels)), np.nan)
+        given = np.zeros(probs.shape, dtype=bool)
+        for row, (tags, values) in enumerate(zip(table["labels"], table["probs"], strict=True)):
+            columns = [places[tag] for tag in tags]
+            given[row, columns], probs[row, columns] = True, np.array(values, dtype=np.float64)
+        if whole:
+            probs = np.array(table["all_probs"], dtype=np.float64).reshape(probs.shape)
+        if not ((probs >= 0) & (probs <= 1) | ~given & (not whole)).all():
+            raise ValueError("a probability is not in [0, 1]")
+        pictures = tuple(str(Path(settings["root"], name).resolve()) for name in table[_PICTURE])
+        thresholds = settings["thresholds"] and tuple(map(float, settings["thresholds"]))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            where, f"its tags or {path.name}.summary.json cannot be read ({quote_fault(error)})", _DAMAGED
+        ) from None
+    target, logits = torch.full(probs.shape, torch.nan), {"image": torch.from_numpy(_to_logits(probs))}
+    return Scores(labels, pictures, target, logits, thresholds=thresholds, given=torch.from_numpy(given))
+
+
+def _make_scores(
+    where: str,
+    pictures: tuple[str, ...],
+    labels: tuple[str, ...],
+    arrays: Mapping[str, NDArray[Any]],
+    noted: dict[str, Any],
+) -> Scores:
+    """Check what a file holds, and make scores of it; the target is unknown where it tells none."""
+    LabelSpace(labels)
+    check_pictures(pictures, where)
+    check_lam(noted.get("lam", 1.0), where)
+    check_temperature(noted.get("temperature", 1.0), where)
+    if "closer_size" in noted:
+        size = noted["closer_size"]
+        if not isinstance(size, int | float) or not 1 <= size <= MAX_SIDE:
+            raise InputError(where, f"'closer_size' is {quote(size)}", "give pixels per side, or leave it out")
+        noted["closer_size"] = int(size)
+    target = np.array(arrays.get(_TARGET, np.full((len(pictures), len(labels)), -1)), dtype=np.float32)
     target[target == -1] = np.nan
     wrong = ~(np.isnan(target) | (target == 0) | (target == 1))
     if wrong.any():
         raise InputError(where, f"the target holds {target[wrong][0]:g}", "write 1, 0, or -1 for unknown")
-    return target
-
-
-def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
-    for name, values in tensors.items():
+    tensors: dict[str, Tensor] = {}
+    for name in (*KINDS, *_PATCHES):
+        if name not in arrays:
+            continue
+        values = torch.from_numpy(np.require(arrays[name], requirements=["C", "W"]))  # Arrow's arrays are not
+        tensors[name] = values if values.dtype == torch.float64 else values.float()
         odd = (~values.isfinite()).nonzero()
         if len(odd):
             place = f"row {int(odd[0, 0])}, label {int(odd[0, -1])}"
-            value = values[tuple(odd[0])].item()
-            todo = "find where the model made it, or leave that image out"
-            raise InputError(where, f"a number of {name!r} is {value:g} ({place})", todo)
+            told = f"a number of {name!r} is {values[tuple(odd[0])].item():g} ({place})"
+            raise InputError(where, told, "find where the model made it, or leave that image out")
+    patches: dict[str, Any] = {name: tensors.pop(name) for name in _PATCHES if name in tensors}
+    return Scores(labels, pictures, torch.from_numpy(target), tensors, **patches, **noted)
+
+
+def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Scores | None, tell: Tell | None) -> Scores:
+    """The same scores in the order of a data set or of other scores, and with their truth."""
+    if like is not None:
+        other, wanted, labels = "the other scores", like.pictures, like.labels
+        target, indices = like.target, like.indices
+    else:
+        assert records is not None
+        if scores.labels != records.labels.names and tell is not None:
+            records = keep_common_labels(records, scores.labels, whose=where, tell=tell)
+        elif scores.labels != records.labels.names:
+            records = records.keep_labels(scores.labels)
+        other, labels, target = records.name, records.labels.names, records.target()
+        wanted = tuple(records.images.name(records.place(index)) for index in range(len(records)))
+        indices = torch.arange(len(records))
+    if scores.given is not None:
+        scores = _name_as(scores, wanted, where, other, tell)
+    there = set(scores.pictures)
+    rows = torch.tensor([row for row, name in enumerate(wanted) if name in there], dtype=torch.int64)
+    missing = len(wanted) - len(rows)
+    if tell is not None and like is None and 0 < missing <= _MOST * len(wanted):
+        named = shorten(name for name in wanted if name not in there)
+        tell(f"{where}: {missing:,} of {len(wanted):,} images of {other} have no scores and are left out ({named})")
+        wanted, target, indices = tuple(wanted[row] for row in rows.tolist()), target[rows], rows
+    if scores.pictures != wanted:
+        check_pictures(wanted, other)
+        scores = scores.select(torch.tensor(_match(scores.pictures, wanted, what="images", where=where, other=other)))
+    if scores.labels != labels:
+        scores = scores.keep_labels(_match(scores.labels, labels, what="labels", where=where, other=other))
+    known = ~(scores.target.isnan() | target.isnan())
+    differ, count = int((known & (scores.target != target)).sum()), int(known.sum())
+    wrong = f"{differ:,} of {count:,} known targets are not those of {other}"
+    if differ > _MOST * count:
+        raise InputError(where, wrong, "check that both are of the same images and labels")
+    if differ and tell is not None:
+        tell(f"{where}: {wrong}, which are taken")
+    return replace(scores, target=target, indices=indices)
+
+
+def _name_as(scores: Scores, wanted: Sequence[str], where: str, other: str, tell: Tell | None) -> Scores:
+    """Scores of absolute paths, by the wanted names that these end in; images that nobody wants are left out."""
+    names, found = set(wanted), dict[int, str]()
+    for row, picture in enumerate(scores.pictures):
+        parts = PurePath(picture).parts
+        ends = (str(PurePath(*parts[start:])) for start in range(len(parts)))
+        name = next((end for end in ends if end in names), None)
+        if name is not None:
+            found[row] = name
+    if tell is not None and 0 < len(found) < len(scores):
+        tell(f"{where}: {len(scores) - len(found):,} of {len(scores):,} images are not in {other} and are left out")
+    kept = scores.select(torch.tensor(list(found), dtype=torch.int64)) if found else scores
+    kept = replace(kept, pictures=tuple(found.values()) or scores.pictures)
+    check_pictures(kept.pictures, where)
+    return kept
+
+
+def _match(names: Sequence[str], wanted: Sequence[str], *, what: str, where: str, other: str) -> list[int]:
+    """Where each wanted name stands among names."""
+    places = {name: place for place, name in enumerate(names)}
+    extra = sorted(places.keys() - set(wanted))
+    missing = [name for name in wanted if name not in places]
+    if extra and (what == "images" or missing):  # a file may know more labels than are asked for
+        hint = choose_one_of(extra[0], wanted) if what == "labels" else f"there they are named like {wanted[0]!r}"
+        raise InputError(where, f"{len(extra)} {what} are not in {other} ({shorten(extra)})", hint)
+    if missing:
+        wrong = f"{len(missing)} {what} of {other} have no scores ({shorten(missing)})"
+        raise InputError(where, wrong, f"score them too, or leave them out of {other}")
+    return [places[name] for name in wanted]

@@ -1,17 +1,19 @@
 """What a model says of many images, beside what is true of them: all that evaluation and audit need."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import patch_weights, pool_patches, tde_logits
 from pivotpatch.core.patches import check_overlap
 from pivotpatch.errors import InputError, choose_one_of
 
 KINDS = ("image", "patch", "tde")
 """Kinds of logits, in the order of tables: the whole image, the pooled patches, the total direct effect."""
+_BY_IMAGE = ("target", "patch_logits", "weights", "given")  # tensors with a row per image and a column per label
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,9 @@ class Scores:
         closer_size: rows and columns of a closer look, where one took the place of the patches.
         data: address of the record set that was scored, where that is known.
         network: `fingerprint` of the model that scored them, likewise.
+        thresholds: L probabilities above which the model gives each label, where they were fitted; see `own_probs`.
+        calibration: of the logits to rank by, where one was fitted.
+        given: (N,L) boolean, decisions that came with the scores, such as the tags of `predict`.
     """
 
     labels: tuple[str, ...]
@@ -48,6 +53,9 @@ class Scores:
     closer_size: int | None = None
     data: str | None = None
     network: str | None = None
+    thresholds: tuple[float, ...] | None = None
+    calibration: Calibration | None = None
+    given: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.pictures), len(self.labels))
@@ -57,6 +65,10 @@ class Scores:
                 raise InputError("scores", wrong, f"give {shape}, one row per image and one column per label")
         if not self.logits:
             raise InputError("scores", "there are no logits", f"give at least one kind of {', '.join(KINDS)}")
+        counts = {len(self.thresholds or self.labels), len(self.calibration.slope if self.calibration else self.labels)}
+        if counts != {len(self.labels)} or (self.calibration and self.calibration.kind != self.ranking):
+            wrong = f"thresholds or calibration are not those of {len(self.labels)} labels' {self.ranking} logits"
+            raise InputError("scores", wrong, "give one value per label, or leave them out")
         check_overlap(self.overlap, "scores")
 
     def __len__(self) -> int:
@@ -79,20 +91,39 @@ class Scores:
         return logits / (1 + self.lam) if kind == "tde" else logits
 
     def probs(self, kind: str) -> Tensor:
-        """Probabilities (N,L) of a kind, from its scaled logits."""
+        """Probabilities (N,L) of a kind, from its scaled logits, not calibrated."""
         return torch.sigmoid(self.scaled(kind))
+
+    def own_probs(self) -> Tensor:
+        """Probabilities (N,L) that the model's own thresholds are for: of the ranking, calibrated where it can be."""
+        return self.calibration.apply(self.scaled(self.ranking)) if self.calibration else self.probs(self.ranking)
 
     def select(self, rows: Tensor) -> "Scores":
         """The images that `rows` (M,) names, in that order."""
+        tensors = {
+            name: tensor[rows] for name in (*_BY_IMAGE, "indices") if (tensor := getattr(self, name)) is not None
+        }
+        pictures = tuple(self.pictures[row] for row in rows.tolist())
+        logits = {kind: logits[rows] for kind, logits in self.logits.items()}
+        return replace(self, pictures=pictures, logits=logits, **tensors)
+
+    def keep_labels(self, places: Sequence[int]) -> "Scores":
+        """The labels at these places, in that order."""
+        columns = torch.tensor(places, dtype=torch.int64)
+        tensors = {name: tensor[..., columns] for name in _BY_IMAGE if (tensor := getattr(self, name)) is not None}
         return replace(
             self,
-            pictures=tuple(self.pictures[row] for row in rows.tolist()),
-            target=self.target[rows],
-            logits={kind: logits[rows] for kind, logits in self.logits.items()},
-            patch_logits=None if self.patch_logits is None else self.patch_logits[rows],
-            weights=None if self.weights is None else self.weights[rows],
-            indices=None if self.indices is None else self.indices[rows],
+            labels=tuple(self.labels[place] for place in places),
+            logits={kind: logits[:, columns] for kind, logits in self.logits.items()},
+            thresholds=self.thresholds and tuple(self.thresholds[place] for place in places),
+            calibration=self.calibration and self.calibration.select(places),
+            **tensors,
         )
+
+    def only(self, kind: str) -> "Scores":
+        """One kind of logits alone, without patches and without thresholds and calibration, which may be of another."""
+        plain = replace(self, patch_logits=None, weights=None, thresholds=None, calibration=None)
+        return replace(plain, logits={kind: self.get(kind)})
 
     def mix(self, *, lam: float | None = None, temperature: float | None = None) -> Tensor:
         """TDE logits (N,L) with another lam or temperature, see `remix`."""
@@ -102,6 +133,7 @@ class Scores:
         """The same images with another lam or temperature; no model is asked.
 
         A temperature needs the patches: weights that were made at T become those at T' by w^(T/T'), made to sum to 1.
+        Thresholds and calibration are forgotten: they belong to the old probabilities.
         """
         image, pooled, weights = self.get("image"), self.get("patch"), self.weights
         lam = self.lam if lam is None else lam
@@ -113,4 +145,5 @@ class Scores:
             pooled = pool_patches(self.patch_logits, weights)
         mixed = {"image": image, "patch": pooled, "tde": tde_logits(image, pooled, lam=lam)}
         temperature = self.temperature if temperature is None else temperature
-        return replace(self, logits=mixed, weights=weights, lam=lam, temperature=temperature)
+        changed = replace(self, thresholds=None, calibration=None, logits=mixed, weights=weights)
+        return replace(changed, lam=lam, temperature=temperature)

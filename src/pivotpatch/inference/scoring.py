@@ -144,7 +144,20 @@ def score_pictures(
     joined = _gather(torch.cat(indices), torch.cat(target), torch.cat(rows), accelerator)
     scores = replace(_unpack(*joined, model, loader), closer_size=closer_size)
     _check_finite(scores, classifier.called)
-    return scores
+    return scores if isinstance(model, PatchInference) else _keep_rule(scores, model)
+
+
+def _keep_rule(scores: Scores, model: Classifier) -> Scores:
+    """Scores with the thresholds and the calibration that a model decides about their labels by, where it has them."""
+    places = [model.labels.index(name) for name in scores.labels]
+    thresholds, calibration = model.thresholds, model.find_calibration(closer_size=scores.closer_size)
+    if calibration is not None and calibration.kind != scores.ranking:
+        return scores
+    return replace(
+        scores,
+        thresholds=thresholds and tuple(thresholds[place] for place in places),
+        calibration=calibration and calibration.select(places),
+    )
 
 
 def _pack(out: CounterfactualLogits | Tensor, *, keep_patches: bool) -> Tensor:

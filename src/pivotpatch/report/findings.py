@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +19,9 @@ from pivotpatch.audit.cooccurrence import (
     rank_pairs,
     rate_pairs,
 )
-from pivotpatch.audit.evaluation import Difference, Evaluation, evaluate_scores
+from pivotpatch.audit.evaluation import Difference, Evaluation, Policy, Rule, evaluate_scores, find_rule
 from pivotpatch.audit.label_errors import LabelError, find_label_errors
-from pivotpatch.core.calibration import Calibration
+from pivotpatch.core.metrics import Definition, EmptyRule
 from pivotpatch.core.policies import Fixed, PerLabel
 from pivotpatch.inference.scores import Scores
 from pivotpatch.training.plots import LogEntries
@@ -39,7 +39,6 @@ PANELS = 6  # labels whose curves are drawn
 PAIRS_PER_LABEL = 3  # of the worst, so that one label does not hide all others
 _EXAMPLES = 3  # images of each pair
 _ENOUGH = 50  # images that a calibration is fitted on
-_FIXED = Fixed(0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +47,7 @@ class Subject:
 
     Attributes:
         name: for headings.
-        scores: what it says of the images, and what is true.
-        policy: how the probabilities to rank by become decisions; those of a fixed threshold are told of all kinds.
-        calibration: of these probabilities, where the policy was fitted to calibrated ones.
+        scores: what it says of the images, and what is true; they decide by their own thresholds where they have them.
         facts: what else is known of it, in words, by name.
         log: of its training, where it comes from a run.
         fitted_here: whether what decides may have been fitted on these very images, which the report then says.
@@ -58,17 +55,9 @@ class Subject:
 
     name: str
     scores: Scores
-    policy: Fixed | PerLabel = _FIXED
-    calibration: Calibration | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     log: LogEntries = ()
     fitted_here: bool = False
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """L thresholds."""
-        policy = self.policy
-        return policy.thresholds if isinstance(policy, PerLabel) else (policy.threshold,) * len(self.scores.labels)
 
 
 class WorstPair(NamedTuple):
@@ -91,8 +80,8 @@ class Findings:
     """All that a report tells.
 
     Attributes:
-        evaluation: of each kind of logits.
-        baseline: the evaluation of the baseline, where there is one.
+        evaluation: of each kind of logits, and of the baseline.
+        thresholds: L numbers that decide about the kind to rank by; None where the policy is of another kind.
         reference: what the model is compared with, in words; None where there is nothing.
         panels: precision and recall of chosen labels, by label and kind; their thresholds are ranks of logits.
         comparison: pairs of labels beside the reference.
@@ -103,7 +92,7 @@ class Findings:
     """
 
     evaluation: Evaluation
-    baseline: Evaluation | None
+    thresholds: tuple[float, ...] | None
     reference: str | None
     panels: Mapping[str, Mapping[str, ThresholdCurve]]
     comparison: PairComparison | None
@@ -122,6 +111,9 @@ def gather_findings(
     subject: Subject,
     *,
     baseline: Subject | None = None,
+    policy: Policy | None = None,
+    definition: Definition = "step",
+    empty: EmptyRule = "zero",
     images: int = 60,
     resamples: int = 1000,
     generator: torch.Generator,
@@ -134,6 +126,9 @@ def gather_findings(
     Args:
         subject: the model.
         baseline: another one, on the same images.
+        policy: as in `evaluate_scores`, like the next two.
+        definition: of average precision.
+        empty: what a label that is given to no image does in CP.
         images: how many will be shown: cases, pairs and label errors get their shares, and six each without any.
         resamples: of the bootstrap.
         generator: draws them.
@@ -142,10 +137,17 @@ def gather_findings(
     scores, other = subject.scores, None if baseline is None else baseline.scores
     reference = other
     if baseline is None and scores.ranking != "image" and "image" in scores.logits:
-        reference = replace(scores, logits={"image": scores.get("image")}, patch_logits=None, weights=None)
+        reference = scores.only("image")
     progress("measure", 0, 3)
-    evaluation = _evaluate(subject, other, resamples, generator)
-    theirs = None if baseline is None else _evaluate(baseline, None, resamples, generator)
+    evaluation = evaluate_scores(
+        scores,
+        policy=policy,
+        definition=definition,
+        empty=empty,
+        resamples=resamples,
+        baseline=other,
+        generator=generator,
+    )
     progress("measure", 1, 3)
     comparison, worst = _audit(scores, reference, max(images // 6, 6))
     cases = _find_cases(scores, reference, max(images // 5, 6), named=baseline is not None)
@@ -162,7 +164,7 @@ def gather_findings(
     named = "the image logits of the same model" if baseline is None else f"the baseline {baseline.name}"
     return Findings(
         evaluation=evaluation,
-        baseline=theirs,
+        thresholds=_find_thresholds(scores, policy, empty),
         reference=named if reference is not None else None,
         panels=_make_panels(scores, other, _choose_labels(evaluation)),
         comparison=comparison,
@@ -173,17 +175,13 @@ def gather_findings(
     )
 
 
-def _evaluate(subject: Subject, baseline: Scores | None, resamples: int, generator: torch.Generator) -> Evaluation:
-    scores = subject.scores
-    kinds = list(scores.logits) if isinstance(subject.policy, Fixed) else [scores.ranking]
-    return evaluate_scores(
-        scores,
-        policies=dict.fromkeys(kinds, subject.policy),
-        calibration=subject.calibration,
-        resamples=resamples,
-        baseline=baseline,
-        generator=generator,
-    )
+def _find_thresholds(scores: Scores, policy: Policy | None, empty: EmptyRule) -> tuple[float, ...] | None:
+    match find_rule(scores, policy, scores.ranking, empty=empty):
+        case Rule(policy=PerLabel(thresholds)):
+            return thresholds
+        case Rule(policy=Fixed(threshold)):
+            return (threshold,) * len(scores.labels)
+    return None
 
 
 def _choose_labels(evaluation: Evaluation) -> list[int]:
@@ -217,16 +215,11 @@ def _rank(logits: Tensor) -> Tensor:
     return ranks
 
 
-class _Audited(NamedTuple):
-    comparison: PairComparison | None
-    worst: tuple[WorstPair, ...]
-
-
-def _audit(scores: Scores, reference: Scores | None, count: int) -> _Audited:
+def _audit(scores: Scores, reference: Scores | None, count: int) -> tuple[PairComparison | None, tuple[WorstPair, ...]]:
     """Pairs under decisions that models can be compared by: each label is given to as many images as show it."""
     rates = rate_pairs(scores)
     if not len(rates):
-        return _Audited(None, ())
+        return None, ()
     comparison = None if reference is None else compare_pairs(rates, rate_pairs(reference))
     theirs = {}
     if comparison is not None:
@@ -244,7 +237,7 @@ def _audit(scores: Scores, reference: Scores | None, count: int) -> _Audited:
         worst.append(WorstPair(row, theirs.get((label, context)), tuple(found)))
         if len(worst) == count:
             break
-    return _Audited(comparison, tuple(worst))
+    return comparison, tuple(worst)
 
 
 def _find_cases(scores: Scores, reference: Scores | None, count: int, *, named: bool) -> tuple[CaseStudy, ...]:

@@ -2,24 +2,32 @@
 
 import math
 import re
+import warnings
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+import matplotlib as mpl
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+from PIL import Image
 
 from pivotpatch import __version__
 from pivotpatch.audit.cases import CaseStudy
 from pivotpatch.audit.plots import plot_pair_curves
 from pivotpatch.core.metrics import DEFINITIONS
-from pivotpatch.core.patches import PatchBox, patch_boxes
+from pivotpatch.core.patches import patch_boxes
+from pivotpatch.data.decoding import decode_image
 from pivotpatch.data.records import RecordSet
-from pivotpatch.report.embed import Album, Thumbnail, embed_figure
+from pivotpatch.errors import InputError
+from pivotpatch.inference.scores import Scores
 from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings, Subject
 from pivotpatch.training.plots import plot_curves
 from pivotpatch.tuning.plots import CURVE_COLOURS, plot_precision_recall, plot_reliability
@@ -28,9 +36,15 @@ from pivotpatch.writing import explain_disk_faults, replacing
 LIMIT = 5_000_000
 """Bytes that a report never reaches."""
 ROOM_FOR_IMAGES, ROOM_FOR_LABELS = 2_200_000, 1_000_000  # the rest is for figures and words
+LARGEST = 200_000
+"""Bytes of an SVG figure; a larger one is embedded as pixels."""
+SIDE = 240
+"""Pixels of the longer side of an image."""
 NAMES = {"image": "image", "patch": "patch", "tde": "TDE"}
 _OPINIONS = {"image": "whole image", "patch": "its patches", "tde": "both (TDE)"}
-_MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
+_QUALITIES = (75, 40)  # of JPEG; the second for images of noise, which are many times as large
+_LARGE = 24_000  # bytes of a small copy
+_SMALLEST = 0.68  # of its own size, to which a figure may shrink on a narrow screen before it scrolls
 _LONGEST = 160  # characters of a name that are shown
 _CELLS = 130  # bytes of a row of the table besides its name, at most
 # Signs that no XML may hold, halves of signs, and those that turn the text around them.
@@ -48,21 +62,13 @@ def clean(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-class _Grid(NamedTuple):
-    """The patches over an image that is 100 wide, each with its share."""
+def write_percent(value: float | None, digits: int) -> str:
+    """A share in per cent; a dash where it is not known.
 
-    height: int
-    cells: list[tuple[PatchBox, float]]
-
-
-class _Case(NamedTuple):
-    """A case study with its image, and how much nearer to the truth than the reference it is."""
-
-    study: CaseStudy
-    gain: float
-    bars: list[tuple[str, float, str]]
-    thumbnail: Thumbnail | None
-    grid: _Grid | None
+    >>> write_percent(0.125, 1), write_percent(None, 1)
+    ('12.5', '–')
+    """
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.{digits}f}"
 
 
 def write_report(
@@ -104,16 +110,21 @@ def render_report(
     results = {NAMES[kind]: each for kind, each in evaluation.kinds.items()}
     columns = ["label", "positives", *(f"AP {name}" for name in results)]
     if findings.difference is not None:
-        columns.append("over baseline" if findings.baseline else "TDE − image")
-    if baseline is not None and findings.baseline is not None:
-        results[f"baseline {baseline.name}"] = findings.baseline.kinds[findings.baseline.ranking]
+        columns.append("over baseline" if evaluation.baseline else "TDE − image")
+    if baseline is not None and evaluation.baseline is not None:
+        results[f"baseline {baseline.name}"] = evaluation.baseline
     script = (_PAGE / "report.js").read_text("utf-8")
+    own = b64encode(sha256(script.encode()).digest()).decode("ascii")
     context: dict[str, Any] = {
         "title": f"Report on {subject.name}",
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         "version": __version__,
-        "policy": _make_policy(script),
-        "script": Markup(script),  # noqa: S704  # a file of this package, like the style
+        # A browser may run the one script that belongs to the page, and ask nobody for anything.
+        "policy": Markup(  # noqa: S704  # no word of a user; neither are the next two
+            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+            f"script-src 'sha256-{own}'; base-uri 'none'; form-action 'none'"
+        ),
+        "script": Markup(script),  # noqa: S704
         "style": Markup((_PAGE / "report.css").read_text("utf-8")),  # noqa: S704
         "findings": findings,
         "found": evaluation,
@@ -121,13 +132,13 @@ def render_report(
         "difference": findings.difference,
         "definition": DEFINITIONS[evaluation.definition],
         "names": NAMES,
-        "measures": _MEASURES,
+        "measures": ("CP", "CR", "CF1", "OP", "OR", "OF1"),
         "results": results,
         "facts": _list_facts(subject, baseline, records),
         "fitted_here": [each.name for each in (subject, baseline) if each is not None and each.fitted_here],
         "skipped": len(counted.precision.skipped),
         "columns": [*columns, "threshold", "precision", "recall"],
-        "rows": _list_rows(findings, subject, kept),
+        "rows": _list_rows(findings, kept),
         "left_out": len(evaluation.labels) - len(kept),
         "cases": [_show_case(study, album, subject.scores.overlap) for study in findings.cases],
         "worst": [(pair, [(each, album.copy(each.row)) for each in pair.examples]) for pair in findings.worst],
@@ -135,42 +146,6 @@ def render_report(
         "per_label": PAIRS_PER_LABEL,
         **_draw(findings, subject, baseline),
     }
-    context["sections"] = _name_sections(context)
-    page = _make_environment().get_template("report.html").render(context)
-    assert len(page.encode()) < LIMIT, "every part of a report has its limit"
-    return page
-
-
-def _make_environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pivotpatch.report", "page"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        # Every value passes here on its way into the page, so that none can be forgotten.
-        finalize=lambda value: clean(value) if type(value) is str else value,
-    )
-    environment.filters["percent"] = write_percent
-    return environment
-
-
-def write_percent(value: float | None, digits: int) -> str:
-    """A share in per cent; a dash where it is not known.
-
-    >>> write_percent(0.125, 1), write_percent(None, 1)
-    ('12.5', '–')
-    """
-    return "–" if value is None or math.isnan(value) else f"{100 * value:.{digits}f}"
-
-
-def _make_policy(script: str) -> Markup:
-    """What a browser may do with the page: run the one script that belongs to it, and ask nobody for anything."""
-    own = b64encode(sha256(script.encode()).digest()).decode("ascii")
-    rules = ("default-src 'none'", "img-src data:", "style-src 'unsafe-inline'", f"script-src 'sha256-{own}'")
-    return Markup("; ".join([*rules, "base-uri 'none'", "form-action 'none'"]))  # noqa: S704  # no word of a user
-
-
-def _name_sections(context: dict[str, Any]) -> dict[str, str]:
-    """Headings by the names of the sections that there are."""
     headings = {
         "summary": ("Summary", True),
         "labels": ("Labels", True),
@@ -181,7 +156,18 @@ def _name_sections(context: dict[str, Any]) -> dict[str, str]:
         "calibration": ("Calibration", context["calibration_plot"]),
         "training": ("Training", context["training_plot"]),
     }
-    return {name: text for name, (text, there) in headings.items() if there}
+    context["sections"] = {name: text for name, (text, there) in headings.items() if there}
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pivotpatch.report", "page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        # Every value passes here on its way into the page, so that none can be forgotten.
+        finalize=lambda value: clean(value) if type(value) is str else value,
+    )
+    environment.filters["percent"] = write_percent
+    page = environment.get_template("report.html").render(context)
+    assert len(page.encode()) < LIMIT, "every part of a report has its limit"
+    return page
 
 
 def _list_facts(subject: Subject, baseline: Subject | None, records: RecordSet | None) -> dict[str, str]:
@@ -210,8 +196,8 @@ def _keep_labels(findings: Findings) -> list[int]:
     return sorted(kept)
 
 
-def _list_rows(findings: Findings, subject: Subject, labels: Iterable[int]) -> Iterator[list[str]]:
-    evaluation, difference, thresholds = findings.evaluation, findings.difference, subject.thresholds
+def _list_rows(findings: Findings, labels: Iterable[int]) -> Iterator[list[str]]:
+    evaluation, difference, thresholds = findings.evaluation, findings.difference, findings.thresholds
     counted = evaluation.kinds[evaluation.ranking]
     decided = counted.decided
     assert decided is not None
@@ -222,13 +208,14 @@ def _list_rows(findings: Findings, subject: Subject, labels: Iterable[int]) -> I
             str(counted.precision.positives[label]),
             *(write_percent(each.precision.per_label[label], 1) for each in evaluation.kinds.values()),
             *([] if difference is None else ["–" if gain is None else f"{100 * gain:+.1f}"]),
-            f"{thresholds[label]:.2f}",
+            "–" if thresholds is None else f"{thresholds[label]:.2f}",
             write_percent(decided.precision[label], 1),
             write_percent(decided.recall[label], 1),
         ]
 
 
-def _show_case(study: CaseStudy, album: Album, overlap: float) -> _Case:
+def _show_case(study: CaseStudy, album: "Album", overlap: float) -> dict[str, Any]:
+    """A case study with its image, its patches' shares, and how much nearer to the truth than the reference it is."""
     other = study.image if study.baseline is None else study.baseline
     bars = [(_OPINIONS[kind], getattr(study, kind), CURVE_COLOURS[kind]) for kind in _OPINIONS]
     if study.baseline is not None:
@@ -238,26 +225,92 @@ def _show_case(study: CaseStudy, album: Album, overlap: float) -> _Case:
     side, grid = math.isqrt(len(study.weights)), None
     if side**2 == len(study.weights) and height >= side:
         boxes = patch_boxes(height, 100, grid=side, overlap=overlap)
-        grid = _Grid(height, list(zip(boxes, study.weights, strict=True)))
-    return _Case(study, (study.tde - other) * (1 if study.shown else -1), bars, thumbnail, grid)
+        grid = {"height": height, "cells": list(zip(boxes, study.weights, strict=True))}
+    gain = (study.tde - other) * (1 if study.shown else -1)
+    return {"study": study, "gain": gain, "bars": bars, "thumbnail": thumbnail, "grid": grid}
 
 
 def _draw(findings: Findings, subject: Subject, baseline: Subject | None) -> dict[str, Any]:
     """All figures, as HTML; None where there is nothing to draw."""
     panels = {
-        label: embed_figure(plot_precision_recall(curves), name=f"pr{place}", text="precision against recall")
-        for place, (label, curves) in enumerate(findings.panels.items())
+        label: embed_figure(plot_precision_recall(curves), text="precision against recall")
+        for label, curves in findings.panels.items()
     }
     pairs = reliability = training = None
     if findings.comparison is not None:
         figure = plot_pair_curves(findings.comparison, names=("model", BASELINE if baseline else "image logits"))
-        pairs = embed_figure(figure, name="pairs", text="conditional FPR and TPR of all pairs, sorted by the reference")
+        pairs = embed_figure(figure, text="conditional FPR and TPR of all pairs, sorted by the reference")
     if findings.calibration:
         curves = {name: each.curve for name, each in findings.calibration.items()}
-        reliability = embed_figure(
-            plot_reliability(curves), name="reliability", text="share of positives by probability"
-        )
+        reliability = embed_figure(plot_reliability(curves), text="share of positives by probability")
     logs = {"": subject.log} if baseline is None or not baseline.log else {"model": subject.log, BASELINE: baseline.log}
     if subject.log:
-        training = embed_figure(plot_curves(logs), name="training", text="loss and validation mAP over the epochs")
+        training = embed_figure(plot_curves(logs), text="loss and validation mAP over the epochs")
     return {"panels": panels, "pair_plot": pairs, "calibration_plot": reliability, "training_plot": training}
+
+
+def embed_figure(figure: Figure, *, text: str) -> Markup:
+    """A figure as an image in HTML, of lines or, where those are too many, of pixels; `text` tells what it shows."""
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}), warnings.catch_warnings():
+        # The browser has the signs that matplotlib's font lacks.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        written, kind = BytesIO(), "svg+xml"
+        figure.savefig(written, format="svg", metadata={"Date": None})
+        if written.tell() > LARGEST:
+            written, kind = BytesIO(), "png"
+            figure.savefig(written, format="png")
+    address, points = b64encode(written.getvalue()).decode("ascii"), figure.get_figwidth() * 72
+    size = f"min-width:min({_SMALLEST * points:.0f}pt,28rem);max-width:{1.5 * points:.0f}pt"
+    return Markup('<div class="plot"><div style="{}"><img src="data:image/{};base64,{}" alt="{}"></div></div>').format(
+        size, kind, address, text
+    )
+
+
+class Thumbnail(NamedTuple):
+    """A small copy of an image: a `data:` address and its pixels, or the problem why it cannot be shown."""
+
+    address: Markup
+    width: int
+    height: int
+    problem: str = ""
+
+
+@dataclass
+class Album:
+    """Makes small copies of the images of a data set, until a number or a size is reached.
+
+    Attributes:
+        scores: whose rows are asked for; they must know their places in `records`.
+        records: the images.
+        count: images that may still be copied.
+        room: characters of addresses that there still is room for.
+    """
+
+    scores: Scores
+    records: RecordSet | None
+    count: int
+    room: int
+
+    def copy(self, row: int) -> Thumbnail | None:
+        """A small copy of the image in a row of the scores; None where there is none, or no room for it."""
+        if self.records is None or self.scores.indices is None or self.count < 1:
+            return None
+        place = self.records.place(int(self.scores.indices[row]))
+        try:
+            pixels = decode_image(self.records.images.source(place), name=self.records.images.name(place))
+        except InputError as error:
+            self.count -= 1
+            return Thumbnail(Markup(), 0, 0, error.parts[1])
+        small = Image.fromarray(pixels)
+        small.thumbnail((SIDE, SIDE))
+        for quality in _QUALITIES:
+            written = BytesIO()
+            small.save(written, "JPEG", quality=quality, optimize=True)
+            if written.tell() <= _LARGE:
+                break
+        address = Markup("data:image/jpeg;base64,{}").format(b64encode(written.getvalue()).decode("ascii"))
+        if len(address) > self.room:
+            return None
+        self.count -= 1
+        self.room -= len(address)
+        return Thumbnail(address, *small.size)
