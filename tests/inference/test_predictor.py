@@ -156,7 +156,9 @@ def test_a_network_needs_an_engine(checkpoint: Path, tmp_path: Path) -> None:
         Predictor.load(checkpoint, device="nonsense")
     with pytest.raises(InputError, match="Predictor: effort is 2; give a number from 0"):
         Predictor.load(checkpoint, effort=2)
-    with pytest.raises(InputError, match="m.onnx: exported models run on the CPU with effort 1, not on (cpu|cuda) with 0"):
+    with pytest.raises(
+        InputError, match="m.onnx: exported models run on the CPU with effort 1, not on (cpu|cuda) with 0"
+    ):
         Predictor.load(tmp_path / "m.onnx", effort=0)
 
 
