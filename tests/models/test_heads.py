@@ -1,4 +1,5 @@
 import pytest
+import timm
 import torch
 from reference.query2label import position, query2label_logits
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from pivotpatch.models.heads import (
     encode_positions,
     make_head,
 )
-from pivotpatch.models.published import rename_query2label
+from pivotpatch.models.published import rename_published
 
 
 @pytest.mark.parametrize("name", ["linear", "max"])
@@ -76,7 +77,10 @@ def test_query2label_gives_the_published_logits_of_published_weights(self_attent
     state = make_published(width=16, labels=3, self_attention=self_attention)
     features = torch.randn(2, 16, 2, 3, dtype=torch.float64)
     head = Query2LabelHead(16, 3, feedforward=24, self_attention=self_attention).double().eval()
-    head.load_state_dict(rename_query2label(state))  # without a projection, as the width is that of the features
+    named = rename_published(state, timm.create_model("test_resnet"))  # without a projection, as the width is the map's
+    head.load_state_dict(
+        {name.removeprefix("head."): value for name, value in named.items() if name.startswith("head.")}
+    )
     expected = query2label_logits(state, features, heads=4, encoder_layers=1, decoder_layers=2)
     torch.testing.assert_close(head(features), expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(head(features), head(features.flip(3)), atol=1e-4)  # places matter

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pivotpatch.cli.sources import (
     Scored,
     Source,
+    add_weights_options,
     check_closer,
     find_fitted,
     keep_known_labels,
@@ -57,6 +58,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="a run, a checkpoint, a model by name (tagger, hub:owner/name, timm: or transformers:), or a file of "
         "scores; then the address of the images, a table or a folder of them, which scores with a target do not need",
     )
+    add_weights_options(evaluate)
     measures = evaluate.add_argument_group("what is measured")
     measures.add_argument(
         "--policy",
@@ -105,7 +107,7 @@ class _Rule(NamedTuple):
 def run_evaluate(args: argparse.Namespace) -> int:
     """Score where need be, measure, and tell it in the first process alone."""
     _check_options(args)
-    source = open_source(args.words[0])
+    source = open_source(args.words[0], architecture=args.architecture, labels=args.labels)
     records = open_pictures(args.words[1:])
     if source.model is None:
         for name in MODEL_OPTIONS:

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pivotpatch.cli.sources import add_weights_options, open_given
 from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         default="tagger",
         help="a run, a checkpoint, an exported file, hub:NAME, transformers:WHAT or timm:WHAT (the bundled tagger)",
     )
+    add_weights_options(predict)
     predict.add_argument("--device", help="such as cpu or cuda:1; a GPU where there is one by default")
     predict.add_argument(
         "--effort",
@@ -123,7 +125,10 @@ def _open_predictor(args: argparse.Namespace, *, world: int = 1) -> "Predictor":
     device = args.device
     if device is None and world > 1 and torch.cuda.is_available():
         device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
-    return Predictor.load(args.model, device=device, effort=args.effort)
+    model = args.model
+    if args.architecture is not None or args.labels is not None:
+        model = open_given(args.model, architecture=args.architecture, labels=args.labels)
+    return Predictor.load(model, device=device, effort=args.effort)
 
 
 def _find(args: argparse.Namespace) -> Iterator[str]:
@@ -286,10 +291,9 @@ def digest_engine(engine: "Engine", model: str) -> str:
     from pivotpatch.models.named import is_named
     from pivotpatch.models.open import find_checkpoint
 
-    content = hashlib.sha256()
-    if not is_named(model):
-        exported = not isinstance(engine, TorchEngine)
-        paths = [Path(model)] if exported else [find_checkpoint(model) / name for name in (DESCRIPTION, WEIGHTS)]
+    content, path = hashlib.sha256(), Path(model)
+    if not is_named(model) and not (path / "config.json").exists():
+        paths = [path] if path.is_file() else [find_checkpoint(model) / name for name in (DESCRIPTION, WEIGHTS)]
         for path in paths:
             with path.open("rb") as file:
                 content.update(hashlib.file_digest(file, "sha256").digest())

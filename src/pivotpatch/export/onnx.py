@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from pivotpatch.core.patches import patch_boxes
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, import_extra
 from pivotpatch.export.graph import (
     FREE,
     HALF_TOLERANCE,
@@ -19,7 +19,7 @@ from pivotpatch.export.graph import (
     quiet,
     trace_pictures,
 )
-from pivotpatch.inference.exported import PROPERTY, OnnxEngine, import_extra
+from pivotpatch.inference.exported import PROPERTY, OnnxEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -41,7 +41,7 @@ def export_onnx(model: Classifier | PatchInference, path: str | Path, *, half: b
         half: keep the weights in half precision, in half the bytes; the graph computes in float32 all the same.
     """
     for name in ("onnx", "onnxscript", "onnxruntime"):
-        import_extra(name)
+        import_extra(name, "onnx")
     path = Path(path)
     graph = PictureGraph(model)
     size = sum(weight.nbytes for weight in graph.state_dict().values()) // (2 if half else 1)

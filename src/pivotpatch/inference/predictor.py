@@ -74,7 +74,7 @@ class Predictor:
     @classmethod
     def load(
         cls,
-        name_or_folder: str | os.PathLike[str] = "tagger",
+        name_or_folder: str | os.PathLike[str] | Classifier = "tagger",
         *,
         device: str | torch.device | None = None,
         effort: float = 1.0,
@@ -87,7 +87,7 @@ class Predictor:
                 model is taken, or of a checkpoint, or an exported file (.onnx). "hub:owner/name" is a
                 checkpoint on the Hugging Face hub; "transformers:" or "timm:" before a folder or `owner/name` opens
                 somebody else's multi-label model, around which PAT-I looks at patches, see `open_foreign`. A
-                revision may follow a name: "hub:owner/name@v2".
+                revision may follow a name: "hub:owner/name@v2". A model that was opened is taken as it is.
             device: where to run; a GPU where there is one by default. Exported models run on the CPU.
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
                 their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`), which
@@ -97,7 +97,9 @@ class Predictor:
                 False leaves the model as it is.
         """
         check_effort(effort, "Predictor")
-        name, chosen = os.fspath(name_or_folder), _choose_device(device)
+        given = name_or_folder if isinstance(name_or_folder, Classifier) else None
+        name = os.fspath(name_or_folder) if given is None else ""  # type: ignore[arg-type]
+        chosen = _choose_device(device)
         if name.lower().endswith(EXPORTED) and not Path(name).is_dir() and not is_named(name):
             from pivotpatch.inference.exported import OnnxEngine
 
@@ -105,7 +107,7 @@ class Predictor:
                 wrong = f"exported models run on the CPU with effort 1, not on {chosen} with {effort:g}"
                 raise InputError(name, wrong, "leave device and effort out, or give the run or checkpoint")
             return cls(OnnxEngine(name))
-        model = open_model(name)
+        model = given or open_model(name)
         if isinstance(model, ForeignClassifier):
             if 0 < effort < 1:
                 wrong = f"is {effort:g}, but PAT-I looks at the patches of all images or of none"

@@ -16,8 +16,12 @@ from pivotpatch.models.backbone import Backbone, BackboneOption
 from pivotpatch.models.heads import HeadOption, make_head
 from pivotpatch.models.hub import Card, fetch_folder, push_model, write_card
 from pivotpatch.models.preprocessing import Preprocessing
+from pivotpatch.models.published import rename_published
 from pivotpatch.models.saving import CARD, DESCRIPTION, WEIGHTS, Description, read_description, save_checkpoint
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights
+
+OWN_HEAD = "its own"
+"""The head of a whole model of another library."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,13 @@ class Classifier(nn.Module):
         adaptive: when one look is enough, where that was fitted.
         closer_size: see `PatchClassifier`; None for all others.
         origin: the folder or name that it was opened by, for messages; None for one that was made here.
+        left_out: why the head of the `weights` that it was built with could not be taken; None where it was.
     """
 
     preprocessing: Preprocessing
     closer_size: int | None = None
     origin: str | None = None
+    left_out: str | None = None
 
     def __init__(
         self,
@@ -181,7 +187,11 @@ class Classifier(nn.Module):
             model.calibration = Calibration.from_dict(described.calibration.model_dump())
         if described.adaptive is not None:
             model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
-        load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
+        state, where = read_weights(folder / WEIGHTS), str(folder / WEIGHTS)
+        if model.architecture.head == "query2label" and not any(name.endswith("head.norm.weight") for name in state):
+            wrong = "its Query2Label head is of an early version, which was another network than the published one"
+            raise InputError(where, wrong, "train it again")
+        load_exactly(model, state, where=where)
         model.origin = str(folder)
         return model.eval()
 
@@ -226,6 +236,9 @@ class Classifier(nn.Module):
 class SharedClassifier(Classifier):
     """A model whose labels share one backbone and one head."""
 
+    projections: tuple[str, ...] = ()
+    """Last steps beside the head's own."""
+
     def __init__(
         self,
         backbone: str | Architecture,
@@ -244,21 +257,47 @@ class SharedClassifier(Classifier):
             head: "linear", "max", "query2label" or "ml_decoder".
             image_size: rows and columns of the images; the backbone's own by default.
             pretrained: fetch timm's weights for the backbone from the hub.
-            weights: a local file of weights for the backbone instead.
+            weights: a local file instead, .safetensors or a torch file without pickled code: all weights of the
+                backbone, and the head's, which are taken where they fit these labels. Names are ours, timm's, or those
+                of the published repositories, see `published`.
         """
         super().__init__(backbone, labels, head=head, image_size=image_size)
+        if pretrained and weights is not None:
+            raise InputError(type(self).__name__, "both pretrained and weights are given", "give one of them")
         chosen = self.architecture
         self.backbone = Backbone(
             chosen.backbone,
             image_size=chosen.image_size,
             options=chosen.backbone_options,
             pretrained=pretrained,
-            weights=weights,
         )
         self.head = make_head(
             chosen.head, features=self.backbone.features, labels=len(labels), options=chosen.head_options
         )
+        for name in self.projections:
+            self.add_module(name, self.head.make_projection())
         self.preprocessing = self.backbone.preprocessing
+        if weights is not None:
+            self._take_weights(Path(weights))
+
+    def _take_weights(self, path: Path) -> None:
+        """Load a file's backbone, which must fit, and its head where that fits."""
+        state = rename_published(read_weights(path), self.backbone.network)
+        for name in self.projections:  # PAT-T begins as PAT-I of a model with one projection
+            for part in ("weight", "bias"):
+                if f"head.project.{part}" in state:
+                    state.setdefault(f"{name}.{part}", state[f"head.project.{part}"])
+        if not self.projections:
+            state = {name: value for name, value in state.items() if not name.startswith(("patch_", "weight_"))}
+        inner = "backbone.network."
+        body = {name.removeprefix(inner): value for name, value in state.items() if name.startswith(inner)}
+        load_exactly(self.backbone.network, body, where=str(path))
+        if {name: value.shape for name, value in state.items()} == {n: v.shape for n, v in self.state_dict().items()}:
+            self.load_state_dict(state)
+        elif len(state) > len(body):
+            count = state["head.project.bias"].shape[0] if "head.project.bias" in state else len(self.labels)
+            why = "another kind" if count == len(self.labels) else f"{count} labels, not of {len(self.labels)}"
+            self.left_out = f"{path}: its head is of {why}; this one starts anew"
 
 
 class MultiLabelClassifier(SharedClassifier):

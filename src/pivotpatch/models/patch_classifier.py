@@ -41,6 +41,9 @@ class PatchClassifier(SharedClassifier):
             and all that is mixed from them, mean nothing.
     """
 
+    projections = ("patch_projection", "weight_projection")
+    patch_projection: nn.Module
+    weight_projection: nn.Module
     lam: float
     temperature: float
 
@@ -76,8 +79,6 @@ class PatchClassifier(SharedClassifier):
         check_views(
             seen, grid=grid, overlap=overlap, source_size=source_size, patch_size=patch_size, where="PatchClassifier"
         )
-        self.patch_projection = self.head.make_projection()
-        self.weight_projection = self.head.make_projection()
         self.grid = grid
         self.overlap = overlap
         self.source_size = source_size
