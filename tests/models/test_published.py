@@ -63,6 +63,12 @@ CASES: dict[str, tuple[Architecture, Callable[..., Tensor], str, Callable[..., l
         "backbone.0.",
         lambda state, x: published.query2label(state, x, len(LABELS), outputs=("fc",)),
     ),
+    "query2labels CvT": (
+        Architecture("test_cvt", "query2label"),
+        partial(published.cvt, embed=(8, 16, 32), depths=(1, 2, 3), heads=(1, 2, 4)),
+        "backbone.0.",
+        lambda state, x: published.query2label(state, x, len(LABELS), outputs=("fc",)),
+    ),
     "ML-Decoder": (
         Architecture("tresnet_v2_l", "ml_decoder", backbone_options=NARROWER),
         TRESNET2,

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import timm
-from timm.models import get_pretrained_cfg_value, model_entrypoint
+from timm.models import get_pretrained_cfg, model_entrypoint
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from pivotpatch.core.patches import check_images
 from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
+from pivotpatch.models.cvt import CVTS, Cvt, describe_cvt
 from pivotpatch.models.limits import check_numbers
 from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
 
@@ -36,7 +37,7 @@ class Backbone(nn.Module):
         """Build a backbone.
 
         Args:
-            name: a timm model, with its weights' tag after a dot where `pretrained` needs one.
+            name: a timm model, with its weights' tag after a dot where `pretrained` needs one, or one of `CVTS`.
             image_size: rows and columns of the images; the model's own by default. Models of
                 convolutions take any other size too.
             options: further arguments of timm's constructor, such as `drop_path_rate`, and one of our own:
@@ -49,14 +50,19 @@ class Backbone(nn.Module):
         arguments = dict(options or {})
         _check_options(arguments, name)
         stride_in_conv1 = arguments.pop("stride_in_conv1", False)
+        self.network: Any
         self.fixed_size: int | None = None
         flexible = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
         try:
-            if get_pretrained_cfg_value(name, "fixed_input_size") and not flexible:
+            stated = get_config(name)
+            if stated.get("fixed_input_size") and not flexible:
                 if image_size is not None:
                     arguments.setdefault("img_size", image_size)
-                self.fixed_size = int(arguments.get("img_size") or get_pretrained_cfg_value(name, "input_size")[-1])
-            self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
+                self.fixed_size = int(arguments.get("img_size") or stated["input_size"][-1])
+            if name in CVTS:
+                self.network = Cvt(name, **arguments)
+            else:
+                self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
         except OSError as error:  # what the hub's client raises for want of a connection and of a cached copy
             raise InputError(
                 f"backbone {name!r}",
@@ -107,11 +113,21 @@ class Backbone(nn.Module):
 def check_backbone(name: str) -> None:
     """Refuse a model, or a tag of its weights, that timm does not know."""
     model, _, tag = name.partition(".")
-    if not timm.is_model(model):
-        raise InputError("backbone", f"timm has no model {name!r}", choose_one_of(model, timm.list_models()))
+    if name not in CVTS and not timm.is_model(model):
+        known = [*timm.list_models(), *CVTS]
+        raise InputError("backbone", f"timm has no model {name!r}", choose_one_of(model, known))
     tagged = timm.list_pretrained(f"{model}.*")
     if tag and name not in tagged:
         raise InputError("backbone", f"timm has no weights {name!r}", choose_one_of(name, tagged))
+
+
+def get_config(name: str) -> dict[str, Any]:
+    """What timm states of a model that `check_backbone` knows: size, normalisation, name of the classifier."""
+    if name in CVTS:
+        return describe_cvt(name)
+    stated = get_pretrained_cfg(name)
+    assert stated is not None
+    return dict(stated.to_dict())
 
 
 def _check_options(options: Mapping[str, BackboneOption], name: str) -> None:
@@ -138,11 +154,12 @@ def _move_strides(network: nn.Module, name: str) -> None:
 
 def convert_names(state: dict[str, Tensor], network: Any) -> dict[str, Tensor]:
     """Weights under timm's names, where timm knows those of the model's authors; else as they are."""
-    module = sys.modules[model_entrypoint(network.pretrained_cfg["architecture"]).__module__]
     try:
-        converted: dict[str, Tensor] = getattr(module, "checkpoint_filter_fn", lambda state, _: state)(
-            dict(state), network
-        )
+        if isinstance(network, Cvt):
+            converted = network.convert(state)
+        else:
+            module = sys.modules[model_entrypoint(network.pretrained_cfg["architecture"]).__module__]
+            converted = getattr(module, "checkpoint_filter_fn", lambda state, _: state)(dict(state), network)
     except Exception:  # written for certain files only; what does not fit is named when it is loaded
         converted = state
     # Layers such as InPlaceABN do not count batches, and nothing reads the count.

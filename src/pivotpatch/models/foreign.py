@@ -9,11 +9,10 @@ from typing import Any
 
 import timm
 import torch
-from timm.models import get_pretrained_cfg_value
 from torch import Tensor, nn
 
 from pivotpatch.errors import InputError, import_extra, quote_fault
-from pivotpatch.models.backbone import check_backbone, convert_names
+from pivotpatch.models.backbone import check_backbone, convert_names, get_config
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.limits import NUMBER, SIDE, check_numbers
@@ -172,9 +171,7 @@ def build_timm(
 ) -> ForeignClassifier:
     """A whole timm model by its name, with its own classifier and the weights of a file, `where`."""
     check_backbone(name)
-    sized = (
-        {} if image_size is None or not get_pretrained_cfg_value(name, "fixed_input_size") else {"img_size": image_size}
-    )
+    sized = {} if image_size is None or not get_config(name).get("fixed_input_size") else {"img_size": image_size}
     with _explaining("timm", where), torch.random.fork_rng(devices=[]):
         network = timm.create_model(name, num_classes=len(labels), **sized)
         if not network.state_dict().keys() <= state.keys():
