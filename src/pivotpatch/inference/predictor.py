@@ -18,10 +18,11 @@ from pivotpatch.data.decoding import decode_image, decode_with_size
 from pivotpatch.data.files import locate_file
 from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Engine, TorchEngine
-from pivotpatch.inference.foreign import open_foreign
+from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.prediction import Prediction, fit
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.foreign import ForeignClassifier
+from pivotpatch.models.limits import check_views
 from pivotpatch.models.named import is_named
 from pivotpatch.models.open import open_model
 
@@ -86,8 +87,8 @@ class Predictor:
             name_or_folder: the name of a model that comes with the package ("tagger"), the folder of a run, whose best
                 model is taken, or of a checkpoint, or an exported file (.onnx). "hub:owner/name" is a
                 checkpoint on the Hugging Face hub; "transformers:" or "timm:" before a folder or `owner/name` opens
-                somebody else's multi-label model, around which PAT-I looks at patches, see `open_foreign`. A
-                revision may follow a name: "hub:owner/name@v2". A model that was opened is taken as it is.
+                somebody else's multi-label model, around which PAT-I looks at 2 x 2 patches, cut from the image at twice
+                the model's size. A revision may follow a name: "hub:owner/name@v2". An open model is taken as it is.
             device: where to run; a GPU where there is one by default. Exported models run on the CPU.
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
                 their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`), which
@@ -112,7 +113,7 @@ class Predictor:
             if 0 < effort < 1:
                 wrong = f"is {effort:g}, but PAT-I looks at the patches of all images or of none"
                 raise InputError("effort", wrong, "give 1 or 0")
-            return cls(open_foreign(model, pat=effort == 1, device=chosen))
+            return cls(_wrap_foreign(model, pat=effort == 1, device=chosen))
         return cls(prepare_engine(model, device=chosen, effort=effort, fold=fold))
 
     @property
@@ -212,6 +213,18 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
         side = seen if model.backbone.fixed_size else min(seen, _TRIED)
         model.backbone = quicken_inference(model.backbone, side=side, device=device, dtype=dtype)
     return TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=effort)
+
+
+def _wrap_foreign(model: ForeignClassifier, *, pat: bool, device: torch.device) -> TorchEngine:
+    """An engine around somebody else's model, with PAT-I or without: no fitted thresholds are there to spoil."""
+    if not pat:
+        return TorchEngine(model, device=device)
+    wrapped, seen = PatchInference(model), model.preprocessing.image_size
+    cut = wrapped.patching
+    model.source_size = cut.grid * seen
+    sizes = {"source_size": model.source_size, "patch_size": seen}
+    check_views(seen, grid=cut.grid, overlap=cut.overlap, **sizes, where=model.called)
+    return TorchEngine(wrapped, device=device)
 
 
 def _get_pixels(picture: object, where: str) -> bytes | Image.Image | NDArray[np.uint8]:

@@ -285,7 +285,7 @@ def _check_problem(config: Any, where: str, *, multi_label: bool) -> None:
     if stated != _MULTI_LABEL and not multi_label:
         wrong = f"its problem_type is {stated!r}, so it may have been trained to choose a single label"
         todo = f"if it is multi-label all the same, write problem_type {_MULTI_LABEL!r} into its {CONFIG}"
-        raise InputError(where, wrong, f"{todo}, or in Python open_transformers(..., multi_label=True)")
+        raise InputError(where, wrong, f"{todo}, or in Python load_transformers(..., multi_label=True)")
 
 
 def _order_labels(stated: Mapping[Any, str] | Sequence[str], where: str) -> list[str]:
