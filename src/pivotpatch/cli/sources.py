@@ -96,13 +96,7 @@ def read_names(path: Path) -> list[str]:
 
 
 def open_source(what: str | Path, *, architecture: str | None = None, labels: Path | None = None) -> Source:
-    """A run's best model, a checkpoint, a model by name, or a file of scores, which is not read yet.
-
-    Args:
-        what: its path, or the name of a model as in `open_model`.
-        architecture: as in `open_given`.
-        labels: likewise.
-    """
+    """A run's best model, a checkpoint, a model as in `open_given`, or a file of scores, which is not read yet."""
     from pivotpatch.inference.score_file import SUFFIXES
     from pivotpatch.models.named import correct_scheme, find_bundled, is_named
 
@@ -148,13 +142,7 @@ def keep_known_labels(records: "RecordSet", model: "Classifier") -> "RecordSet":
 
 
 def find_fitted(model: "Classifier", labels: Sequence[str], *, closer_size: int | None) -> Fitted | None:
-    """How a model decides about some of its labels; None where no thresholds were fitted.
-
-    Args:
-        model: the model.
-        labels: some of its own.
-        closer_size: as in `Classifier.find_calibration`.
-    """
+    """How a model decides about some of its labels; None where no thresholds were fitted."""
     from pivotpatch.core.policies import PerLabel
 
     if model.thresholds is None:

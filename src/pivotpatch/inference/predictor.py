@@ -87,8 +87,8 @@ class Predictor:
             name_or_folder: the name of a model that comes with the package ("tagger"), the folder of a run, whose best
                 model is taken, or of a checkpoint, or an exported file (.onnx). "hub:owner/name" is a
                 checkpoint on the Hugging Face hub; "transformers:" or "timm:" before a folder or `owner/name` opens
-                somebody else's multi-label model, around which PAT-I looks at 2 x 2 patches, cut from the image at twice
-                the model's size. A revision may follow a name: "hub:owner/name@v2". An open model is taken as it is.
+                somebody else's multi-label model, around which PAT-I looks at 2 x 2 patches of the image at twice the
+                model's size. A revision may follow a name: "hub:owner/name@v2". An open model is taken as it is.
             device: where to run; a GPU where there is one by default. Exported models run on the CPU.
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
                 their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`), which

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,10 +41,6 @@ class Architecture:
     image_size: int | None = None
     backbone_options: Mapping[str, BackboneOption] = field(default_factory=dict)
     head_options: Mapping[str, HeadOption] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, object]:
-        """In plain types, for JSON."""
-        return asdict(self)
 
 
 class Classifier(nn.Module):
@@ -140,27 +136,18 @@ class Classifier(nn.Module):
         cache_dir: str | Path | None = None,
         token: str | None = None,
     ) -> Self:
-        """Open a checkpoint by its folder, or by its name on the Hugging Face hub.
+        """Open a checkpoint of this kind, in evaluation mode, on the CPU; `open_model` opens every kind.
 
         Of the hub only model.json, model.safetensors and README.md are fetched, once; nothing that they hold is run.
 
         Args:
-            name_or_folder: a folder, else `owner/name`.
+            name_or_folder: a folder, else `owner/name` on the Hugging Face hub.
             revision: a branch, tag or commit of the hub's; the newest by default.
             cache_dir: where copies are kept; the hub client's own place by default.
             token: of the hub's, for what is not public; the one that its client has stored by default.
-
-        Returns:
-            The model in evaluation mode, on the CPU; another kind is refused, `open_model` opens every kind.
         """
-        folder = fetch_folder(
-            name_or_folder,
-            needed=DESCRIPTION,
-            also=(WEIGHTS, CARD),
-            revision=revision,
-            cache_dir=cache_dir,
-            token=token,
-        )
+        place: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "token": token}
+        folder = fetch_folder(name_or_folder, needed=DESCRIPTION, also=(WEIGHTS, CARD), **place)
         described = read_description(folder)
         if described.kind != cls.__name__:
             todo = f"open it with {described.kind}.from_pretrained"
@@ -218,7 +205,7 @@ class Classifier(nn.Module):
         message: str = "Upload the model",
         card: Card | None = None,
     ) -> str:
-        """Send the model and its model card to the Hugging Face hub.
+        """Send the model and its model card to the Hugging Face hub; the address of its page.
 
         Args:
             repo_id: `owner/name`; made if it is not there.
@@ -226,9 +213,6 @@ class Classifier(nn.Module):
             token: that may write; the one that the hub's client has stored by default.
             message: what the hub notes beside the change.
             card: what to say besides; a card that the hub has already is replaced only where this is given.
-
-        Returns:
-            The address of its page.
         """
         return push_model(self, repo_id, private=private, token=token, message=message, card=card)
 

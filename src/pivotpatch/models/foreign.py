@@ -150,20 +150,19 @@ def load_timm(
     with _explaining("timm", where), torch.random.fork_rng(devices=[]):
         with Allowance([folder / WEIGHTS], where=where):
             network = timm.create_model(f"local-dir:{folder}")
-        state = read_weights(folder / WEIGHTS)
-        if not network.state_dict().keys() <= state.keys():
-            state = convert_names(state, network)
-        load_exactly(network, state, where=str(folder / WEIGHTS))
-        stated = network.pretrained_cfg
-        names = stated.get("label_names") if labels is None else labels
+        _fill_timm(network, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
+        names = network.pretrained_cfg.get("label_names") if labels is None else labels
         if not names:
             raise InputError(where, f"its {CONFIG} states no label_names", _NAME_LABELS)
-        return ForeignClassifier(
-            network.eval(),
-            _order_labels(names, where),
-            name=f"timm:{where}",
-            preprocessing=read_preprocessing(network.pretrained_cfg, image_size=_find_size(network, where)),
-        )
+        prepare = read_preprocessing(network.pretrained_cfg, image_size=_find_size(network, where))
+        return ForeignClassifier(network, _order_labels(names, where), name=f"timm:{where}", preprocessing=prepare)
+
+
+def _fill_timm(network: nn.Module, state: dict[str, Tensor], *, where: str) -> None:
+    """Load weights under timm's names, or their authors', of a whole model."""
+    if not network.state_dict().keys() <= state.keys():
+        state = convert_names(state, network)
+    load_exactly(network.eval(), state, where=where)
 
 
 def build_timm(
@@ -174,11 +173,9 @@ def build_timm(
     sized = {} if image_size is None or not get_config(name).get("fixed_input_size") else {"img_size": image_size}
     with _explaining("timm", where), torch.random.fork_rng(devices=[]):
         network = timm.create_model(name, num_classes=len(labels), **sized)
-        if not network.state_dict().keys() <= state.keys():
-            state = convert_names(state, network)
-        load_exactly(network, state, where=where)
+        _fill_timm(network, state, where=where)
         prepare = read_preprocessing(network.pretrained_cfg, image_size=image_size or _find_size(network, where))
-        return ForeignClassifier(network.eval(), labels, name=where, preprocessing=prepare)
+        return ForeignClassifier(network, labels, name=where, preprocessing=prepare)
 
 
 class OnnxNetwork(nn.Module):
