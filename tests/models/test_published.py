@@ -23,7 +23,6 @@ from pivotpatch.models import ForeignClassifier, open_model, open_weights
 from pivotpatch.models.classifier import Architecture
 
 LABELS = ["cat", "dog", "cow", "elk", "cup"]
-Outputs = Callable[[State, Tensor], list[Tensor]]
 
 
 def linear_head(state: State, x: Tensor, *, name: str, outputs: tuple[str, ...] = ("",)) -> list[Tensor]:
@@ -37,7 +36,8 @@ SWIN = partial(published.swin, embed=24, depths=(2, 2, 6, 2), heads=(3, 6, 12, 2
 NARROW, NARROWER = {"width_factor": 0.25}, {"width_factor": 0.125}
 SMALL = {"embed_dim": 24, "window_size": 2}
 THREE = (".fc1", ".fc2", ".fc3")
-CASES: dict[str, tuple[Architecture, Callable[..., Tensor], str, Callable[..., list[Tensor]]]] = {
+Case = tuple[Architecture, Callable[..., Tensor], str, Callable[..., list[Tensor]]]
+CASES: dict[str, Case] = {
     "MLC-PAT ResNet": (Architecture("resnet26"), RESNET, "", partial(linear_head, name="fc", outputs=THREE)),
     "MLC-PAT TResNet": (
         Architecture("tresnet_v2_l", backbone_options=NARROWER),
@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Architecture, Callable[..., Tensor], str, Callable[..., l
 }
 
 
-LARGE = {
+LARGE: dict[str, Case] = {
     "MLC-PAT ResNet-101": (
         Architecture("resnet101"),
         partial(published.resnet, layers=(3, 4, 23, 3)),

@@ -222,22 +222,26 @@ def _attend_cvt(state: State, at: str, tokens: Tensor, heads: int, size: tuple[i
     return linear(state, f"{at}attn.proj", found, width)
 
 
-def query2label(state: State, features: Tensor, labels: int, *, outputs: tuple[str, ...]) -> list[Tensor]:
+def query2label(
+    state: State, features: Tensor, labels: int, *, outputs: tuple[str, ...], self_attention: bool = False
+) -> list[Tensor]:
     """Logits (B,L) of each of Query2Label's outputs; draws its weights first."""
     width, inner = features.shape[1], 24
     state("query_embed.weight", labels, width)
-    kinds = {
-        "encoder.layers.0": "self_attn",
-        "decoder.layers.0": "multihead_attn",
-        "decoder.layers.1": "multihead_attn",
-    }
-    for layer, kind in kinds.items():
+    other = ("self_attn", "multihead_attn") if self_attention else ("multihead_attn",)
+    for layer, kinds in {
+        "encoder.layers.0": ("self_attn",),
+        "decoder.layers.0": other,
+        "decoder.layers.1": other,
+    }.items():
         name = f"transformer.{layer}."
-        state(f"{name}{kind}.in_proj_weight", 3 * width, width), state(f"{name}{kind}.in_proj_bias", 3 * width)
-        state(f"{name}{kind}.out_proj.weight", width, width), state(f"{name}{kind}.out_proj.bias", width)
+        for kind in kinds:
+            state(f"{name}{kind}.in_proj_weight", 3 * width, width), state(f"{name}{kind}.in_proj_bias", 3 * width)
+            state(f"{name}{kind}.out_proj.weight", width, width), state(f"{name}{kind}.out_proj.bias", width)
         state(f"{name}linear1.weight", inner, width), state(f"{name}linear1.bias", inner)
         state(f"{name}linear2.weight", width, inner), state(f"{name}linear2.bias", width)
-        for norm in ("norm1", "norm2") if kind == "self_attn" else ("norm2", "norm3"):
+        norms = {"norm1": "self_attn" in kinds, "norm2": True, "norm3": "multihead_attn" in kinds}
+        for norm in (norm for norm, there in norms.items() if there):
             state(f"{name}{norm}.weight", width), state(f"{name}{norm}.bias", width)
     state("transformer.decoder.norm.weight", width), state("transformer.decoder.norm.bias", width)
     found = []

@@ -70,7 +70,21 @@ class Classifier(nn.Module):
         *,
         head: str = "linear",
         image_size: int | None = None,
+        pretrained: bool = False,
+        weights: str | Path | None = None,
     ) -> None:
+        """Build a model.
+
+        Args:
+            backbone: a timm model's name, or a whole `Architecture`, which then says head and size.
+            labels: names of the L labels.
+            head: "linear", "max", "query2label" or "ml_decoder".
+            image_size: rows and columns of the images; the backbone's own by default.
+            pretrained: fetch timm's weights for the backbone from the hub.
+            weights: a local file instead, .safetensors or a torch file without pickled code: all weights of the
+                backbone, and the head's, which are taken where they fit these labels. Names are ours, timm's, or those
+                of the published repositories, see `published`.
+        """
         super().__init__()
         names = tuple(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else ()
         if not names or len(set(names)) != len(names) or not all(isinstance(name, str) and name for name in names):
@@ -87,6 +101,12 @@ class Classifier(nn.Module):
         self._thresholds: tuple[float, ...] | None = None
         self.calibration: Calibration | None = None
         self.adaptive: Adaptive | None = None
+        if pretrained and weights is not None:
+            raise InputError(type(self).__name__, "both pretrained and weights are given", "give one of them")
+        self._build(pretrained=pretrained, weights=None if weights is None else Path(weights))
+
+    def _build(self, *, pretrained: bool, weights: Path | None) -> None:
+        """Make the parts of the architecture for the labels, and `preprocessing`."""
 
     @property
     def thresholds(self) -> tuple[float, ...] | None:
@@ -223,46 +243,17 @@ class SharedClassifier(Classifier):
     projections: tuple[str, ...] = ()
     """Last steps beside the head's own."""
 
-    def __init__(
-        self,
-        backbone: str | Architecture,
-        labels: Sequence[str],
-        *,
-        head: str = "linear",
-        image_size: int | None = None,
-        pretrained: bool = False,
-        weights: str | Path | None = None,
-    ) -> None:
-        """Build a model.
-
-        Args:
-            backbone: a timm model's name, or a whole `Architecture`, which then says head and size.
-            labels: names of the L labels.
-            head: "linear", "max", "query2label" or "ml_decoder".
-            image_size: rows and columns of the images; the backbone's own by default.
-            pretrained: fetch timm's weights for the backbone from the hub.
-            weights: a local file instead, .safetensors or a torch file without pickled code: all weights of the
-                backbone, and the head's, which are taken where they fit these labels. Names are ours, timm's, or those
-                of the published repositories, see `published`.
-        """
-        super().__init__(backbone, labels, head=head, image_size=image_size)
-        if pretrained and weights is not None:
-            raise InputError(type(self).__name__, "both pretrained and weights are given", "give one of them")
+    def _build(self, *, pretrained: bool, weights: Path | None) -> None:
         chosen = self.architecture
-        self.backbone = Backbone(
-            chosen.backbone,
-            image_size=chosen.image_size,
-            options=chosen.backbone_options,
-            pretrained=pretrained,
-        )
-        self.head = make_head(
-            chosen.head, features=self.backbone.features, labels=len(labels), options=chosen.head_options
-        )
+        seen, given = chosen.image_size, chosen.backbone_options
+        self.backbone = Backbone(chosen.backbone, image_size=seen, options=given, pretrained=pretrained)
+        features, count = self.backbone.features, len(self.labels)
+        self.head = make_head(chosen.head, features=features, labels=count, options=chosen.head_options)
         for name in self.projections:
             self.add_module(name, self.head.make_projection())
         self.preprocessing = self.backbone.preprocessing
         if weights is not None:
-            self._take_weights(Path(weights))
+            self._take_weights(weights)
 
     def _take_weights(self, path: Path) -> None:
         """Load a file's backbone, which must fit, and its head where that fits."""
@@ -307,18 +298,7 @@ class IndependentClassifier(Classifier):
         members: L models of one label each, in the order of the labels.
     """
 
-    def __init__(
-        self,
-        backbone: str | Architecture,
-        labels: Sequence[str],
-        *,
-        head: str = "linear",
-        image_size: int | None = None,
-        pretrained: bool = False,
-        weights: str | Path | None = None,
-    ) -> None:
-        """Build L models; the arguments are those of `MultiLabelClassifier`."""
-        super().__init__(backbone, labels, head=head, image_size=image_size)
+    def _build(self, *, pretrained: bool, weights: Path | None) -> None:
         members = [
             MultiLabelClassifier(self.architecture, [label], pretrained=pretrained, weights=weights)
             for label in self.labels
