@@ -33,6 +33,7 @@ COMMON = [
     "output.save_every=1000000",
     "output.trackers=[]",
     "precision.compile=true",
+    "augment.randaugment=published",  # as in the paper's recipes; their average without a warm-up needs longer runs
 ]
 SIZES = {
     "448": ["model.image_size=448", "train.epochs=15"],
@@ -70,9 +71,11 @@ CHANGES = {
     "closer352": ["task.closer_size=352"],
     "flip": ["augment.flip=0.5"],
     "weak": ["augment.cutout=0.25", "augment.operations=1"],
-    "strong": ["augment.magnitude=15"],
+    "torchvision": ["augment.randaugment=torchvision"],
+    "strong": ["augment.randaugment=torchvision", "augment.magnitude=15"],
     "plain": ["augment.cutout=0", "augment.operations=0"],
     "noema": ["ema.decay=0"],
+    "lr0.3": ["optimiser.lr=3e-5"],
     "lr2": ["optimiser.lr=2e-4"],
     "lr3": ["optimiser.lr=3e-4"],
     "lr5": ["optimiser.lr=5e-4"],

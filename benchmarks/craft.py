@@ -31,7 +31,7 @@ from recording import describe_machine, write_json
 from torch import Tensor, nn
 
 from pivotpatch import PatchClassifier
-from pivotpatch.accel import passes
+from pivotpatch.accel import fusing
 from pivotpatch.accel.fusing import fuse_activations
 from pivotpatch.accel.inference import fold_norms
 from pivotpatch.accel.rewrites import rewrite_for_inference
@@ -154,7 +154,7 @@ def using(way: Way, *, trial: bool) -> Iterator[None]:
     before = torch.backends.cudnn.benchmark
     with ExitStack() as stack:
         if not way.kernels:
-            stack.enter_context(patch.object(passes, "can_run", lambda *_: False))
+            stack.enter_context(patch.object(fusing, "can_run", lambda *_: False))
         torch.backends.cudnn.benchmark = trial
         try:
             yield

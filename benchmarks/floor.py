@@ -34,9 +34,7 @@ from pivotpatch.accel.rewrites import (
     Rewrite,
     rewrite_channels,
     rewrite_norms,
-    rewrite_pools,
     rewrite_stem,
-    rewrite_sums,
 )
 from pivotpatch.training.processes import own_settings
 
@@ -66,10 +64,6 @@ class Variant:
     rewrites: tuple[Rewrite, ...] = ()
 
 
-def _all_but(left_out: Rewrite) -> tuple[Rewrite, ...]:
-    return tuple(rewrite for rewrite in REWRITES if rewrite is not left_out)
-
-
 VARIANTS = {
     "eager": Variant(None),
     "compile": Variant(),
@@ -77,8 +71,7 @@ VARIANTS = {
     "norms": Variant(rewrites=(rewrite_norms,)),
     "channels": Variant(rewrites=(rewrite_channels,)),
     "rewritten": Variant(rewrites=REWRITES),
-    "without-pools": Variant(rewrites=_all_but(rewrite_pools)),
-    "without-sums": Variant(rewrites=_all_but(rewrite_sums)),
+    "without-norms": Variant(rewrites=(rewrite_stem, rewrite_channels)),
     "tuned": Variant({"options": {"max_autotune_pointwise": True}}, rewrites=REWRITES),
     "coordinate-descent": Variant({"options": {"coordinate_descent_tuning": True}}, rewrites=REWRITES),
     "cudagraphs": Variant({"mode": "reduce-overhead"}),

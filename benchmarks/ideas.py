@@ -26,7 +26,7 @@ from pivotpatch.inference import scoring
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
-from pivotpatch.training import build
+from pivotpatch.training import task
 from pivotpatch.training.task import PatchTask, TaskLoss
 
 GRIDS = (2, 3)  # of PAT-I with regions
@@ -84,7 +84,7 @@ if __name__ == "__main__":
     with (
         patch.object(PatchClassifier, "forward_views", look_once),
         patch.object(scoring, "make_network_views", see_once),
-        patch.object(build, "PatchTask", RegionTask),
+        patch.object(task, "PatchTask", RegionTask),
         patch.multiple(coco256, list_judged=list_judged, train=train),
     ):
         coco256.main()

@@ -36,7 +36,7 @@ from pivotpatch.core.patches import patch_boxes, resize_images
 from pivotpatch.inference.predictor import prepare_engine
 from pivotpatch.models.views import make_network_views
 from pivotpatch.training.processes import own_settings
-from pivotpatch.tuning.effort import find_cutoffs
+from pivotpatch.tuning.tune import find_cutoffs
 
 LABELS = 80
 WAYS = ("plain", "published", "ours", "adaptive", "closer", "native", "small", "compiled-plain", "compiled")

@@ -8,11 +8,14 @@ One core. The pictures are generated: 640 x 480 JPEG, quality 90. `views` needs 
 import argparse
 import json
 import random
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -26,6 +29,10 @@ from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.data.decoding import decode_image
 from pivotpatch.models.views import make_views
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # for the published RandAugment by Pillow
+from reference import randaugment
+
+RandAugment = Literal["published", "torchvision"]
 SIZE = (448, 448)
 GRID = 2
 LABELS = 80
@@ -72,13 +79,23 @@ def cut_out(picture: Image.Image) -> Image.Image:
     return picture
 
 
-def make_published_pipeline(size: tuple[int, int] = SIZE) -> Callable[[Path], Tensor]:
+def operate(picture: Image.Image) -> Image.Image:
+    """The published RandAugment: two operations, each with probability 0.5 and one of nine magnitudes."""
+    for name in random.choices(list(randaugment.OPERATIONS), k=2):
+        if random.random() < 0.5:
+            place = (random.random(), random.random())
+            work = randaugment.OPERATIONS[name]
+            picture = work(picture, random.randint(1, 9), random.choice((1, -1)), place)
+    return picture
+
+
+def make_published_pipeline(size: tuple[int, int] = SIZE, kind: RandAugment = "published") -> Callable[[Path], Tensor]:
     """The published way: five views (5,C,H,W) a sample, each through PIL on the CPU."""
     augment = torchvision.transforms.Compose(
         [
             torchvision.transforms.Resize(size),
             torchvision.transforms.Lambda(cut_out),
-            torchvision.transforms.RandAugment(),
+            torchvision.transforms.Lambda(operate) if kind == "published" else torchvision.transforms.RandAugment(),
             torchvision.transforms.ToTensor(),
         ]
     )
@@ -92,7 +109,7 @@ def make_published_pipeline(size: tuple[int, int] = SIZE) -> Callable[[Path], Te
     return load
 
 
-def time_cpu(works: dict[str, Callable[[], object]], *, samples: int) -> dict[str, float]:
+def time_cpu(works: Mapping[str, Callable[[], object]], *, samples: int) -> dict[str, float]:
     """Milliseconds of CPU a sample: the best of five, taken in turn, for other work on the machine slows some."""
     best = dict.fromkeys(works, float("inf"))
     for _ in range(5):
@@ -109,7 +126,7 @@ def measure_loading(samples: int) -> dict[str, float]:
     from pivotpatch.data.loading import hold_images, make_loader
     from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
 
-    published = make_published_pipeline()
+    pipelines = {kind: make_published_pipeline(kind=kind) for kind in get_args(RandAugment)}
     with tempfile.TemporaryDirectory() as name:
         paths = write_photographs(Path(name), samples)
         records = RecordSet(
@@ -131,7 +148,9 @@ def measure_loading(samples: int) -> dict[str, float]:
                 "loader": lambda: [None for _ in loader],
                 "hold": lambda: hold_images(records, size=SIZE),
                 "held": lambda: [None for _ in held_loader],
-                "published": lambda: [published(path) for path in paths],
+                **{
+                    kind: partial(lambda load: [load(path) for path in paths], load) for kind, load in pipelines.items()
+                },
             },
             samples=samples,
         )
@@ -145,6 +164,7 @@ def measure_loading(samples: int) -> dict[str, float]:
         "hold in memory, once, ms": spent["hold"],
         "loader of held pictures, ms": spent["held"],
         "published pipeline, ms": spent["published"],
+        "the same with torchvision's RandAugment, ms": spent["torchvision"],
         "published / loader": spent["published"] / spent["loader"],
     }
 
@@ -155,14 +175,15 @@ def photograph_batch(count: int) -> Tensor:
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
-def make_view_step(images: Tensor) -> Callable[[], Tensor]:
+def make_view_step(images: Tensor, kind: RandAugment = "published") -> Callable[[], Tensor]:
     """Draw and make the views of one batch, as training does."""
+    policy = AugmentPolicy(flip=0.5, randaugment=kind)
     generator = torch.Generator().manual_seed(0)
     mean, std = MEAN.to(images.device), STD.to(images.device)
     count = len(images) * (1 + GRID * GRID)
 
     def make() -> Tensor:
-        drawn = draw_augmentation(count, policy=AugmentPolicy(flip=0.5), generator=generator)
+        drawn = draw_augmentation(count, policy=policy, generator=generator)
         views = make_views(images, size=SIZE, mean=mean, std=std, grid=GRID, augmentation=drawn)
         return stack_views(views.image, views.patches)
 
@@ -231,7 +252,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         figures |= measure_loading(args.samples)
     if args.only != "loading":
         images = photograph_batch(8)
-        figures |= time_cpu({"views on the CPU, ms a sample": make_view_step(images)}, samples=len(images))
+        steps = {
+            f"views on the CPU, {kind}, ms a sample": make_view_step(images, kind) for kind in get_args(RandAugment)
+        }
+        figures |= time_cpu(steps, samples=len(images))
         if torch.cuda.is_available():
             figures |= measure_views_on_gpu(args.batch, compiled=args.compile)
     for name, value in figures.items():

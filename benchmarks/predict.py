@@ -32,7 +32,7 @@ from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.predictor import Predictor
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.tuning.effort import find_cutoffs
+from pivotpatch.tuning.tune import find_cutoffs
 
 RESULT = Path(__file__).parent / "results" / "predict_cpu.json"
 
@@ -131,7 +131,7 @@ def aim_efforts(model: PatchClassifier, paths: list[Path]) -> None:
     calibration = nothing if model.adaptive is None else model.adaptive.calibration
     model.adaptive = Adaptive(calibration, (0.0, 1.0))
     said = Predictor(TorchEngine(model, effort=0))(paths)
-    model.adaptive = Adaptive(calibration, find_cutoffs(torch.stack([each.probs for each in said])))
+    model.adaptive = Adaptive(calibration, find_cutoffs(torch.tensor(np.stack([each.probs for each in said]))))
 
 
 def measure(ways: dict[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:

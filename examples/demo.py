@@ -1,9 +1,10 @@
 """Tags for three photographs, then what PAT changes where objects stand among strangers.
 
-Run `python examples/demo.py`: about seven minutes on two CPU cores, nothing to download. It tags the photographs of the
+Run `python examples/demo.py`: under five minutes on two CPU cores, nothing to download. It tags the photographs of the
 package with the bundled tagger. Then it draws scenes in which each digit tends to bring the next one along, trains a
-plain model on them, wraps it in PAT-I, trains PAT-T on as many views, and judges all three on scenes with the same
-co-occurrence and on scenes where strangers come instead. Tables go to stdout, progress to stderr, images to demo/.
+plain model on them, wraps it in PAT-I, trains PAT-T on as many views from the same start, and judges all three on
+scenes with the same co-occurrence and on scenes where strangers come instead. Tables go to stdout, progress to stderr,
+images to demo/.
 """
 
 import argparse
@@ -15,8 +16,12 @@ from itertools import permutations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch import (
@@ -32,10 +37,11 @@ from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.audit import decide, rate_pairs
 from pivotpatch.cli.console import Screen, make_table, show_progress, tell
 from pivotpatch.core import PerLabel
+from pivotpatch.core.patches import PatchBox
 from pivotpatch.data import hold_images, make_loader
 from pivotpatch.data.scenes import SCENE_LABELS, ScenePlan, SceneStore, companion, draw_scene, read_scenes
 from pivotpatch.inference import Scores, score_images, score_pictures
-from pivotpatch.inference.plots import Case, plot_pair
+from pivotpatch.inference.plots import draw_case
 from pivotpatch.training import fit
 from pivotpatch.training.config import (
     AugmentSection,
@@ -66,7 +72,7 @@ but is not there (lower is better). Thresholds: best F1 on validation scenes."""
 
 
 class Size(NamedTuple):
-    """How much is done: scenes to train on, epochs before PAT-T and of PAT-T, scenes of each split that is judged."""
+    """How much is done: scenes to train on, epochs of the start and of PAT-T, scenes of each split that is judged."""
 
     scenes: int
     first: int
@@ -125,7 +131,7 @@ def configure(
 
 
 def train(size: Size, seed: int) -> Trained:
-    """The plain model, and PAT-T from a shorter run of it: both see equally many views."""
+    """The plain model and PAT-T, both from the same start: they see equally many views."""
 
     def run(name: str, config: RunConfig, folder: Path) -> Path:
         tell(f"train {name}: {config.train.epochs} epochs of {size.scenes:,} scenes")
@@ -136,10 +142,11 @@ def train(size: Size, seed: int) -> Trained:
         return folder / "best"
 
     with tempfile.TemporaryDirectory() as scratch:
-        place, views = Path(scratch), size.first + VIEWS * size.epochs
-        plain = run("the plain model", configure(size, "image", epochs=views, seed=seed), place / "plain")
-        start = run("the start of PAT-T", configure(size, "image", epochs=size.first, seed=seed), place / "start")
+        place = Path(scratch)
+        start = run("the start of both", configure(size, "image", epochs=size.first, seed=seed), place / "start")
+        longer = configure(size, "image", epochs=VIEWS * size.epochs, seed=seed, start=start)
         patch = configure(size, "patch", epochs=size.epochs, seed=seed, start=start)
+        plain = run("the plain model", longer, place / "plain")
         trained, pat = load_checkpoint(plain), load_checkpoint(run("PAT-T", patch, place / "patch"))
     for model in (trained, pat):
         model.to(Accelerator().device).to(memory_format=torch.channels_last)
@@ -192,6 +199,16 @@ def show_table(numbers: dict[str, list[float]]) -> None:
         screen.print(f"{row} against the plain model: {told}")
 
 
+class Case(NamedTuple):
+    """A scene with what PAT-T and the plain model say of it; `mark` is where the object is that can be missing."""
+
+    image: NDArray[np.uint8]
+    logits: CounterfactualLogits
+    title: str
+    mark: PatchBox
+    baseline: float
+
+
 def explain(trained: Trained, plan: ScenePlan, *, without: frozenset[int], title: str) -> Case:
     """What PAT-T and the plain model say of a scene, with the place of the object that can be missing."""
     image = draw_scene(plan, without=without)
@@ -203,7 +220,7 @@ def explain(trained: Trained, plan: ScenePlan, *, without: frozenset[int], title
     (missing,) = plan.removed
     (mark,) = [item.box for item in plan.objects if item.label == missing]
     logits = CounterfactualLogits(*(part.cpu() for part in logits))
-    return Case(image, logits, title, mark, baseline=plain[0, missing].sigmoid().item())
+    return Case(image, logits, title, mark, plain[0, missing].sigmoid().item())
 
 
 def explain_pair(trained: Trained, plan: ScenePlan) -> tuple[Case, Case]:
@@ -232,13 +249,20 @@ def draw_pair(trained: Trained, judged: dict[str, Answers], path: Path) -> None:
 
     def clearness(index: int) -> float:
         before, after = explain_pair(trained, plans[index])
-        assert before.mark is not None
         small = before.mark.right - before.mark.left <= SCENE / 6
         return float((before.logits.probs - after.logits.probs)[0, missing[index]]) if small else 0.0
 
     dropped = torch.nonzero(claimed[PLAIN] & ~claimed[PAT_T])[:, 0].tolist()
     best = max(dropped or [int(claimed[PLAIN].int().argmax())], key=clearness)
-    plot_pair(*explain_pair(trained, plans[best]), label=int(missing[best]), labels=NAMES).savefig(path)
+    figure = Figure(figsize=(7.2, 5.2), dpi=150, layout="constrained")
+    axes = figure.subplots(2, 2, height_ratios=(1.9, 1), sharey="row")
+    for (image, bars), case in zip(axes.T, explain_pair(trained, plans[best]), strict=True):
+        label = int(missing[best])
+        draw_case(image, bars, case.image, case.logits, label=label, labels=NAMES, baseline=case.baseline)
+        corner, sides = (case.mark.left - 0.5, case.mark.top - 0.5), np.subtract(case.mark[2:], case.mark[:2])
+        image.add_patch(Rectangle(corner, *sides, fill=False, edgecolor="#F0E442", linestyle="--", linewidth=2))
+        image.set_title(case.title)
+    figure.savefig(path)
 
 
 def main() -> None:
@@ -254,7 +278,7 @@ def main() -> None:
     if not args.json:
         tag_photographs()
     quick = Size(scenes=64, first=1, epochs=1, judged=48)
-    size = quick if args.quick else Size(scenes=5000, first=8, epochs=3, judged=1500)
+    size = quick if args.quick else Size(scenes=5000, first=8, epochs=2, judged=1500)
     trained = train(size, args.seed)
     judged = {split: judge(trained, split, count=size.judged) for split in ("val", "test-same", "test-broken")}
     numbers = {row: measure(row, judged) for row in (PLAIN, PAT_I, PAT_T)}

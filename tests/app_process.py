@@ -14,8 +14,7 @@ import torch
 from made_scores import HOSTILE
 
 from pivotpatch.app.batching import Batcher
-from pivotpatch.app.connection import Connection
-from pivotpatch.app.server import build_app, make_server, open_socket
+from pivotpatch.app.server import Connection, build_app, make_server, open_socket
 from pivotpatch.inference.engine import Answer, Engine
 from pivotpatch.inference.predictor import Predictor
 

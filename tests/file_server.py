@@ -13,33 +13,21 @@ class Served:
 
     Attributes:
         content: its bytes.
-        etag: sent with each answer, unless None.
         ranges: whether the server knows the Range header.
-        status: one answer a request that is not the file: an error status.
         cuts: one a request: how many bytes of the body are sent before the connection closes; None for all.
         announced: length to announce in place of the true one, which need not be a number; "" for none at all.
-        odd_range: sent with status 206 to a request for the whole file, as the range that it is not.
         pause: seconds between pieces of 1,000 bytes.
     """
 
     content: bytes
-    etag: str | None = '"first"'
     ranges: bool = True
-    status: deque[int] = field(default_factory=deque)
     cuts: deque[int | None] = field(default_factory=deque)
     announced: int | str | None = None
-    odd_range: str | None = None
     pause: float = 0.0
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves files on loopback.
-
-    Attributes:
-        files: what there is, by name.
-        moved: where a path leads on to.
-        asked: which bytes each request asked for.
-    """
+    """Serves files on loopback: what there is, where a path leads on to, and which bytes each request asked for."""
 
     daemon_threads = True
 
@@ -72,15 +60,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
         elif served is None:
             self.send_error(404)
-        elif served.status:
-            self.send_error(served.status.popleft())
         else:
             self._send(served)
 
     def _send(self, served: Served) -> None:
         start, size = 0, len(served.content)
         found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if found and served.ranges and self.headers.get("If-Range", served.etag) == served.etag:
+        if found and served.ranges:
             start = int(found[1])
             if start >= size:
                 self.send_response(416)
@@ -90,16 +76,11 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
-        elif served.odd_range:
-            self.send_response(206)
-            self.send_header("Content-Range", served.odd_range)
         else:
             self.send_response(200)
         announced = size - start if served.announced is None else served.announced
         if announced != "":
             self.send_header("Content-Length", str(announced))
-        if served.etag:
-            self.send_header("ETag", served.etag)
         self.end_headers()
         cut = served.cuts.popleft() if served.cuts else None
         self._write(served.content[start:][:cut], served.pause)

@@ -7,8 +7,8 @@ from io import BytesIO
 from file_server import FileServer
 from made_records import noise
 
-from pivotpatch.data.download import RemoteFile
-from pivotpatch.data.prepare import DatasetPlan
+from pivotpatch.data.prepare import DatasetPlan, RemoteFile
+from pivotpatch.data.voc import LABELS
 
 
 def tar_bytes(files: dict[str, bytes]) -> bytes:
@@ -36,7 +36,9 @@ def serve_voc(server: FileServer, base_url: str) -> DatasetPlan:
         files = {f"{top}/ImageSets/Main/{part}.txt": "\n".join(names).encode()}
         for name in names:
             files[f"{top}/JPEGImages/{name}.jpg"] = noise(int(name), side=64)
-            files[f"{top}/Annotations/{name}.xml"] = b"<annotation><object><name>cat</name></object></annotation>"
+        for label in LABELS:
+            lines = [f"{name} {'1' if label == 'cat' else '-1'}\n" for name in names]
+            files[f"{top}/ImageSets/Main/{label}_{part}.txt"] = "".join(lines).encode()
         server.serve(f"{part}.tar", tar_bytes(files))
     return DatasetPlan(
         (RemoteFile(f"{base_url}/trainval.tar"), RemoteFile(f"{base_url}/test.tar")),

@@ -1,11 +1,15 @@
 """Records of pictures whose colour tells their index, for tests of loading."""
 
+from collections.abc import Sequence
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike
 from PIL import Image
 
-from pivotpatch.data.records import FileStore, ImageSource, LabelLists, LabelSpace, RecordSet
+from pivotpatch.data.records import FileStore, ImageSource, ImageStore, LabelLists, LabelSpace, RecordSet
 
 SIZE = (12, 16)
 COUNT = 11
@@ -54,3 +58,17 @@ def make_records(sources: list[ImageSource] | FileStore, *, name: str = "test") 
         positive=LabelLists.from_lists([[i % 3] for i in range(len(store))]),
         unknown=LabelLists.from_lists([[(i + 1) % 3] if i % 2 else [] for i in range(len(store))]),
     )
+
+
+def records_of(
+    target: ArrayLike, *, images: ImageStore | None = None, labels: Sequence[str] = (), name: str = "made"
+) -> RecordSet:
+    """Records with a target (N,L): 1 present, 0 absent, NaN unknown; files that are not there unless given."""
+    states = np.asarray(target, dtype=float)
+    present, unknown = (
+        LabelLists.from_lists([np.flatnonzero(row).tolist() for row in table])
+        for table in (states == 1, np.isnan(states))
+    )
+    images = images or FileStore(Path("images"), pa.array([f"{i:05}.jpg" for i in range(len(states))]))
+    space = LabelSpace(tuple(labels) or tuple(f"label{i}" for i in range(states.shape[1])))
+    return RecordSet(name, space, images=images, positive=present, unknown=unknown)

@@ -1,10 +1,9 @@
 import pickle
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pivotpatch.errors import InputError, choose_one_of, cut, quote, shorten
+from pivotpatch.errors import InputError, choose_one_of, shorten
 
 ANY_TEXT = st.text(st.characters(), max_size=50).map(lambda text: text * 40) | st.text(st.characters())
 
@@ -40,12 +39,3 @@ def test_a_path_stays_whole_and_a_longer_one_keeps_both_ends() -> None:
     assert longer.startswith("/folder/aaa")
     assert longer.endswith("aaa/photo.jpg: is gone; check it")
     assert " ... " in longer
-
-
-@pytest.mark.parametrize("value", ["x" * 10**6, list(range(10**5)), {"a": "b" * 1000}, b"\0" * 500])
-def test_a_quoted_value_is_cut(value: object) -> None:
-    assert len(quote(value)) == 80
-
-
-def test_control_characters_are_written_out() -> None:
-    assert cut("a\nb\x1b[31m\u2028\udc80") == r"a\nb\x1b[31m\u2028\udc80"

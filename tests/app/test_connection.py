@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from app_process import AppThread, FixedEngine
 
-from pivotpatch.app.connection import Connection
+from pivotpatch.app.server import Connection
 
 REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HEAD = b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"

@@ -90,7 +90,7 @@ def test_a_hundred_at_once_all_get_their_own_answer(app: AppProcess) -> None:
 def test_a_full_server_says_so_and_a_broken_model_too(photo: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine, content = FixedEngine(("only \ud800",)), photo.read_bytes()  # a label that UTF-8 cannot write
     engine.gate.clear()
-    with AppThread(engine, capacity=1, name="tiny") as app, ThreadPoolExecutor(1) as other:
+    with AppThread(engine, capacity=1) as app, ThreadPoolExecutor(1) as other:
         first = other.submit(app.ask, content)
         assert engine.entered.wait(30)
         refused = app.ask(content)
@@ -103,7 +103,7 @@ def test_a_full_server_says_so_and_a_broken_model_too(photo: Path, caplog: pytes
     assert json.loads(answered.body)["tags"][0]["label"] == "only \ud800"
     assert [(reply.status, json.loads(reply.body)["error"]) for reply in (refused, broken, failed)] == [
         (503, "too many images wait for an answer; try again in a moment"),
-        (500, "tiny: has gone; the server's terminal says more"),
+        (500, "model: has gone; the server's terminal says more"),
         (500, "server: it failed (RuntimeError); its terminal says more"),
     ]
     assert caplog.messages[0] == "/srv/secret/model.onnx: has gone; bring it back"

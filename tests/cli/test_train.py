@@ -14,7 +14,6 @@ from verb import SCENES, SMALL, Errors, read_refusal, save, train, write_images
 
 from pivotpatch.cli.main import main
 from pivotpatch.cli.train import read_words
-from pivotpatch.data.address import parse_address
 from pivotpatch.data.loading import EpochSampler
 from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
@@ -32,14 +31,6 @@ def test_words_come_in_any_order(here: Path) -> None:
     assert (name, config) == ("coco-resnet101-pat", expected)
     assert read_words(words[::-1]) == (name, config)
     assert read_words([*words, "train.epochs=5"])[1].train.epochs == 5  # the last wins
-
-
-@pytest.mark.parametrize("name", ["deep/photos.tsv", "a@b.parquet", "50%.csv"])
-def test_a_table_becomes_its_address(name: str, here: Path) -> None:
-    Path("deep").mkdir()
-    Path(name).touch()  # only what is there may have any sign in its name
-    address = parse_address(read_words([name])[1].data.train or "")
-    assert (address.scheme, address.location, address.split, address.options) == ("table", name, None, {})
 
 
 def test_a_folder_becomes_its_address_but_never_hides_a_recipe(here: Path) -> None:

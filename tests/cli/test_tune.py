@@ -13,7 +13,6 @@ from verb import KEEP, LABELS, QUICK, SIZE, Errors, make_model, read_json, read_
 
 from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
-from pivotpatch.data.scenes import SCENE_LABELS
 from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
@@ -80,13 +79,6 @@ def test_training_images_are_refused(here_with_run: Path, capsys: Errors) -> Non
     Path("train.csv").unlink()  # a run far from its images can be tuned on others
     assert fail(capsys, "run").startswith("train.csv: ")
     assert tune(capsys, "run", "val.csv", *KEEP)["pictures"] == 30
-
-
-def test_drawn_training_images_are_refused(here_with_run: Path, capsys: Errors) -> None:
-    train = "scenes:@train?count=20&size=32"
-    write_run("drawn", make_model(labels=SCENE_LABELS.names), f"data.train={train}", "data.val_fraction=0.4")
-    again = "scenes:@train?count=40&size=48&company=0.8&seed=0"  # the same scenes, written otherwise
-    assert fail(capsys, "drawn", again).startswith(f"{again}: 12 of its 40 {TRAINED}")
 
 
 def test_a_state_that_a_run_goes_on_from_is_not_replaced(here_with_run: Path, capsys: Errors) -> None:

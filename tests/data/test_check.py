@@ -2,19 +2,19 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_records import make_records, noise
-from numpy.typing import NDArray
+from made_records import make_records, noise, records_of
 from PIL import Image
 
 from pivotpatch.data.address import open_records
-from pivotpatch.data.check import DataSummary, Depth, check_data
-from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError
+from pivotpatch.data.check import DataSummary, Depth, check_data, plot_overview
+from pivotpatch.data.records import FileStore, RecordSet
+from pivotpatch.errors import InputError, cut
 
 
 def write_files(folder: Path, files: dict[str, bytes], *, name: str = "made", extra: tuple[str, ...] = ()) -> RecordSet:
@@ -36,26 +36,13 @@ def write_table(path: Path, files: dict[str, bytes]) -> RecordSet:
     return open_records(f"table:{path}")
 
 
-@pytest.fixture
-def labelled() -> tuple[RecordSet, NDArray[np.float64]]:
-    """More records than one block, with unknown labels and one that never occurs, and their target (N,L)."""
+def test_labels_are_counted_as_a_plain_loop_counts_them() -> None:
+    # More records than one block, with unknown labels and one that never occurs.
     rng = np.random.default_rng(0)
     target = (rng.random((20_000, 5)) < [0.5, 0.2, 0.05, 0.3, 0.0]).astype(float)
     target[:, 3] = np.maximum(target[:, 3], target[:, 2])
     target[rng.random(target.shape) < [0, 0.1, 0.3, 0, 0.5]] = np.nan
-    records = RecordSet(
-        "labelled",
-        LabelSpace(("a", "b", "c", "d", "e")),
-        images=FileStore(Path("nowhere"), pa.array([f"{i}.jpg" for i in range(len(target))])),
-        positive=LabelLists.from_lists([np.flatnonzero(row == 1).tolist() for row in target]),
-        unknown=LabelLists.from_lists([np.flatnonzero(np.isnan(row)).tolist() for row in target]),
-    )
-    return records, target
-
-
-def test_labels_are_counted_as_a_plain_loop_counts_them(labelled: tuple[RecordSet, NDArray[np.float64]]) -> None:
-    records, target = labelled
-    summary = check(records, depth="labels")
+    summary = check(records_of(target, labels="abcde"), depth="labels")
     assert summary.num_records == 20_000
     assert summary.label_counts.tolist() == [int((target[:, i] == 1).sum()) for i in range(5)]
     assert summary.unknown_share == pytest.approx(np.isnan(target).mean())
@@ -149,3 +136,20 @@ def test_doubles_within_and_between_data_sets(tmp_path: Path) -> None:
         [("train", "1"), ("train", "3"), ("test", "7")],
         [("train", "2"), ("test", "6")],
     ]
+
+
+@pytest.mark.parametrize("count", [1, 130])
+def test_the_overview_shows_what_the_summary_holds(count: int) -> None:
+    odd = "$\\frac{", "a very long name that goes on and on and on"  # neither mathematics nor wider than its place
+    names = [*odd, *(f"label {i}" for i in range(count))][:count]
+    shown = np.random.default_rng(0).random((500, count)) < 0.3
+    summary = check(records_of(shown, labels=names), depth="labels")
+    bars, matrix, _ = plot_overview(summary).axes
+    order = np.argsort(-summary.label_counts, kind="stable")[:100]
+    ticks = [[text.get_text() for text in axes.get_yticklabels()] for axes in (bars, matrix)]
+    assert ticks == [[cut(names[i], 24) for i in order]] * 2
+    assert [bar.get_width() for bar in bars.patches] == summary.label_counts[order].tolist()  # type: ignore[attr-defined]
+    drawn = cast("np.ma.MaskedArray[tuple[int, int], np.dtype[np.float64]]", matrix.images[0].get_array())
+    shares = summary.cooccurrence[np.ix_(order, order)]
+    assert np.array_equal(np.ma.getmaskarray(drawn), np.eye(len(order), dtype=bool))
+    assert np.array_equal(drawn.compressed(), shares[~np.eye(len(order), dtype=bool)])

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from pivotpatch.data import decoding
 from pivotpatch.data.decoding import MAX_PIXELS, MAX_SIDE, decode_image, decode_with_size
 from pivotpatch.errors import InputError
 
@@ -66,14 +67,6 @@ def test_orientation_is_that_of_pillows_exif_transpose(orientation: int, kind: s
     resized = np.asarray(expected.resize((30, 20), Image.Resampling.BILINEAR), dtype=int)
     assert np.abs(shrunk.pixels - resized).max() <= 2
     assert shrunk.size == decoded.size
-
-
-def test_scaled_decode_respects_the_turned_sides() -> None:
-    stored = photograph(800, 400)
-    decoded = decode_with_size(encode(Image.fromarray(stored), "JPEG", quality=95, exif=turned(6)), size=(50, 150))
-    expected = np.asarray(Image.fromarray(np.rot90(stored, -1).copy()).resize((150, 50), Image.Resampling.BILINEAR))
-    assert decoded.size == (400, 800)
-    assert np.abs(decoded.pixels.astype(int) - expected).mean() < 2
 
 
 def test_an_image_that_pillow_holds_is_read_like_its_file_and_left_as_it_is() -> None:
@@ -195,12 +188,6 @@ def test_pixel_limit_is_checked_in_the_header(tmp_path: Path) -> None:
     bomb.write_bytes(png_claiming(60_000, 60_000))
     with pytest.raises(InputError, match=rf"bomb\.png: 60000 x 60000 = 3600000000 pixels .* {MAX_PIXELS}; shrink"):
         decode_image(bomb)
-    with pytest.raises(InputError, match="15 pixels are more than the limit of 14"):
-        decode_image(encode(Image.fromarray(COLOURS), "PNG"), max_pixels=14)
-    assert decode_image(encode(Image.fromarray(COLOURS), "PNG"), max_pixels=15).shape == (3, 5, 3)
-    for width in (10_000, 20_000):  # at 9,000 rows Pillow would warn of the first and refuse the second
-        with pytest.raises(InputError, match=r"cannot be decoded \(image file is truncated"):
-            decode_image(png_claiming(width, 9_000), max_pixels=10**9)
 
 
 def make_tiff(tags: Mapping[int, int | tuple[int, ...]]) -> bytes:
@@ -216,36 +203,51 @@ def make_tiff(tags: Mapping[int, int | tuple[int, ...]]) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + behind
 
 
-DEEP_TIFF = {256: 40, 257: 30, 258: (16, 16, 16, 16), 262: 2, 273: 8, 277: 4, 279: 8, 338: 2}
+DEEP_TIFF: dict[int, int | tuple[int, ...]] = {
+    256: 40,
+    257: 30,
+    258: (16, 16, 16, 16),
+    262: 2,
+    273: 8,
+    277: 4,
+    279: 8,
+    338: 2,
+}
 TILED_TIFF = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: 65536, 323: 65536, 324: 8, 325: 8}
-TILED_STRIP = TILED_TIFF | {256: 1, 257: 200_000, 322: 512, 323: 512}
 
 
 @pytest.mark.parametrize(
     ("kind", "mode", "needed"),
-    [("WEBP", "RGB", 1920), ("AVIF", "RGB", 2040), ("JPEG2000", "RGB", 3360), ("JPEG", "CMYK", 1440)],
+    [
+        ("WEBP", "RGB", 1920),
+        ("AVIF", "RGB", 2040),
+        ("JPEG2000", "RGB", 3360),
+        ("JPEG", "CMYK", 1440),
+        ("PNG", "L", 1200),
+    ],
 )
-def test_formats_whose_decoders_hold_many_copies_may_have_fewer_pixels(kind: str, mode: str, needed: int) -> None:
+def test_formats_whose_decoders_hold_many_copies_may_have_fewer_pixels(
+    kind: str, mode: str, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Image.init()
     if kind not in Image.SAVE:
         pytest.skip(f"Pillow was built without {kind}")
     data = encode(Image.new(mode, (40, 30)), kind)
-    assert decode_image(data, max_pixels=needed).shape == (30, 40, 3)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", needed)
+    assert decode_image(data).shape == (30, 40, 3)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", needed - 1)
     with pytest.raises(InputError, match="1200 pixels are more than the limit of 1199"):
-        decode_image(data, max_pixels=needed - 1)
+        decode_image(data)
 
 
-@pytest.mark.parametrize(
-    ("tags", "limit", "message"),
-    [
-        (DEEP_TIFF, 1439, "1200 pixels are more than the limit of 1199"),
-        (TILED_TIFF, MAX_PIXELS, "65536 x 65536|a side has more"),
-        (TILED_STRIP, MAX_PIXELS, "1 x 200000 pixels: a side has more than 100000"),
-    ],
-)
-def test_depth_and_tiles_of_tiff_count(tags: Mapping[int, int | tuple[int, ...]], limit: int, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        decode_image(make_tiff(tags), max_pixels=limit)
+def test_depth_and_tiles_of_tiff_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="65536 x 65536|a side has more"):
+        decode_image(make_tiff(TILED_TIFF))
+    with pytest.raises(InputError, match="1 x 200000 pixels: a side has more than 100000"):
+        decode_image(make_tiff({**TILED_TIFF, 256: 1, 257: 200_000, 322: 512, 323: 512}))
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 1439)
+    with pytest.raises(InputError, match="1200 pixels are more than the limit of 1199"):
+        decode_image(make_tiff(DEEP_TIFF))
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
@@ -301,7 +303,9 @@ def test_damage_gives_an_image_or_our_error(whole: bytes, changes: list[tuple[in
         if damaged:
             damaged[position % min(len(damaged), 200)] = value  # headers are where parsers trip
     try:
-        decoded = decode_image(bytes(damaged), size=(16, 16), max_pixels=100_000)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoding, "MAX_PIXELS", 100_000)  # so that a large claim costs no time
+            decoded = decode_image(bytes(damaged), size=(16, 16))
     except InputError as error:
         assert "\n" not in str(error)  # noqa: PT017 (both ends are right)
     else:

@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import pickle
+import shutil
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -11,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from made_records import encoded
 
-from pivotpatch.data.embedded import EmbeddedStore, list_row_groups
 from pivotpatch.data.table import read_table
+from pivotpatch.data.table_files import EmbeddedStore
 from pivotpatch.errors import InputError
 
 HF_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -72,24 +73,23 @@ def test_a_new_file_is_not_read_from_the_old_cache(tmp_path: Path) -> None:
     assert len(sizes) == 1
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path, cache: Path) -> None:
-    write_shards(tmp_path)
-    records = read_table(str(tmp_path), None)
-    cache.write_text("a file where the folder should be")
-    with pytest.raises(InputError, match=r"unpacked: images of .* cannot be unpacked here .*; set PIVOTPATCH_CACHE to"):
-        records[0]
-
-
-def test_damage_inside_the_images(tmp_path: Path, cache: Path) -> None:
+def test_what_cannot_be_unpacked(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "t.parquet"
     table = pa.table({"image": [os.urandom(5000)], "labels": ["x"]})
     pq.write_table(table, path, compression="gzip", use_dictionary=False)  # gzip has a checksum
     content = path.read_bytes()
     path.write_bytes(content[:2000] + bytes(40) + content[2040:])
     records = read_table(str(path), None)
-    with pytest.raises(InputError, match=r"t\.parquet cannot be unpacked here .*; the file is damaged or cut short"):
+    message = r"unpacked: images of .*t\.parquet cannot be unpacked here .*; copy the file again .*PIVOTPATCH_CACHE"
+    with pytest.raises(InputError, match=message):
         records[0]
     assert not any(path.is_file() for path in cache.rglob("*"))
+    path.write_bytes(content)
+    records = read_table(str(path), None)
+    shutil.rmtree(cache)
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(InputError, match=message):
+        records[0]
 
 
 def test_paths_name_images_where_they_can(tmp_path: Path) -> None:
@@ -109,9 +109,7 @@ def test_worker_processes(tmp_path: Path, cache: Path, start: str) -> None:
     if start not in multiprocessing.get_all_start_methods():
         pytest.skip(f"{start} is not to be had here")
     write_shards(tmp_path)
-    store = EmbeddedStore(
-        list_row_groups(sorted(tmp_path.glob("*.parquet")), "image.bytes"), "image.bytes", names=None, cache=cache
-    )
+    store = EmbeddedStore(sorted(tmp_path.glob("*.parquet")), "image.bytes")
     assert store.source(0) == IMAGES[0]  # so that a fork happens after a read
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(start)) as workers:
         assert list(workers.map(store.source, range(10))) == IMAGES

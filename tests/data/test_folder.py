@@ -35,7 +35,7 @@ def test_sidecars(tmp_path: Path) -> None:
         "deep/c.tiff": (set(), set()),
     }
     assert records[2].image == tmp_path / "deep" / "c.tiff"
-    with pytest.raises(InputError, match=r"a\.txt: unknown label 'dog'; did you mean 'dogs'\?"):
+    with pytest.raises(InputError, match=r"a\.jpg: unknown label 'dog'; did you mean 'dogs'\?"):
         read_folder(str(tmp_path), None, names="names.txt")
     (tmp_path / "a.txt").write_bytes("café".encode("latin-1"))
     with pytest.raises(InputError, match=r"a\.txt: not UTF-8; save the file as UTF-8"):

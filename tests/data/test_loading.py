@@ -253,7 +253,7 @@ def test_wrong_ways_to_hold_are_refused(records: RecordSet, damaged: RecordSet) 
     with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
         list(make_loader(damaged, size=SIZE, batch_size=2, held=held))
     with pytest.raises(InputError, match=r"memory of cpu: 11 images need [\d.]+ GiB \(.+\); choose a smaller size"):
-        hold_images(records, size=(2_000_000, 2_000_000))
+        hold_images(records, size=(4_000_000, 4_000_000))
     held = hold_images(records, size=SIZE)
     for other, size in ((records, (8, 8)), (records[::-1], SIZE)):
         with pytest.raises(InputError, match="the held images are of other records, or of another size; hold"):

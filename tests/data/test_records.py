@@ -3,41 +3,23 @@ import pickle
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_records import records_of
 
-from pivotpatch.data.records import (
-    FileStore,
-    LabelLists,
-    LabelSpace,
-    PathStore,
-    RecordSet,
-    keep_common_labels,
-    write_paths,
-)
+from pivotpatch.data.records import LabelLists, LabelSpace, PathStore, RecordSet, keep_common_labels, write_paths
 from pivotpatch.errors import InputError
 
 lists_of_labels = st.lists(st.lists(st.integers(0, 5), unique=True).map(sorted), max_size=8)
 states_of_labels = st.lists(st.lists(st.sampled_from([0, 1, -1]), min_size=6, max_size=6), min_size=1, max_size=6)
 
 
-def make_records(positive: list[list[int]], unknown: list[list[int]] | None = None) -> RecordSet:
-    return RecordSet(
-        "some",
-        LabelSpace(tuple("abcdef")),
-        images=FileStore(Path("root"), pa.array([f"{i}.jpg" for i in range(len(positive))], pa.large_string())),
-        positive=LabelLists.from_lists(positive),
-        unknown=None if unknown is None else LabelLists.from_lists(unknown),
-    )
-
-
-def split_states(states: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Labels that are present and unknown, per record."""
-    present, unknown = ([[i for i, s in enumerate(row) if s == sign] for row in states] for sign in (1, -1))
-    return present, unknown
+def make_records(states: list[list[int]]) -> RecordSet:
+    """Records of the labels a to f: 1 present, 0 absent, -1 unknown."""
+    target = np.array(states, dtype=float)
+    return records_of(np.where(target < 0, np.nan, target), labels="abcdef", name="some")
 
 
 @pytest.mark.parametrize(("names", "message"), [
@@ -71,16 +53,16 @@ def test_lists_are_packed_and_selected(lists: list[list[int]], data: st.DataObje
 def test_targets_say_what_is_present_absent_and_unknown(states: list[list[int]]) -> None:
     expected = torch.tensor(states, dtype=torch.float32)
     expected[expected == -1] = torch.nan
-    records = make_records(*split_states(states))
+    records = make_records(states)
     torch.testing.assert_close(records.target(), expected, equal_nan=True)
     torch.testing.assert_close(records.target(np.array([len(states) - 1])), expected[-1:], equal_nan=True)
 
 
 def test_selections_of_selections_keep_images_and_labels_together() -> None:
-    records = make_records([[i % 6] for i in range(10)])
+    records = make_records(np.eye(6)[np.arange(10) % 6].tolist())
     chosen = records[2:9].select(np.array([6, 0, 3]))
     assert [(r.name, r.image, r.positive) for r in chosen] == [
-        (f"{i}.jpg", Path("root") / f"{i}.jpg", (i % 6,)) for i in (8, 2, 5)
+        (f"{i:05}.jpg", Path("images") / f"{i:05}.jpg", (i % 6,)) for i in (8, 2, 5)
     ]
     assert chosen[-1] == chosen[2]
     with pytest.raises(IndexError):
@@ -90,7 +72,7 @@ def test_selections_of_selections_keep_images_and_labels_together() -> None:
 @settings(deadline=None)
 @given(states=states_of_labels, names=st.lists(st.sampled_from("abcdef"), min_size=1, unique=True))
 def test_kept_labels_are_columns_of_the_target(states: list[list[int]], names: list[str]) -> None:
-    records = make_records(*split_states(states))[::-1]
+    records = make_records(states)[::-1]
     kept = records.keep_labels(names)
     assert kept.labels.names == tuple(names)
     columns = ["abcdef".index(name) for name in names]
@@ -99,7 +81,7 @@ def test_kept_labels_are_columns_of_the_target(states: list[list[int]], names: l
 
 
 def test_common_labels_are_kept_in_the_order_asked_and_the_rest_is_told() -> None:
-    records, told = make_records([[0, 2], [1]], [[1], [2]]), list[str]()
+    records, told = make_records([[1, -1, 1, 0, 0, 0], [0, 1, -1, 0, 0, 0]]), list[str]()
     kept = keep_common_labels(records, ("x", "c", "y", "b", "z", "w"), whose="the model", tell=told.append)
     assert kept.labels.names == ("c", "b")
     torch.testing.assert_close(kept.target(), records.target()[:, [2, 1]], equal_nan=True)

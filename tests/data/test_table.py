@@ -1,3 +1,4 @@
+import json
 import os
 import unicodedata
 from collections.abc import Sequence
@@ -6,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from written_tables import TEXT, labels_of, write_table
@@ -44,7 +48,7 @@ def test_split_column(tmp_path: Path) -> None:
         read_table(location, None, labels="wat")
     with pytest.raises(InputError, match=r"no split 'trian'; did you mean 'train'\? known: test, train"):
         read_table(location, "trian")
-    with pytest.raises(InputError, match=r"split 'train' was asked for but there is no column 'split'; leave out @tra"):
+    with pytest.raises(InputError, match=r"there is no split 'train'; leave out @train, or name a column of splits"):
         read_table(write_table(tmp_path / "t.csv", TEXT), "train")
 
 
@@ -103,19 +107,88 @@ def test_an_image_on_two_rows(tmp_path: Path) -> None:
     (".csv", {"image": ["a", "b"], "labels": ["", ""]}, r"labels: there is no label at all"),
     (".csv", {"image": ["a", "b"]}, r"t\.csv: no column of labels beside 'image'; name it with \?labels=COLUMN"),
     (".csv", {"jpeg": ["a"], "labels": ["x"]}, r"no column of images among jpeg, labels; name it with \?image=COLUMN"),
-    (".csv", {"image": ["a", "b"], "labels": ["x", "y\nb,z"]}, r"t\.csv, row 3: the name 'y\\nb' is blank or holds"),
+    (".csv", {"image": ["a", "b"], "labels": ["x", "y\nb,z"]}, r"labels: the name 'y\\nb' is blank or holds"),
     (".jsonl", {"image": ["a", "b"], "labels": [["x"], None]}, r"row 2: a label is missing \(null\); write an empty"),
-    (".jsonl", {"image": ["a", "b"], "labels": [["x"], ["?\x1b[2J"]]}, r"row 2: the name .* is blank or holds control"),
+    (".jsonl", {"image": ["a", "b"], "labels": [["x"], ["?\x1b[2J"]]}, r"labels: the name .* is blank or holds"),
     (".jsonl", {"image": ["a", "b"], "bell\a": [1, 0]}, r"labels: the name .* is blank or holds control characters"),
     (".jsonl", {"image": [1, 2], "labels": [["x"], []]}, r"column 'image' holds int64, neither paths nor encoded ima"),
     (".parquet", {"image": ["a", "b"], "labels": [0.5, 1.0]}, r"row 1: labels are of type double"),
     (".parquet", {"image": ["a", "b"], "cat": [[1], [0]]}, r"column 'cat' is not one of 0, 1 and -1: it holds '\[1\]'"),
-    (".parquet", {"image": ["a"], "labels": ["x"], "split": [b"\xff"]}, r"column 'split' holds no text"),
+    (".parquet", {"image": ["a"], "labels": ["x"], "split": [b"\xff"]}, r"there is no split 'train'"),
 ])  # fmt: skip
 def test_rows_that_cannot_be_meant(tmp_path: Path, suffix: str, columns: dict[str, list[Any]], message: str) -> None:
     split = "train" if "split" in columns else None
     with pytest.raises(InputError, match=message):
         read_table(write_table(tmp_path / f"t{suffix}", columns), split)
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.string(), pa.int64(), pa.float64(), pa.bool_()])
+def test_a_label_that_nobody_looked_for(tmp_path: Path, kind: pa.DataType) -> None:
+    pq.write_table(pa.table({"image": ["a", "b"], "cat": [1, 0], "dog": pa.nulls(2, kind)}), tmp_path / "t.parquet")
+    records = read_table(str(tmp_path / "t.parquet"), None)
+    assert labels_of(records) == {"a": ({"cat"}, {"dog"}), "b": (set(), {"dog"})}
+
+
+@pytest.mark.parametrize(("cells", "delimiter", "expected"), [
+    (["a;b", "c,d"], None, [{"a", "b"}, {"c,d"}]),
+    (['so "called"|two  blanks', "NULL|nan|007"], None, [{'so "called"', "two  blanks"}, {"NULL", "nan", "007"}]),
+    (["a, b", "c"], None, [{"a", "b"}, {"c"}]),
+    (["a b", "c"], " ", [{"a", "b"}, {"c"}]),
+    (["a, b", "c"], "", [{"a, b"}, {"c"}]),
+])  # fmt: skip
+def test_delimiters(tmp_path: Path, cells: list[str], delimiter: str | None, expected: list[set[str]]) -> None:
+    location = write_table(tmp_path / "t.csv", {"file_name": ["1.jpg", "2.jpg"], "tags": cells})
+    records = read_table(location, None, delimiter=delimiter)
+    assert [present for present, _ in labels_of(records).values()] == expected
+
+
+@pytest.mark.parametrize(("suffix", "zebra", "ant"), [
+    (".csv", ["1", "0", "-1", ""], ["0.0", "1.0", "true", "nan"]),
+    (".jsonl", [1, 0, -1, None], [False, True, True, None]),
+    (".parquet", [1, 0, -1, None], [0.0, 1.0, 1.0, float("nan")]),
+])  # fmt: skip
+def test_one_column_a_label(tmp_path: Path, suffix: str, zebra: list[Any], ant: list[Any]) -> None:
+    columns: dict[str, list[Any]] = {"path": list("abcd"), "zebra": zebra, "ant": ant, "split": ["x"] * 4}
+    records = read_table(write_table(tmp_path / f"t{suffix}", columns), None)
+    assert records.labels.names == ("zebra", "ant")  # the order of the columns
+    nan = torch.nan
+    expected = torch.tensor([[1.0, 0.0], [0.0, 1.0], [nan, 1.0], [nan, nan]])
+    torch.testing.assert_close(records.target(), expected, equal_nan=True)
+
+
+def test_names_order_the_labels_and_refuse_others(tmp_path: Path) -> None:
+    location = write_table(tmp_path / "t.csv", TEXT)
+    (tmp_path / "labels.json").write_text('["dog", "cow", "bird", "cat"]')
+    assert read_table(location, None).labels.names == ("dog", "cow", "bird", "cat")
+    (tmp_path / "labels.json").write_text('["dog", "birds", "cat"]')
+    with pytest.raises(InputError, match=r"t\.csv, row 4: unknown label 'bird'; did you mean 'birds'\?"):
+        read_table(location, None)
+    (tmp_path / "labels.json").write_text('{"dog": 1}')
+    with pytest.raises(InputError, match=r"labels\.json: it is not a JSON list of label names"):
+        read_table(location, None)
+
+
+def test_numbered_labels(tmp_path: Path) -> None:
+    location = write_table(tmp_path / "t.parquet", {"image": ["a", "b"], "label": [[2, 0], []]})
+    assert labels_of(read_table(location, None)) == {"a": ({"0", "2"}, set()), "b": (set(), set())}
+    (tmp_path / "labels.json").write_text('["z", "y"]')
+    with pytest.raises(InputError, match=r"row 1: unknown label 'number 2'; .*known: y, z"):
+        read_table(location, None)
+    (tmp_path / "labels.json").write_text('["z", "y", "x"]')
+    assert labels_of(read_table(location, None)) == {"a": ({"z", "x"}, set()), "b": (set(), set())}
+
+
+@pytest.mark.parametrize("shape", ["list", "scalar"])
+def test_hugging_face_class_labels(tmp_path: Path, shape: str) -> None:
+    feature: dict[str, Any] = {"names": ["no", "yes"], "_type": "ClassLabel"}
+    feature = {"feature": feature, "length": -1, "_type": "Sequence"} if shape == "list" else feature
+    values = [[1], [0]] if shape == "list" else [1, 0]
+    table = pa.table({"image": ["a", "b"], "label": values})
+    info = {"info": {"features": {"image": {"_type": "Value"}, "label": feature}}}
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / "t.parquet")
+    records = read_table(str(tmp_path / "t.parquet"), None)
+    assert records.labels.names == ("no", "yes")
+    assert labels_of(records) == {"a": ({"yes"}, set()), "b": ({"no"}, set())}
 
 
 # Text that any of the formats can hold: all of Unicode but halves of UTF-16 pairs.

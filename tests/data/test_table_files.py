@@ -16,15 +16,17 @@ from pivotpatch.errors import InputError
     ("t.csv", b"", r"t\.csv: the file is empty; copy or write it again"),
     ("t.csv", b"image,labels\n", r"t\.csv: the table has no rows; give at least one image"),
     ("t.csv", b"image,labels\na,cat\nb,caf\xe9\n", r"Row #3: CSV conversion error to string: invalid UTF8 data"),
+    ("t.csv", b"image,labels\xe9\na,cat\n", r"t\.csv: damaged or cut short \(.*surrogates"),
     ("t.csv", b"image,labels\na,cat\nb,cat,dog\n", r"Row #3: Expected 2 columns, got 3"),
-    ("t.csv", b'image,labels\na,cat\nb,"cat\nc,dog\n', r"t\.csv, up to line 4: badly quoted \(.*; close the quotes"),
+    ("t.csv", b'image,labels\na,cat\nb,"cat\nc,dog\n', r"t\.csv, line 3: badly quoted; close the quotes"),
+    ("t.tsv", b'image\tlabels\na\tcat\nb\t"cat\nc\t"dog"\n', r"t\.tsv, line 3: badly quoted; close the quotes"),
     ("t.csv", b"image,labels,image\na,cat,b\n", r"two columns are named 'image'; give each column its own name"),
-    ("t.jsonl", b"\n\n", r"t\.jsonl: the table has no rows"),
-    ("t.jsonl", b'{"image": "a", "labels": []}\n{"image": "b", "lab', r"jsonl, line 2: no JSON object \(Unterminated"),
-    ("t.jsonl", b'{"image": "a"}\n\n[1]\n', r"t\.jsonl, line 3: no JSON object \(write one object per line\)"),
-    ("t.jsonl", b"[" * 100_000, r"t\.jsonl, line 1: no JSON object \(maximum recursion"),
-    ("t.jsonl", b'{"image": "a", "labels": "x"}\n{"image": "b", "labels": ["x"]}', r"column 'labels' cannot be held"),
-    ("t.jsonl", b'{"image": "\\ud800", "labels": ["x"]}', r"column 'image' cannot be held \(.*surrogates"),
+    ("t.jsonl", b"\n\n", r"t\.jsonl: the file is empty"),
+    ("t.jsonl", b'{"image": "a", "labels": []}\n{"image": "b", "lab', r"jsonl: damaged .* \(line 2: Unterminated"),
+    ("t.jsonl", b'{"image": "a"}\n\n[1]\n', r"t\.jsonl: damaged .* \(line 3: 'list' object is not a mapping\)"),
+    ("t.jsonl", b"[" * 100_000, r"t\.jsonl: damaged or cut short \(line 1: maximum recursion"),
+    ("t.jsonl", b'{"image": "a", "labels": "x"}\n{"image": "b", "labels": ["x"]}', r"Expected bytes, got a 'list'"),
+    ("t.jsonl", b'{"image": "\\ud800", "labels": ["x"]}', r"t\.jsonl: damaged or cut short \(.*surrogates"),
     ("t.parquet", b"PAR1 and no more", r"t\.parquet: damaged or cut short \(.*; correct it, or copy"),
     ("t.xlsx", b"PK", r"t\.xlsx: unknown kind of table '\.xlsx'; give one of \.csv, \.tsv"),
 ], ids=lambda value: str(value)[:24])  # fmt: skip
@@ -35,14 +37,7 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_a_json_column_that_changes_its_type_far_down(tmp_path: Path) -> None:
-    lines = [json.dumps({"image": str(i), "labels": []}) for i in range(1024)]
-    (tmp_path / "t.jsonl").write_text("\n".join([*lines, '{"image": "x", "labels": "cat"}']))
-    with pytest.raises(InputError, match=r"a column changes its type \(.*; write values of one kind"):
-        read_table(str(tmp_path / "t.jsonl"), None)
-
-
-def test_a_json_column_that_begins_far_down(tmp_path: Path) -> None:
+def test_json_columns_that_begin_or_change_far_down(tmp_path: Path) -> None:
     rows = [{"image": f"2020-01-{i:05d}", "cat": 1} for i in range(1000)]  # dates to a reader that guesses
     lines = [json.dumps(row) for row in [*rows, {"image": "x.jpg", "cat": 0, "dog": 1}]]
     (tmp_path / "t.jsonl").write_text("\n".join(lines), encoding="utf-8-sig")
@@ -51,12 +46,15 @@ def test_a_json_column_that_begins_far_down(tmp_path: Path) -> None:
     assert [record.name for record in records] == [*(row["image"] for row in rows), "x.jpg"]
     assert (records[0].positive, records[0].unknown) == ((0,), (1,))
     assert (records[1000].positive, records[1000].unknown) == ((1,), ())
+    (tmp_path / "t.jsonl").write_text("\n".join([*lines, '{"image": "y.jpg", "cat": [1], "dog": 1}']))
+    with pytest.raises(InputError, match=r"t\.jsonl: damaged or cut short \(.*; correct it"):
+        read_table(str(tmp_path / "t.jsonl"), None)
 
 
 @pytest.mark.parametrize(("location", "message"), [
-    ("none.csv", r"none\.csv: there is no such file or folder; check the location"),
-    ("*.parquet", r"there is no such file or folder"),
-    ("", r"no Parquet file in this folder or its data folder; name the table's file"),
+    ("none.csv", r"none\.csv: there is no such file; check the location"),
+    ("*.parquet", r"there is no such file"),
+    ("", r"no Parquet file in this folder or its data folder; check the location"),
 ])  # fmt: skip
 def test_nothing_there(tmp_path: Path, location: str, message: str) -> None:
     (tmp_path / "folder.parquet" / "data").mkdir(parents=True)
@@ -66,11 +64,11 @@ def test_nothing_there(tmp_path: Path, location: str, message: str) -> None:
 
 def test_long_rows_of_csv(tmp_path: Path) -> None:
     label = "x" * (3 << 20)
-    path = tmp_path / "t[1].csv"  # named like a pattern, with a byte order mark and stray quotes
-    path.write_text(f'image,labels\n5" x 3" disk.jpg,cat\nb.jpg,{label}\nc.jpg,cat\n', encoding="utf-8-sig")
+    path = tmp_path / "t[1].csv"  # named like a pattern, with a byte order mark and an odd number of quotes
+    path.write_text(f'image,labels\n5" disk.jpg,cat\n"b.jpg","{label}"\nc.jpg,cat\n', encoding="utf-8-sig")
     assert read_table(str(path), None).labels.names == ("cat", label)
     (tmp_path / "t.csv").write_text(f"image,labels\na.jpg,cat\nb.jpg,{label * 12}\nc.jpg,cat\n")
-    with pytest.raises(InputError, match=r"t\.csv: a row is longer than 16 MB; close its quotes, or write JSON"):
+    with pytest.raises(InputError, match=r"t\.csv: .* \(a row is longer than 16 MB: an open quote"):
         read_table(str(tmp_path / "t.csv"), None)
 
 
@@ -99,15 +97,13 @@ def test_columns_as_pandas_and_polars_write_them(image: pa.Array, labels: pa.Arr
 
 def test_a_table_with_too_many_columns_is_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_files, "MAX_COLUMNS", 7)
-    for count in (7, 8):
-        names = ["image", *(f"c{place}" for place in range(count - 1))]
-        (tmp_path / "t.csv").write_text(",".join(names) + "\n" + ",".join(["a"] * count))
-        (tmp_path / "t.tsv").write_text("\t".join(names) + "\n" + "\t".join(["a"] * count))
-        (tmp_path / "t.jsonl").write_text(json.dumps({"image": "a"}) + "\n" + json.dumps(dict.fromkeys(names, 1)))
-        pq.write_table(pa.table([pa.array([1])] * count, names=names), tmp_path / "t.parquet")
-        for path in tmp_path.iterdir():
-            if count == 7:
-                assert read_schema(path).names == names
-            else:
-                with pytest.raises(InputError, match=rf"{path.name}: 8 columns are more than the limit of 7; check"):
-                    read_schema(path)
+    names = ["image", *(f"c{place}" for place in range(7))]
+    (tmp_path / "t.csv").write_text(",".join(names) + "\n" + ",".join(["a"] * 8))
+    (tmp_path / "t.tsv").write_text("\t".join(names) + "\n" + "\t".join(["a"] * 8))
+    (tmp_path / "t.jsonl").write_text(json.dumps({"image": "a"}) + "\n" + json.dumps(dict.fromkeys(names, 1)))
+    pq.write_table(pa.table([pa.array([1])] * 8, names=names), tmp_path / "t.parquet")
+    for path in tmp_path.iterdir():
+        with pytest.raises(InputError, match=rf"{path.name}: 8 columns are more than the limit of 7; check"):
+            read_schema(path)
+    monkeypatch.setattr(table_files, "MAX_COLUMNS", 8)
+    assert all(read_schema(path).names == names for path in tmp_path.iterdir())

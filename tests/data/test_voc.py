@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,6 @@ IMAGES: dict[str, list[tuple[str, bool]]] = {
     "000007": [("dog", True), ("dog", True), ("tvmonitor", False)],
     "000009": [],
 }
-ANNOTATION = """<annotation>
-	<filename>{name}.jpg</filename>
-	<source><database>The VOC2007 Database</database><annotation>PASCAL VOC2007</annotation></source>
-{objects}</annotation>
-"""
-# A part has a name of its own, which is no label.
-OBJECT = """	<object>
-		<name>{label}</name>
-		<difficult>{difficult:d}</difficult>
-		<part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part>
-	</object>
-"""
 
 
 def state(name: str, label: str) -> int:
@@ -39,16 +26,11 @@ def state(name: str, label: str) -> int:
 def root(tmp_path: Path) -> Path:
     for year, part in (("2007", "trainval"), ("2007", "test"), ("2012", "val")):
         main = tmp_path / f"VOCdevkit/VOC{year}/ImageSets/Main"
-        annotations = tmp_path / f"VOCdevkit/VOC{year}/Annotations"
         main.mkdir(parents=True, exist_ok=True)
-        annotations.mkdir(exist_ok=True)
         (main / f"{part}.txt").write_text("".join(f"{name}\n" for name in IMAGES))
         for label in LABELS:
             lines = [f"{name} {state(name, label):2d}\n" for name in IMAGES]
             (main / f"{label}_{part}.txt").write_text("".join(lines))
-        for name, objects in IMAGES.items():
-            text = "".join(OBJECT.format(label=label, difficult=difficult) for label, difficult in objects)
-            (annotations / f"{name}.xml").write_text(ANNOTATION.format(name=name, objects=text))
     return tmp_path
 
 
@@ -56,10 +38,9 @@ def main_file(root: Path, name: str) -> Path:
     return root / "VOCdevkit/VOC2007/ImageSets/Main" / name
 
 
-@pytest.mark.parametrize("source", ["imagesets", "xml"])
 @pytest.mark.parametrize(("difficult", "value"), [("negative", 0.0), ("positive", 1.0), ("unknown", math.nan)])
-def test_every_policy_from_both_sources(root: Path, source: str, difficult: str, value: float) -> None:
-    records = open_records(f"voc:{root}/VOCdevkit@2007-test?difficult={difficult}&source={source}")
+def test_every_policy(root: Path, difficult: str, value: float) -> None:
+    records = open_records(f"voc:{root}/VOCdevkit@2007-test?difficult={difficult}")
     of_state = {-1: 0.0, 0: value, 1: 1.0}
     expected = [[of_state[state(name, label)] for label in LABELS] for name in IMAGES]
     # NaN differs from itself, so both sides are written out.
@@ -75,15 +56,6 @@ def test_the_kit_the_folder_above_and_a_year_are_accepted(root: Path) -> None:
         records = read_voc(str(location), split)
         year = "VOC2007" if "test" in split else "VOC2012"
         assert records[0].image == kit / year / "JPEGImages/000005.jpg"
-
-
-def test_auto_falls_back_to_the_xml(root: Path) -> None:
-    expected = [record.positive for record in read_voc(str(root), "2007-test")]
-    for label in LABELS:
-        main_file(root, f"{label}_test.txt").unlink()
-    assert [record.positive for record in read_voc(str(root), "2007-test")] == expected
-    with pytest.raises(InputError, match=r"aeroplane_test\.txt: there is no such file"):
-        read_voc(str(root), "2007-test", source="imagesets")
 
 
 @pytest.mark.parametrize(
@@ -113,27 +85,6 @@ def test_damaged_image_sets_are_refused(root: Path, name: str, content: bytes, m
     main_file(root, name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_voc(str(root), "2007-test")
-
-
-BOMB = '<!DOCTYPE a [<!ENTITY x "xxxx"><!ENTITY y "&x;&x;&x;&x;">]>'
-OUTSIDE = '<!DOCTYPE a SYSTEM "file:///etc/passwd">'
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda text: text[: len(text) // 2], r"not valid XML \(.*line \d+, column \d+\); copy or download it again"),
-        (lambda text: text.replace("car<", "caar<"), r"unknown label 'caar'; did you mean 'car'\? known: aeroplane"),
-        (lambda text: BOMB + text.replace("car<", "&y;<"), "a DOCTYPE is not accepted; remove it"),
-        (lambda text: OUTSIDE + text, "a DOCTYPE is not accepted; remove it"),
-        (lambda text: text.replace("car<", "&y;<"), r"not valid XML \(undefined entity: line"),
-    ],
-)
-def test_damaged_xml_is_refused(root: Path, damage: Callable[[str], str], message: str) -> None:
-    path = root / "VOCdevkit/VOC2007/Annotations/000012.xml"
-    path.write_text(damage(path.read_text()))
-    with pytest.raises(InputError, match=rf"000012\.xml: {message}"):
-        read_voc(str(root), "2007-test", source="xml")
 
 
 def test_images_without_a_positive_label_are_left_out_if_asked(root: Path) -> None:

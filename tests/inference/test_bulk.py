@@ -15,8 +15,7 @@ from tag_process import Greens, TaggingProcess, write_pictures
 from pivotpatch.data.address import open_records
 from pivotpatch.data.files import find_images
 from pivotpatch.errors import InputError
-from pivotpatch.inference.bulk import ALONE, FITTED, Share, Tagging, tag_pictures
-from pivotpatch.inference.bulk_job import NOTE, TagJob
+from pivotpatch.inference.bulk import ALONE, FITTED, Share, Summary, TagJob, tag_pictures
 from pivotpatch.inference.prediction import TagRule
 from pivotpatch.inference.predictor import Predictor
 
@@ -33,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tag(name: str, **options: Any) -> Tagging:
+def tag(name: str, **options: Any) -> Summary | None:
     return tag_pictures(Greens(), find_images(["pictures"]), Path("out") / name, batch_size=4, **options)
 
 
@@ -85,8 +84,9 @@ def check_finished(name: str = "tags.jsonl") -> None:
 def test_rows_are_those_of_a_predictor_and_a_data_set_of_their_own(name: str, workers: int, here: Path) -> None:
     done: list[tuple[str, int, int | None]] = []
     before = torch.get_rng_state()
-    tagging = tag(name, num_workers=workers, progress=lambda *told: done.append(told))
-    assert (tagging.out, tagging.stopped) == (Path("out") / name, False)
+    summary = tag(name, num_workers=workers, progress=lambda *told: done.append(told))
+    assert summary is not None
+    assert (summary.pictures, summary.failed) == (COUNT, len(BROKEN))
     check_finished(name)
     assert done == [("tag", min(4 * batch, COUNT), COUNT) for batch in range(7)]
     assert torch.equal(torch.get_rng_state(), before)
@@ -102,14 +102,13 @@ def test_rows_are_those_of_a_predictor_and_a_data_set_of_their_own(name: str, wo
 def test_the_rule_is_that_of_a_prediction_and_all_probabilities_can_be_kept(
     name: str, rule: TagRule, here: Path
 ) -> None:
-    tag(name, rule=rule, all_probs=True, note={"model": "greens"})
+    summary = tag(name, rule=rule, all_probs=True, note={"model": "greens"})
+    assert summary is not None
+    assert (summary.settings["model"], summary.settings["labels"]) == ("greens", list(Greens.labels))
     predictor, rows = Predictor(Greens()), read(Path("out") / name)
     for row in rows:
         assert row.pop("all_probs") == pytest.approx(predictor(row["picture"]).probs.tolist(), abs=1e-6)
     assert rows == expect(rule)
-    if name.endswith(".parquet"):
-        told = json.loads(pq.read_schema(Path("out") / name).metadata[NOTE])
-        assert (told["model"], told["labels"]) == ("greens", list(Greens.labels))
 
 
 def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
@@ -133,19 +132,18 @@ def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
         tag_pictures(Bar(), find_images(odd), Path("bar.csv"))
 
 
-def stop(name: str, *, batches: int, **options: Any) -> Tagging:
+def stop(name: str, *, batches: int, **options: Any) -> None:
     """Tag until some batches are done."""
     asked = [False] * (batches - 1)
-    return tag(name, stopping=lambda: not asked or asked.pop(), **options)
+    assert tag(name, stopping=lambda: not asked or asked.pop(), **options) is None
 
 
 def test_a_stop_keeps_the_batch_and_the_same_goes_on(here: Path) -> None:
-    tagging = stop("tags.jsonl", batches=3)
-    assert (tagging.summary, tagging.stopped) == (None, True)
-    kept = pq.read_table("out/tags.jsonl.parts/0000000000-0000000012.parquet")
-    assert kept["picture"].to_pylist() == [f"pictures/{place:04d}.png" for place in range(12)]
+    stop("tags.jsonl", batches=3)
+    kept = Path("out/tags.jsonl.parts/0000000000-0000000012.jsonl").read_text().splitlines(keepends=True)
+    assert [json.loads(row)["picture"] for row in kept] == [f"pictures/{place:04d}.png" for place in range(12)]
     for begin, end in ((5, 10), (0, 3)):  # of others that did the same work
-        pq.write_table(kept.slice(begin, end - begin), f"out/tags.jsonl.parts/{begin:010d}-{end:010d}.parquet")
+        Path(f"out/tags.jsonl.parts/{begin:010d}-{end:010d}.jsonl").write_text("".join(kept[begin:end]))
     done: list[int] = []
     tag("tags.jsonl", progress=lambda _what, at, _all: done.append(at))
     assert done[0] == 12
@@ -177,7 +175,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(here: Path) -> None:
         time.sleep(draw.uniform(0, 0.004))
         process.kill()
     assert not Path("out/tags.jsonl").exists()
-    assert len(list(Path("out/tags.jsonl.parts").glob("0*.parquet"))) >= 5
+    assert len(list(Path("out/tags.jsonl.parts").glob("0*.jsonl"))) >= 5
     tag("tags.jsonl")
     check_finished()
 
@@ -203,10 +201,10 @@ def test_work_goes_on_with_another_number_of_processes(here: Path) -> None:
     first.hear()
     first.hear()  # a batch is done, maybe all of the first half before the kill comes
     first.kill()
-    begun = [path.name for path in Path("out/tags.jsonl.parts").glob("0*.parquet")]
+    begun = [path.name for path in Path("out/tags.jsonl.parts").glob("0*.jsonl")]
     assert TaggingProcess(out, share=Share(2, 3)).wait() == 0
     assert not out.exists()
-    assert {path.name for path in Path("out/tags.jsonl.parts").glob("0*.parquet")} > set(begun)
+    assert {path.name for path in Path("out/tags.jsonl.parts").glob("0*.jsonl")} > set(begun)
     tag("tags.jsonl")
     check_finished()
 
@@ -233,8 +231,8 @@ def test_finished_work_is_replaced_only_when_that_is_asked_for(here: Path) -> No
     tag("tags.jsonl")
     before = Path("out/tags.jsonl").stat().st_mtime_ns
     late = tag("tags.jsonl", share=Share(1, 2))  # has nothing to do
-    assert late.summary is not None
-    assert late.summary.tagged == COUNT - len(BROKEN)
+    assert late is not None
+    assert late.tagged == COUNT - len(BROKEN)
     with pytest.raises(InputError, match="begun with other top k .None then, 2 now"):
         tag("tags.jsonl", share=Share(1, 2), rule=TagRule(top_k=2))
     with pytest.raises(InputError, match="tags.jsonl: exists already"):
@@ -252,7 +250,7 @@ def test_unfinished_work_goes_on_as_it_began_or_not_at_all(here: Path, monkeypat
     stop("tags.jsonl", batches=1, note={"model": "a"})
     with pytest.raises(InputError, match=r"begun with other model \(a then, b now\); give the same, begin anew"):
         tag("tags.jsonl", note={"model": "b"})
-    with pytest.raises(InputError, match="begun with other thresholds"):
+    with pytest.raises(InputError, match="begun with other threshold .None then, 0.9 now"):
         tag("tags.jsonl", note={"model": "a"}, rule=TagRule(threshold=0.9))
     Image.new("RGB", (4, 4)).save("pictures/new.png")
     with pytest.raises(InputError, match="the images are not the 23 that it began with; go on .* --resume"):
@@ -264,33 +262,29 @@ def test_unfinished_work_goes_on_as_it_began_or_not_at_all(here: Path, monkeypat
     check_finished()
     with pytest.raises(InputError, match="there is no unfinished work; name images to begin"):
         tag_pictures(Greens(), None, Path("out/other.jsonl"))
-    again = tag_pictures(Greens(), None, Path("out/tags.jsonl"), note={"model": "a"})
-    assert again.summary is not None
+    assert tag_pictures(Greens(), None, Path("out/tags.jsonl"), note={"model": "a"}) is not None
 
 
 def test_an_unreadable_picture_ends_the_work_where_that_is_asked_for(here: Path) -> None:
     Image.new("RGB", (4, 4), "red").save("pictures/0000.png")
     with pytest.raises(InputError, match=r"0009.png: is in none of the known formats"):
         tag("tags.parquet", on_error="error")
-    kept = pq.read_table("out/tags.parquet.parts/0000000000-0000000008.parquet")
-    assert kept.num_rows == 8
+    assert Path("out/tags.parquet.parts/0000000000-0000000008.jsonl").exists()
     for place in BROKEN:
         Image.new("RGB", (4, 4), "red").save(f"pictures/{place:04d}.png")
-    tagging = tag("tags.parquet", on_error="error")
-    assert tagging.summary is not None
-    assert tagging.summary.tagged == COUNT
+    summary = tag("tags.parquet", on_error="error")
+    assert summary is not None
+    assert summary.tagged == COUNT
 
 
 def test_long_lists_are_worked_in_segments_and_parts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pivotpatch.inference.bulk._SEGMENT", 10)
-    monkeypatch.setattr("pivotpatch.inference.bulk._PART_ROWS", 5)
-    monkeypatch.setattr("pivotpatch.inference.bulk_job._GROUP", 6)
+    monkeypatch.setattr("pivotpatch.inference.bulk._ROWS", 7)
     seen: set[str] = set()
     tag("tags.parquet", progress=lambda *_: seen.update(path.name for path in Path("out").glob("*/0*")))
-    assert seen >= {f"{a:010d}-{b:010d}.parquet" for a, b in [(0, 8), (8, 10), (10, 18), (18, 20)]}
+    assert seen >= {f"{a:010d}-{b:010d}.jsonl" for a, b in [(0, 8), (8, 10), (10, 18), (18, 20)]}
     check_finished("tags.parquet")
-    groups = pq.ParquetFile("out/tags.parquet").metadata
-    assert groups.num_row_groups == 3
+    assert pq.ParquetFile("out/tags.parquet").metadata.num_row_groups == 3
 
 
 @pytest.mark.parametrize(
@@ -312,14 +306,14 @@ def test_what_cannot_be_done_is_refused(name: str, options: dict[str, Any], mess
 
 def test_damaged_work_is_named(here: Path) -> None:
     stop("tags.csv", batches=3)
-    part = Path("out/tags.csv.parts/0000000000-0000000012.parquet")
+    part = Path("out/tags.csv.parts/0000000000-0000000012.jsonl")
     content = part.read_bytes()
     part.write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match="0000000000-0000000012.parquet: damaged or cut short"):
+    with pytest.raises(InputError, match="0000000000-0000000012.jsonl: damaged or cut short"):
         tag("tags.csv")
     assert not Path("out/tags.csv").exists()
     Path("out/tags.csv.parts/settings.json").write_text("{")
-    with pytest.raises(InputError, match="settings.json: cannot be read .*; .*begin anew with --overwrite"):
+    with pytest.raises(InputError, match="settings.json: cannot be read .*; begin anew with --overwrite"):
         tag("tags.csv")
     tag("tags.csv", overwrite=True)
     check_finished("tags.csv")

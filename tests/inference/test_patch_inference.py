@@ -192,20 +192,13 @@ def test_a_model_that_gives_no_logits_is_named(bad: Callable[[Tensor], Any], mes
     ("options", "change", "source", "message"),
     [
         ({}, lambda x: x[0], None, r"add the batch dimension"),
-        ({}, lambda x: x[:0], None, r"the batch is empty"),
-        ({}, lambda x: x.permute(0, 2, 3, 1), None, "look channels-last"),
         ({}, lambda x: x[:, :1], None, "images have 1 channels"),
-        ({}, lambda x: x.numpy(), None, "images are a ndarray"),
-        ({"grid": 25}, None, None, "grid 25 is larger than the image"),
         ({"chunk_size": 0}, None, None, "chunk_size is 0"),
         ({"grid": 0}, None, None, "grid is 0"),
-        ({"overlap": 1.0}, None, None, "overlap is 1.0"),
         ({"lam": torch.ones(5)}, None, None, "lam is tensor"),
-        ({"temperature": 0.0}, None, None, "temperature is 0.0"),
         ({}, None, torch.rand(1, 3, 48, 64), "give the same images"),
-        ({}, None, torch.rand(2, 3, 12, 64), "source is 12 x 64 pixels, smaller than the images' 24 x 32"),
-        ({}, None, torch.rand(3, 48, 64), "images: source: images have shape"),
         ({}, None, torch.rand(2, 3, 48, 64).double(), "source is torch.float64 on cpu and images are torch.float32"),
+        ({}, None, torch.rand(2, 3, 12, 64), "source is 12 x 64 pixels, smaller than the images' 24 x 32"),
     ],
 )
 def test_bad_input_is_named(

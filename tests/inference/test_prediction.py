@@ -1,15 +1,11 @@
 """Predictions of known numbers: tags, boxes, JSON, figures and notebooks."""
 
 import json
-import re
-from base64 import b64decode
 from dataclasses import replace
-from html import unescape
 from io import BytesIO
 
 import numpy as np
 import pytest
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -22,7 +18,7 @@ from pivotpatch.inference.prediction import Prediction
 LABELS = ("cat", "dog", "cup", "bird")
 # The boxes of four patches of 101 x 67 pixels: sides are rounded up, so that the inner borders overlap by a pixel.
 BOXES = [PatchBox(0, 0, 34, 51), PatchBox(33, 0, 67, 51), PatchBox(0, 50, 34, 101), PatchBox(33, 50, 67, 101)]
-WEIGHTS = torch.tensor([[0.1, 0.7, 0.1, 0.25], [0.2, 0.1, 0.1, 0.25], [0.3, 0.1, 0.1, 0.25], [0.4, 0.1, 0.7, 0.25]])
+WEIGHTS = np.array([[0.1, 0.7, 0.1, 0.25], [0.2, 0.1, 0.1, 0.25], [0.3, 0.1, 0.1, 0.25], [0.4, 0.1, 0.7, 0.25]])
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (101, 67, 3), dtype=np.uint8)
 
@@ -33,11 +29,11 @@ def make(**changes: object) -> Prediction:
         source=PIXELS,
         size=(101, 67),
         labels=LABELS,
-        probs=torch.tensor([0.625, 0.875, 0.75, 0.25]),
-        image_probs=torch.tensor([0.1, 0.2, 0.3, 0.4]),
-        patch_probs=torch.tensor([0.5, 0.6, 0.7, 0.8]),
+        probs=np.array([0.625, 0.875, 0.75, 0.25]),
+        image_probs=np.array([0.1, 0.2, 0.3, 0.4]),
+        patch_probs=np.array([0.5, 0.6, 0.7, 0.8]),
         weights=WEIGHTS,
-        thresholds=torch.tensor([0.5, 0.5, 0.75, 0.5]),
+        thresholds=np.array([0.5, 0.5, 0.75, 0.5]),
     )
     return replace(prediction, **changes)  # type: ignore[arg-type]
 
@@ -63,15 +59,15 @@ def texts(axes: Axes) -> list[str]:
 
 def test_tags_are_above_their_own_threshold_the_most_probable_first() -> None:
     assert [tag.label for tag in make().tags] == ["dog", "cat"]  # the cup is at its threshold, not above
-    assert [tag.label for tag in make(thresholds=torch.zeros(4)).tags] == ["dog", "cup", "cat", "bird"]
+    assert [tag.label for tag in make(thresholds=np.zeros(4)).tags] == ["dog", "cup", "cat", "bird"]
     assert [tag.label for tag in make().top(3)] == ["dog", "cup", "cat"]
-    assert [tag.label for tag in make(probs=torch.full((4,), 0.6)).top(99)] == list(LABELS)
+    assert [tag.label for tag in make(probs=np.full(4, 0.6)).top(99)] == list(LABELS)
     dog = make().tags[0]
     assert (dog.prob, dog.threshold, dog.box) == (0.875, 0.5, BOXES[0])
     assert dog.image_prob == pytest.approx(0.2)
     assert dog.patch_prob == pytest.approx(0.6)
     assert dog.weights == pytest.approx((0.7, 0.1, 0.1, 0.1))
-    with pytest.raises(InputError, match="top: count is 0"):
+    with pytest.raises(InputError, match="top_k: it is 0"):
         make().top(0)
     for ask in (make().get, make().plot):
         with pytest.raises(InputError, match="unknown label 'dogg'; did you mean 'dog'"):
@@ -80,14 +76,14 @@ def test_tags_are_above_their_own_threshold_the_most_probable_first() -> None:
 
 def test_the_box_is_that_of_the_pivot_patch_in_the_pictures_own_pixels() -> None:
     for place, box in enumerate(BOXES):
-        weights = torch.zeros(4, 4)
+        weights = np.zeros((4, 4))
         weights[place] = 1
         assert {tag.box for tag in make(weights=weights).top(4)} == {box}
     assert make(overlap=0.5, size=(30, 60)).get("dog").box == PatchBox(0, 0, 40, 20)  # a patch of two thirds
 
 
 def test_plain_types_for_json_and_a_line_for_print() -> None:
-    content = json.loads(json.dumps(make(thresholds=torch.tensor([1.0, 0.5, 1.0, 1.0])).to_dict(), allow_nan=False))
+    content = json.loads(json.dumps(make(thresholds=np.array([1.0, 0.5, 1.0, 1.0])).to_dict(), allow_nan=False))
     (tag,) = content.pop("tags")
     assert content == {"picture": "photo.jpg", "size": [101, 67]}
     assert tag.pop("weights") == pytest.approx([0.7, 0.1, 0.1, 0.1])
@@ -111,7 +107,7 @@ def test_a_figure_frames_each_pivot_patch_and_has_three_bars_a_tag() -> None:
     assert texts(picture) == ["10%", "10%", "10%", "70%"]
     assert widths(bars) == pytest.approx([0.3, 0.7, 0.75], abs=1e-4)
     assert bars.get_xlabel() == "probability of “cup”, given above 0.75"
-    picture, bars = axes_of(make(thresholds=torch.ones(4)))  # no tags
+    picture, bars = axes_of(make(thresholds=np.ones(4)))  # no tags
     assert texts(picture) == ["dog", "cup", "cat"]
     assert bars.get_title() == "no label is above its threshold"
     for label, expected in ((None, [0.875, 0.625]), ("bird", [0.25])):
@@ -120,28 +116,8 @@ def test_a_figure_frames_each_pivot_patch_and_has_three_bars_a_tag() -> None:
         assert widths(bars) == expected
 
 
-HOSTILE = ("<script>alert(1)</script>", "a & b", "$x^2$", "\"quoted\" {0} 'single'")
-
-
-def test_a_notebook_gets_escaped_names_and_a_picture_of_its_own() -> None:
-    prediction = make(labels=HOSTILE, thresholds=torch.zeros(4), picture='<img src="x">')
-    html = prediction._repr_html_()
-    assert all(name in unescape(html) for name in (*HOSTILE, '<img src="x">'))
-    assert re.findall(r"<(script|img)\b", html) == ["img"]
-    found = re.search(r'src="data:image/jpeg;base64,([^"]+)"', html)
-    assert found
-    assert Image.open(BytesIO(b64decode(found[1]))).size == (67, 101)
-    assert "http" not in html.replace(found[1], "")
-    assert html.count("<tr") == 1 + len(HOSTILE)
-    render(prediction.plot())
-
-
-def test_a_notebook_frames_the_pivot_patches() -> None:
-    styles = re.findall(r'<span[^>]* style="([^"]*)"', make()._repr_html_())
-    sizes = [[float(value) for value in re.findall(r"([\d.]+)%", style)] for style in styles]
-    expected = [
-        [100 * left / 67, 100 * top / 101, 100 * (right - left) / 67, 100 * (bottom - top) / 101]
-        for left, top, right, bottom in (BOXES[0], BOXES[3])
-    ]
-    assert sizes == [pytest.approx(row, abs=0.01) for row in expected]
-    assert "<span" not in make(patch_probs=None, weights=None)._repr_html_()
+def test_a_notebook_gets_the_figure_with_names_as_they_are() -> None:
+    labels = ("<script>alert(1)</script>", "a & b", "$x^2$", "\"quoted\" {0} 'single'")
+    for changes in ({"labels": labels, "thresholds": np.zeros(4)}, {"patch_probs": None, "weights": None}):
+        shown = Image.open(BytesIO(make(**changes)._repr_png_()))
+        assert shown.format == "PNG"

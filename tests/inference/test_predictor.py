@@ -77,7 +77,7 @@ def test_a_picture_gets_the_same_answer_however_it_is_given(checkpoint: Path, tm
     held: list[Picture] = [path.read_bytes(), Image.open(path), np.asfortranarray(PIXELS), tensor]
     for picture in [*named, *held, (tensor / 255).double().requires_grad_()]:
         prediction = predictor(picture)
-        assert torch.equal(prediction.probs, expected.probs[0])
+        assert np.array_equal(prediction.probs, expected.probs[0])
         assert (prediction.size, prediction.labels) == ((90, 70), LABELS)
         assert prediction.thresholds.tolist() == [0.25, 0.75]
         assert np.array_equal(prediction.image, PIXELS)
@@ -120,7 +120,7 @@ def test_a_large_jpeg_is_turned_and_read_as_the_loader_reads_it_and_little_of_it
         prediction = Predictor(Means())(picture)
         assert prediction.size == (1000, 2000)
         assert prediction.get("cat").box == PatchBox(1000, 0, 2000, 500)
-        assert torch.equal(prediction.probs, expected.probs[0])
+        assert np.array_equal(prediction.probs, expected.probs[0])
         assert prediction.image.shape == (LONGEST // 2, LONGEST, 3)
     assert opened.size == (1000, 2000)  # not decoded smaller for good
 
@@ -156,7 +156,9 @@ def test_a_network_needs_an_engine(checkpoint: Path, tmp_path: Path) -> None:
         Predictor.load(checkpoint, device="nonsense")
     with pytest.raises(InputError, match="Predictor: effort is 2; give a number from 0"):
         Predictor.load(checkpoint, effort=2)
-    with pytest.raises(InputError, match="m.onnx: exported models run on the CPU with effort 1, not on cpu with 0"):
+    with pytest.raises(
+        InputError, match="m.onnx: exported models run on the CPU with effort 1, not on (cpu|cuda) with 0"
+    ):
         Predictor.load(tmp_path / "m.onnx", effort=0)
 
 
@@ -182,7 +184,7 @@ def test_a_picture_that_is_clear_without_its_patches_has_no_box() -> None:
     assert set(told) == set(unclear.top(1)[0].to_dict())
     for label in (None, "cat"):
         clear.plot(label).savefig(BytesIO(), format="png")
-    assert "nan" not in clear._repr_html_() + repr(clear)
+    assert "nan" not in repr(clear)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -195,4 +197,4 @@ def test_a_gpu_says_nearly_the_same(backbone: str, tmp_path: Path) -> None:
     save_checkpoint(model, tmp_path / "model")
     for effort in (0, 0.5, 1):
         both = [Predictor.load(tmp_path / "model", device=name, effort=effort)(PIXELS) for name in ("cpu", "cuda")]
-        torch.testing.assert_close(both[1].probs, both[0].probs, rtol=0, atol=0.02)
+        np.testing.assert_allclose(both[1].probs, both[0].probs, rtol=0, atol=0.02)

@@ -49,13 +49,6 @@ def test_recipes_pass_a_dry_run(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.slow
-def test_the_tagger_trains_on_anybodys_images() -> None:
-    scenes = ("data.train=scenes:@train?count=20&size=64", "train.batch_size=2", "data.workers=0")
-    tried = try_changes(*scenes, recipe=find_recipe("tagger"))
-    assert (tried.pictures, tried.val_pictures, tried.labels) == (18, 2, 10)
-
-
 def test_numbers_that_can_be_counted_are_exact_and_the_caller_keeps_its_settings() -> None:
     torch.manual_seed(7)
     state, benchmark = torch.get_rng_state(), torch.backends.cudnn.benchmark

@@ -80,7 +80,6 @@ def cut_in_half(path: Path) -> None:
         ("last/state.json", cut_in_half, r"cannot be read \(.*EOF.*\); it is damaged, start anew"),
         ("last/state.json", lambda path: path.write_text('{"stop": 8}'), "Extra inputs are not permitted"),
         ("last/training.safetensors", cut_in_half, r"cannot be read \(.*\); it is damaged, start anew"),
-        ("metrics.json", lambda path: path.write_text("[]"), "is not what a run writes; remove it"),
         ("config.toml", lambda path: change(path, "epochs = 2", "epochs = 3"), "train.epochs is 3, the run began with"),
         ("best", shutil.rmtree, r"is not there, though step \d+ was kept in it; put it back, or start another with"),
         ("last", shutil.rmtree, "is not there, so the run cannot go on; put it back, or start anew"),

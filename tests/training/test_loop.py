@@ -13,7 +13,7 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training import fit, resume
 from pivotpatch.training.build import Run, build_run, open_training_records
 from pivotpatch.training.folder import RunFolder, RunState, read_log
-from pivotpatch.training.metrics import sum_up_steps
+from pivotpatch.training.loop import sum_up_steps
 from pivotpatch.training.processes import make_accelerator
 
 ROWS = [[8.0, 4.0, 4.0, 1.0], [3.0, 1.0, 1.0, 5.0], [2.0, 0.0, 5.0, 3.0]]  # loss of images and patches, images, norm

@@ -11,7 +11,15 @@ from pivotpatch.data.address import parse_address
 from pivotpatch.data.prepare import PLANS
 from pivotpatch.models.backbone import check_backbone
 from pivotpatch.training.build import make_model
-from pivotpatch.training.config import Recipe, RunConfig, find_recipe, list_recipes, load_config
+from pivotpatch.training.config import (
+    EmaSection,
+    OptimiserSection,
+    Recipe,
+    RunConfig,
+    find_recipe,
+    list_recipes,
+    load_config,
+)
 
 ROOT = Path(__file__).parents[2]
 EVERY_RECIPE = list_recipes()
@@ -96,6 +104,23 @@ def test_a_recipe_is_what_its_name_says_and_states_no_default() -> None:
         stated = tomllib.loads(recipe.path.read_text("utf-8"))
         twice = [(part, key) for part, values in stated.items() for key in values if values[key] == default[part][key]]
         assert twice == [], recipe.name
+
+
+def test_the_papers_recipes_train_as_its_published_code_does() -> None:
+    for recipe in RECIPES:
+        if recipe.name.startswith("coco-lite0") or recipe.name.endswith("-bce"):
+            continue  # not of the paper's own code
+        config = load_config(recipe.path)
+        assert config.optimiser == OptimiserSection(weight_decay=1e-4, decay_all=True), recipe.name
+        assert config.ema == EmaSection(decay=0.9997, warmup=False)
+        assert (config.augment.randaugment, config.augment.operations, config.augment.cutout) == ("published", 2, 0.5)
+        assert config.model.normalise == (not config.model.backbone.startswith("resnet101"))
+
+
+def test_without_normalisation_pixels_stay_between_0_and_1() -> None:
+    changes = ["model.backbone=test_resnet", "model.pretrained=false", "model.image_size=32", "model.normalise=false"]
+    model = make_model(load_config(None, changes), ("cat", "dog"))
+    assert (model.preprocessing.mean, model.preprocessing.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 def test_a_recipe_reads_what_prepare_makes() -> None:

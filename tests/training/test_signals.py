@@ -7,14 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from run_process import IMAGES, SHORT, SMALL, TrainingProcess, make_config, read_run, read_step, when
 
-from pivotpatch.cli.main import main
 from pivotpatch.training import fit, resume
 
 TESTED = make_config("task.kind=image", f"data.test={IMAGES}")
@@ -67,43 +64,6 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(SHORT, tmp_path / "run", progress=when("train", 6, press_twice))
     assert read_step(tmp_path / "run") == 4
-
-
-class Pressing(StringIO):
-    """A screen on which a signal follows a line with some words."""
-
-    def __init__(self, words: str, number: signal.Signals) -> None:
-        super().__init__()
-        self.words, self.number = words, number
-
-    def write(self, text: str) -> int:
-        done = super().write(text)
-        if text.endswith("\n") and self.words in self.getvalue().splitlines()[-1]:
-            signal.raise_signal(self.number)
-        return done
-
-
-@pytest.mark.parametrize(
-    ("options", "words", "number", "told"),
-    [
-        (["--dry-run"], "no training image has", signal.SIGINT, "began"),
-        (["--resume", "run"], "decode ", signal.SIGTERM, "went on"),
-    ],
-)
-def test_a_command_that_is_stopped_before_the_first_step_says_that_nothing_is_lost(
-    options: list[str], words: str, told: str, number: signal.Signals, crashed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(crashed.parent)
-    before = {asking: signal.getsignal(asking) for asking in (signal.SIGINT, signal.SIGTERM)}
-    files = {path: path.stat().st_mtime_ns for path in crashed.parent.rglob("*")}
-    screen = Pressing(words, number)
-    changes = [] if "--resume" in options else [*SMALL, "data.train=scenes:@train?count=5&size=32"]
-    with redirect_stderr(screen):
-        assert main(["train", *changes, *options]) == 128 + number
-    last = f"stopped by {number.name} before training {told}; nothing is lost"
-    assert screen.getvalue().splitlines()[-1] == last
-    assert {path: path.stat().st_mtime_ns for path in crashed.parent.rglob("*")} == files
-    assert {asking: signal.getsignal(asking) for asking in before} == before
 
 
 @pytest.mark.slow

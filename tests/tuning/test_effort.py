@@ -1,7 +1,5 @@
 """What each effort keeps, against the definition written out image by image."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -10,9 +8,8 @@ from sklearn.metrics import average_precision_score
 
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.scores import Scores
-from pivotpatch.tuning.calibration import Method, fit_calibration
-from pivotpatch.tuning.effort import EFFORTS, CloserLook, EffortCurve, EffortPoint, effort_curve, fit_adaptive
-from pivotpatch.tuning.folds import draw_folds
+from pivotpatch.tuning.calibration import Method, draw_folds, fit_calibration
+from pivotpatch.tuning.tune import EFFORTS, CloserLook, EffortCurve, EffortPoint, effort_curve, fit_adaptive
 
 LABELS = tuple("abcd")
 SCORES = make_scores(LABELS, count=400)
@@ -49,33 +46,21 @@ def judge(places: np.ndarray, target: torch.Tensor) -> float:
     )
 
 
-@pytest.mark.parametrize("method", ["temperature", None])
-def test_a_point_is_the_definition(method: Method | None) -> None:
+@pytest.mark.parametrize(
+    ("method", "closer"),
+    [("temperature", None), (None, None), ("platt_per_label", make_scores(LABELS, count=60, seed=4).remix(lam=0.5))],
+)
+def test_a_point_is_the_definition(method: Method | None, closer: Scores | None) -> None:
+    """A closer look takes the place of the patches below effort 1, calibrated like these, with a lam of its own."""
     scores = make_scores(LABELS, count=60, seed=3)
-    curve = effort_curve(scores, [0.4], patch_cost=1.5, method=method)
-    places, looked = place_by_hand(scores, 0.4, method)
-    assert 0.2 < looked.mean() < 0.6
-    point = curve.points[1]
-    assert point.mean == pytest.approx(judge(places, scores.target), abs=1e-6)
-    assert point.share == pytest.approx(looked.mean())
-    assert point.passes == pytest.approx(1 + 1.5 * looked.mean())
-
-
-def test_a_closer_look_takes_the_place_of_the_patches_below_effort_1() -> None:
-    """Its logits get the patches' calibration, with a lam of their own."""
-    method: Method = "platt_per_label"
-    scores, closer = make_scores(LABELS, count=60, seed=3), make_scores(LABELS, count=60, seed=4).remix(lam=0.5)
-    curve = effort_curve(scores, [0.4, 0.7], patch_cost=4, closer=CloserLook(48, 2.25, closer), method=method)
-    plain = effort_curve(scores, [0.4, 0.7], patch_cost=4, method=method)
-    for place, effort in ((1, 0.4), (2, 0.7)):
+    cost, look = (4, None) if closer is None else (2.25, CloserLook(48, 2.25, closer))
+    curve = effort_curve(scores, [0.4, 0.7], patch_cost=4, closer=look, method=method)
+    for effort, point in zip((0.4, 0.7), curve.points[1:-1], strict=True):
         places, looked = place_by_hand(scores, effort, method, closer)
-        point = curve.points[place]
         assert point.mean == pytest.approx(judge(places, scores.target), abs=1e-6)
-        assert point.mean != pytest.approx(plain.points[place].mean, abs=1e-3)
         assert point.share == pytest.approx(looked.mean())
-        assert point.passes == pytest.approx(1 + 2.25 * looked.mean())
-    assert (curve.points[0], curve.points[-1]) == (plain.points[0], plain.points[-1])
-    assert curve.points[-1].passes == 5
+        assert point.passes == pytest.approx(1 + cost * looked.mean())
+    assert (curve.points[0].passes, curve.points[-1].passes) == (1, 5)
 
 
 def test_the_ends_are_the_image_alone_and_the_patches_of_all() -> None:
@@ -88,14 +73,6 @@ def test_the_ends_are_the_image_alone_and_the_patches_of_all() -> None:
     assert curve.gain == pytest.approx(last.mean - first.mean)
     half = curve.points[EFFORTS.index(0.5)]  # patches help most where the image is unsure
     assert half.mean - first.mean > 0.65 * curve.gain > 0.02
-
-
-def test_the_scale_of_the_images_logits_does_not_matter() -> None:
-    """A model whose image and patches speak on other scales, as after a loss that shifts one of them."""
-    other = replace(SCORES, logits={**SCORES.logits, "image": 3 * SCORES.get("image") + 8})
-    curve, again = (effort_curve(scores, [0.3, 0.6], patch_cost=1) for scores in (SCORES, other))
-    means = [point.mean for point in curve.points]
-    assert [point.mean for point in again.points] == pytest.approx(means, abs=0.006)
 
 
 def test_what_is_fitted_is_the_images_calibration_and_its_quantiles() -> None:

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pivotpatch.tuning.calibration import reliability
-from pivotpatch.tuning.effort import EffortCurve, EffortPoint
 from pivotpatch.tuning.mixing import fit_mixing
 from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
+from pivotpatch.tuning.tune import EffortCurve, EffortPoint
 
 
 def draw(figure: Figure) -> list[Axes]:

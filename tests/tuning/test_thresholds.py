@@ -122,13 +122,6 @@ def test_a_goal_out_of_reach_is_said_and_the_label_never_given() -> None:
     assert "goal out of reach, so never given: d" in str(fitted)
 
 
-def test_unknown_labels_are_left_out() -> None:
-    probs, target = draw()
-    hidden = target.clone()
-    hidden[:150] = NAN
-    assert fit_thresholds(probs, hidden, goal=BestF1()) == fit_thresholds(probs[150:], target[150:], goal=BestF1())
-
-
 def test_a_curve_is_the_loop_over_thresholds() -> None:
     probs, target = (values[:, 0] for values in draw(labels=1))
     probs = ((probs * 40).round() + 1) / 42

@@ -12,12 +12,10 @@ from pivotpatch.core.policies import PerLabel
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.tuning.calibration import METHODS, calibrate_out_of_fold, fit_calibration, judge_calibration
-from pivotpatch.tuning.effort import CloserLook, effort_curve, fit_adaptive
-from pivotpatch.tuning.folds import draw_folds
+from pivotpatch.tuning.calibration import METHODS, calibrate_out_of_fold, draw_folds, fit_calibration, judge_calibration
 from pivotpatch.tuning.mixing import MixingStudy, fit_mixing
 from pivotpatch.tuning.thresholds import BestF1, Goal, PrecisionAtLeast, fit_thresholds
-from pivotpatch.tuning.tune import Mixing, Scaling, Tuning, tune_scores
+from pivotpatch.tuning.tune import CloserLook, Mixing, Scaling, Tuning, effort_curve, fit_adaptive, tune_scores
 
 LABELS = tuple("abcde")
 SCORES = make_scores(LABELS, count=200)

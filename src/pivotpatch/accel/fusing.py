@@ -1,14 +1,21 @@
-"""A model's convolutions and what follows them, traced and fused into fewer passes over memory."""
+"""A model's convolutions and what follows them, traced and fused into fewer passes over memory.
+
+A ReLU, and a sum before it, cuDNN takes in, though torch does not ask it to. For leaky ReLUs, gates and blurs, of which
+a TResNet has many, there are kernels of our own (`kernels`), which a GPU runs where a feature map is large enough.
+"""
 
 import operator
 from typing import Any, cast
 
+import torch
 from timm.layers import BlurPool2d
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional
 
-from pivotpatch.accel.passes import Finish, FusedConvolution, Kernel, QuickPool, describe_activation
-from pivotpatch.accel.quick_layers import FoldedPixels
-from pivotpatch.accel.rewrites import are_square, copy_layer, is_blur, is_maximum
+from pivotpatch.accel.device import can_run
+from pivotpatch.accel.rewrites import FoldedPixels, copy_layer, find_slope
+
+_LARGE = 1 << 20  # elements of a feature map from which on launching a kernel of ours costs less than it saves
 
 
 class _Tracer(fx.Tracer):
@@ -20,9 +27,9 @@ class _Tracer(fx.Tracer):
 def fuse_activations(network: nn.Module) -> nn.Module:
     """A model for inference on a GPU whose convolutions are finished in as few passes over memory as can be.
 
-    cuDNN takes in a ReLU, and a sum that stands before it; where the other term of the sum is a convolution too, its
-    bias goes with it. All other weights are those of the model that is given. That one is returned where torch cannot
-    trace it, or where there is nothing to do.
+    Where a sum before a ReLU has a convolution for its other term too, that one's bias goes with the first. All other
+    weights are those of the model that is given. That one is returned where torch cannot trace it, or where there is
+    nothing to do.
 
     Args:
         network: a timm model in evaluation mode, its batch norms folded (`fold_norms`), for they would stand between.
@@ -43,7 +50,7 @@ def fuse_activations(network: nn.Module) -> nn.Module:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     done = 0
-    for change in (_fuse, _finish_activation, _finish_gate, _finish_bias, _replace_pool):
+    for change in (_fuse, _finish_activation, _finish_gate, _replace_blur):
         done += sum(change(graph, node, held) for node in list(graph.nodes))
     if done == 0:
         return network
@@ -62,11 +69,7 @@ def _find_own(graph: fx.Graph, node: object, held: dict[str, Any]) -> nn.Conv2d 
     found = _find(node, held)
     if not (isinstance(node, fx.Node) and isinstance(found, nn.Conv2d) and len(node.users) == 1):
         return None
-    return found if _is_asked_once(graph, found, held) else None
-
-
-def _is_asked_once(graph: fx.Graph, module: nn.Module, held: dict[str, Any]) -> bool:
-    return sum(_find(each, held) is module for each in graph.nodes) == 1
+    return found if sum(_find(each, held) is found for each in graph.nodes) == 1 else None
 
 
 def _give_bias(convolution: nn.Conv2d, bias: nn.Parameter | None) -> nn.Conv2d:
@@ -123,8 +126,8 @@ def _find_gate(node: object, held: dict[str, Any]) -> tuple[Any, Any] | None:
 
 def _finish_activation(graph: fx.Graph, node: fx.Node, held: dict[str, Any]) -> bool:
     """Have an activation, and the sum, gate and bias before it, done at once; whether it was one, and had any."""
-    activation = describe_activation(_find(node, held))
-    if activation is None:
+    slope = find_slope(_find(node, held))
+    if slope is None:
         return False
     x, gate, added, bias, taken = node.all_input_nodes[0], None, None, None, [node]
     for one, other in _list_terms(x):
@@ -141,7 +144,7 @@ def _finish_activation(graph: fx.Graph, node: fx.Node, held: dict[str, Any]) -> 
         bias, held[str(x.target)] = convolution.bias, _give_bias(convolution, None)
     if bias is None and len(taken) == 1:
         return False
-    _put(graph, taken, Finish(bias=bias, activation=activation), (x, gate, added), held)
+    _put(graph, taken, Finish(bias=bias, slope=slope), (x, gate, added), held)
     return True
 
 
@@ -153,53 +156,113 @@ def _finish_gate(graph: fx.Graph, node: fx.Node, held: dict[str, Any]) -> bool:
     return gated is not None
 
 
-def _finish_bias(graph: fx.Graph, node: fx.Node, held: dict[str, Any]) -> bool:
-    """Have a bias that is left be a pass of ours; whether it was a convolution with one."""
-    convolution = _find(node, held)
-    if not isinstance(convolution, nn.Conv2d) or convolution.bias is None:
-        return False
-    if not _is_asked_once(graph, convolution, held):
-        return False
-    held[str(node.target)] = _give_bias(convolution, None)
-    with graph.inserting_after(node):
-        finished = graph.call_module(_name(held, Finish(bias=convolution.bias)), (node,))
-    node.replace_all_uses_with(finished, delete_user_cb=lambda user: user is not finished)
-    return True
-
-
-def _replace_pool(_graph: fx.Graph, node: fx.Node, held: dict[str, Any]) -> bool:
-    """Have what halves a feature map be a pass of ours; whether it was one."""
-    pool = _find(node, held)
-    kind = _name_kernel(pool)
-    if kind is not None:
-        held[str(node.target)] = QuickPool(pool, kind=kind)
-    return kind is not None
-
-
-def _name_kernel(pool: Any) -> Kernel | None:
-    if is_maximum(pool):
-        return "take_largest"
-    if type(pool) is nn.AvgPool2d and pool.divisor_override is None:
-        return "take_mean" if are_square((pool.kernel_size, pool.stride, pool.padding), (2, 2, 0)) else None
-    return "blur" if is_blur(pool) else None
-
-
-def _put(graph: fx.Graph, taken: list[fx.Node], finish: Finish, given: tuple[Any, ...], held: dict[str, Any]) -> None:
+def _put(graph: fx.Graph, taken: list[fx.Node], finish: "Finish", given: tuple[Any, ...], held: dict[str, Any]) -> None:
     """Put a pass in the place of nodes, of which each is used by the one before it alone."""
+    name = f"finish_{sum(isinstance(module, Finish) for module in held.values())}"
+    held[name] = finish
     with graph.inserting_before(taken[0]):
-        finished = graph.call_module(_name(held, finish), given)
+        finished = graph.call_module(name, given)
     taken[0].replace_all_uses_with(finished)
     for node in taken:
         graph.erase_node(node)
 
 
-def _name(held: dict[str, Any], finish: Finish) -> str:
-    """Hold a pass by a name of its own."""
-    name = f"finish_{sum(isinstance(module, Finish) for module in held.values())}"
-    held[name] = finish
-    return name
+def _replace_blur(_graph: fx.Graph, node: fx.Node, held: dict[str, Any]) -> bool:
+    """Have a TResNet's blur be a pass of ours; whether it was one."""
+    pool = _find(node, held)
+    known = type(pool) is BlurPool2d and (pool.filt_size, pool.stride, pool.pad_mode) == (3, 2, "reflect")
+    if known:
+        held[str(node.target)] = QuickBlur(pool)
+    return known
 
 
 def _can_fuse(convolution: nn.Conv2d) -> bool:
     zeros = isinstance(convolution.padding, tuple) and convolution.padding_mode == "zeros"
     return type(convolution) is nn.Conv2d and zeros and convolution.bias is not None
+
+
+class FusedConvolution(nn.Module):
+    """max(0, convolution(x) + z)."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        """Take a convolution's weights, which must have a bias and zeros for padding."""
+        super().__init__()
+        self.convolution = convolution
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """Of x (B,C,H,W) and z that can be added to the result, or nothing; in the dtype of the weights on a GPU."""
+        held = self.convolution
+        if not x.is_cuda or (z is not None and z.shape != self.find_shape(x)):  # cuDNN does not stretch z
+            out = held(x)
+            return functional.relu(out if z is None else out + z)
+        weight, rest = held.weight, cast("Any", (held.bias, held.stride, held.padding, held.dilation, held.groups))
+        x = x.to(weight.dtype)
+        if z is None:
+            fused: Tensor = torch.cudnn_convolution_relu(x, weight, *rest)
+        else:
+            fused = torch.cudnn_convolution_add_relu(x, weight, z.to(weight.dtype), 1.0, *rest)
+        return fused
+
+    def find_shape(self, x: Tensor) -> tuple[int, ...]:
+        """The result's shape (B,O,h,w)."""
+        held = self.convolution
+        padding = cast("tuple[int, ...]", held.padding)
+        spans = zip(x.shape[2:], padding, held.dilation, held.kernel_size, held.stride, strict=True)
+        sides = ((side + 2 * pad - gap * (size - 1) - 1) // step + 1 for side, pad, gap, size, step in spans)
+        return (x.shape[0], held.out_channels, *sides)
+
+
+class Finish(nn.Module):
+    """act((x + bias) gate + added), where act(y) is slope y below 0 and y above it."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, *, bias: Tensor | None = None, slope: float = 1.0) -> None:
+        """Nothing by default, but what `forward` is given."""
+        super().__init__()
+        self.register_parameter("bias", cast("nn.Parameter | None", bias))
+        self.slope = slope
+
+    def forward(self, x: Tensor, gate: Tensor | None = None, added: Tensor | None = None) -> Tensor:
+        """Of x (B,C,H,W), a gate (B,C,1,1) and what can be added to x, or nothing."""
+        alike = added is None or (added.shape, added.dtype) == (x.shape, x.dtype)
+        usual = gate is None or gate.shape == (*x.shape[:2], 1, 1)
+        if _is_large(x) and alike and usual:
+            from pivotpatch.accel.kernels import finish
+
+            return finish(x, bias=self.bias, gate=gate, added=added, slope=self.slope)
+        x = x if self.bias is None else x + self.bias.to(x.dtype)[:, None, None]
+        x = x if gate is None else x * gate
+        x = x if added is None else x + added
+        return x if self.slope == 1 else functional.leaky_relu(x, self.slope)
+
+
+class QuickBlur(nn.Module):
+    """A TResNet's blur pool."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        """Take the layer, for feature maps that the kernel does not take."""
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of x (B,C,H,W)."""
+        if not _is_large(x):
+            pooled: Tensor = self.pool(x)
+            return pooled
+        from pivotpatch.accel.kernels import blur
+
+        return blur(x)
+
+
+def _is_large(x: Tensor) -> bool:
+    """Whether kernels of our own can take a feature map, and are worth it."""
+    large = x.numel() >= max(_LARGE, 1024 * len(x))  # 1,024 elements an image are the least that they take
+    known = x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return x.is_cuda and large and known and can_run(_try_kernel, x.device)
+
+
+def _try_kernel(device: torch.device) -> None:
+    from pivotpatch.accel.kernels import finish
+
+    finish(torch.zeros(1, 8, 16, 16, device=device))

@@ -3,10 +3,10 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -19,68 +19,96 @@ from pivotpatch import __version__
 from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
 from pivotpatch.errors import InputError, choose_one_of, quote
 from pivotpatch.inference.prediction import TagRule
-from pivotpatch.inference.predictor import ModelError
 
 MAX_HELD = 8 * MAX_BYTES
 """Bytes of all request bodies together; while one is taken out of its form, it is there twice."""
 BODY_SECONDS = 120.0
 """Until the whole body of a request has arrived."""
-_LOG = logging.getLogger(__name__)
 _PARAMETERS = {"threshold": float, "top_k": int}
 _DISCARDED = MAX_BYTES  # of a body that is too large: a client that is cut off while it sends may miss the answer
 _NAME = 255  # characters of a file name
+STATUS: dict[type[Exception], int] = {InputError: 422, BusyError: 503, BrokenError: 500, ClientDisconnect: 400}
+"""Of the answer to each kind of exception; 500 to all others."""
 _CLOSE = {"Connection": "close"}  # whatever else the client sends is not read
-
-
-class Upload(NamedTuple):
-    """The bytes of an image file, and its name where the request tells one."""
-
-    content: bytes
-    name: str | None
 
 
 class Bodies:
     """Reads the bodies of requests: none of them, nor all together, may be too large or take too long.
 
     Attributes:
-        held: bytes of the bodies that are being read or answered now.
+        held: bytes of the bodies that are being read or answered now, `most` at most.
+        seconds: until a body must have arrived.
     """
 
     def __init__(self, *, seconds: float = BODY_SECONDS, most: int = MAX_HELD) -> None:
-        """Hold nothing yet.
-
-        Args:
-            seconds: until a body must have arrived.
-            most: bytes of all bodies together; one more is refused.
-        """
         self.held = 0
-        self._seconds = seconds
-        self._most = most
+        self.seconds = seconds
+        self.most = most
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[Upload]:
-        """The image of a request; its body counts as held until the caller is done."""
+    async def read(self, request: Request) -> AsyncIterator[tuple[bytes, str | None]]:
+        """The image of a request and its name; its body counts as held until the caller is done."""
         held = 0
 
-        async def count() -> AsyncGenerator[bytes, None]:
+        async def take() -> AsyncGenerator[bytes, None]:
             nonlocal held
             async for chunk in _limit(request):
                 held += len(chunk)
                 self.held += len(chunk)
-                if self.held > self._most:
+                if self.held > self.most:
                     raise HTTPException(503, "server: too many images are on their way; try again", _CLOSE)
                 yield chunk
 
         try:
             try:
-                async with asyncio.timeout(self._seconds):
-                    upload = await _find_image(request, count())
+                async with asyncio.timeout(self.seconds):
+                    upload = await _find_image(request, take())
             except TimeoutError:
-                wrong = f"request: its body did not arrive within {self._seconds:g} s; send a smaller file"
+                wrong = f"request: its body did not arrive within {self.seconds:g} s; send a smaller file"
                 raise HTTPException(408, wrong, _CLOSE) from None
             yield upload
         finally:
             self.held -= held
+
+
+async def _limit(request: Request) -> AsyncIterator[bytes]:
+    """The chunks of a body of at most `MAX_BYTES`; one that says that it is larger is not begun."""
+    wrong = f"request: its body is larger than {MAX_BYTES / 1e6:.0f} MB; send a smaller file"
+    stated, size = request.headers.get("content-length", ""), 0
+    if stated.isdecimal() and int(stated[:20]) > MAX_BYTES + _DISCARDED:
+        raise HTTPException(413, wrong, _CLOSE)
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= MAX_BYTES:
+            yield chunk
+        elif size > MAX_BYTES + _DISCARDED:
+            break
+    if size > MAX_BYTES:
+        raise HTTPException(413, wrong, _CLOSE)
+
+
+class _FormInMemory(MultiPartParser):
+    """Starlette's reader of forms, which by itself writes large files to the disk."""
+
+    spool_max_size = MAX_BYTES + 1
+
+
+async def _find_image(request: Request, body: AsyncGenerator[bytes, None]) -> tuple[bytes, str | None]:
+    """The image of a request and its name: the body, or a file of a form. One copy of it outlives the reading."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        return b"".join([chunk async for chunk in body]), None
+    try:
+        form = await _FormInMemory(request.headers, body, max_files=8, max_fields=8).parse()
+    except (MultiPartException, UnicodeError) as error:  # the latter from a strange charset
+        reason = getattr(error, "message", "Unknown charset.").rstrip(".")
+        raise HTTPException(400, f"request: its form cannot be read ({reason}); send one image", _CLOSE) from None
+    try:
+        images = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        if len(images) != 1:
+            raise InputError("request", f"its form has {len(images)} whole files", "send one image")
+        return await images[0].read(), (images[0].filename or "")[:_NAME] or None
+    finally:
+        await form.close()
 
 
 def make_routes(batcher: Batcher, *, name: str, bodies: Bodies) -> list[BaseRoute]:
@@ -92,70 +120,30 @@ def make_routes(batcher: Batcher, *, name: str, bodies: Bodies) -> list[BaseRout
         bodies: reads what is sent.
     """
     engine = batcher.predictor.engine
-    model = {"name": name, "labels": list(engine.labels), "grid": engine.grid, "tuned": engine.thresholds is not None}
     description = json.loads(files("pivotpatch.app").joinpath("openapi.json").read_text("utf-8"))
     description["info"]["version"] = __version__
+    told: dict[str, dict[str, Any]] = {
+        "/api/model": {
+            "name": name,
+            "labels": list(engine.labels),
+            "grid": engine.grid,
+            "tuned": engine.thresholds is not None,
+        },
+        "/health": {"status": "ok"},
+        "/openapi.json": description,
+    }
 
     async def predict(request: Request) -> Response:
         rule = _read_rule(request.query_params)
-        async with bodies.read(request) as upload:
-            prediction = await asyncio.wrap_future(batcher.submit(upload.content, name=upload.name or "picture"))
+        async with bodies.read(request) as (content, picture):
+            prediction = await batcher.ask(content, name=picture or "picture")
         tags = [tag.to_dict() for tag in rule.choose(prediction)]
-        return answer_json({"picture": upload.name, "size": list(prediction.size), "tags": tags})
+        return answer_json({"picture": picture, "size": list(prediction.size), "tags": tags})
 
-    async def tell_model(_request: Request) -> Response:
-        return answer_json(model)
+    async def tell(request: Request) -> Response:
+        return answer_json(told[request.url.path])
 
-    async def tell_health(_request: Request) -> Response:
-        return answer_json({"status": "ok"}) if batcher.is_alive() else answer_json({"status": "stopped"}, 503)
-
-    async def describe(_request: Request) -> Response:
-        return answer_json(description)
-
-    return [
-        Route("/api/predict", predict, methods=["POST"]),
-        Route("/api/model", tell_model),
-        Route("/health", tell_health),
-        Route("/openapi.json", describe),
-    ]
-
-
-def answer_json(content: dict[str, Any], status: int = 200, *, headers: Mapping[str, str] | None = None) -> Response:
-    """One line of JSON, written as the command line writes it."""
-    return Response(json.dumps(content) + "\n", status, headers, "application/json")
-
-
-def answer_errors(name: str) -> dict[Any, Callable[[Request, Exception], Response]]:
-    """What answers each kind of exception with one line of JSON; `name` is the model's."""
-
-    def answer_broken(_request: Request, error: Exception) -> Response:
-        cause = error.__cause__
-        if not isinstance(cause, ModelError):
-            _LOG.error("%s", error, exc_info=cause)
-            return answer_json({"error": str(error)}, 500)
-        _LOG.error("%s", cause)
-        wrong = f"{name or 'the model'}: {cause.parts[1]}; the server's terminal says more"  # which names its file
-        return answer_json({"error": wrong}, 500)
-
-    known = {InputError: 422, BusyError: 503, ClientDisconnect: 400, Exception: 500}
-    answers = {kind: _answer_with(status) for kind, status in known.items()}
-    return {HTTPException: _answer_http, **answers, BrokenError: answer_broken}
-
-
-def _answer_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    wrong = {
-        404: "request: nothing is at this address; send images to /api/predict, see /openapi.json",
-        405: f"request: {request.method[:20]} cannot be used here; use {(error.headers or {}).get('Allow')}",
-    }.get(error.status_code, error.detail)
-    return answer_json({"error": wrong}, error.status_code, headers=error.headers)
-
-
-def _answer_with(status: int) -> Callable[[Request, Exception], Response]:
-    def answer(_request: Request, error: Exception) -> Response:
-        return answer_json({"error": str(BrokenError(error) if status == 500 else error)}, status)
-
-    return answer
+    return [Route("/api/predict", predict, methods=["POST"]), *(Route(path, tell) for path in told)]
 
 
 def _read_rule(query: Mapping[str, str]) -> TagRule:
@@ -171,44 +159,21 @@ def _read_rule(query: Mapping[str, str]) -> TagRule:
     return TagRule(**values)
 
 
-async def _limit(request: Request) -> AsyncIterator[bytes]:
-    """The chunks of a body of at most `MAX_BYTES`; one that says that it is larger is not begun."""
-    too_large = HTTPException(
-        413, f"request: its body is larger than {MAX_BYTES / 1e6:.0f} MB; send a smaller file", _CLOSE
-    )
-    stated = request.headers.get("content-length", "")
-    if stated.isdecimal() and int(stated[:20]) > MAX_BYTES + _DISCARDED:
-        raise too_large
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= MAX_BYTES:
-            yield chunk
-        elif size > MAX_BYTES + _DISCARDED:
-            break
-    if size > MAX_BYTES:
-        raise too_large
+def answer_json(content: dict[str, Any], status: int = 200, *, headers: Mapping[str, str] | None = None) -> Response:
+    """One line of JSON, written as the command line writes it."""
+    return Response(json.dumps(content) + "\n", status, headers, "application/json")
 
 
-class _FormInMemory(MultiPartParser):
-    """Starlette's reader of forms, which by itself writes large files to the disk."""
-
-    spool_max_size = MAX_BYTES + 1
-
-
-async def _find_image(request: Request, body: AsyncGenerator[bytes, None]) -> Upload:
-    """The one image of a request: its body, or a file of a form. No more than one copy of it outlives the reading."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        return Upload(b"".join([chunk async for chunk in body]), None)
-    try:
-        form = await _FormInMemory(request.headers, body, max_files=8, max_fields=8).parse()
-    except (MultiPartException, UnicodeError) as error:  # the latter from a strange charset
-        reason = getattr(error, "message", "Unknown charset.").rstrip(".")
-        raise HTTPException(400, f"request: its form cannot be read ({reason}); send one image", _CLOSE) from None
-    try:
-        images = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        if len(images) != 1:
-            raise InputError("request", f"its form has {len(images)} whole files", "send one image")
-        return Upload(await images[0].read(), (images[0].filename or "")[:_NAME] or None)
-    finally:
-        await form.close()
+async def answer_error(request: Request, error: Exception) -> Response:
+    """An exception as one line of JSON, with the status of its kind."""
+    if type(error) in STATUS:
+        return answer_json({"error": str(error)}, STATUS[type(error)])
+    if not isinstance(error, HTTPException):
+        logging.getLogger(__name__).error("%s", error, exc_info=error)
+        wrong = f"server: it failed ({type(error).__name__}); its terminal says more"
+        return answer_json({"error": wrong}, 500)
+    wrong = {
+        404: "request: nothing is at this address; send images to /api/predict, see /openapi.json",
+        405: f"request: {request.method[:20]} cannot be used here; use {(error.headers or {}).get('Allow')}",
+    }.get(error.status_code, error.detail)
+    return answer_json({"error": wrong}, error.status_code, headers=error.headers)

@@ -1,5 +1,6 @@
 """The web server: the page at `/` and the endpoint beside it, for this machine alone unless told otherwise."""
 
+import asyncio
 import ipaddress
 import logging
 import re
@@ -7,19 +8,20 @@ import secrets
 import socket
 from collections.abc import Collection
 from importlib.resources import files
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from pivotpatch.app.batching import Batcher
-from pivotpatch.app.connection import Connection
-from pivotpatch.app.endpoint import Bodies, answer_errors, answer_json, make_routes
+from pivotpatch.app.endpoint import STATUS, Bodies, answer_error, answer_json, make_routes
 from pivotpatch.errors import InputError
 from pivotpatch.inference.predictor import Predictor
 
@@ -29,6 +31,7 @@ PAGE = {
 }
 """Every file that the page consists of, by its address."""
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "jpg": "image/jpeg"}
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOST = re.compile(r"(?:(?P<name>[\w.-]+)|\[(?P<number>[\da-fA-F:.]+)\])(?::\d+)?", re.ASCII)
 _HEADERS = {
@@ -80,49 +83,101 @@ def is_loopback(listening: socket.socket) -> bool:
     return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
-def serve(predictor: Predictor, listening: socket.socket, *, name: str = "", access: Access | None = None) -> None:
-    """Serve the page and the endpoint until the process is told to end.
+class Connection(H11Protocol):
+    """uvicorn's connection with time-outs and a limit, neither of which uvicorn has for requests that never come.
 
-    Args:
-        predictor: answers the images.
-        listening: from `open_socket`; closed afterwards.
-        name: of the model, for the page to show.
-        access: who may ask; by default whoever runs on this machine.
+    Attributes:
+        most: connections at once. One more takes the place of the one that has kept us waiting longest, for a request,
+            the rest of it, or for its answer to be read; where all wait for us it is refused.
+        header_seconds: from the opening of a connection, or from its last answer, until a request's header is there.
+        request_seconds: from there until the answer has been sent.
     """
+
+    most = 256
+    header_seconds = 10.0
+    request_seconds = 300.0
+
+    _at_work: RequestResponseCycle | None = None
+    _deadline: asyncio.TimerHandle | None = None
+    _since = 0.0  # when the wait for this request, or for the next one, began
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        if len(self.connections) > self.most and not self._drop_longest_waiting():
+            transport.write(_FULL)
+            transport.close()
+            return
+        self._set_deadline(self.header_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the other side sent."""
+        super().data_received(data)
+        self._see_progress()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        super().on_response_complete()
+        self._see_progress()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _see_progress(self) -> None:
+        """A new request has its time, and so has the wait for one; more bytes of the same give no more."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        at_work = None if cycle is None or cycle.response_complete else cycle
+        if at_work is not self._at_work:
+            self._at_work = at_work
+            self._set_deadline(self.header_seconds if at_work is None else self.request_seconds)
+
+    def _set_deadline(self, seconds: float) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._since = self.loop.time()
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _waits_for_us(self) -> bool:
+        """Whether a request is here as a whole, and no answer waits to be read."""
+        return self._at_work is not None and not self._at_work.more_body and not self.flow.write_paused
+
+    def _drop_longest_waiting(self) -> bool:
+        others = (other for other in self.connections if isinstance(other, Connection) and other is not self)
+        waiting = [other for other in others if not other._waits_for_us()]
+        if not waiting:
+            return False
+        longest = min(waiting, key=lambda other: other._since)
+        self.connections.discard(longest)  # at once: the transport tells of its end only later
+        longest.transport.abort()
+        return True
+
+
+def serve(predictor: Predictor, listening: socket.socket, *, name: str = "", access: Access | None = None) -> None:
+    """Serve the page and the endpoint at a socket, as `build_app` makes them, until the process is told to end."""
     batcher = Batcher(predictor)
     try:
         make_server(build_app(batcher, name=name, access=access)).run([listening])
     finally:
-        batcher.close(drop=True)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, but whoever is told to end says nothing of those who still waited."""
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        await super().shutdown(sockets)
+        batcher.close()
 
 
 def make_server(app: ASGIApp, *, connection: type[Connection] = Connection) -> uvicorn.Server:
-    """What runs an application.
-
-    Args:
-        app: from `build_app`.
-        connection: sets the limits of connections.
-    """
+    """What runs an application from `build_app`; `connection` sets the limits of connections."""
     config = uvicorn.Config(
         app,
         http=connection,
         ws="none",
         lifespan="off",
-        log_level="error",
+        log_level="critical",  # `answer_error` says what failed; those who waited when it ends are no news
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=1,  # connections that are kept open are not waited for
     )
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # a caller's mistakes are the caller's to hear
-    return _Server(config)
+    return uvicorn.Server(config)
 
 
 def build_app(
@@ -138,9 +193,9 @@ def build_app(
     """
     pages = [_make_page_route(address, file) for address, file in PAGE.items()]
     routes = [*pages, *make_routes(batcher, name=name, bodies=bodies or Bodies())]
-    app = Starlette(routes=routes, exception_handlers=answer_errors(name))
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys([HTTPException, *STATUS, Exception], answer_error))
     app.router.redirect_slashes = False
-    return _Guard(app, access or Access())
+    return _guard(app, access or Access())
 
 
 def _make_page_route(address: str, name: str) -> BaseRoute:
@@ -152,67 +207,53 @@ def _make_page_route(address: str, name: str) -> BaseRoute:
     return Route(address, answer)
 
 
-class _Guard:
-    """Refuses whoever may not ask, before anything of a body is read; tells browsers what the page may do."""
+def _guard(app: ASGIApp, access: Access) -> ASGIApp:
+    """Refuse whoever may not ask, before anything of a body is read; tell browsers what the page may do."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app = app
-        self.access = access
-        self.names = {*_LOOPBACK, *(name.lower() for name in access.names)}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
+                MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        assert scope["type"] == "http"  # uvicorn is told to take nothing else
-        await (self._refuse(scope) or self.app)(scope, receive, send_guarded)
+        await (_refuse(scope, access) or app)(scope, receive, send_guarded)
 
-    def _refuse(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
-        host, origins = headers.get("host", ""), headers.getlist("origin")
-        if not self._is_own(_get_name(host)):
-            wrong = f"request: {host[:80]!r} is no name of this server's; use 127.0.0.1 or localhost, or --allow-host"
-            return _refuse(400, wrong)
-        if scope["method"] not in ("GET", "HEAD") and not all(_is_same(origin, host) for origin in origins):
-            return _refuse(403, "request: it comes from another web site; use the page or send no Origin")
-        if scope["path"].startswith("/api/") and not self._knows_token(headers.get("authorization", "")):
-            return _refuse(401, "request: its token is missing or wrong; send Authorization: Bearer TOKEN")
+    return answer
+
+
+def _refuse(scope: Scope, access: Access) -> Response | None:
+    """The answer to a request that is not heard, after which its connection ends."""
+    headers = Headers(scope=scope)
+    host, sites = headers.get("host", ""), headers.getlist("origin")
+    if not _is_own(host, access):
+        status = 400
+        wrong = f"request: {host[:80]!r} is no name of this server's; use 127.0.0.1 or localhost, or --allow-host"
+    elif scope["method"] not in ("GET", "HEAD") and {site.lower() for site in sites} - {
+        f"{scheme}://{host}".lower() for scheme in ("http", "https")
+    }:
+        status, wrong = 403, "request: it comes from another web site; use the page or send no Origin"
+    elif scope["path"].startswith("/api/") and not _has_token(headers.get("authorization", ""), access.token):
+        status, wrong = 401, "request: its token is missing or wrong; send Authorization: Bearer TOKEN"
+    else:
         return None
-
-    def _is_own(self, name: str | None) -> bool:
-        return name in self.names or (self.access.numbers and name is not None and _is_number(name))
-
-    def _knows_token(self, authorization: str) -> bool:
-        if self.access.token is None:
-            return True
-        scheme, _, token = authorization.partition(" ")
-        return scheme.lower() == "bearer" and secrets.compare_digest(token.strip().encode(), self.access.token.encode())
+    close = {"Connection": "close", **({"WWW-Authenticate": "Bearer"} if status == 401 else {})}
+    return answer_json({"error": wrong}, status, headers=close)
 
 
-def _refuse(status: int, wrong: str) -> Response:
-    """An answer without having read the body, after which the connection ends."""
-    headers = {"Connection": "close", **({"WWW-Authenticate": "Bearer"} if status == 401 else {})}
-    return answer_json({"error": wrong}, status, headers=headers)
-
-
-def _get_name(host: str) -> str | None:
-    """The name in a header, without the port."""
+def _is_own(host: str, access: Access) -> bool:
+    """Whether a `Host` header, with or without a port, names this server."""
     found = _HOST.fullmatch(host)
-    return (found["name"] or found["number"]).lower() if found else None
-
-
-def _is_same(origin: str, host: str) -> bool:
-    """Whether a request comes from this server's own page."""
-    return origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
-
-
-def _is_number(name: str) -> bool:
+    name = (found["name"] or found["number"]).lower() if found else ""
+    if name in {*_LOOPBACK, *(own.lower() for own in access.names)}:
+        return True
     try:
-        ipaddress.ip_address(name)
+        return access.numbers and bool(ipaddress.ip_address(name))
     except ValueError:
         return False
-    return True
+
+
+def _has_token(authorization: str, token: str | None) -> bool:
+    scheme, _, given = authorization.partition(" ")
+    if token is None:
+        return True
+    return scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), token.encode())

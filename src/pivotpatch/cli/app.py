@@ -74,9 +74,9 @@ def run_app(args: argparse.Namespace) -> int:
 
 
 def _choose_token(given: str | None) -> str | None:
-    token = os.environ.get("PIVOTPATCH_TOKEN") if given is None else given
+    if given == "":  # --token without a value
+        return secrets.token_urlsafe(24)
+    token = given or os.environ.get("PIVOTPATCH_TOKEN")
     if token is None or _TOKEN.fullmatch(token):
         return token
-    if token == "" and given is not None:
-        return secrets.token_urlsafe(24)
     raise InputError("token", "it is too short or has other signs", "give 8 or more of A-Z a-z 0-9 . _ ~ + / = -")

@@ -2,20 +2,17 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pivotpatch.errors import InputError, cut, shorten
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pivotpatch.cli.console import Screen
     from pivotpatch.data.check import DataReport, DataSummary
 
 ADDRESS_HELP = "a table, a folder of images, or an address such as coco:/data/coco@train2014 or scenes:@train"
-PLOT_SUFFIXES = (".png", ".svg")
 _DEPTHS = {
     "labels": "not opened",
     "headers": "headers read, pixels not decoded (--decode does)",
@@ -28,21 +25,15 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     data = verbs.add_parser("data", help="prepare, split or check a data set")
     actions = data.add_subparsers(title="actions", required=True, metavar="ACTION")
 
-    prepare = actions.add_parser(
-        "prepare",
-        help="download, unpack and count a published data set",
-        description="Download a data set, unpack it and count it. Run it again after a break: it goes on where it was.",
-    )
+    does = "Download a data set, unpack it and count it. Run it again after a break: it goes on where it was."
+    prepare = actions.add_parser("prepare", help="download, unpack and count a published data set", description=does)
     prepare.add_argument("dataset", choices=["coco", "voc2007", "vg256"], help="which one")
     prepare.add_argument("--root", type=Path, required=True, metavar="DIR", help="folder to put it in")
     prepare.add_argument("--base-url", metavar="URL", help="a mirror that holds the archives in one folder")
     prepare.set_defaults(run=run_prepare)
 
-    split = actions.add_parser(
-        "split",
-        help="split a data set, every label in its share",
-        description="Split a data set so that each part has its share of each label, and write the split as a table.",
-    )
+    does = "Split a data set so that each part has its share of each label, and write the split as a table."
+    split = actions.add_parser("split", help="split a data set, every label in its share", description=does)
     split.add_argument("address", help=ADDRESS_HELP)
     split.add_argument(
         "--parts",
@@ -52,24 +43,19 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         metavar="NAME=FRACTION",
         help="the parts and their shares, together 1 (default: train=0.8 val=0.1 test=0.1)",
     )
-    split.add_argument("--seed", type=_read_seed, default=1, help="the same seed gives the same split (default: 1)")
+    split.add_argument("--seed", type=int, default=1, help="the same seed gives the same split (default: 1)")
     split.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write the table to")
-    split.add_argument(
-        "--format", choices=["parquet", "jsonl", "csv"], default="parquet", help="kind of table (default: parquet)"
-    )
+    split.add_argument("--format", choices=["parquet", "csv"], default="parquet", help="of the table")
     split.set_defaults(run=run_split)
 
-    check = actions.add_parser(
-        "check",
-        help="tell what data sets hold and what is wrong with them",
-        description="Count images and labels, and find missing, broken and doubled images, also between data sets.",
-    )
+    does = "Count images and labels, and find missing, broken and doubled images, also between data sets."
+    check = actions.add_parser("check", help="tell what data sets hold and what is wrong with them", description=does)
     check.add_argument("addresses", nargs="+", metavar="ADDRESS", help=ADDRESS_HELP)
     depth = check.add_mutually_exclusive_group()
     depth.add_argument("--fast", action="store_true", help="labels only; open no image")
     depth.add_argument("--decode", action="store_true", help="decode every image, which finds those cut short")
-    check.add_argument("--json", action="store_true", help="write everything as JSON")
     check.add_argument("--plot", type=Path, metavar="FILE", help="draw an overview to a .png or .svg file")
+    check.add_argument("--json", action="store_true", help="write everything as JSON")
     check.set_defaults(run=run_check)
 
 
@@ -79,12 +65,6 @@ def _read_part(text: str) -> tuple[str, float]:
         return name, float(share)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FRACTION, such as train=0.8") from None
-
-
-def _read_seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
-    return int(text)
 
 
 def run_prepare(args: argparse.Namespace) -> int:
@@ -111,8 +91,8 @@ def run_split(args: argparse.Namespace) -> int:
     from pivotpatch.data.split import split_records, write_split
 
     fractions = dict(args.parts)
-    if len(fractions) < len(args.parts):
-        raise InputError("split", "two parts have the same name", "give each part its own")
+    if len(fractions) < len(args.parts) or args.seed < 0:
+        raise InputError("split", "two parts have the same name, or the seed is negative", "change it")
     records = open_records(args.address)
     parts = split_records(records, fractions, generator=np.random.default_rng(args.seed))
     table = write_split(records, parts, folder=args.out, kind=args.format)
@@ -125,12 +105,10 @@ def run_split(args: argparse.Namespace) -> int:
 
 def run_check(args: argparse.Namespace) -> int:
     """Summarise data sets; missing or broken images are an error, after all has been told."""
-    from pivotpatch.cli.console import show_progress
+    from pivotpatch.cli.console import show_progress, write_figures
     from pivotpatch.data.address import open_records
-    from pivotpatch.data.check import Depth, check_data
+    from pivotpatch.data.check import Depth, check_data, plot_overview
 
-    if args.plot and args.plot.suffix.lower() not in PLOT_SUFFIXES:
-        raise InputError(str(args.plot), "is of no known kind of image", f"end it in {' or '.join(PLOT_SUFFIXES)}")
     sets = [open_records(address) for address in args.addresses]
     with show_progress("images") as progress:
         depth: Depth = "labels" if args.fast else "pixels" if args.decode else "headers"
@@ -139,8 +117,10 @@ def run_check(args: argparse.Namespace) -> int:
         print(json.dumps(report.to_dict()))
     else:
         _print_report(report)
-    if args.plot:
-        _draw(report, args.plot)
+    if args.plot:  # a number tells the files of several apart
+        names = [f"{args.plot.stem}-{place}{args.plot.suffix}" for place in range(1, len(sets) + 1)]
+        names = names if len(sets) > 1 else [args.plot.name]
+        write_figures(dict(zip(names, map(plot_overview, report.summaries), strict=True)), args.plot.parent)
     for summary in report.summaries:
         found = {"missing": summary.missing, "broken": [image.name for image in summary.broken]}
         faults = [f"{len(names):,} {what} (such as {names[0]})" for what, names in found.items() if names]
@@ -150,17 +130,6 @@ def run_check(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draw(report: "DataReport", path: Path) -> None:
-    """Draw each data set; a number tells the files of several apart."""
-    from pivotpatch.cli.console import write_figures
-    from pivotpatch.data.plots import plot_overview
-
-    several = len(report.summaries) > 1
-    for number, summary in enumerate(report.summaries, 1):
-        place = path.with_stem(f"{path.stem}-{number}") if several else path
-        write_figures({place.name: plot_overview(summary)}, place.parent)
-
-
 def _print_report(report: "DataReport") -> None:
     from pivotpatch.cli.console import Screen
 
@@ -168,28 +137,24 @@ def _print_report(report: "DataReport") -> None:
     for summary in report.summaries:
         _print_summary(screen, summary)
     if len(report.summaries) > 1 and any(summary.checked != "labels" for summary in report.summaries):
-        groups = (" = ".join(f"{image.name} in {image.address}" for image in group) for group in report.shared)
+        groups = [" = ".join(f"{image.name} in {image.address}" for image in group) for group in report.shared]
         screen.print("between the data sets", style="bold")
-        _print_some(screen, "in more than one data set", list(groups))
+        _print_some(screen, "in more than one data set", groups)
 
 
 def _print_summary(screen: "Screen", summary: "DataSummary") -> None:
     screen.print(summary.address, style="bold")
-    screen.print(
-        f"  {summary.num_records:,} images, {len(summary.labels)} labels,"
-        f" {summary.labels_per_image:.2f} labels per image"
-    )
+    each = f"{summary.labels_per_image:.2f} labels per image"
+    screen.print(f"  {summary.num_records:,} images, {len(summary.labels)} labels, {each}")
     if summary.unknown_share:
         screen.print(f"  {summary.unknown_share:.1%} of the labels are unknown")
-    for table in (_tabulate_histogram(summary), _tabulate_labels(summary), _tabulate_cooccurrence(summary)):
-        if table.row_count:
-            screen.print("", table, sep="\n")
+    _print_table(screen, ["label", "images", "share"], _list_labels(summary))
+    _print_table(screen, ["where this label is, this one is too", "share"], _list_pairs(summary))
     if summary.never:
         screen.print(f"\n  never seen: {len(summary.never)} labels: {shorten(summary.never, limit=5)}")
-    screen.print()
     kinds = {"files": "files", "embedded": "inside the table", "drawn": "drawn when asked for, so none can be missing"}
     depth = "" if summary.pictures == "drawn" else f", {_DEPTHS[summary.checked]}"
-    screen.print(f"  images: {kinds[summary.pictures]}{depth}")
+    screen.print(f"\n  images: {kinds[summary.pictures]}{depth}")
     if summary.checked != "labels":
         _print_some(screen, "missing", summary.missing)
         _print_some(screen, "broken", [f"{image.name}: {image.why}" for image in summary.broken])
@@ -206,47 +171,34 @@ def _print_some(screen: "Screen", what: str, items: Sequence[str], *, most: int 
         screen.print(f"    and {len(items) - most:,} more (--json lists all)")
 
 
-def _tabulate_histogram(summary: "DataSummary", *, most: int = 16) -> "Table":
-    """How many images have how many labels, in at most `most` rows."""
-    step = -(-len(summary.histogram) // most)
-    bins = [(start, summary.histogram[start : start + step]) for start in range(0, len(summary.histogram), step)]
-    names = [str(start) if len(counts) == 1 else f"{start}-{start + len(counts) - 1}" for start, counts in bins]
-    sums = [sum(counts) for _, counts in bins]
-    rows = ([name, f"{count:,}", count / max(sums)] for name, count in zip(names, sums, strict=True))
-    return _tabulate(["labels per image", "images"], rows)
-
-
-def _tabulate_labels(summary: "DataSummary", *, first: int = 15, last: int = 5) -> "Table":
+def _list_labels(summary: "DataSummary", *, first: int = 15, last: int = 5) -> list[list[Any]]:
     """How many images show each label; of more labels than fit, the most frequent and the rarest."""
     order = (-summary.label_counts).argsort(kind="stable").tolist()
     shares = summary.label_counts / summary.num_records
     rows = [[summary.labels[i], f"{summary.label_counts[i]:,}", f"{shares[i]:.1%}", shares[i]] for i in order]
     if len(rows) > first + last + 4:
         rows[first:-last] = [[f"... {len(rows) - first - last} more ...", "", "", 0.0]]
-    return _tabulate(["label", "images", "share"], rows)
+    return rows
 
 
-def _tabulate_cooccurrence(summary: "DataSummary", *, most: int = 5, evidence: int = 10) -> "Table":
+def _list_pairs(summary: "DataSummary", *, most: int = 5, evidence: int = 10) -> list[list[Any]]:
     """The pairs of labels of which one most often brings the other, with `evidence` images or more."""
     import numpy as np
 
     shares = np.nan_to_num(summary.cooccurrence * (1 - np.eye(len(summary.labels))))
     shares[summary.label_counts < evidence] = 0
     best = [divmod(place, len(summary.labels)) for place in np.argsort(-shares, axis=None, kind="stable")[:most]]
-    rows = (
-        [summary.labels[a], summary.labels[b], f"{shares[a, b]:.1%}", shares[a, b]] for a, b in best if shares[a, b]
-    )
-    table = _tabulate(["where this label is", "this one is too", "share"], rows)
-    table.columns[1].justify = "left"
-    return table
+    found = [(f"{summary.labels[a]}, {summary.labels[b]}", shares[a, b]) for a, b in best if shares[a, b]]
+    return [[pair, f"{share:.1%}", share] for pair, share in found]
 
 
-def _tabulate(headings: list[str], rows: "Iterable[list[Any]]") -> "Table":
-    """A table whose last cells, shares, become bars."""
+def _print_table(screen: "Screen", headings: list[str], rows: list[list[Any]]) -> None:
+    """Print a table whose last cells, shares, become bars."""
     from pivotpatch.cli.console import draw_bar, make_table
 
     table = make_table([f"  {headings[0]}", *headings[1:], ""])
     table.columns[-1].justify = "left"
     for *cells, share in rows:
         table.add_row(f"  {cells[0]}", *cells[1:], draw_bar(share))
-    return table
+    if rows:
+        screen.print("", table, sep="\n")

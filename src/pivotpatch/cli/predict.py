@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +17,12 @@ from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.core.patches import PatchBox
-    from pivotpatch.inference.bulk import Share, Tagging
+    from pivotpatch.inference.bulk import Share
     from pivotpatch.inference.engine import Engine
     from pivotpatch.inference.prediction import Prediction, Tag, TagRule
     from pivotpatch.inference.predictor import Predictor
 
 DETAILED = 8  # images that get a table each
-DRAWN = 8  # tags in a figure
 LISTED = 5  # images that could not be read
 BULK_BATCH = 64
 BULK_OPTIONS = ("all_probs", "resume", "overwrite", "shards", "workers")
@@ -86,34 +86,36 @@ def run_predict(args: argparse.Namespace) -> int:
         share = Share(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), args.shards)
     except ValueError:
         raise InputError("RANK, WORLD_SIZE", "they are no numbers", "start with torchrun, or unset them") from None
-    _check_options(args, share)
+    refused = _find_fault(args, share)
+    if refused:
+        raise InputError(*refused)
     rule = TagRule(args.threshold, args.top_k)
     return _show(args, rule) if args.out is None else _tag(args, rule, share)
 
 
-def _check_options(args: argparse.Namespace, share: "Share") -> None:
-    """Refuse what cannot be meant before anything is loaded."""
+def _find_fault(args: argparse.Namespace, share: "Share") -> tuple[str, str, str] | None:
+    """What cannot be meant, told before anything is loaded."""
     from pivotpatch.data.files import STDIN
 
+    bulk = [name for name in BULK_OPTIONS if getattr(args, name) not in (None, False)]
     if not args.words and not args.resume:
-        raise InputError(*NO_IMAGE)
-    for name, value, least in (("--batch-size", args.batch_size, 1), ("--workers", args.workers, 0)):
-        if value is not None and value < least:
-            raise InputError(name, f"{value} is below {least}", f"give {least} or more")
-    if args.out is None:
-        given = [name for name in BULK_OPTIONS if getattr(args, name) is not None and getattr(args, name) is not False]
-        if given:
-            raise InputError(f"--{given[0].replace('_', '-')}", "it is an option of --out", "give that too")
-        if share.world > 1:
-            wrong = f"{share.world} processes would print the same"
-            raise InputError("WORLD_SIZE", wrong, "write to a file with --out")
-    elif args.explain is not None:
-        raise InputError("--explain", "nothing is drawn with --out", "explain a few images without it")
-    elif args.resume and (args.words or args.overwrite):
-        wrong = f"work goes on as it began, without {'other images' if args.words else '--overwrite'}"
-        raise InputError("--resume", wrong, "leave out one of them")
-    elif STDIN in args.words and share.world > 1:
-        raise InputError(STDIN, "several processes would share one stdin", "name a folder or a pattern")
+        return NO_IMAGE
+    if args.batch_size is not None and args.batch_size < 1:
+        return "--batch-size", f"{args.batch_size} is below 1", "give 1 or more"
+    if args.workers is not None and args.workers < 0:
+        return "--workers", f"{args.workers} is below 0", "give 0 or more"
+    if args.out is None and bulk:
+        return f"--{bulk[0].replace('_', '-')}", "it is an option of --out", "give that too"
+    if args.out is None and share.world > 1:
+        return "WORLD_SIZE", f"{share.world} processes would print the same", "write to a file with --out"
+    if args.out is not None and args.explain is not None:
+        return "--explain", "nothing is drawn with --out", "explain a few images without it"
+    if args.resume and (args.words or args.overwrite):
+        other = "other images" if args.words else "--overwrite"
+        return "--resume", f"work goes on as it began, without {other}", "leave out one of them"
+    if STDIN in args.words and share.world > 1:
+        return STDIN, "several processes would share one stdin", "name a folder or a pattern"
+    return None
 
 
 def _open_predictor(args: argparse.Namespace, *, world: int = 1) -> "Predictor":
@@ -171,8 +173,8 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
             from pivotpatch.inference.plots import plot_tags
 
             file = args.explain / f"{tagged:04d}-{Path(str(prediction.picture)).stem}.png" if several else args.explain
-            shown = tags[:DRAWN] or prediction.top(3)
-            write_figures({file.name: plot_tags(prediction.image, shown, size=prediction.size)}, file.parent)
+            figure = plot_tags(prediction.image, tags or prediction.top(3), size=prediction.size)
+            write_figures({file.name: figure}, file.parent)
     if failed:
         tell(f"{failed:,} of {tagged + failed:,} images could not be read")
     return 0 if tagged else 1
@@ -199,31 +201,25 @@ def _predict(predictor: "Predictor", paths: Iterable[str], *, stop: bool) -> "It
 
 
 def _print(prediction: "Prediction", tags: "Sequence[Tag]", *, threshold: float | None, detailed: bool) -> None:
-    """An image's tags as a table or in a line; one that is not above its threshold, or one for all, is in brackets."""
+    """An image's tags as a table or in a line; one that is not above its threshold is in brackets."""
     from rich.padding import Padding
 
     from pivotpatch.cli.console import Screen, draw_bar, make_table
 
-    names = [
-        tag.label if tag.prob > (tag.threshold if threshold is None else threshold) else f"({tag.label})"
-        for tag in tags
-    ]
-    screen = Screen()
+    screen, (rows, columns) = Screen(), prediction.size
+    names = [tag.label if tag.prob > tag.threshold else f"({tag.label})" for tag in tags]
     if not detailed:
         told = ", ".join(f"{name} {tag.prob:.2f}" for name, tag in zip(names, tags, strict=True))
         screen.print(f"{prediction.picture}: {told or 'no tag'}")
         return
-    rows, columns = prediction.size
     screen.print(f"{prediction.picture} ({columns} x {rows} pixels)", style="bold")
     if not tags:
         best = prediction.top(1)[0]
         limit = best.threshold if threshold is None else threshold
         screen.print(f"  no tag; the most probable is {best.label} with {best.prob:.2f}, given above {limit:.3g}\n")
         return
-    patched = prediction.weights is not None
-    table = make_table(
-        ["tag", *(("both (TDE)", "", "image", "patches", "pivot patch") if patched else ("probability", ""))]
-    )
+    evidence = ["both (TDE)", "", "image", "patches", "pivot patch"]
+    table = make_table(["tag", *(["probability", ""] if prediction.weights is None else evidence)])
     table.columns[0].overflow = "fold"  # the only one that gives way: numbers stay whole
     for place in (2, -1):
         table.columns[place].justify = "left"
@@ -253,20 +249,19 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
     """Tag images to a file, until it is finished or a signal asks to stop."""
     from pivotpatch.cli.console import show_progress, tell
     from pivotpatch.inference.bulk import check_out, tag_pictures
-    from pivotpatch.training.resources import count_workers
-    from pivotpatch.training.signals import StopSignals
+    from pivotpatch.training.processes import StopSignals, count_workers
 
-    check_out(args.out, share, overwrite=args.overwrite, resume=args.resume)
+    job = check_out(args.out, share, overwrite=args.overwrite, resume=args.resume)
     paths = None if args.resume else _find(args)
-    predictor = _open_predictor(args, world=share.world)
+    engine = _open_predictor(args, world=share.world).engine
     with StopSignals() as signals, show_progress("images") as shown:
-        tagging = tag_pictures(
-            predictor.engine,
+        summary = tag_pictures(
+            engine,
             paths,
             args.out,
             rule=rule,
             all_probs=args.all_probs,
-            note={"model": args.model, "weights": digest_engine(predictor.engine, args.model), "effort": args.effort},
+            note={"model": args.model, "weights": digest_engine(engine), "effort": args.effort},
             share=share,
             overwrite=args.overwrite,
             batch_size=args.batch_size or BULK_BATCH,
@@ -275,57 +270,42 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
             progress=shown.tell,
             stopping=lambda: signals.received is not None,
         )
-    if tagging.stopped:
-        assert signals.received is not None
+    if summary is None and signals.received is not None:
         tell(f"stopped by {signals.received.name}; the same command goes on")
         return 128 + signals.received
-    return _finish(tagging, share, as_json=args.json)
+    say = partial(print, file=sys.stderr)  # each process of its own share
+    if summary is None:
+        say(f"process {share.rank + 1} of {share.world} has done its share; the last one writes {job.out}")
+        return 0
+    if summary.failed:
+        with job.failures.open(encoding="utf-8") as lines:
+            for line in islice(lines, LISTED):
+                say(f"not read: {json.loads(line)['error']}")
+        say(f"{summary.failed:,} of {summary.pictures:,} images could not be read, listed in {job.failures}")
+    say(f"wrote {job.out}, {summary.tagged:,} images")
+    if args.json:
+        print(json.dumps({"out": str(job.out), **asdict(summary)}))
+    return 0 if summary.tagged or not summary.pictures else 1
 
 
-def digest_engine(engine: "Engine", model: str) -> str:
-    """Tells models of the same name apart, by what they are made of, whatever device they run on."""
+def digest_engine(engine: "Engine") -> str:
+    """Tells models of the same name apart, by what they are made of, whatever device they run on.
+
+    A backbone of ours is made into what a device is fastest with. It is left out, for no training changes a backbone
+    and not what stands on it.
+    """
     import torch
 
     from pivotpatch.inference.engine import TorchEngine
-    from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS
-    from pivotpatch.models.named import is_named
-    from pivotpatch.models.open import find_checkpoint
+    from pivotpatch.inference.exported import OnnxEngine
 
-    content, path = hashlib.sha256(), Path(model)
-    if not is_named(model) and not (path / "config.json").exists():
-        paths = [path] if path.is_file() else [find_checkpoint(model) / name for name in (DESCRIPTION, WEIGHTS)]
-        for path in paths:
-            with path.open("rb") as file:
-                content.update(hashlib.file_digest(file, "sha256").digest())
-        return content.hexdigest()
-    # Somebody else's, or on the hub. A backbone of ours is made into what a device is fastest with: it is left out,
-    # for no training changes a backbone and not what stands on it.
+    if isinstance(engine, OnnxEngine):
+        return hashlib.sha256(engine.path.read_bytes()).hexdigest()
     assert isinstance(engine, TorchEngine)
     fitted = engine.thresholds, engine.calibration, engine.adaptive, getattr(engine.model, "patching", None)
-    content.update(repr((engine.labels, fitted)).encode())
+    content = hashlib.sha256(repr((engine.labels, fitted)).encode())
     for name, value in engine.model.state_dict().items():
         if not name.startswith("backbone."):
             content.update(name.encode())
             content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return content.hexdigest()
-
-
-def _finish(tagging: "Tagging", share: "Share", *, as_json: bool) -> int:
-    """Tell what came of it; each process of its own share."""
-    from pivotpatch.inference.bulk_job import TagJob
-
-    summary, failures = tagging.summary, TagJob(tagging.out).failures
-    if summary is None:
-        told = f"process {share.rank + 1} of {share.world} has done its share; the last one writes {tagging.out}"
-        print(told, file=sys.stderr)
-        return 0
-    if summary.failed:
-        with failures.open(encoding="utf-8") as lines:
-            for line in islice(lines, LISTED):
-                print(f"not read: {json.loads(line)['error']}", file=sys.stderr)
-        told = f"{summary.failed:,} of {summary.pictures:,} images could not be read, listed in {failures}"
-        print(told, file=sys.stderr)
-    print(f"wrote {tagging.out}, {summary.tagged:,} images", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"out": str(tagging.out), **asdict(summary)}))
-    return 0 if summary.tagged or not summary.pictures else 1

@@ -3,12 +3,9 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pivotpatch.errors import InputError
-
-if TYPE_CHECKING:
-    from pivotpatch.training.config import Recipe
 
 _DECIDED = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
@@ -36,7 +33,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def run_recipes(args: argparse.Namespace) -> int:
-    """List all recipes, or print one."""
+    """List all recipes, print one, or compare scores with one."""
     from pivotpatch.training.config import find_recipe, list_recipes, load_config
 
     if args.compare is not None:
@@ -46,7 +43,21 @@ def run_recipes(args: argparse.Namespace) -> int:
         config = load_config(path)
         print(config.model_dump_json() if args.json else path.read_text("utf-8").rstrip("\n"))
         return 0
-    rows = [_describe(recipe) for recipe in list_recipes()]
+    rows = []
+    for recipe in list_recipes():
+        config = load_config(recipe.path)
+        rows.append(
+            {
+                "name": recipe.name,
+                "title": recipe.title,
+                "data": config.data.train,
+                "backbone": config.model.start_from or config.model.backbone,
+                "head": config.model.head,
+                "task": config.task.kind,
+                "published_map": recipe.published,
+                "source": recipe.source,
+            }
+        )
     if args.json:
         print(json.dumps(rows))
     else:
@@ -54,23 +65,7 @@ def run_recipes(args: argparse.Namespace) -> int:
     return 0
 
 
-def _describe(recipe: "Recipe") -> dict[str, str | float | None]:
-    from pivotpatch.training.config import load_config
-
-    config = load_config(recipe.path)
-    return {
-        "name": recipe.name,
-        "title": recipe.title,
-        "data": config.data.train,
-        "backbone": config.model.start_from or config.model.backbone,
-        "head": config.model.head,
-        "task": config.task.kind,
-        "published_map": recipe.published,
-        "source": recipe.source,
-    }
-
-
-def _print_table(rows: list[dict[str, str | float | None]]) -> None:
+def _print_table(rows: list[dict[str, Any]]) -> None:
     """Names begin with the data and end with the method; the backbone gives way where the screen is narrow."""
     from rich.text import Text
 
@@ -80,11 +75,13 @@ def _print_table(rows: list[dict[str, str | float | None]]) -> None:
     table.columns[0].no_wrap, table.columns[1].no_wrap = True, False
     table.columns[1].justify = table.columns[2].justify = "left"
     for row in rows:
-        published = row["published_map"]
-        figure = "-" if published is None else f"{published:.1f}"
-        backbone = Text(str(row["backbone"]), no_wrap=True, overflow="ellipsis")
-        table.add_row(str(row["name"]), backbone, str(row["head"]), figure)
+        backbone = Text(row["backbone"], no_wrap=True, overflow="ellipsis")
+        table.add_row(row["name"], backbone, row["head"], _write(row["published_map"]))
     Screen().print(table)
+
+
+def _write(figure: float | None) -> str:
+    return "-" if figure is None else f"{figure:.1f}"
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -129,10 +126,10 @@ def _compare(args: argparse.Namespace) -> int:
     for row, measures in told.items():
         screen.print(f"{path.stem}{', PAT-I around it' if row == 'patch_inference' else ''}, in per cent")
         table = make_table(["", "paper", "ours", "difference"])
-        for name, (one, other) in ((name, each.values()) for name, each in measures.items()):
-            both = one is not None and other is not None
-            figures = ("-" if value is None else f"{value:.1f}" for value in (one, other))
-            table.add_row(name, *figures, f"{other - one:+.1f}" if both else "")
+        for name, each in measures.items():
+            paper, ours = each["paper"], each["ours"]
+            difference = "" if paper is None or ours is None else f"{ours - paper:+.1f}"
+            table.add_row(name, _write(paper), _write(ours), difference)
         screen.print(table)
     screen.print(f"ours: step-wise AP; CP to OF1 by {policy.definition}")
     return 0

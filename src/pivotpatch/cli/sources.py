@@ -215,8 +215,7 @@ def score_source(
     from pivotpatch.inference.scoring import score_pictures
     from pivotpatch.models.classifier import Classifier
     from pivotpatch.training.build import open_loader
-    from pivotpatch.training.processes import gather_named, make_accelerator, own_settings
-    from pivotpatch.training.resources import choose_dtype
+    from pivotpatch.training.processes import choose_dtype, gather_named, make_accelerator, own_settings
 
     if len(records.positive.indices) == 0:
         raise InputError(records.name, "no image has any of the labels", "give images that have some")

@@ -52,48 +52,34 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_train(args: argparse.Namespace) -> int:
     """Train, resume, or only look."""
-    from pivotpatch.training.signals import StoppedEarly, raise_signals
+    from pivotpatch.cli.console import tell
 
-    try:
-        with raise_signals():
-            ended = _begin(args) if args.resume is None else _resume(args)
-    except StoppedEarly as stopped:
-        from pivotpatch.cli.console import tell
+    if args.resume is not None:
+        if args.words or args.show_config or args.dry_run:
+            raise InputError("--resume", "a run goes on with the configuration it has", "give the folder alone")
+        from pivotpatch.training.loop import resume
 
-        what = "began" if args.resume is None else "went on"
-        tell(f"stopped by {stopped.asked.name} before training {what}; nothing is lost")
-        return 128 + stopped.asked
-    return 0 if ended is None else _end(*ended, as_json=args.json)
-
-
-class _Ended(NamedTuple):
-    """How a run ended, and its folder."""
-
-    result: "FitResult"
-    out: Path
-
-
-def _begin(args: argparse.Namespace) -> _Ended | None:
-    """Train a new run; None where there is only something to look at."""
+        with show_training() as shown:
+            result = resume(args.resume, progress=shown.progress, report=shown.report, tell=tell)
+        return _end(result, args.resume, as_json=args.json)
     name, config = read_words(args.words)
     if args.show_config:
         from pivotpatch.training.config import dump_config
 
         print(dump_config(config, explained=True), end="")
-        return None
+        return 0
     if config.data.train is None:
         wrong, todo = "no images are named", "give an address such as table:photos.csv, or data.train=..."
         raise InputError("pivotpatch train", wrong, todo)
     _check_prepared(config.data.train)
     if args.dry_run:
-        _try(config, as_json=args.json)
-        return None
-    from pivotpatch.cli.console import tell
+        return _try(config, as_json=args.json)
     from pivotpatch.training.loop import fit
 
     out = args.out or RUNS / name
     with show_training() as shown:
-        return _Ended(fit(config, out, progress=shown.progress, report=shown.report, tell=tell), out)
+        result = fit(config, out, progress=shown.progress, report=shown.report, tell=tell)
+    return _end(result, out, as_json=args.json)
 
 
 def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
@@ -137,17 +123,7 @@ def _check_prepared(address: str) -> None:
             raise InputError(address, f"there is no folder {root}", todo)
 
 
-def _resume(args: argparse.Namespace) -> _Ended:
-    if args.words or args.show_config or args.dry_run:
-        raise InputError("--resume", "a run goes on with the configuration it has", "give the folder alone")
-    from pivotpatch.cli.console import tell
-    from pivotpatch.training.loop import resume
-
-    with show_training() as shown:
-        return _Ended(resume(args.resume, progress=shown.progress, report=shown.report, tell=tell), args.resume)
-
-
-def _try(config: "RunConfig", *, as_json: bool) -> None:
+def _try(config: "RunConfig", *, as_json: bool) -> int:
     from dataclasses import asdict
 
     from pivotpatch.cli.console import tell
@@ -164,6 +140,7 @@ def _try(config: "RunConfig", *, as_json: bool) -> None:
         else:
             _print_dry_run(tried)
     accelerator.end_training()
+    return 0
 
 
 def _print_dry_run(tried: "DryRun") -> None:
@@ -182,8 +159,8 @@ def _print_dry_run(tried: "DryRun") -> None:
     table = make_table(["", ""])
     table.show_header = False
     table.columns[1].justify, table.columns[1].no_wrap = "left", False
-    for name, text in rows.items():
-        table.add_row(name, text)
+    for row in rows.items():
+        table.add_row(*row)
     Screen().print(table)
 
 
@@ -250,11 +227,8 @@ def show_training() -> Iterator[Shown]:
                 loss = f"loss {entry['loss']:.3g}" + (f" ({' + '.join(parts)})" if len(parts) > 1 else "")
                 shown.note("train", f"{loss}, {entry['pictures_per_second']:.3g} images/s")
             else:
-                means = [
-                    f"{name.removeprefix('val_mAP_')} {100 * value:.2f}"
-                    for name, value in entry.items()
-                    if "mAP" in name
-                ]
-                tell(f"epoch {entry['epoch']}: validation mAP {', '.join(means)}")
+                found = {name.removeprefix("val_mAP_"): value for name, value in entry.items() if "mAP" in name}
+                means = ", ".join(f"{name} {100 * value:.2f}" for name, value in found.items())
+                tell(f"epoch {entry['epoch']}: validation mAP {means}")
 
         yield Shown(shown.tell, report)

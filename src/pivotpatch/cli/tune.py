@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
-    from pivotpatch.training.folder import RunFolder
-    from pivotpatch.tuning.effort import CloserLook, EffortCurve
     from pivotpatch.tuning.tune import Tuning
 
 SEED = 0  # of the resamples: the same scores have the same intervals
@@ -91,25 +90,31 @@ def run_tune(args: argparse.Namespace) -> int:
 
     parse_goal(args.thresholds)
     source = open_source(args.words[0])
-    model = source.model
-    if model is None:
+    if source.model is None:
         raise InputError(args.words[0], "holds scores, no model", f"write RUN --scores {args.words[0]}")
+    model, closer_size = source.model, args.closer
     _check_model(model, source, args)
-    closer_size = model.closer_size if args.closer is None else args.closer or None
-    if args.calibration == "none":  # then no effort is fitted
-        closer_size = None
-    if closer_size is not None:
+    if args.closer is None and args.calibration != "none":  # without one no effort is fitted
+        closer_size = model.closer_size
+    if closer_size:
         check_closer(model, closer_size)
+        if args.scores is not None:
+            todo = "leave --scores out, or give --closer 0 to look at patches"
+            raise InputError("--closer", "a file of scores shows no images to look at again", todo)
     records = _open_images(source, model, args)
     state = join_processes()
     folder = None
     if args.out is None and source.config is not None and state.is_main_process:
         folder = RunFolder.open(source.path)  # nobody trains the run while its best model is replaced
     try:
-        scored = Scored(_read(source, records, args.scores), {}) if args.scores else _score(source, records)
-        closer = None if closer_size is None else _look_closer(source, records, scored.scores, size=closer_size)
+        if args.scores is not None:
+            scored = Scored(_read(source, model, records, args.scores), {})
+        else:
+            assert records is not None
+            scored = _score(source, model, records)
+        closer = _score(source, model, records, closer_size=closer_size) if closer_size and records else None
         if state.is_main_process:
-            _finish(source, scored, closer, folder, args)
+            _finish(source, model, scored, closer, args)
     finally:
         if folder is not None:
             folder.close()
@@ -150,14 +155,13 @@ def _open_images(source: Source, model: "Classifier", args: argparse.Namespace) 
     what, *words = args.words
     records = open_pictures(words)
     if records is not None:
-        there = set(records.labels.names)
-        missing = [name for name in model.labels if name not in there]
+        missing = [name for name in model.labels if name not in records.labels.names]
         if missing:
-            count = f"{len(missing)} of the {len(model.labels)} labels"
-            wrong = f"it lacks {count}, each of which is fitted ({shorten(missing)})"
+            wrong = f"it lacks {len(missing)} of the {len(model.labels)} labels, each of which is fitted"
             data = records.name
             start = f"{what} {data}" if what in BUNDLED else f"{data} model.start_from={source.checkpoint or what}"
-            raise InputError(data, wrong, f"label them too, or train it for yours first: pivotpatch train {start}")
+            todo = f"label them too, or train it for yours first: pivotpatch train {start}"
+            raise InputError(data, f"{wrong} ({shorten(missing)})", todo)
         _refuse_trained(source, records, records.name)
         return records.keep_labels(model.labels)
     if args.scores is not None:
@@ -188,31 +192,26 @@ def _refuse_trained(source: Source, records: "RecordSet", where: str) -> None:
 
 
 def _identify(records: "RecordSet") -> list[str]:
-    """What tells an image from all others: a file's path; else its name in its data set.
-
-    Options of an address choose images or say how one is read; the seed of scenes alone makes others of them.
-    """
+    """What tells an image from all others: a file's path; else its name in its data set, and the seed of scenes."""
     from pivotpatch.data.address import parse_address
     from pivotpatch.data.records import FileStore
-    from pivotpatch.data.scenes import SceneStore
 
     images = records.images
     if isinstance(images, FileStore):
         root = images.root.resolve()
-    elif isinstance(images, SceneStore):
-        root = Path("scenes:", str(images.seed))
-    else:
-        root = Path(parse_address(records.name).location).resolve()
+    else:  # options of an address choose images or say how one is read
+        root = Path(parse_address(records.name).location, str(getattr(images, "seed", ""))).resolve()
     return [os.path.normpath(root / images.name(records.place(row))) for row in range(len(records))]
 
 
-def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
+def _read(source: Source, model: "Classifier", records: "RecordSet | None", path: Path) -> "Scores":
     """Scores of this model from a file, mixed as it mixes them now; none of the images that it was trained on."""
+    import numpy as np
+
+    from pivotpatch.data.address import open_records
     from pivotpatch.models.checkpoint import fingerprint
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    model = source.model
-    assert model is not None
     scores = read_score_file(path, records=records)
     again = f"write it by pivotpatch evaluate {source.path} DATA --save FILE --keep-patches"
     if scores.labels != model.labels:
@@ -224,44 +223,29 @@ def _read(source: Source, records: "RecordSet | None", path: Path) -> "Scores":
         wrong = f"it is of a closer look at {scores.closer_size} pixels, not of the patches"
         raise InputError(str(path), wrong, "write it by pivotpatch evaluate without --closer")
     if records is None and scores.data is not None:
-        _refuse_trained_scores(source, scores, path)
+        named, scored = set(scores.pictures), None
+        with suppress(InputError):  # the images may be gone
+            scored = open_records(scores.data)
+        if scored is not None:
+            rows = np.flatnonzero([record.name in named for record in scored])
+            _refuse_trained(source, scored.select(rows), str(path))
     if not isinstance(model, PatchClassifier):
         image = {"image": scores.get("image")}
         return replace(scores, logits=image, patch_logits=None, weights=None, lam=1.0, temperature=1.0)
     if model.patch_only:
         return scores
-    if scores.patch_logits is not None:
-        return scores.remix(lam=model.lam, temperature=model.temperature)
-    if float(scores.temperature) != float(model.temperature):
+    if scores.patch_logits is None and float(scores.temperature) != float(model.temperature):
         raise InputError(str(path), "its temperature is not the model's", again)
-    return scores.remix(lam=model.lam)
+    return scores.remix(lam=model.lam, temperature=None if scores.patch_logits is None else model.temperature)
 
 
-def _refuse_trained_scores(source: Source, scores: "Scores", path: Path) -> None:
-    """Refuse scores of training images, where the data set that the file names can still be found."""
-    import numpy as np
-
-    from pivotpatch.data.address import open_records
-
-    assert scores.data is not None
-    try:
-        records = open_records(scores.data)
-    except InputError:
-        return
-    named = set(scores.pictures)
-    rows = np.flatnonzero([record.name in named for record in records])
-    _refuse_trained(source, records.select(rows), str(path))
-
-
-def _score(source: Source, records: "RecordSet | None", *, closer_size: int | None = None) -> Scored:
+def _score(source: Source, model: "Classifier", records: "RecordSet", *, closer_size: int | None = None) -> Scored:
     from pivotpatch.cli.console import show_progress
     from pivotpatch.training.config import load_config
 
-    assert source.model is not None
-    assert records is not None
     with show_progress() as shown:
         return score_source(
-            source.model,
+            model,
             records,
             config=source.config or load_config(None),
             keep_patches=True,
@@ -270,81 +254,50 @@ def _score(source: Source, records: "RecordSet | None", *, closer_size: int | No
         )
 
 
-def _look_closer(source: Source, records: "RecordSet | None", scores: "Scores", *, size: int) -> "CloserLook":
-    """The same images, seen closer."""
-    import torch
-
-    from pivotpatch.models.patch_classifier import PatchClassifier
-    from pivotpatch.tuning.effort import CloserLook
-
-    assert isinstance(source.model, PatchClassifier)
-    if records is None:
-        todo = "name them after the model too, or give --closer 0 to look at patches"
-        raise InputError("--closer", "a file of scores alone shows no images to look at again", todo)
-    again = _score(source, records, closer_size=size).scores
-    rows = {name: row for row, name in enumerate(again.pictures)}
-    missing = [name for name in scores.pictures if name not in rows]
-    if missing:
-        wrong = f"{len(missing)} images cannot be looked at again ({shorten(missing)})"
-        raise InputError("--closer", wrong, "make them readable, or leave --scores out")
-    order = torch.tensor([rows[name] for name in scores.pictures])
-    return CloserLook(size, source.model.closer_cost(size), again.select(order))
-
-
 def _finish(
-    source: Source,
-    scored: Scored,
-    closer: "CloserLook | None",
-    folder: "RunFolder | None",
-    args: argparse.Namespace,
+    source: Source, model: "Classifier", scored: Scored, again: Scored | None, args: argparse.Namespace
 ) -> None:
     """Fit, store, draw and print."""
     import torch
 
+    from pivotpatch.cli.console import write_figures
     from pivotpatch.models.checkpoint import save_checkpoint
     from pivotpatch.models.patch_classifier import PatchClassifier
+    from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
     from pivotpatch.tuning.thresholds import parse_goal
-    from pivotpatch.tuning.tune import tune_scores
+    from pivotpatch.tuning.tune import CloserLook, tune_scores
 
-    model, place = source.model, args.out or source.checkpoint
-    assert model is not None
+    place, patch_cost, closer = args.out or source.checkpoint, 0.0, None
     assert place is not None
+    if isinstance(model, PatchClassifier):
+        patch_cost = model.patch_cost
+        if again is not None and again.scores.closer_size is not None:
+            size = again.scores.closer_size
+            closer = CloserLook(size, model.closer_cost(size), again.scores)
     list_not_read(scored.not_read)
     found = tune_scores(
         scored.scores,
         mixing=args.mixing,
         calibration=args.calibration,
         goal=parse_goal(args.thresholds),
-        patch_cost=model.patch_cost if isinstance(model, PatchClassifier) else 0.0,
+        patch_cost=patch_cost,
         closer=closer,
         generator=torch.Generator().manual_seed(SEED),
     )
     if not args.json:
         _print_tuning(found)
     found.store(model)
-    if folder is None:
-        save_checkpoint(model, place, overwrite=args.out is None)
-    else:
-        folder.save_best(model)
+    save_checkpoint(model, place, overwrite=args.out is None)
     if args.plot is not None:
-        _draw(found, args.plot)
+        figures = {"reliability": plot_reliability(found.curves)}
+        figures |= {} if found.mixing is None else {"lam": plot_lam(found.mixing)}
+        figures |= {} if found.effort is None else {"effort": plot_effort(found.effort)}
+        write_figures(figures, args.plot)
     if args.json:
         told = {"wrote": str(place), "not_read": scored.not_read, "warning": WARNING}
         print(json.dumps({"tuned": args.words, **found.to_dict(), **told}))
     else:
         print(f"\n{'wrote' if args.out else 'replaced'} {place}\n{WARNING}")
-
-
-def _draw(found: "Tuning", folder: Path) -> None:
-    from pivotpatch.cli.console import write_figures
-    from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
-
-    figures = {"reliability": plot_reliability(found.curves)}
-    if found.mixing is not None:
-        figures["lam"] = plot_lam(found.mixing)
-    if found.effort is not None:
-        figures["effort"] = plot_effort(found.effort)
-    write_figures(figures, folder)
 
 
 def _print_tuning(found: "Tuning") -> None:
@@ -382,19 +335,6 @@ def _print_tuning(found: "Tuning") -> None:
     screen.print(table)
     screen.print(f"thresholds: {found.thresholds}")
     if found.effort is not None:
-        screen.print(f"effort: {_tell_effort(found.effort)}")
+        screen.print(f"effort: {found.effort}")
     if found.effort is not None and found.closer_size is not None:
         screen.print(f"efforts between 0 and 1 take a closer look at {found.closer_size} pixels, not at the patches")
-
-
-def _tell_effort(curve: "EffortCurve") -> str:
-    """Which effort to choose, in a line."""
-    found, gain = curve.find(0.9), f"{100 * curve.gain:+.2f} mAP"
-    if found is None:
-        best = max(curve.points, key=lambda point: point.mean)
-        if not curve.closer or best == curve.points[0]:
-            return f"the patches gain nothing ({gain}), so that 0 does as well as 1"
-        most = f"{100 * (best.mean - curve.points[0].mean):+.2f} mAP"
-        return f"the patches gain nothing ({gain}), a closer look at most {most}, at effort {best.effort:.2f}"
-    cost = f"{found.passes:.2f} passes over an image instead of {curve.points[-1].passes:.2f}"
-    return f"{found.effort:.2f} keeps 90 % of the patches' gain ({gain}) at {cost}"

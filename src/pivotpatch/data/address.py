@@ -3,10 +3,10 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from pivotpatch.errors import InputError, choose_one_of
@@ -57,23 +57,15 @@ def parse_address(text: str) -> Address:
     """
     scheme, colon, rest = text.partition(":")
     if not colon or scheme not in READERS:
-        wrong = f"unknown scheme {scheme!r}" if colon else "no scheme before a colon"
-        todo = choose_one_of(scheme, READERS) if colon else "write for example table:photos.csv or coco:/data@train2017"
-        raise InputError(f"address {text!r}", wrong, todo)
-    if "\0" in unquote(text):
-        raise InputError(f"address {text!r}", "it holds the character NUL", "leave it out, for no file's name has it")
-    location, split, options = _take_apart(rest)
-    return Address(scheme, location, split, options)
-
-
-def _take_apart(text: str) -> tuple[str, str | None, dict[str, str]]:
-    """Location, split and options of `location@split?option=value`."""
-    rest, _, query = text.partition("?")
-    head, at, split = rest.rpartition("@")
+        wrong = f"unknown scheme {scheme!r}" if colon else "is neither an address nor a table or folder that is there"
+        raise InputError(f"address {text!r}", wrong, choose_one_of(scheme, READERS) if colon else "check the path")
+    rest, _, query = rest.partition("?")
+    location, at, split = rest.rpartition("@")
     if not at or "/" in split:  # an @ inside a folder's name
-        head, split = rest, ""
+        location, split = rest, ""
     pairs = [pair.partition("=") for pair in query.split("&") if pair]
-    return unquote(head), unquote(split) or None, {unquote(name): unquote(value) for name, _, value in pairs}
+    options = {unquote(name): unquote(value) for name, _, value in pairs}
+    return Address(scheme, unquote(location), unquote(split) or None, options)
 
 
 def read_address(word: str) -> str | None:
@@ -84,24 +76,18 @@ def read_address(word: str) -> str | None:
     >>> read_address("coco:/data@val2017"), read_address("photos.csv?image=path"), read_address("photos")
     ('coco:/data@val2017', 'table:photos.csv?image=path', None)
     """
-    scheme, colon, _ = word.partition(":")
-    if colon and scheme.isalpha() and len(scheme) > 1:
+    if re.match("[a-zA-Z]{2,}:", word):
         return word
+    whole, parsed = Address("table", word), parse_address(f"table:{word}")
     try:
-        if Path(word).exists():  # whatever signs its name holds
-            scheme = _find_scheme(Path(word))
-            return str(Address(scheme, word)) if scheme else None
-        scheme = _find_scheme(Path(_take_apart(word)[0]))
-        whole = "" if scheme else _find_scheme(Path(word))  # of a table that is not there, with an @ in its name
+        # A file that is there may have any sign in its name.
+        for address in (whole, parsed) if Path(word).exists() else (parsed, whole):
+            path = Path(address.location)
+            if path.is_dir() or path.suffix.lower() in _TABLES:
+                return str(replace(address, scheme="folder" if path.is_dir() else "table"))
     except OSError:  # too long for the name of a file
-        return None
-    if whole:
-        return str(Address(whole, word))
-    return f"{scheme}:{word}" if scheme else None
-
-
-def _find_scheme(path: Path) -> str:
-    return "folder" if path.is_dir() else "table" if path.suffix.lower() in _TABLES else ""
+        pass
+    return None
 
 
 def open_records(address: str) -> "RecordSet":
@@ -110,7 +96,7 @@ def open_records(address: str) -> "RecordSet":
     parsed = parse_address(address)
     module, _, function = READERS[parsed.scheme].partition(":")
     reader: Callable[..., RecordSet] = getattr(import_module(module), function)
-    options = _typed_options(reader, parsed)
+    options = _type_options(reader, parsed)
     try:
         records = reader(parsed.location, parsed.split, **options)
     except OSError as error:
@@ -120,19 +106,17 @@ def open_records(address: str) -> "RecordSet":
     return records
 
 
-def _typed_options(reader: "Callable[..., RecordSet]", address: Address) -> dict[str, object]:
+def _type_options(reader: "Callable[..., RecordSet]", address: Address) -> dict[str, object]:
     """The options of an address in the types that the reader's signature states."""
     from pydantic import TypeAdapter, ValidationError
 
-    hints = get_type_hints(reader)
-    known = [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known = {p.name: p.annotation for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY}
     typed: dict[str, object] = {}
     for name, text in address.options.items():
         if name not in known:
-            todo = choose_one_of(name, known) if known else "this reader has no options"
-            raise InputError(f"address {str(address)!r}", f"unknown option {name!r}", todo)
+            raise InputError(f"address {str(address)!r}", f"unknown option {name!r}", choose_one_of(name, known))
         try:
-            typed[name] = TypeAdapter(hints[name]).validate_python(text)
+            typed[name] = TypeAdapter(known[name]).validate_python(text)
         except ValidationError as error:
             wrong = f"option {name}: value {text!r}: {error.errors()[0]['msg']}"
             raise InputError(f"address {str(address)!r}", wrong, "correct it") from None

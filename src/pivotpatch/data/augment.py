@@ -1,20 +1,23 @@
-"""Augment the views of a batch on its device, each on its own."""
+"""Augment the views of a batch on its device, each on its own: flip, cutout and RandAugment's operations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torchvision.transforms.v2 import functional as TF
 
 from pivotpatch.accel.device import send_tensor
-from pivotpatch.core.patches import check_images
-from pivotpatch.data.augment_ops import MAX_MAGNITUDE, OPERATIONS, PUBLISHED, STEPS
 from pivotpatch.errors import InputError
 
-_ALL = (*OPERATIONS.values(), *PUBLISHED.values())
-_IDENTITY = list(OPERATIONS).index("identity")
+STEPS = 9
+"""Magnitudes of the published operations, from 1."""
+_MAX_MAGNITUDE = 30  # of torchvision's: 0 changes nothing, 30 is the strongest
+_GREY = 128  # what the published operations see outside a view
+_BOX = (125, 122, 113)  # the colour of the published cutout
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,9 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
         strength = full * torch.randint(1, STEPS + 1, slots, generator=generator) / STEPS
         place = torch.rand(*slots, 2, generator=generator)
         applied = torch.rand(slots, generator=generator) < 0.5
-        operation = torch.where(applied, operation + len(OPERATIONS), _IDENTITY)
+        operation = torch.where(applied, operation + len(OPERATIONS), list(OPERATIONS).index("identity"))
     else:
-        strength = full * policy.magnitude / MAX_MAGNITUDE
+        strength = full * policy.magnitude / _MAX_MAGNITUDE
     return Augmentation(
         flip,
         torch.cat([centre - policy.cutout / 2, centre + policy.cutout / 2], dim=1),
@@ -119,8 +122,7 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: b
     Returns:
         Views of the same shape and device; `views` is left as it is.
     """
-    check_images(views, "apply_augmentation")
-    if views.dtype != torch.uint8 or views.shape[1] != 3 or len(views) != len(augmentation.flip):
+    if views.dtype != torch.uint8 or views.ndim != 4 or views.shape[:2] != (len(augmentation.flip), 3):
         wrong = f"{len(augmentation.flip)} augmentations for views of shape {tuple(views.shape)}, {views.dtype}"
         raise InputError("apply_augmentation", wrong, "draw B * (1 + P) for uint8 RGB views (B * (1 + P), 3, H, W)")
     with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
@@ -136,14 +138,10 @@ def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: b
         return views
 
 
-def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
-    """A function, or what it is compiled to."""
-    return _compile(function) if compiled else function
-
-
 @cache
-def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return torch.compile(function)  # the number of views becomes a variable once it has changed
+def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
+    """A function, or what it is compiled to; the number of views becomes a variable once it has changed."""
+    return torch.compile(function) if compiled else function
 
 
 def _flip(views: Tensor, flip: Tensor) -> Tensor:
@@ -163,13 +161,13 @@ def _cover(views: Tensor, cutout: Tensor, colour: Tensor) -> Tensor:
 
 def _operate(views: Tensor, operation: Tensor, strength: Tensor, place: Tensor, *, compiled: bool) -> Tensor:
     """Apply one operation (N,) of strength (N,) at a place (N,2) to each view, all that share one together."""
-    order = operation.argsort(stable=True)
-    counts = operation.bincount(minlength=len(_ALL)).tolist()
+    kinds, order = (*OPERATIONS.values(), *PUBLISHED.values()), operation.argsort(stable=True)
+    counts = operation.bincount(minlength=len(kinds)).tolist()
     groups = _take(views, order).split(counts)
     strengths = send_tensor(strength[order], views.device).reshape(-1, 1, 1, 1).split(counts)
     places = send_tensor(place[order], views.device).split(counts)
     results = []
-    for kind, group, force, where in zip(_ALL, groups, strengths, places, strict=True):
+    for kind, group, force, where in zip(kinds, groups, strengths, places, strict=True):
         if len(group):
             apply = _choose(kind.apply, compiled=compiled)
             results.append(apply(group, force, where) if kind.placed else apply(group, force))
@@ -180,3 +178,156 @@ def _take(views: Tensor, rows: Tensor) -> Tensor:
     """Views of these rows, eight bytes at a time where possible: a GPU moves them in the time of one."""
     words = views.view(torch.int64) if views.shape[-1] % 8 == 0 else views
     return words[send_tensor(rows, views.device)].view(torch.uint8)
+
+
+class Operation(NamedTuple):
+    """One operation.
+
+    Attributes:
+        apply: from views (N,3,H,W) uint8 and strength (N,1,1,1) to views of the same shape.
+        full: the strength at the largest magnitude, in the operation's own unit.
+        signed: whether it goes both ways.
+        placed: whether `apply` also takes a random place (N,2), row and column as parts of the sides.
+    """
+
+    apply: Callable[..., Tensor]
+    full: float = 0
+    signed: bool = False
+    placed: bool = False
+
+
+def _warp(
+    views: Tensor,
+    *,
+    column: Sequence[Tensor | float] = (1, 0, 0),
+    row: Sequence[Tensor | float] = (0, 1, 0),
+    fill: int = 0,
+) -> Tensor:
+    """Fetch each pixel of views (N,3,H,W) from the nearest place of another; what lies outside has the level `fill`.
+
+    From the column `a x + b y + c` and the row `d x + e y + f`, each of these a number or (N,1,1,1); x and y are pixels
+    from the centre.
+    """
+    height, width = views.shape[-2:]
+    x = torch.arange(width, device=views.device) - (width - 1) / 2
+    y = (torch.arange(height, device=views.device) - (height - 1) / 2)[:, None]
+    # Written out: as a matrix product it would round to ten bits where TF32 is allowed, and miss by pixels.
+    (a, b, c), (d, e, f) = column, row
+    across = (b * y + c) * (2 / width) + (a * (2 / width)) * x
+    down = (e * y + f) * (2 / height) + (d * (2 / height)) * x
+    places = torch.stack(torch.broadcast_tensors(across, down), dim=-1).expand(len(views), 1, -1, -1, -1)[:, 0]
+    levels = F.grid_sample(views.float() - fill, places, mode="nearest", align_corners=False)
+    return (levels + fill).to(torch.uint8)
+
+
+def _rotate(views: Tensor, strength: Tensor, fill: int = 0) -> Tensor:
+    angle = torch.deg2rad(strength)
+    return _warp(views, column=(angle.cos(), -angle.sin(), 0), row=(angle.sin(), angle.cos(), 0), fill=fill)
+
+
+def _to_bytes(levels: Tensor) -> Tensor:
+    """Grey levels that lie half a level too high, as bytes: what is cut off rounds them. `levels` are overwritten."""
+    return levels.clamp_(0, 255).to(torch.uint8)
+
+
+def _blend(views: Tensor, plain: Tensor | float, strength: Tensor) -> Tensor:
+    """Move away from a plain version of the view (strength above 0) or towards it, -1 being the plain one."""
+    return _to_bytes(torch.addcmul(0.5 - strength * plain, views, 1 + strength))
+
+
+def _grey(colours: Tensor) -> Tensor:
+    """What red, green and blue (N,3,H,W) are without colour, (N,1,H,W)."""
+    red, green, blue = colours.split(1, dim=1)
+    grey: Tensor = red * 0.2989
+    return grey.add_(green, alpha=0.587).add_(blue, alpha=0.114)
+
+
+def _contrast(views: Tensor, strength: Tensor) -> Tensor:
+    total = views.sum(dim=(2, 3), keepdim=True)  # in whole numbers: the same, however many views there are
+    return _blend(views, _grey(total) / views[0, 0].numel(), strength)
+
+
+def _sharpness(views: Tensor, strength: Tensor) -> Tensor:
+    """Away from a blur whose centre weighs 5 and whose eight neighbours weigh 1; the border has no blur."""
+    levels = views.float()
+    around = F.avg_pool2d(levels, 3, stride=1, padding=1, divisor_override=1)  # the sum of nine
+    inner, smooth = (each[..., 1:-1, 1:-1] for each in (levels, around))
+    smooth.add_(inner, alpha=4).div_(13).round_()
+    inner.lerp_(smooth, -strength)
+    return _to_bytes(levels.add_(0.5))
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "identity": Operation(lambda views, _: views),
+    # Columns per row; the first row, or column, stays where it is.
+    "shear_x": Operation(lambda v, by: _warp(v, column=(1, by, by * (v.shape[-2] / 2))), 0.3, signed=True),
+    "shear_y": Operation(lambda v, by: _warp(v, row=(by, 1, by * (v.shape[-1] / 2))), 0.3, signed=True),
+    # Of the side.
+    "translate_x": Operation(
+        lambda v, by: _warp(v, column=(1, 0, -(by * v.shape[-1]).trunc())), 150 / 331, signed=True
+    ),
+    "translate_y": Operation(lambda v, by: _warp(v, row=(0, 1, -(by * v.shape[-2]).trunc())), 150 / 331, signed=True),
+    "rotate": Operation(_rotate, 30, signed=True),  # degrees, counter-clockwise
+    "brightness": Operation(lambda v, by: _blend(v, 0.0, by), 0.9, signed=True),
+    "color": Operation(lambda v, by: _blend(v, _grey(v), by), 0.9, signed=True),
+    "contrast": Operation(_contrast, 0.9, signed=True),
+    "sharpness": Operation(_sharpness, 0.9, signed=True),
+    "posterize": Operation(lambda v, by: v & (255 << by.round().int()).to(torch.uint8), 4),  # bits lost
+    # Grey levels that are inverted, from the top.
+    "solarize": Operation(lambda v, by: torch.where(v >= 255 - by, 255 - v, v), 255),
+    "autocontrast": Operation(lambda views, _: TF.autocontrast(views)),
+    "equalize": Operation(lambda views, _: TF.equalize(views)),
+}
+"""RandAugment's fourteen, with torchvision's ranges."""
+
+
+def _shear_rows(views: Tensor, strength: Tensor) -> Tensor:
+    """Shift each row by its own distance with Pillow's bicubic filter; what lies outside is grey."""
+    height, width = views.shape[-2:]
+    y = torch.arange(height, device=views.device)[:, None] + 0.5
+    places = torch.arange(width, device=views.device) + strength * y
+    first = places.floor()
+    part = places - first
+
+    def fetch(step: int) -> Tensor:
+        index = (first + step).clamp(0, width - 1).long().expand(-1, 3, -1, -1)
+        return views.gather(3, index).float()
+
+    before, here, after, beyond = (fetch(step) for step in (-1, 0, 1, 2))
+    curve = 2 * (before - here) + after - beyond + part * (here - before + beyond - after)
+    levels = here + part * (after - before + part * curve)
+    inside = (places >= -0.5) & (places < width - 0.5)
+    return torch.where(inside, levels.clamp(0, 255), _GREY).to(torch.uint8)
+
+
+def _cover_box(views: Tensor, strength: Tensor, place: Tensor) -> Tensor:
+    """Fill a box of about `strength` pixels per side around a random pixel."""
+    half = strength.flatten().round() // 2
+    height, width = views.shape[-2:]
+    row, column = (place[:, 0] * height).floor(), (place[:, 1] * width).floor()
+    box = [(row - half) / height, (column - half) / width, (row + half) / height, (column + half) / width]
+    return _cover(views, torch.stack(box, dim=1), views.new_tensor([_BOX]))
+
+
+PUBLISHED: Mapping[str, Operation] = {
+    "invert": Operation(lambda views, _: 255 - views),
+    "cutout": Operation(_cover_box, 20, placed=True),  # pixels
+    "sharpness": OPERATIONS["sharpness"],
+    "autocontrast": OPERATIONS["autocontrast"],
+    "posterize": OPERATIONS["posterize"],
+    "shear_x": Operation(_shear_rows, 0.3, signed=True),
+    "translate_x": Operation(
+        lambda v, by: _warp(v, column=(1, 0, by * v.shape[-1]), fill=_GREY), 150 / 331, signed=True
+    ),
+    "translate_y": Operation(lambda v, by: _warp(v, row=(0, 1, by * v.shape[-2]), fill=_GREY), 150 / 331, signed=True),
+    "shear_y": Operation(
+        lambda v, by: _shear_rows(v.transpose(2, 3), by).transpose(2, 3).contiguous(), 0.3, signed=True
+    ),
+    "rotate": Operation(lambda v, by: _rotate(v, by, _GREY), 30),
+    "equalize": OPERATIONS["equalize"],
+    "contrast": OPERATIONS["contrast"],
+    "color": OPERATIONS["color"],
+    "solarize": Operation(lambda v, by: torch.where(v >= 256 - by, 255 - v, v), 256),
+    "brightness": OPERATIONS["brightness"],
+}
+"""The fifteen of the published training code, with its ranges."""

@@ -1,4 +1,4 @@
-"""Tell what a data set holds: its labels and their co-occurrence, missing, broken and doubled images."""
+"""Tell, and draw, what a data set holds: its labels, their co-occurrence, missing, broken and doubled images."""
 
 import hashlib
 import os
@@ -10,16 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pivotpatch.data.decoding import check_header, decode_image
-from pivotpatch.data.embedded import EmbeddedStore
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
-from pivotpatch.errors import InputError
+from pivotpatch.data.table_files import EmbeddedStore
+from pivotpatch.errors import InputError, cut
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Depth = Literal["labels", "headers", "pixels"]
 """How far images are looked at: not at all, to their headers, or to their last pixel."""
@@ -30,6 +33,7 @@ Progress = Callable[[str, int, int], None]
 _CHUNK = 256  # images that wait for a thread
 _HEAD = 8192  # bytes that a first comparison of files reads
 _ROWS = 1 << 14  # records whose targets are held at once
+_MOST = 100  # labels in one figure
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,7 @@ class ImageAt(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True)
-class DataReport:
+class DataReport(NamedTuple):
     """What several data sets hold, and the groups of images with the same content that lie in more than one."""
 
     summaries: tuple[DataSummary, ...]
@@ -127,30 +130,19 @@ def check_data(sets: Sequence[RecordSet], *, depth: Depth = "headers", progress:
     for records in sets:
         if not len(records):
             raise InputError(records.name, "holds no records", "give a data set with at least one image")
-    seen = [depth != "labels" and _find_kind(records) != "drawn" for records in sets]
-    total = sum(len(records) for records, look in zip(sets, seen, strict=True) if look)
+    depths: list[Depth] = ["labels" if _find_kind(records) == "drawn" else depth for records in sets]
+    looked = [len(records) if at != "labels" else 0 for records, at in zip(sets, depths, strict=True)]
     looks: list[list[_Look]] = []
-    # Threads: those that read headers wait for the disk, and decoders let other threads run.
-    pool = ThreadPoolExecutor(os.cpu_count() if depth == "pixels" else 8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for records, look in zip(sets, seen, strict=True):
-                looks.append([])
-                done = sum(map(len, looks))
-                for results in _look_at(records, depth, pool) if look else ():
-                    looks[-1].extend(results)
-                    if progress:
-                        progress("look at images", done + len(looks[-1]), total)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    for records, at in zip(sets, depths, strict=True):
+        done = sum(map(len, looks))
+        looks.append([])
+        for results in _look_at(records, at) if at != "labels" else ():
+            looks[-1].extend(results)
+            if progress:
+                progress("look at images", done + len(looks[-1]), sum(looked))
     groups = list(_find_equal(sets, looks, depth))
-    summaries = []
-    for place, records in enumerate(sets):
-        within = [[record for at, record in group if at == place] for group in groups]
-        duplicates = tuple(tuple(_name(records, record) for record in group) for group in within if len(group) > 1)
-        checked = depth if seen[place] else "labels"
-        summaries.append(_summarise(records, looks[place], checked=checked, duplicates=duplicates))
+    within = [[[record for at, record in group if at == place] for group in groups] for place in range(len(sets))]
+    summaries = map(_summarise, sets, looks, depths, within)
     across = (group for group in groups if len({at for at, _ in group}) > 1)
     shared = (tuple(ImageAt(sets[at].name, _name(sets[at], record)) for at, record in group) for group in across)
     return DataReport(tuple(summaries), tuple(shared))
@@ -174,23 +166,12 @@ def _name(records: RecordSet, index: int) -> str:
     return records.images.name(records.place(index))
 
 
-def _digest(*pieces: bytes | memoryview) -> bytes:
-    whole = hashlib.blake2b(digest_size=16)
-    for piece in pieces:
-        whole.update(piece)
-    return whole.digest()
-
-
-def _look_at(records: RecordSet, depth: Depth, pool: ThreadPoolExecutor) -> Iterator[list[_Look]]:
+def _look_at(records: RecordSet, depth: Depth) -> Iterator[list[_Look]]:
     """Looks at all images, in order, a chunk at a time so that memory stays flat."""
-    look = _look_at_pixels if depth == "pixels" else _look_at_header
 
-    def look_safely(index: int) -> _Look:
-        source = records.images.source(records.place(index))
+    def look(index: int) -> _Look:
         try:
-            if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):  # a pipe would never answer
-                return _Look(fault="is not a plain file")
-            return look(source)
+            return _look(records.images.source(records.place(index)), depth)
         except InputError as error:
             return _Look(fault=error.parts[1])
         except (FileNotFoundError, NotADirectoryError):
@@ -198,24 +179,27 @@ def _look_at(records: RecordSet, depth: Depth, pool: ThreadPoolExecutor) -> Iter
         except OSError as error:
             return _Look(fault=f"cannot be read ({error.strerror})")
 
-    for start in range(0, len(records), _CHUNK):
-        yield list(pool.map(look_safely, range(start, min(start + _CHUNK, len(records)))))
+    # Threads: those that read headers wait for the disk, and decoders let other threads run.
+    with ThreadPoolExecutor(os.cpu_count() if depth == "pixels" else 8) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for start in range(0, len(records), _CHUNK):
+            yield list(pool.map(look, range(start, min(start + _CHUNK, len(records)))))
 
 
-def _look_at_header(source: ImageSource) -> _Look:
-    if isinstance(source, bytes):
-        check_header(BytesIO(source))
-        return _Look(_digest(source))
-    assert isinstance(source, Path)  # drawn images never get here
-    with source.open("rb") as file:
+def _look(source: ImageSource, depth: Depth) -> _Look:
+    if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):  # a pipe would never answer
+        return _Look(fault="is not a plain file")
+    if depth == "pixels":
+        pixels = np.ascontiguousarray(decode_image(source))
+        whole = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
+        whole.update(pixels.data)
+        return _Look(whole.digest())
+    assert not isinstance(source, np.ndarray)  # drawn images never get here
+    with source.open("rb") if isinstance(source, Path) else BytesIO(source) as file:
         check_header(file)
+        size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        return _Look(_digest(os.fstat(file.fileno()).st_size.to_bytes(8, "little"), file.read(_HEAD)))
-
-
-def _look_at_pixels(source: ImageSource) -> _Look:
-    pixels = np.ascontiguousarray(decode_image(source))
-    return _Look(_digest(repr(pixels.shape).encode(), pixels.data))
+        return _Look(hashlib.blake2b(size.to_bytes(8, "little") + file.read(_HEAD), digest_size=16).digest())
 
 
 def _find_equal(
@@ -228,22 +212,15 @@ def _find_equal(
             if look.key:
                 sieve[look.key].append((place, record))
     for key, group in sieve.items():
-        if len(group) == 1:
-            continue
         equal: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
-        for place, record in group:
-            source = sets[place].images.source(sets[place].place(record))
-            content = _hash_file(source) if depth == "headers" and isinstance(source, Path) else key
-            equal[content].append((place, record))
+        for place, record in group if len(group) > 1 else ():
+            source = sets[place].images.source(sets[place].place(record)) if depth == "headers" else key
+            content = source.read_bytes() if isinstance(source, Path) else bytes(source)
+            equal[hashlib.blake2b(content).digest()].append((place, record))
         yield from (members for members in equal.values() if len(members) > 1)
 
 
-def _hash_file(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").digest()
-
-
-def _summarise(records: RecordSet, looks: Sequence[_Look], **found: Any) -> DataSummary:
+def _summarise(records: RecordSet, looks: Sequence[_Look], checked: Depth, equal: list[list[int]]) -> DataSummary:
     unknown = 0 if records.unknown is None else len(records.unknown.indices)
     return DataSummary(
         address=records.name,
@@ -252,15 +229,16 @@ def _summarise(records: RecordSet, looks: Sequence[_Look], **found: Any) -> Data
         label_counts=np.bincount(records.positive.indices, minlength=len(records.labels)),
         unknown_share=unknown / (len(records) * len(records.labels)),
         histogram=tuple(np.bincount(np.diff(records.positive.offsets)).tolist()),
-        cooccurrence=count_cooccurrence(records),
+        cooccurrence=_count_cooccurrence(records),
         pictures=_find_kind(records),
+        checked=checked,
         missing=tuple(_name(records, i) for i, look in enumerate(looks) if look.missing),
         broken=tuple(BrokenImage(_name(records, i), look.fault) for i, look in enumerate(looks) if look.fault),
-        **found,
+        duplicates=tuple(tuple(_name(records, i) for i in group) for group in equal if len(group) > 1),
     )
 
 
-def count_cooccurrence(records: RecordSet) -> NDArray[np.float64]:
+def _count_cooccurrence(records: RecordSet) -> NDArray[np.float64]:
     """P(column | row) (L,L) as in `DataSummary.cooccurrence`."""
     together = torch.zeros(len(records.labels), len(records.labels), dtype=torch.float64)
     known = torch.zeros_like(together)
@@ -270,3 +248,26 @@ def count_cooccurrence(records: RecordSet) -> NDArray[np.float64]:
         together += present.T @ present
         known += present.T @ (~target.isnan()).float()
     return (together / known).numpy()  # 0 / 0 is NaN: nothing is known
+
+
+def plot_overview(summary: DataSummary) -> "Figure":
+    """Images of each label as bars, and P(column | row) of all pairs; of many labels, the 100 most frequent."""
+    from matplotlib.figure import Figure
+
+    order = np.argsort(-summary.label_counts, kind="stable")[:_MOST]
+    names, places, side = [cut(summary.labels[i], 24) for i in order], np.arange(len(order)), max(0.18 * len(order), 4)
+    figure = Figure(figsize=(side + 7, side + 2), layout="constrained", dpi=150)
+    each = f"{summary.num_records:,} images, {len(names)} of {len(summary.labels)} labels"
+    figure.suptitle(f"{summary.address}: {each}", parse_math=False)
+    bars, matrix = figure.subplots(1, 2, width_ratios=[3.6, side + 3.4])
+    bars.bar_label(bars.barh(places, summary.label_counts[order]), fmt="{:,.0f}", padding=2, fontsize=7)
+    bars.set_yticks(places, names, fontsize=7, parse_math=False)
+    bars.set(ylim=(len(order) - 0.5, -0.5), xlabel="images")
+    shares = np.where(np.eye(len(order), dtype=bool), np.nan, summary.cooccurrence[np.ix_(order, order)])
+    matrix.set_facecolor("lightgrey")  # the diagonal, and what nobody knows
+    shades = matrix.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    matrix.set_xticks(places, names, rotation=90, fontsize=7, parse_math=False)
+    matrix.set_yticks(places, names, fontsize=7, parse_math=False)
+    matrix.set(ylabel="where this label is ...", xlabel="... this one is there too in this share of the images")
+    figure.colorbar(shades, ax=matrix, shrink=0.6, aspect=30, label="P(column | row)")
+    return figure

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pivotpatch.data.records import ImageSource
 
 MAX_PIXELS = 89_478_485
-"""Pixels that an image may have unless a caller allows more; the figure at which Pillow starts to warn."""
+"""Pixels that an image may have; the figure at which Pillow starts to warn."""
 MAX_SIDE = 100_000
 """Rows or columns that an image may have: the filter that shrinks a side needs memory in proportion to it."""
 
@@ -38,18 +38,6 @@ _BYTES = 10
 _FORMAT_BYTES = {"WEBP": 16, "AVIF": 17, "JPEG2000": 28}
 _BAND = 1 << 20  # pixels that are converted at once
 
-# What a viewer does by EXIF orientation: whether rows become columns, then the steps through rows and columns.
-_TURNS = {
-    1: (False, 1, 1),
-    2: (False, 1, -1),
-    3: (False, -1, -1),
-    4: (False, -1, 1),
-    5: (True, 1, 1),
-    6: (True, 1, -1),
-    7: (True, -1, -1),
-    8: (True, -1, 1),
-}
-
 
 class Decoded(NamedTuple):
     """Pixels (H,W,3), and the image's own rows and columns, which may be more."""
@@ -59,39 +47,30 @@ class Decoded(NamedTuple):
 
 
 def decode_image(
-    source: "ImageSource | Image.Image",
-    *,
-    size: tuple[int, int] | None = None,
-    max_pixels: int = MAX_PIXELS,
-    name: str = "picture",
+    source: "ImageSource | Image.Image", *, size: tuple[int, int] | None = None, name: str = "picture"
 ) -> NDArray[np.uint8]:
     """Decode an image to RGB.
 
     The EXIF orientation is applied where it can be read. Greyscale is repeated in three channels, 16-bit greyscale is
     divided by 257, CMYK is converted without its profile, transparent pixels are laid over white. Of an animation the
-    first frame counts.
+    first frame counts. An image that claims more than `MAX_PIXELS`, or `MAX_SIDE` rows or columns, is refused before it
+    is decoded; those whose decoders hold many copies (WebP, AVIF, JPEG 2000, CMYK in JPEG, deep TIFF) above 3/10 to
+    8/10 of the first.
 
     Args:
         source: a file, its encoded bytes, a Pillow image, or pixels (H,W,3).
         size: rows and columns, 1 or more, to squash the image to, bilinear and anti-aliased; its own by default.
             JPEG files that are much larger are decoded at a fraction of their size.
-        max_pixels: an image that claims more is refused before it is decoded; those whose decoders hold many copies
-            (WebP, AVIF, JPEG 2000, CMYK in JPEG, deep TIFF) above 3/10 to 8/10 of it. So is one with a side of more
-            than `MAX_SIDE`, whatever it is given as.
         name: what messages call an image that is not a file.
 
     Returns:
         Pixels (H,W,3).
     """
-    return decode_with_size(source, size=size, max_pixels=max_pixels, name=name).pixels
+    return decode_with_size(source, size=size, name=name).pixels
 
 
 def decode_with_size(
-    source: "ImageSource | Image.Image",
-    *,
-    size: tuple[int, int] | None = None,
-    max_pixels: int = MAX_PIXELS,
-    name: str = "picture",
+    source: "ImageSource | Image.Image", *, size: tuple[int, int] | None = None, name: str = "picture"
 ) -> Decoded:
     """Decode as `decode_image` does, and say how large the image is itself when turned."""
     if size is not None and min(size) < 1:
@@ -101,37 +80,37 @@ def decode_with_size(
             wrong = f"the array is {source.dtype} of shape {source.shape}"
             raise InputError(name, wrong, "give uint8 pixels (H, W, 3)")
         height, width = source.shape[:2]
-        _check_size(width, height, max_pixels, name)
+        _check_size(width, height, MAX_PIXELS, name)
         return Decoded(source if size is None else _resize(source, size), (height, width))
     if isinstance(source, Path):
         with _open_file(source) as stream:
-            return _decode(stream, size=size, max_pixels=max_pixels, where=str(source))
-    opened = source if isinstance(source, Image.Image) else BytesIO(source)
-    return _decode(opened, size=size, max_pixels=max_pixels, where=name)
+            return _decode(stream, size, str(source))
+    return _decode(source if isinstance(source, Image.Image) else BytesIO(source), size, name)
 
 
-def check_header(stream: IO[bytes], *, max_pixels: int = MAX_PIXELS, name: str = "image") -> int:
+def check_header(stream: IO[bytes], *, name: str = "image") -> int:
     """Refuse what is no image or too large, without decoding it; how many pixels it claims to have."""
     with _explain_faults(name):
         image = _open(stream, name)
-        _check_claims(image, max_pixels, name)
+        _check_claims(image, name)
         return image.width * image.height
 
 
-def _decode(source: IO[bytes] | Image.Image, *, size: tuple[int, int] | None, max_pixels: int, where: str) -> Decoded:
+def _decode(source: IO[bytes] | Image.Image, size: tuple[int, int] | None, where: str) -> Decoded:
     with _explain_faults(where):
         image = source if isinstance(source, Image.Image) else _open(source, where)
-        _check_claims(image, max_pixels, where)
+        _check_claims(image, where)
         height, width = image.height, image.width
         if size is not None and image is not source:  # a caller's image is not to be decoded smaller for good
             wanted = round(_DRAFT_MARGIN * max(size))  # a square, because orientation may swap the sides
             image.draft(None, (wanted, wanted))
         image.load()
         _check_values(image, where)
-        swap, down, right = _TURNS[_find_orientation(image)]
-        pixels = _render(image, size[::-1] if size is not None and swap else size)
-    if swap:
+        turn = _find_orientation(image)
+        pixels = _render(image, size[::-1] if size is not None and turn > 4 else size)
+    if turn > 4:  # rows become columns
         pixels, height, width = pixels.swapaxes(0, 1), width, height
+    down, right = -1 if turn in (3, 4, 7, 8) else 1, -1 if turn in (2, 3, 6, 7) else 1
     return Decoded(np.ascontiguousarray(pixels[::down, ::right]), (height, width))
 
 
@@ -171,7 +150,7 @@ def _explain_faults(where: str) -> Iterator[None]:
         ) from error
 
 
-def _check_claims(image: Image.Image, max_pixels: int, where: str) -> None:
+def _check_claims(image: Image.Image, where: str) -> None:
     """Refuse an image by what its header says, before it is decoded."""
     sizes = [image.size]
     needed = _FORMAT_BYTES.get(image.format or "", _BYTES)  # bytes per pixel, all copies that the decoder holds
@@ -182,7 +161,7 @@ def _check_claims(image: Image.Image, max_pixels: int, where: str) -> None:
         if TILEWIDTH in image.tag_v2:  # a tile is unpacked whole, however small the image is
             sizes.append((image.tag_v2[TILEWIDTH], image.tag_v2.get(TILELENGTH, 1)))
     for width, height in sizes:
-        _check_size(width, height, min(max_pixels, max_pixels * _BYTES // needed), where)
+        _check_size(width, height, min(MAX_PIXELS, MAX_PIXELS * _BYTES // needed), where)
 
 
 def _check_size(width: int, height: int, limit: int, where: str) -> None:
@@ -204,10 +183,10 @@ def _check_values(image: Image.Image, where: str) -> None:
 
 
 def _find_orientation(image: Image.Image) -> int:
-    """The EXIF orientation; Pillow's own `exif_transpose` fails on damaged EXIF data."""
+    """The EXIF orientation, 1 to 8; Pillow's own `exif_transpose` fails on damaged EXIF data."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        return orientation if orientation in _TURNS else 1
+        return orientation if orientation in range(1, 9) else 1
     except Exception:  # the parser trips over damage in many ways, none of which touches the pixels
         return 1
 

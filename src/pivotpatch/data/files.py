@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.request import url2pathname
 
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, quote_fault
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2")
 STDIN = "-"
@@ -22,16 +22,16 @@ def read_text(path: Path) -> str:
     """The text of a UTF-8 file, with or without a byte order mark; an empty file is an error."""
     try:
         text = path.read_text("utf-8-sig")
+        fault = "" if text.strip() else "the file is empty"
     except FileNotFoundError:
-        raise InputError(str(path), "there is no such file", "check the location") from None
+        fault = "there is no such file"
     except OSError as error:
-        raise InputError(str(path), f"cannot be read ({error.strerror})", "check the location and its rights") from None
+        fault = f"cannot be read ({error.strerror})"
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        wrong = f"line {line} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start})"
-        raise InputError(str(path), wrong, "save the file as UTF-8") from None
-    if not text.strip():
-        raise InputError(str(path), "the file is empty", "copy or download it again")
+        fault = f"line {line} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start})"
+    if fault:
+        raise InputError(str(path), fault, "check the location, or copy or write the file again")
     return text
 
 
@@ -48,15 +48,10 @@ def read_json(path: Path, *, convert: Callable[[dict[str, object]], object] | No
         return json.loads(text, object_hook=convert)
     except InputError:  # raised by `convert`
         raise
-    except RecursionError:
-        raise InputError(str(path), "the JSON is nested too deeply", "check that it is the right file") from None
-    except json.JSONDecodeError as error:
-        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-        wrong = f"line {error.lineno}, column {error.colno}: {error.msg}"
-        wrong = f"the JSON is cut short ({wrong})" if cut else f"not valid JSON ({wrong})"
-        raise InputError(str(path), wrong, "correct it, or copy or download the file again") from None
-    except ValueError as error:  # a number with thousands of digits
-        raise InputError(str(path), f"not valid JSON ({error})", "correct it there") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            str(path), f"not valid JSON ({quote_fault(error)})", "correct it, or copy or download the file again"
+        ) from None
 
 
 def check_name(name: str, *, where: str) -> None:
@@ -141,24 +136,18 @@ def find_images(words: Sequence[str], *, lines: Iterable[str] = ()) -> Iterator[
 
 
 def _find(word: str, lines: Iterable[str]) -> Iterator[str]:
-    if word == STDIN:
-        yield from (_locate_line(path) for line in lines if (path := line.rstrip("\r\n")).strip())
-    elif os.path.lexists(word) and not os.path.isdir(word):  # noqa: PTH112
+    if word == STDIN:  # what is on another machine fails when it is read, one among many
+        paths = (path for line in lines if (path := line.rstrip("\r\n")).strip())
+        yield from (locate_file(path) if path.startswith("file:///") else path for path in paths)
+        return
+    is_folder = os.path.isdir(word)  # noqa: PTH112
+    if os.path.lexists(word) and not is_folder:
         yield word
-    else:
-        is_folder = os.path.isdir(word)  # noqa: PTH112
-        places = walk_files(word) if is_folder else sorted(glob.glob(word, recursive=True))  # noqa: PTH207
-        found = False
-        for path in filter(is_image, places):
-            if is_folder or os.path.isfile(path):  # noqa: PTH113
-                found = True
-                yield path
-        if not found:
-            raise no_image(word)
-
-
-def _locate_line(line: str) -> str:
-    try:
-        return locate_file(line)
-    except InputError:  # one image among many, which fails when it is read
-        return line
+        return
+    places = walk_files(word) if is_folder else filter(os.path.isfile, sorted(glob.glob(word, recursive=True)))  # noqa: PTH207
+    found = False
+    for path in filter(is_image, places):
+        found = True
+        yield path
+    if not found:
+        raise no_image(word)

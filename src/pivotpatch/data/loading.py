@@ -32,13 +32,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Failure:
-    """An image that could not be read.
-
-    Attributes:
-        index: its position in the record set.
-        name: its name in the data set.
-        error: what was wrong with it.
-    """
+    """An image that could not be read: its position in the record set, its name, and what was wrong with it."""
 
     index: int
     name: str
@@ -52,7 +46,7 @@ class Batch(NamedTuple):
         images: (B,C,H,W) uint8, channels last in memory.
         target: (B,L), NaN unknown.
         indices: (B,) positions in the record set.
-        failures: the images that are missing from this batch.
+        failures: the images that are missing from it.
     """
 
     images: Tensor
@@ -63,21 +57,12 @@ class Batch(NamedTuple):
 
 @dataclass
 class EpochSampler:
-    """Which images each batch of an epoch holds, and which of them are this process's.
+    """Which of `count` images each batch of an epoch holds, and which of them are this process's.
 
     The order is a function of seed and epoch alone. Every `batch_size` positions of it are a global batch; of these
     the process `rank` takes each `world`-th, so that shares differ by one at most. A last batch smaller than `world`
     leaves some processes an empty share, which is a batch nevertheless: all processes count the same batches.
-
-    Attributes:
-        count: records.
-        batch_size: of a global batch, over all processes.
-        shuffle: whether each epoch has its own order, else that of the records.
-        seed: of the run.
-        rank: the number of this process.
-        world: how many processes there are.
-        epoch: the one that comes next.
-        start: global batches of this epoch that are already done and left out; for resuming.
+    `epoch` comes next, less its first `start` batches, which are done.
     """
 
     count: int
@@ -124,12 +109,12 @@ class EpochSampler:
             yield order[number * self.batch_size + self.rows(number)].tolist()
 
 
+@dataclass
 class _Images(Dataset[Batch]):
     """The images of a record set, decoded at one size (H,W) when a list of indices is asked for."""
 
-    def __init__(self, records: RecordSet, size: tuple[int, int]) -> None:
-        self.records = records
-        self.size = size
+    records: RecordSet
+    size: tuple[int, int]
 
     def __getitem__(self, indices: list[int]) -> Batch:
         pixels = np.empty((len(indices), *self.size, 3), dtype=np.uint8)
@@ -145,10 +130,10 @@ class _Images(Dataset[Batch]):
 
     def decode(self, pixels: NDArray[np.uint8], index: int) -> Failure | None:
         """Write one image to `pixels` (H,W,3), or return why there is none."""
-        place = self.records.place(index)
-        name = self.records.images.name(place)
+        images, place = self.records.images, self.records.place(index)
+        name = images.name(place)
         try:
-            pixels[:] = decode_image(self.records.images.source(place), size=self.size, name=name)
+            pixels[:] = decode_image(images.source(place), size=self.size, name=name)
         except InputError as error:
             return Failure(index, name, copy(error))  # a copy holds no frames, hence no pixels
         return None
@@ -159,12 +144,9 @@ class Loader:
     """Batches of a record set; each full pass moves the sampler to the next epoch.
 
     Attributes:
-        records: the records.
         epoch_sampler: the order; set its epoch to resume.
-        on_error: what an image that cannot be read does.
-        every_batch: whether a batch is handed out of which nothing could be read, or nothing is this process's.
         open_pass: begins to load all batches that the sampler names.
-        failures: images skipped since the pass began, for the list at its end.
+        failures: images skipped since the pass began.
     """
 
     records: RecordSet
@@ -179,7 +161,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.failures = []
-        with hold_signals(*GROUP_SIGNALS):
+        with _hold_signals():
             batches = self.open_pass()  # starts the workers
         for batch in batches:
             if batch.failures and self.on_error == "error":
@@ -248,13 +230,7 @@ def _keep(batch: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class HeldImages:
-    """The images of a record set, decoded.
-
-    Attributes:
-        records: whose images they are.
-        images: (N,3,H,W) uint8, channels last in memory; what lies in the place of a failure means nothing.
-        failures: the images that could not be read.
-    """
+    """The images (N,3,H,W) uint8 of a record set; what lies in the place of a failure means nothing."""
 
     records: RecordSet
     images: Tensor
@@ -331,20 +307,18 @@ def hold_images(
     return HeldImages(records, pixels.permute(0, 3, 1, 2), tuple(failures))
 
 
-# Worker processes leave it to the main process what happens when the whole group is to stop. Whether SIGTERM comes from
-# the main process, which sends it when it ends, can only be told where sigwaitinfo is there.
+# Worker processes leave it to the main process what happens when Ctrl-C, or SIGTERM from a service manager, stops the
+# whole group. SIGTERM also comes from the main process when it ends; only Linux can tell who sends it.
 _SENDER_IS_KNOWN = hasattr(signal, "sigwaitinfo")
-GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM) if _SENDER_IS_KNOWN else (signal.SIGINT,)
-"""What workers can refuse: Ctrl-C, and where possible what service managers and `timeout` send."""
 
 
 @contextmanager
-def hold_signals(*numbers: signal.Signals) -> Iterator[None]:
+def _hold_signals() -> Iterator[None]:
     """Signals wait until the end; processes started meanwhile, which cannot refuse them yet, never get any."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
+    if not _SENDER_IS_KNOWN:
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -352,7 +326,6 @@ def hold_signals(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def _start_worker(_number: int) -> None:
-    """In a worker process: ignore `GROUP_SIGNALS` of everybody but the main process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if _SENDER_IS_KNOWN:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

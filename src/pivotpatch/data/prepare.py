@@ -1,27 +1,53 @@
 """Make a published data set ready for use: download its archives, unpack them safely, count what is there."""
 
 import errno
+import hashlib
+import http.client
 import lzma
 import os
 import shutil
-import stat
 import tarfile
+import urllib.error
+import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from pivotpatch import __version__
 from pivotpatch.data.address import open_records
-from pivotpatch.data.download import MANIFEST, Progress, RemoteFile, download_file, read_manifest, remember
 from pivotpatch.errors import InputError, quote_fault
 from pivotpatch.writing import explain_disk_faults
 
+Progress = Callable[[str, int, int | None], None]
+"""Told what is being done, how many bytes are done, and of how many (None where unknown)."""
+
+_CHUNK = 1 << 20
+_TIMEOUT = 30.0  # seconds without an answer before the connection counts as broken
+_FAULTS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ValueError)
 # Photographs hardly shrink in an archive and JSON shrinks about eightfold; a bomb grows a thousandfold.
 _MOST_GROWTH = 50
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that a server offers: its http(s) address, and its length in bytes and MD5 where published."""
+
+    url: str
+    size: int | None = None
+    md5: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The last part of the address, which names the file on disk."""
+        return self.url.rpartition("/")[2]
+
+    def at(self, base_url: str) -> "RemoteFile":
+        """The same file at a mirror that holds all files in one folder."""
+        return replace(self, url=f"{base_url.rstrip('/')}/{self.name}")
 
 
 @dataclass(frozen=True)
@@ -103,10 +129,13 @@ def prepare(
     with explain_disk_faults(root):
         if _find_missing(plan, root):
             for archive in plan.archives:
-                _bring(archive.at(base_url) if base_url else archive, root, downloads=downloads, progress=progress)
+                unpacked = downloads / f"{archive.name}.unpacked"
+                if not unpacked.exists():
+                    remote = archive.at(base_url) if base_url else archive
+                    unpack(download_file(remote, downloads, progress=progress), root, progress=progress)
+                    unpacked.touch()
             if missing := _find_missing(plan, root):
-                todo = f"delete {downloads / MANIFEST} and run the same command again"
-                raise InputError(str(root), missing, todo)
+                raise InputError(str(root), missing, f"delete {downloads}/*.unpacked and run the same command again")
     counts = {}
     for template, accepted in plan.records.items():
         address = template.format(root=root)
@@ -129,24 +158,90 @@ def _find_missing(plan: DatasetPlan, root: Path) -> str | None:
     return None
 
 
-def _bring(remote: RemoteFile, root: Path, *, downloads: Path, progress: Progress | None) -> None:
-    """Download and unpack one archive, unless that is done."""
-    if read_manifest(downloads).get(remote.name, {}).get("unpacked"):
-        return
-    path = download_file(remote, downloads, progress=progress)
+def download_file(remote: RemoteFile, folder: Path, *, progress: Progress | None = None) -> Path:
+    """Download a file into a folder, or check the one that is already there.
+
+    Bytes are gathered in `<name>.part`, from which the next call goes on. The complete file is compared with its
+    published length and MD5.
+
+    Returns:
+        The path of the complete, checked file.
+    """
+    if not remote.url.startswith(("http://", "https://")):
+        raise InputError(remote.url, "is not a web address", "give one that starts with http:// or https://")
+    target, part = folder / remote.name, folder / f"{remote.name}.part"
+    with explain_disk_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            _check(target, remote, progress)
+            return target
+        if _measure(part) != remote.size:
+            try:
+                _fetch(remote, part, progress)
+            except _FAULTS as error:
+                wrong = f"cannot be fetched ({quote_fault(error)}) beyond {_measure(part):,} bytes"
+                todo = "run the same command again to go on from there; if that does not help, check the address"
+                raise InputError(remote.url, wrong, todo) from None
+        _check(part, remote, progress)
+        part.replace(target)
+    return target
+
+
+def _measure(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def _fetch(remote: RemoteFile, part: Path, progress: Progress | None) -> None:
+    """One connection: append what the partial file lacks, or begin again where the server cannot go on."""
+    headers = {"User-Agent": f"pivotpatch/{__version__}", "Range": f"bytes={_measure(part)}-"}
+    request = urllib.request.Request(remote.url, headers=headers)  # noqa: S310 - http(s) only, see download_file
     try:
-        unpack(path, root, progress=progress)
-    except _DamagedArchiveError:
-        remember(downloads, remote.name, sha256=None)  # it must not stand against the sound copy that comes next
+        answer = urllib.request.urlopen(request, timeout=_TIMEOUT)  # noqa: S310 - as above
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            part.unlink(missing_ok=True)  # longer than the server's file
         raise
-    remember(downloads, remote.name, unpacked=True)
+    with answer, part.open("ab" if answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as file:
+        done = file.tell()
+        total = remote.size if answer.length is None else done + answer.length
+        while (remote.size is None or done <= remote.size) and (piece := _read_piece(answer)):
+            done += file.write(piece)
+            if progress:
+                progress(f"fetch {remote.name}", done, total)
+    if total is not None and done < total:
+        raise ConnectionError(f"closed after {done:,} of {total:,} bytes")
+
+
+def _read_piece(answer: http.client.HTTPResponse) -> bytes:
+    try:
+        return answer.read1(_CHUNK)  # not read(): what came before a break must not be lost
+    except OSError as error:
+        raise ConnectionError(str(error)) from error  # a fault of the network, not of the disk
+
+
+def _check(path: Path, remote: RemoteFile, progress: Progress | None) -> None:
+    """Compare a complete file with what is published of it; a partial file that fails is removed."""
+    if progress:
+        progress(f"check {remote.name}", 0, None)
+    wrong = None
+    if remote.size not in (None, path.stat().st_size):
+        wrong = f"has {path.stat().st_size:,} bytes where {remote.size:,} are expected"
+    elif remote.md5 is not None:
+        with path.open("rb") as file:
+            md5 = hashlib.file_digest(file, "md5").hexdigest()
+        wrong = None if md5 == remote.md5 else f"has md5 {md5} where {remote.md5} is expected"
+    if wrong is not None:
+        if path.suffix == ".part":
+            path.unlink()
+        raise InputError(str(path), wrong, "delete it and run the same command again")
 
 
 def unpack(archive: Path, folder: Path, *, progress: Progress | None = None) -> None:
     """Unpack a zip or tar file into a folder: all of it, or nothing.
 
-    Only plain files are taken. An archive with a name that leads out of the folder, a link, a device, or far more
-    bytes than it could honestly hold is refused before anything is written; checksums inside it are verified.
+    Nothing is written outside the folder, whatever names and links the archive holds. One that claims to hold far more
+    bytes than it honestly could is refused; checksums inside it are verified.
 
     Args:
         archive: the file.
@@ -158,11 +253,14 @@ def unpack(archive: Path, folder: Path, *, progress: Progress | None = None) -> 
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         try:
-            with _explain_damage(archive), _open_archive(archive) as members:
-                total, done = _check_members(members, archive), 0
-                for member in members:
-                    member.extract(staging)
-                    done += member.size
+            with _explain_damage(archive), _open_archive(archive) as (extract, sizes):
+                total, done = sum(sizes.values()), 0
+                if total > _MOST_GROWTH * archive.stat().st_size:
+                    wrong = f"it unpacks to {total:,} bytes, more than {_MOST_GROWTH} times its size"
+                    raise InputError(str(archive), wrong, "fetch it again from its official address")
+                for member, size in sizes.items():
+                    extract(member, staging)
+                    done += size
                     if progress:
                         progress(f"unpack {archive.name}", done, total)
             # Moves each file, and makes the folders that are not there yet.
@@ -171,70 +269,32 @@ def unpack(archive: Path, folder: Path, *, progress: Progress | None = None) -> 
             shutil.rmtree(staging, ignore_errors=True)
 
 
-class _DamagedArchiveError(InputError):
-    """An archive that cannot be read through to its end."""
-
-
-# RuntimeError: encrypted, or packed by a method that is not known here. ValueError: offsets, names.
-_DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
+@contextmanager
+def _open_archive(path: Path) -> Iterator[tuple[Callable[[Any, Path], object], dict[Any, int]]]:
+    """What unpacks a member of an archive, and the size of each member."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(
+            path
+        ) as zipped:  # whose `extract` takes drives, roots and .. out of names, and knows no links
+            yield zipped.extract, {member: member.file_size for member in zipped.infolist()}
+    else:
+        with tarfile.open(path) as tar:
+            tar.extraction_filter = tarfile.data_filter  # refuses what leads out of the folder, and devices
+            yield tar.extract, {member: member.size for member in tar}
 
 
 @contextmanager
 def _explain_damage(archive: Path) -> Iterator[None]:
     """Tell damage of an archive from faults of the disk."""
+    # RuntimeError: encrypted, or packed by a method that is not known here. ValueError: offsets, names.
+    damage = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
     try:
         yield
     except InputError:
         raise
-    except (*_DAMAGE, OSError) as error:
+    except (*damage, OSError) as error:
         # Packers raise OSError without a number; a wrong offset is answered with EINVAL. All else is the disk.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        todo = "delete it and run the same command again"
-        raise _DamagedArchiveError(str(archive), f"is damaged ({quote_fault(error)})", todo) from None
-
-
-class _Member(NamedTuple):
-    """A file of an archive; `plain` is False for links, devices and the like."""
-
-    name: str
-    size: int
-    plain: bool
-    extract: Callable[[Path], object]
-
-
-@contextmanager
-def _open_archive(path: Path) -> Iterator[list[_Member]]:
-    """The files of an archive, while it is open; folders are left out, for files bring their own."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as held:
-            # The upper half of the attributes holds the kind of file, 0 where the packing system has no kinds.
-            yield [
-                _Member(
-                    i.filename,
-                    i.file_size,
-                    stat.S_IFMT(i.external_attr >> 16) in (0, stat.S_IFREG),
-                    partial(held.extract, i),
-                )
-                for i in held.infolist()
-                if not i.is_dir()
-            ]
-    else:
-        with tarfile.open(path) as tar:
-            tar.extraction_filter = tarfile.data_filter
-            yield [_Member(i.name, i.size, i.isreg(), partial(tar.extract, i)) for i in tar if not i.isdir()]
-
-
-def _check_members(members: list[_Member], archive: Path) -> int:
-    """Refuse an archive that would do harm; the number of bytes it unpacks to."""
-    todo = "do not use this archive; fetch it again from its official address"
-    for member in members:
-        parts = PurePosixPath(member.name.replace("\\", "/")).parts
-        if not member.plain:
-            raise InputError(str(archive), f"{member.name!r} is a link or a device", todo)
-        if not parts or parts[0].startswith("/") or ".." in parts or ":" in parts[0]:
-            raise InputError(str(archive), f"{member.name!r} leads out of the folder", todo)
-    total = sum(member.size for member in members)
-    if total > _MOST_GROWTH * archive.stat().st_size:
-        raise InputError(str(archive), f"it unpacks to {total:,} bytes, more than {_MOST_GROWTH} times its size", todo)
-    return total
+        wrong = f"is damaged ({quote_fault(error)})"
+        raise InputError(str(archive), wrong, "delete it and run the same command again") from None

@@ -34,10 +34,9 @@ class LabelSpace:
 
     def __post_init__(self) -> None:
         twice = [name for name, count in Counter(self.names).items() if count > 1]
-        if twice:
-            raise InputError("labels", f"{shorten(twice)} stand twice", "give each label one name")
-        if not self.names:
-            raise InputError("labels", "there is no label at all", "give at least one")
+        if twice or not self.names:
+            wrong = f"{shorten(twice)} stand twice" if twice else "there is no label at all"
+            raise InputError("labels", wrong, "give at least one label, and each once")
         for name in self.names:
             check_name(name, where="labels")
 
@@ -121,13 +120,10 @@ class LabelLists:
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         return LabelLists(offsets, self.indices[np.repeat(self.offsets[order], lengths) + within])
 
-    def renumber(self, position: NDArray[np.int32]) -> "LabelLists":
+    def renumber(self, position: NDArray[np.int64]) -> "LabelLists":
         """Replace each index by its `position`, and leave it out where that is negative."""
         indices = position[self.indices]
-        kept = indices >= 0
-        before = np.zeros(len(kept) + 1, dtype=np.int64)
-        np.cumsum(kept, out=before[1:])
-        return LabelLists(before[self.offsets], indices[kept])
+        return LabelLists.from_pairs(self.rows()[indices >= 0], indices[indices >= 0], count=len(self))
 
 
 class ImageStore(Protocol):
@@ -167,14 +163,7 @@ class PathStore(FileStore):
     """Images whose paths lie in a file that `write_paths` wrote: mapped, not held; a worker process opens it anew."""
 
     def __init__(self, file: Path, root: Path, *, start: int = 0, count: int | None = None) -> None:
-        """Open the file.
-
-        Args:
-            file: the paths.
-            root: the folder that they start from.
-            start: the first path to take.
-            count: how many to take, all that follow by default.
-        """
+        """Open the paths of `file`, from `start` on, `count` of them or all; they start from the folder `root`."""
         super().__init__(root, pa.ipc.open_file(pa.memory_map(str(file))).read_all().column(0).slice(start, count))
         self._reopen = partial(PathStore, file, root, start=start, count=count)
 
@@ -231,16 +220,11 @@ class RecordSet(Sequence[Record]):
         unknown: LabelLists | None = None,
         order: NDArray[np.int64] | None = None,
     ) -> None:
-        self.name = name
-        self.labels = labels
-        self.images = images
-        self.positive = positive
-        self.unknown = unknown
-        # Position in `images` of each record; None where they agree, which costs nothing.
-        self.order = order
-        count = len(images) if order is None else len(order)
-        if len(positive) != count or (unknown is not None and len(unknown) != count):
-            raise InputError(name, f"{count} images but {len(positive)} label lists", "give one list per image")
+        self.name, self.labels, self.images = name, labels, images
+        self.positive, self.unknown = positive, unknown
+        self.order = order  # position in `images` of each record; None where they agree, which costs nothing
+        assert len(positive) == (len(images) if order is None else len(order))
+        assert unknown is None or len(unknown) == len(positive)
 
     def __len__(self) -> int:
         return len(self.positive)
@@ -264,28 +248,19 @@ class RecordSet(Sequence[Record]):
     def select(self, indices: NDArray[np.int64]) -> "RecordSet":
         """The records `indices` names, in that order; images are shared, not copied."""
         indices = np.asarray(indices, dtype=np.int64)
-        return RecordSet(
-            self.name,
-            self.labels,
-            images=self.images,
-            positive=self.positive.select(indices),
-            unknown=None if self.unknown is None else self.unknown.select(indices),
-            order=indices if self.order is None else self.order[indices],
-        )
+        order = indices if self.order is None else self.order[indices]
+        positive = self.positive.select(indices)
+        unknown = None if self.unknown is None else self.unknown.select(indices)
+        return RecordSet(self.name, self.labels, images=self.images, positive=positive, unknown=unknown, order=order)
 
     def keep_labels(self, names: Sequence[str]) -> "RecordSet":
         """The same images with these labels alone, in this order; an image that has none of them stays."""
-        labels = LabelSpace(tuple(names))
-        position = np.full(len(self.labels), -1, dtype=np.int32)
+        position = np.full(len(self.labels), -1, dtype=np.int64)
         position[[self.labels.index(name) for name in names]] = np.arange(len(names))
-        return RecordSet(
-            self.name,
-            labels,
-            images=self.images,
-            positive=self.positive.renumber(position),
-            unknown=None if self.unknown is None else self.unknown.renumber(position),
-            order=self.order,
-        )
+        positive = self.positive.renumber(position)
+        unknown = None if self.unknown is None else self.unknown.renumber(position)
+        labels = LabelSpace(tuple(names))
+        return RecordSet(self.name, labels, images=self.images, positive=positive, unknown=unknown, order=self.order)
 
     def target(self, indices: NDArray[np.int64] | None = None) -> Tensor:
         """Target (N,L) of the records, or of those `indices` names: 1 present, 0 absent, NaN unknown."""
@@ -306,10 +281,10 @@ def keep_common_labels(records: RecordSet, labels: Sequence[str], *, whose: str,
         whose: they are, for messages.
         tell: told in one line what is judged and what is left out, where the data set lacks some of `labels`.
     """
-    asked, there = set(labels), set(records.labels.names)
-    common = [name for name in labels if name in there]
-    missing = [name for name in labels if name not in there]
-    others = [name for name in records.labels.names if name not in asked]
+    asked, there = dict.fromkeys(labels), dict.fromkeys(records.labels.names)
+    common = [name for name in asked if name in there]
+    missing = [name for name in asked if name not in there]
+    others = [name for name in there if name not in asked]
     if not common:
         wrong = f"{whose} knows none of its labels ({shorten(others)})"
         raise InputError(records.name, wrong, choose_one_of(others[0], labels))

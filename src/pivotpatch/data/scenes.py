@@ -69,7 +69,7 @@ class SceneObject(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ScenePlan:
-    """All that chance decides about a scene; `draw_scene` makes its pixels.
+    """All that chance decides about a scene, of which `draw_scene` makes the pixels.
 
     Attributes:
         size: pixels per side.
@@ -105,12 +105,12 @@ def draw_scene(plan: ScenePlan, *, without: frozenset[int] = frozenset()) -> NDA
     """
     generator = np.random.default_rng(plan.ground)
     canvas = _draw_ground(generator, plan.size)
-    digits = _load_digits()
+    ink, _ = _load_digits()
     for item in plan.objects:
         if item.label not in without:
-            _add_ink(canvas, item, digits.ink[item.sample])
+            _add_ink(canvas, item, ink[item.sample])
     for item in plan.distractors:
-        _add_ink(canvas, item, digits.scrambled[item.sample])
+        _add_ink(canvas, item, np.roll(ink[item.sample], (4, 4), axis=(0, 1)))
     # Raw bytes are ten times as fast as bounded integers, and drawing is what training waits for.
     noise = np.frombuffer(generator.bytes(canvas.size), dtype=np.uint8).reshape(canvas.shape)
     canvas += noise * np.float32(2 * NOISE / 255)
@@ -150,38 +150,28 @@ class SceneStore:
 
     def plan(self, index: int) -> ScenePlan:
         """What the scene is drawn from: objects, their boxes, what was removed."""
-        generator = self._start(index)
-        cast = _draw_cast(generator, self.split, self.company)
-        labels = [*cast.labels, *generator.integers(0, len(SCENE_LABELS), DISTRACTORS).tolist()]
+        generator = np.random.default_rng((self.seed, SPLITS.index(self.split), index))
+        shown, removed = _draw_cast(generator, self.split, self.company)
+        labels = [*shown, *generator.integers(0, len(SCENE_LABELS), DISTRACTORS).tolist()]
         cells = int(generator.integers(CELLS[0], CELLS[1] + 1))
         order = generator.permutation(cells * cells).tolist()
         shift = (generator.random(2) / 2).tolist()
         chances = generator.random((len(labels), 8)).tolist()
-        pools = _load_digits().pools[self.split.partition("-")[0]]
-        drawn = []
+        pools = _load_digits()[1][self.split.partition("-")[0]]
         # The lattice is half a cell smaller than the image and lies somewhere within it, so that objects may lie
         # across the cuts of any patch grid.
+        room, drawn = self.size / (cells + 0.5), []
         for label, cell, chance in zip(labels, order, chances, strict=False):
             row, column = divmod(cell, cells)
             corner = (column + shift[0], row + shift[1])
-            room = self.size / (cells + 0.5)
             drawn.append(_place_object(label, pools[label], corner=corner, room=room, chance=chance))
-        shown = len(cast.labels)
         return ScenePlan(
             size=self.size,
-            objects=tuple(drawn[:shown]),
-            distractors=tuple(drawn[shown:]),
+            objects=tuple(drawn[: len(shown)]),
+            distractors=tuple(drawn[len(shown) :]),
             ground=int(generator.integers(2**63)),
-            removed=cast.removed,
+            removed=removed,
         )
-
-    def draw_labels(self, index: int) -> list[int]:
-        """The labels that the scene shows, in rising order, without planning all of it."""
-        cast = _draw_cast(self._start(index), self.split, self.company)
-        return sorted(set(cast.labels) - cast.removed)
-
-    def _start(self, index: int) -> np.random.Generator:
-        return np.random.default_rng((self.seed, SPLITS.index(self.split), index))
 
 
 def read_scenes(
@@ -210,22 +200,14 @@ def read_scenes(
         raise InputError("scenes", f"unknown split {split!r}", choose_one_of(str(split), SPLITS))
     usual = 16_000 if chosen == "train" else 2_000
     images = SceneStore(split=chosen, count=usual if count is None else count, seed=seed, size=size, company=company)
-    positive = LabelLists.from_lists([images.draw_labels(index) for index in range(len(images))])
+    positive = LabelLists.from_lists([images.plan(index).labels for index in range(len(images))])
     return RecordSet(f"scenes:@{chosen}", SCENE_LABELS, images=images, positive=positive)
 
 
-class _Digits(NamedTuple):
-    """Scikit-learn's digits: ink (N,8,8) in [0,1], the same scrambled, and sample numbers by part and label."""
-
-    ink: NDArray[np.float32]
-    scrambled: NDArray[np.float32]
-    pools: dict[str, list[list[int]]]
-
-
 @cache
-def _load_digits() -> _Digits:
+def _load_digits() -> tuple[NDArray[np.float32], dict[str, list[list[int]]]]:
+    """Scikit-learn's digits: ink (N,8,8) in [0,1], and sample numbers by part and label."""
     pixels, target = load_digits(return_X_y=True)
-    ink = pixels.reshape(-1, 8, 8).astype(np.float32) / 16
     by_label = [np.flatnonzero(target == label) for label in range(len(SCENE_LABELS))]
     # Of five samples of a label three are for training; neighbours are often by one hand.
     places = {"train": (0, 3), "val": (3, 4), "test": (4, 5)}
@@ -233,17 +215,11 @@ def _load_digits() -> _Digits:
         part: [samples[len(samples) * start // 5 : len(samples) * end // 5].tolist() for samples in by_label]
         for part, (start, end) in places.items()
     }
-    return _Digits(ink, np.roll(ink, (4, 4), axis=(1, 2)), pools)
+    return pixels.reshape(-1, 8, 8).astype(np.float32) / 16, pools
 
 
-class _Cast(NamedTuple):
-    """Which labels a scene is planned with, and which of them are then removed."""
-
-    labels: list[int]
-    removed: frozenset[int]
-
-
-def _draw_cast(generator: np.random.Generator, split: Split, company: float) -> _Cast:
+def _draw_cast(generator: np.random.Generator, split: Split, company: float) -> tuple[list[int], frozenset[int]]:
+    """The labels that a scene is planned with, and those of them that are then removed."""
     hosts = int(generator.integers(1, 3))
     # Labels of which none is another's companion: hosts first, then a stranger for each. Four always fit.
     apart: list[int] = []
@@ -252,12 +228,10 @@ def _draw_cast(generator: np.random.Generator, split: Split, company: float) -> 
             apart.append(label)
     guests = apart[hosts:] if split == "test-broken" else [companion(label) for label in apart[:hosts]]
     brings = (generator.random(hosts) < company).tolist()
-    removed: frozenset[int] = frozenset()
     if split == "test-removed":
         brings[0] = True
-        removed = frozenset(guests[:1])
     came = [guest for guest, comes in zip(guests, brings, strict=False) if comes]
-    return _Cast([*apart[:hosts], *came], removed)
+    return [*apart[:hosts], *came], frozenset(guests[:1] if split == "test-removed" else [])
 
 
 def _place_object(

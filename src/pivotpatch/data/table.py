@@ -1,8 +1,10 @@
 """Data sets in tables: CSV, TSV, JSON lines and Parquet, with paths to images or the images themselves."""
 
+import json
+import math
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,17 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pivotpatch.data.embedded import EmbeddedStore, cache_folder, list_row_groups
-from pivotpatch.data.files import MAY_ESCAPE, resolve_inside
-from pivotpatch.data.records import FileStore, ImageStore, RecordSet
-from pivotpatch.data.table_files import TableFiles, find_tables, join_tables, read_columns, read_schema
-from pivotpatch.data.table_labels import (
-    class_label_names,
-    encode_label_column,
-    encode_label_columns,
-    find_label_names,
+from pivotpatch.data.files import MAY_ESCAPE, read_json, read_text, resolve_inside
+from pivotpatch.data.records import FileStore, ImageStore, LabelLists, LabelSpace, RecordSet
+from pivotpatch.data.table_files import (
+    EmbeddedStore,
+    TableFiles,
+    check_columns,
+    find_tables,
+    join_tables,
+    read_columns,
+    read_schema,
 )
-from pivotpatch.errors import InputError, choose_one_of, shorten
+from pivotpatch.errors import InputError, choose_one_of, quote, shorten
 
 # Columns that are taken unasked, the first that is there; case, blanks and underscores do not matter.
 IMAGE_COLUMNS = (
@@ -29,22 +32,24 @@ IMAGE_COLUMNS = (
 )  # fmt: skip
 LABEL_COLUMNS = ("labels", "label", "tags", "tag", "categories", "category", "classes", "class")
 SPLIT_COLUMN = "split"
+# Delimiters that are looked for where none is given, the least likely in a label's own name first.
+DELIMITERS = "|;,"
+UNKNOWN_MARK = "?"
+NAMES_FILE = "labels.json"
+NameRow = Callable[[int], str]
+"""Names a row for a message, by its index in the table."""
 
 
-class TableOptions(NamedTuple):
-    """How to read a table; see `read_table`."""
+class TableLabels(NamedTuple):
+    """The labels of all rows of a table: what a `RecordSet` needs besides the images."""
 
-    image: str | None = None
-    labels: str | None = None
-    delimiter: str | None = None
-    names: str | None = None
-    split_column: str | None = None
-    root: str | None = None
-    allow_escape: bool = False
+    space: LabelSpace
+    positive: LabelLists
+    unknown: LabelLists | None
 
 
 def read_table(
-    location: str,
+    location: str | TableFiles,
     split: str | None,
     *,
     image: str | None = None,
@@ -71,8 +76,27 @@ def read_table(
         root: folder that paths of images start from, that of the table if not given.
         allow_escape: accept images outside the root.
     """
-    options = TableOptions(image, labels, delimiter, names, split_column, root, allow_escape)
-    return read_tables(find_tables(location), split, name=f"table:{location}", options=options)
+    tables = find_tables(location) if isinstance(location, str) else location
+    known = find_label_names(tables.folder, names)
+    columns = _choose_columns(tables, known, image=image, labels=labels, split=split_column)
+    wanted = [column for column in (columns.path, *columns.labels, columns.split) if column is not None]
+    pieces = [read_columns(file.path, wanted) for file in tables.files]
+    starts = np.cumsum([0, *(piece.num_rows for piece in pieces)]).tolist()
+    rows = _Rows(join_tables(tables.files[0].path, pieces), tables, starts)
+    if columns.hot:
+        encoded = encode_label_columns({name: rows.table[name] for name in columns.labels}, name_row=rows.name)
+    else:
+        told = columns.names if known is None else known
+        encoded = encode_label_column(rows.table[columns.labels[0]], told, delimiter=delimiter, name_row=rows.name)
+    chosen = None if split is None else _choose_rows(rows, columns.split, split)
+    images: ImageStore | None = None if columns.pixels is None else _embedded_images(rows, columns)
+    if images is None:
+        images = _image_files(rows, columns.image, root=root, allow_escape=allow_escape, chosen=chosen)
+    space, positive, unknown = encoded
+    records = RecordSet(f"table:{location}", space, images=images, positive=positive, unknown=unknown)
+    del rows, pieces  # Arrow keeps what reading took, which is several times what the records need
+    pa.default_memory_pool().release_unused()
+    return records if chosen is None else records.select(chosen)
 
 
 class _Columns(NamedTuple):
@@ -83,6 +107,7 @@ class _Columns(NamedTuple):
     path: str | None  # their paths or names
     labels: Sequence[str]
     hot: bool  # whether each column of `labels` is one label
+    names: Sequence[str] | None  # of numbered labels, where the table tells them
     split: str | None
 
 
@@ -100,41 +125,6 @@ class _Rows(NamedTuple):
         return f"{path}, row {row - self.starts[at] + (2 if path.suffix.lower() in ('.csv', '.tsv') else 1)}"
 
 
-def read_tables(tables: TableFiles, split: str | None, *, name: str, options: TableOptions) -> RecordSet:
-    """Read files that together are one table."""
-    records = _read_records(tables, split, name=name, options=options)
-    # Arrow keeps what reading took, which is several times what the records need.
-    pa.default_memory_pool().release_unused()
-    return records
-
-
-def _read_records(tables: TableFiles, split: str | None, *, name: str, options: TableOptions) -> RecordSet:
-    first, *others = (file.path for file in tables.files)
-    schema = read_schema(first)
-    names = find_label_names(tables.folder, options.names)
-    columns = _choose_columns(schema, names, where=str(first), options=options)
-    if columns.hot and names is None:  # a label column that only some files have is an error where it is read
-        more = dict.fromkeys(name for path in others for name in read_schema(path).names if name not in schema.names)
-        columns = columns._replace(labels=[*columns.labels, *more])
-    wanted = [column for column in (columns.path, *columns.labels, columns.split) if column is not None]
-    pieces = [read_columns(file.path, wanted) for file in tables.files]
-    starts = np.cumsum([0, *(piece.num_rows for piece in pieces)]).tolist()
-    rows = _Rows(join_tables(first, pieces), tables, starts)
-    if columns.hot:
-        labels = encode_label_columns({name: rows.table[name] for name in columns.labels}, name_row=rows.name)
-    else:
-        names = class_label_names(schema, columns.labels[0]) if names is None else names
-        values = rows.table[columns.labels[0]]
-        labels = encode_label_column(values, names, delimiter=options.delimiter, name_row=rows.name)
-    chosen = _choose_rows(rows, columns.split, split)
-    images: ImageStore | None = _embedded_images(rows, columns)
-    if images is None:
-        images = _image_files(rows, columns, options=options, chosen=chosen)
-    address = f"{name}@{split}" if split else name
-    everything = RecordSet(address, labels.space, images=images, positive=labels.positive, unknown=labels.unknown)
-    return everything if chosen is None else everything.select(chosen)
-
-
 def find_column(known: Sequence[str], columns: Sequence[str]) -> str | None:
     """The column that has the first of some names; case, blanks and underscores do not matter.
 
@@ -145,16 +135,28 @@ def find_column(known: Sequence[str], columns: Sequence[str]) -> str | None:
     return next((plain[name] for name in known if name in plain), None)
 
 
-def _choose_columns(schema: pa.Schema, names: Sequence[str] | None, *, where: str, options: TableOptions) -> _Columns:
+def _choose_columns(
+    tables: TableFiles, names: Sequence[str] | None, *, image: str | None, labels: str | None, split: str | None
+) -> _Columns:
+    first, *others = (file.path for file in tables.files)
+    schema = read_schema(first)
     columns = schema.names
-    for asked in (options.image, options.labels, options.split_column):
-        if asked is not None and asked not in columns:
-            raise InputError(where, f"there is no column {asked!r}", choose_one_of(asked, columns))
-    image = options.image or find_column(IMAGE_COLUMNS, columns)
+    check_columns(str(first), (name for name in (image, labels, split) if name is not None), columns)
+    image = image or find_column(IMAGE_COLUMNS, columns)
     if image is None:
         wrong = f"no column of images among {shorten(columns, limit=5)}"
-        raise InputError(where, wrong, f"name it with ?image=COLUMN, as in {where}?image={columns[0]}")
-    split = options.split_column or find_column((SPLIT_COLUMN,), columns)
+        raise InputError(str(first), wrong, f"name it with ?image=COLUMN, as in {first}?image={columns[0]}")
+    split = split or find_column((SPLIT_COLUMN,), columns)
+    labels = labels or find_column(LABEL_COLUMNS, columns)
+    hot = labels is None
+    chosen: Sequence[str] = [labels] if labels is not None else names or ()
+    if hot and names is None:  # a column that only some files have is an error where it is read
+        every = dict.fromkeys((*columns, *(name for path in others for name in read_schema(path).names)))
+        chosen = [name for name in every if name not in (image, split)]
+    lacking = [name for name in names or () if hot and name not in columns]
+    if lacking or not chosen:
+        wrong = f"no column of labels beside {image!r}" + (f", and none for {shorten(lacking)}" if lacking else "")
+        raise InputError(str(first), wrong, "name it with ?labels=COLUMN, or add it")
     kind = schema.field(image).type
     fields = {field.name for field in kind} if pa.types.is_struct(kind) else set()
     pixels: str | None = None
@@ -163,98 +165,212 @@ def _choose_columns(schema: pa.Schema, names: Sequence[str] | None, *, where: st
         pixels, path = f"{image}.bytes", f"{image}.path" if "path" in fields else None
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         pixels, path = image, None
-    labels = options.labels or find_column(LABEL_COLUMNS, columns)
-    if labels is not None:
-        return _Columns(image, pixels, path, [labels], False, split)
-    hot = names or [column for column in columns if column not in (image, split)]
-    missing = sorted(set(hot) - set(columns))
-    if missing or not hot:
-        wrong = f"no column of labels beside {image!r}" + (f", and none for {shorten(missing)}" if missing else "")
-        raise InputError(where, wrong, "name it with ?labels=COLUMN, or add it")
-    return _Columns(image, pixels, path, hot, True, split)
+    told = None if labels is None else _class_names(schema, labels)
+    return _Columns(image, pixels, path, chosen, hot, told, split)
 
 
-def _choose_rows(rows: _Rows, column: str | None, split: str | None) -> NDArray[np.int64] | None:
-    """Rows of a split, None for all."""
-    if split is None:
-        return None
-    where = str(rows.tables.folder if len(rows.tables.files) > 1 else rows.tables.files[0].path)
+def _choose_rows(rows: _Rows, column: str | None, split: str) -> NDArray[np.int64]:
+    """Rows of a split: by its column, else by the files' names."""
     if column is not None:
-        try:
-            values = rows.table[column].cast(pa.string())
-        except pa.ArrowException:
-            raise InputError(where, f"column {column!r} holds no text", "write one split per row, in UTF-8") from None
-        known = set(values.drop_null().unique().to_pylist())
-        mask = pc.fill_null(pc.equal(values, split), False).to_numpy()
+        held = [None if value is None else str(value) for value in rows.table[column].to_pylist()]
     else:
-        splits = [file.split for file in rows.tables.files]
-        known = {name for name in splits if name is not None}
-        mask = np.repeat([name == split for name in splits], np.diff(rows.starts))
-        if not known:
-            wrong = f"split {split!r} was asked for but there is no column {SPLIT_COLUMN!r}"
-            raise InputError(where, wrong, f"leave out @{split} or name the column with ?split_column=COLUMN")
+        held = np.repeat([file.split or "" for file in rows.tables.files], np.diff(rows.starts)).tolist()
+    known = {name for name in set(held) if name}
     if split not in known:
-        raise InputError(where, f"there is no split {split!r}", choose_one_of(split, known))
-    return np.flatnonzero(mask)
+        todo = f"leave out @{split}, or name a column of splits with ?split_column=COLUMN"
+        where = rows.tables.folder if len(rows.tables.files) > 1 else rows.tables.files[0].path
+        raise InputError(str(where), f"there is no split {split!r}", choose_one_of(split, known) if known else todo)
+    return np.flatnonzero([name == split for name in held])
 
 
-def _path_column(rows: _Rows, columns: _Columns) -> pa.ChunkedArray:
-    """Paths or names of the images, as text."""
-    values = rows.table[columns.image]
-    if columns.pixels is not None:
-        values = pc.struct_field(values, "path")
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type)):
-        wrong = f"column {columns.image!r} holds {values.type}, neither paths nor encoded images"
+def _read_paths(rows: _Rows, image: str) -> pa.ChunkedArray:
+    """Paths or names of the images, as text with long offsets, so that any number fits in one array."""
+    values = rows.table[image]
+    values = pc.struct_field(values, "path") if pa.types.is_struct(values.type) else values
+    if not (_is_text(values.type) or pa.types.is_null(values.type)):
+        wrong = f"column {image!r} holds {values.type}, neither paths nor encoded images"
         raise InputError(str(rows.tables.files[0].path), wrong, "name the right one with ?image=COLUMN")
-    # Long offsets, so that any number of paths fits in one array.
     return values.cast(pa.large_string())
 
 
 def _embedded_images(rows: _Rows, columns: _Columns) -> EmbeddedStore | None:
     """The images inside the table; None where it has their paths only, so that the first row holds no bytes."""
-    if columns.pixels is None:
-        return None
-    groups = list_row_groups([file.path for file in rows.tables.files], columns.pixels)
-    if columns.path is not None and not next(groups[0].values(columns.pixels)).is_valid:
-        return None
-    names = None if columns.path is None else _path_column(rows, columns).combine_chunks()
+    assert columns.pixels is not None
+    names = None if columns.path is None else _read_paths(rows, columns.image).combine_chunks()
     # Many files carry one name for all images, or none; such names would tell nobody which is meant.
     telling = names is not None and not names.null_count and pc.count_distinct(names).as_py() == len(names)
-    return EmbeddedStore(groups, columns.pixels, names=names if telling else None, cache=cache_folder())
+    files = [file.path for file in rows.tables.files]
+    store = EmbeddedStore(files, columns.pixels, names=names if telling else None)
+    return store if names is None or store.has_bytes() else None
 
 
 def _image_files(
-    rows: _Rows, columns: _Columns, *, options: TableOptions, chosen: NDArray[np.int64] | None
+    rows: _Rows, image: str, *, root: str | None, allow_escape: bool, chosen: NDArray[np.int64] | None
 ) -> FileStore:
-    folder = rows.tables.folder
-    paths = _path_column(rows, columns)
+    paths, folder = _read_paths(rows, image), rows.tables.folder
     useless = pc.fill_null(pc.match_substring_regex(paths, r"^\s*$|\x00"), True).to_numpy()
     if useless.any():
-        where, wrong = rows.name(int(useless.argmax())), f"the row has no path of an image in column {columns.image!r}"
-        raise InputError(where, wrong, "add it or leave out the row")
-    if options.root is None:
-        paths = _start_from(folder, rows, paths)
-    root = folder / (options.root or "")
-    paths = paths.combine_chunks()
-    if not options.allow_escape:
+        wrong = f"the row has no path of an image in column {image!r}"
+        raise InputError(rows.name(int(useless.argmax())), wrong, "add it or leave out the row")
+    if root is None:  # paths start from each table's own folder
+        parts = []
+        for file, start, end in zip(rows.tables.files, rows.starts, rows.starts[1:], strict=False):
+            part, within = paths.slice(start, end - start), file.path.parent.relative_to(folder).as_posix()
+            if within != ".":
+                joined = pc.binary_replace_slice(part, start=0, stop=0, replacement=f"{within}/")
+                part = pc.if_else(pc.starts_with(part, "/"), part, joined)
+            parts.extend(part.chunks)
+        paths = pa.chunked_array(parts, pa.large_string())
+    folder, paths = folder / (root or ""), paths.combine_chunks()
+    if not allow_escape:
         # One pass of Arrow finds the few names that could leave the root at all.
         for row in np.flatnonzero(pc.match_substring_regex(paths, MAY_ESCAPE.pattern).to_numpy(zero_copy_only=False)):
-            resolve_inside(root, paths[row].as_py(), where=rows.name(int(row)))
+            resolve_inside(folder, paths[row].as_py(), where=rows.name(int(row)))
     counts = pc.value_counts(paths if chosen is None else paths.take(pa.array(chosen)))
     twins = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(twins):
         wrong = f"image {twins[0]['values'].as_py()!r} stands on {twins[0]['counts']} rows ({len(twins)} images do so)"
         raise InputError(str(rows.tables.files[0].path), wrong, "give each image one row with all its labels")
-    return FileStore(root, paths)
+    return FileStore(folder, paths)
 
 
-def _start_from(folder: Path, rows: _Rows, paths: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Paths that start from each table's own folder, rewritten to start from the common one."""
-    parts = []
-    for file, start, end in zip(rows.tables.files, rows.starts, rows.starts[1:], strict=False):
-        part, within = paths.slice(start, end - start), file.path.parent.relative_to(folder).as_posix()
-        if within != ".":
-            joined = pc.binary_replace_slice(part, start=0, stop=0, replacement=f"{within}/")
-            part = pc.if_else(pc.starts_with(part, "/"), part, joined)
-        parts.extend(part.chunks)
-    return pa.chunked_array(parts, pa.large_string())
+def find_label_names(folder: Path, names: str | None) -> list[str] | None:
+    """Label names in order, from a JSON list or a text file with one per line.
+
+    Args:
+        folder: of the data set.
+        names: the file, from `folder`; None looks for `labels.json` there.
+    """
+    path = folder / (names or NAMES_FILE)
+    if names is None and not path.is_file():
+        return None
+    if path.suffix.lower() != ".json":
+        return [line.strip() for line in read_text(path).split("\n") if line.strip()]
+    listed = read_json(path)
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise InputError(str(path), "it is not a JSON list of label names", 'write ["cat", "dog"], or give ?names=FILE')
+    return listed
+
+
+def _class_names(schema: pa.Schema, column: str) -> list[str] | None:
+    """Names of numbered labels as Hugging Face writes them into a Parquet file."""
+    try:
+        feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]
+        feature = feature[0] if isinstance(feature, list) else feature
+        return [str(name) for name in feature.get("feature", feature)["names"]]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # another kind of column
+        return None
+
+
+def encode_label_column(
+    values: pa.ChunkedArray, names: Sequence[str] | None, *, delimiter: str | None, name_row: NameRow
+) -> TableLabels:
+    """Labels from one column; blanks around a label are no part of it, and an empty one is none.
+
+    Args:
+        values: text of delimited labels, lists of labels, or (lists of) numbers of labels.
+        names: all labels in order; None takes those that occur, sorted.
+        delimiter: stands between the labels of a text; None finds it out, "" takes the whole text as one label.
+        name_row: names a row for messages.
+    """
+    rows, flat = _flatten(values, delimiter, name_row)
+    coded = flat.dictionary_encode()
+    codes, pieces = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+    if pa.types.is_integer(flat.type):
+        named = dict(enumerate(names)) if names is not None else {number: str(number) for number in pieces}
+        written, unknown = [named.get(number, f"number {number}") for number in pieces], [False] * len(pieces)
+    else:
+        unknown = [piece.strip().startswith(UNKNOWN_MARK) for piece in pieces]
+        written = [piece.strip().removeprefix(UNKNOWN_MARK).strip() for piece in pieces]
+    names = sorted({*written} - {""}) if names is None else names
+    index = {label: place for place, label in enumerate(names)} | {"": -1}
+    for code, label in enumerate(written):
+        if label not in index:
+            row = int(rows[np.argmax(codes == code)])
+            raise InputError(name_row(row), f"unknown label {label!r}", choose_one_of(label, names))
+    ids, unsure = np.array([index[label] for label in written], np.int64)[codes], np.array(unknown, bool)[codes]
+    there = ids >= 0
+    return _pack(tuple(names), rows[there], ids[there], unknown=unsure[there], count=len(values), name_row=name_row)
+
+
+def encode_label_columns(columns: Mapping[str, pa.ChunkedArray], *, name_row: NameRow) -> TableLabels:
+    """Labels from one column each: 1 present, 0 absent; -1, nothing and not-a-number are unknown."""
+    count = len(next(iter(columns.values())))
+    states = np.empty((count, len(columns)), dtype=np.int8)
+    for place, (name, values) in enumerate(columns.items()):
+        if pa.types.is_null(values.type) or pa.types.is_nested(values.type):  # nothing in any row, or no number
+            texts = [None if value is None else str(value) for value in values.to_pylist()]
+            values = pa.chunked_array([pa.array(texts, pa.string())])
+        coded = values.combine_chunks().dictionary_encode()
+        # A null has no code; the last place of the table of states stands for it.
+        codes = pc.fill_null(coded.indices, len(coded.dictionary)).to_numpy(zero_copy_only=False)
+        known = [_read_state(value) for value in coded.dictionary.to_pylist()]
+        if None in known:
+            code = known.index(None)
+            held = quote(coded.dictionary[code].as_py())
+            wrong = f"no column of labels was found, and column {name!r} is not one of 0, 1 and -1: it holds {held}"
+            todo = "give ?labels=COLUMN, or a file that lists the 0/1 columns with ?names=FILE"
+            raise InputError(name_row(int(np.argmax(codes == code))), wrong, todo)
+        states[:, place] = np.array([*known, -1], dtype=np.int8)[codes]
+    rows, ids = np.nonzero(states)
+    return _pack(tuple(columns), rows, ids, unknown=states[rows, ids] < 0, count=count, name_row=name_row)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _flatten(values: pa.ChunkedArray, delimiter: str | None, name_row: NameRow) -> tuple[NDArray[np.int64], pa.Array]:
+    """The single labels of all rows, and the row of each."""
+    if _is_text(values.type) or pa.types.is_null(values.type):
+        values = pc.fill_null(values.cast(pa.large_string()), "")
+        if delimiter is None:
+            delimiter = next((d for d in DELIMITERS if pc.any(pc.match_substring(values, d)).as_py()), "")
+        if delimiter:
+            values = pc.split_pattern(values, pattern=delimiter)
+    rows, flat = np.arange(len(values)), values
+    missing = flat.is_null().to_numpy()
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+        rows, flat = pc.list_parent_indices(values).to_numpy(), pc.list_flatten(values)
+        missing[rows[flat.is_null().to_numpy()]] = True
+    if missing.any():
+        where, todo = name_row(int(missing.argmax())), "write an empty list where no label is present"
+        raise InputError(where, "a label is missing (null)", todo)
+    if pa.types.is_null(flat.type):  # every list is empty
+        flat = flat.cast(pa.string())
+    if not (_is_text(flat.type) or pa.types.is_integer(flat.type)):
+        raise InputError(name_row(0), f"labels are of type {values.type}", "write text, lists of text, or 0/1 columns")
+    return rows, flat.combine_chunks()
+
+
+def _read_state(value: object) -> int | None:
+    """1 present, 0 absent, -1 unknown, None for what says none of them."""
+    if isinstance(value, str):
+        value = {"": "nan", "true": "1", "false": "0"}.get(value.strip().lower(), value)
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    if math.isnan(number):
+        return -1
+    return int(number) if number in (-1, 0, 1) else None
+
+
+def _pack(
+    names: tuple[str, ...],
+    rows: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    *,
+    unknown: NDArray[np.bool_],
+    count: int,
+    name_row: NameRow,
+) -> TableLabels:
+    """Lists of the labels that are present and unknown, each label once per row and in order."""
+    keys = rows * len(names) + ids
+    both = np.intersect1d(keys[~unknown], keys[unknown]) if unknown.any() else keys[:0]
+    if both.size:
+        row, label = divmod(int(both[0]), len(names))
+        wrong = f"label {names[label]!r} is both present and unknown"
+        raise InputError(name_row(row), wrong, f"write it with or without {UNKNOWN_MARK}")
+    present, unsure = (LabelLists.from_pairs(rows[kept], ids[kept], count=count) for kept in (~unknown, unknown))
+    return TableLabels(LabelSpace(names), present, unsure if unknown.any() else None)

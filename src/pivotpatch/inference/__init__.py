@@ -1,7 +1,7 @@
 """Trained models at work.
 
 `patch_inference` is PAT-I around anything that gives logits. `predictor` and `prediction` turn images into tags and ask
-an `engine` (torch) or an `exported` file (ONNX); `bulk` tags millions, as a `bulk_job` on the disk.
+an `engine` (torch) or an `exported` file (ONNX); `bulk` tags millions.
 `scoring` scores a data set, `scores` is what comes of it and `score_file` the same as a file; `plots` draws why.
 """
 

@@ -1,28 +1,47 @@
-"""Tag any number of images: constant memory, any number of processes, and every row once whenever a process ends."""
+"""Tag any number of images: constant memory, any number of processes, and every row once whenever a process ends.
 
+Unfinished work lies in `tags.parquet.parts/`: settings.json, the list of images (pictures.arrow), and a part for each
+stretch of the list that is done, rows as lines of JSON in a file named by its first image and the one after its last.
+A part is there whole or not at all, and nothing else says how far the work is, so that it can end at any moment and go
+on with any number of processes. In the end the parts become one file; once that is there, the work is finished.
+"""
+
+import csv
+import glob
+import json
+import os
+import re
+import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from pivotpatch.data.loading import Batch, OnError, make_loader
-from pivotpatch.data.records import LabelLists, LabelSpace, PathStore, RecordSet
-from pivotpatch.errors import InputError
-from pivotpatch.inference.bulk_job import BETWEEN, Summary, TagJob, make_schema
+from pivotpatch.data.loading import Loader, OnError, make_loader
+from pivotpatch.data.records import LabelLists, LabelSpace, PathStore, RecordSet, write_paths
+from pivotpatch.errors import InputError, cut
 from pivotpatch.inference.engine import Engine
 from pivotpatch.inference.prediction import TagRule
-from pivotpatch.writing import holding
+from pivotpatch.writing import explain_disk_faults, flush, holding
 
 Progress = Callable[[str, int, int | None], None]
 """Told what is done, how much of it, and of how much."""
+Row = dict[str, Any]
+"""What is known of one image: its name as `picture`, and its `labels` and their `probs`, or an `error`."""
 
-_PART_ROWS, _PART_NUMBERS = 1 << 13, 1 << 22  # of a part, at most
+SUFFIXES = (".parquet", ".jsonl", ".csv")
+_SETTINGS, _PICTURES = "settings.json", "pictures.arrow"
+_ROWS, _NUMBERS = 1 << 13, 1 << 20  # held at once, at most
 _PART_SECONDS = 10.0  # of work that a kill may cost
 _TOLD = 10_000  # images between two words of progress while they are found
 _SEGMENT = 1 << 20  # images that a loader is told of at once: a few bytes each
+_BETWEEN = "|"  # stands between the labels of a CSV file
 
 
 class Share(NamedTuple):
@@ -61,18 +80,14 @@ FITTED = TagRule()
 ALONE = Share()
 
 
-class Tagging(NamedTuple):
-    """How far the work is.
+@dataclass(frozen=True)
+class Summary:
+    """How many images there were, how many have a row or could not be read, and what the rows depend on."""
 
-    Attributes:
-        out: the file that is worked for.
-        summary: what came of it; None as long as it is not finished, here or in other processes.
-        stopped: whether it was asked to stop.
-    """
-
-    out: Path
-    summary: Summary | None
-    stopped: bool = False
+    pictures: int
+    tagged: int
+    failed: int
+    settings: Mapping[str, Any]
 
 
 def tag_pictures(
@@ -90,7 +105,7 @@ def tag_pictures(
     on_error: OnError = "skip",
     progress: Progress | None = None,
     stopping: Callable[[], bool] | None = None,
-) -> Tagging:
+) -> Summary | None:
     """Write the tags of images to a file, one row per image in the order of `paths`.
 
     Columns are `picture`, `labels` and `probs`, both lists with the most probable first. What could not be read is
@@ -115,50 +130,103 @@ def tag_pictures(
         on_error: an image that cannot be read is listed, or ("error") ends the work with its `InputError`.
         progress: told how many images are found, then how many of this process's are done, and of how many.
         stopping: asked after each batch whether to stop; what is done is kept.
+
+    Returns:
+        What came of it; None where it was stopped, or other processes have not finished their shares.
     """
     job = check_out(out, share, overwrite=overwrite, resume=paths is None)
-    _check_labels(engine, job.out)
+    odd = [label for label in engine.labels if _BETWEEN in label]
+    if odd and out.suffix.lower() == ".csv":
+        wrong = f"the label {odd[0]!r} holds {_BETWEEN!r}, which stands between labels"
+        raise InputError(str(out), wrong, "write .parquet or .jsonl")
     settings = {
         **(note or {}),
         "labels": engine.labels,
-        "top_k": rule.top_k,
-        "thresholds": _find_limits(rule, engine),
+        "thresholds": engine.thresholds,
+        **asdict(rule),
         "all_probs": all_probs,
         "share": [share.rank, share.world] if share.shards else None,
     }
+    tell = progress or (lambda *_: None)
     with holding(job.lock, shared=not share.alone) as held:
         if not held:
-            wrong = "another process is at work on it"
-            raise InputError(str(job.out), wrong, "wait for it, or write to another file")
+            raise InputError(str(job.out), "another process is at work on it", "wait for it, or write to another file")
         if share.alone:
             job.clear_away(everything=overwrite)
-        if not (job.resume(settings) if paths is None else job.begin(settings, _watch(paths, progress))):
-            return Tagging(job.out, job.read_summary())
-        mine = share.stretch(job.count)
-        whole = mine if share.shards else range(job.count)
-        tagger = _Tagger(engine, job, rule, batch_size=batch_size, num_workers=num_workers)
+        if not (job.resume(settings) if paths is None else job.begin(settings, _watch(paths, tell))):
+            return job.read_summary()
+        mine = share.stretch(job.settings["pictures"])
+        gaps = job.find_gaps(mine)
+        done = len(mine) - sum(map(len, gaps))
+        if gaps:
+            tell("tag", done, len(mine))
+
+        def goes_on(count: int) -> bool:
+            nonlocal done
+            done += count
+            tell("tag", done, len(mine))
+            return not (stopping and stopping())
+
         try:
-            if not tagger.tag(mine, on_error=on_error, progress=progress, stopping=stopping):
-                return Tagging(job.out, None, stopped=True)
-            return Tagging(job.out, None if job.find_gaps(whole) else job.join(whole))
+            for segment in (gap[at : at + _SEGMENT] for gap in gaps for at in range(0, len(gap), _SEGMENT)):
+                loader = _open_loader(job.list_images(segment), engine, batch_size, num_workers, on_error)
+                if not job.keep(segment.start, _tag(loader, engine, rule, all_probs=all_probs), goes_on):
+                    return None
+            whole = mine if share.shards else range(job.settings["pictures"])
+            return None if job.find_gaps(whole) else job.join(whole)
         except (OSError, InputError):
             if not job.out.exists():
                 raise
-            return Tagging(job.out, job.read_summary())  # another process has finished it
+            return job.read_summary()  # another process has finished it
 
 
-def _watch(paths: Iterable[str], progress: Progress | None) -> Iterator[str]:
+def _watch(paths: Iterable[str], tell: Progress) -> Iterator[str]:
     """The same paths; tell how many have been found."""
     for number, path in enumerate(paths, 1):
-        if progress and number % _TOLD == 0:
-            progress("find images", number, None)
+        if number % _TOLD == 0:
+            tell("find images", number, None)
         yield path
 
 
-def check_out(out: Path, share: Share, *, overwrite: bool = False, resume: bool = False) -> TagJob:
-    """The files that `tag_pictures` would write; refused where it would not."""
+def _open_loader(images: PathStore, engine: Engine, batch_size: int, num_workers: int, on_error: OnError) -> Loader:
+    """All images in order."""
+    nothing_known = LabelLists(np.zeros(len(images) + 1, dtype=np.int64), np.empty(0, dtype=np.int32))
+    return make_loader(
+        RecordSet("pictures", LabelSpace(("any",)), images=images, positive=nothing_known),
+        size=(engine.picture_size, engine.picture_size),
+        batch_size=batch_size,
+        num_workers=min(num_workers, len(images) // batch_size),  # few images are not worth a start
+        on_error=on_error,
+        every_batch=True,
+    )
+
+
+def _tag(loader: Loader, engine: Engine, rule: TagRule, *, all_probs: bool) -> Iterator[list[Row]]:
+    """The rows of each batch, one for each image, read or not."""
+    thresholds = np.array(engine.thresholds or (0.5,) * len(engine.labels), dtype=np.float32)
+    for batch in loader:
+        loader.failures.clear()  # they are in the batch, and may be many
+        rows: dict[int, Row] = {each.index: {"picture": each.name, "error": str(each.error)} for each in batch.failures}
+        answers = engine(batch.images).probs.numpy() if len(batch.indices) else ()
+        for place, probs in zip(batch.indices.tolist(), answers, strict=True):
+            given = rule.rank(probs, thresholds)
+            row = {"picture": loader.records.images.name(place), "labels": [engine.labels[label] for label in given]}
+            rows[place] = {
+                **row,
+                "probs": probs[given].tolist(),
+                **({"all_probs": probs.tolist()} if all_probs else {}),
+            }
+        yield [rows[place] for place in sorted(rows)]
+
+
+def check_out(out: Path, share: Share, *, overwrite: bool = False, resume: bool = False) -> "TagJob":
+    """The job that `tag_pictures` would do; refused where it would not."""
     if not 0 <= share.rank < share.world:
         raise InputError("share", f"rank {share.rank} of {share.world}", "give a rank from 0 to world - 1")
+    if out.suffix.lower() not in SUFFIXES or out.is_dir():
+        raise InputError(str(out), "is no file that tags can be written to", f"end it in {', '.join(SUFFIXES)}")
+    if not out.absolute().parent.is_dir():
+        raise InputError(str(out), f"there is no folder {out.parent}", "make it first")
     job = TagJob(share.name(out))
     if overwrite and not share.alone:
         wrong = f"{share.world} processes cannot tell what is old from what one of them has begun"
@@ -170,117 +238,232 @@ def check_out(out: Path, share: Share, *, overwrite: bool = False, resume: bool 
     return job
 
 
-def _check_labels(engine: Engine, out: Path) -> None:
-    odd = [label for label in engine.labels if BETWEEN in label]
-    if odd and out.suffix.lower() == ".csv":
-        wrong = f"the label {odd[0]!r} holds {BETWEEN!r}, which stands between labels"
-        raise InputError(str(out), wrong, "write .parquet or .jsonl")
+class TagJob:
+    """The files of a job.
 
+    Attributes:
+        out: the file of tags.
+        failures: a line for each image that could not be read; there where any could not.
+        summary: settings and counts.
+        parts: the folder of unfinished work.
+        lock: held by whoever is at work.
+        settings: what the rows depend on; known once the job has begun.
+    """
 
-def _find_limits(rule: TagRule, engine: Engine) -> tuple[float, ...] | None:
-    """L numbers above which a label is given; None where probabilities of any size will do."""
-    if rule.threshold is not None:
-        return (rule.threshold,) * len(engine.labels)
-    return None if rule.top_k is not None else engine.thresholds or (0.5,) * len(engine.labels)
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.failures, self.summary, self.parts = (
+            out.with_name(out.name + end) for end in (".failures.jsonl", ".summary.json", ".parts")
+        )
+        self.lock = out.with_name(f".{out.name}.lock")
+        self.settings: dict[str, Any] = {}
 
+    @property
+    def leftovers(self) -> list[Path]:
+        """Hidden folders that a crash has left beside the parts."""
+        return sorted(self.parts.parent.glob(f".{glob.escape(self.out.name)}.*.parts"))
 
-class _Tagger:
-    """Fills the parts of a job."""
+    def clear_away(self, *, everything: bool) -> None:
+        """Remove what a crash may have left beside the parts; or the parts, too, and the finished file."""
+        for path in self.leftovers:
+            shutil.rmtree(path, ignore_errors=True)
+        if everything:
+            self.remove_parts()
+            self.out.unlink(missing_ok=True)
 
-    def __init__(self, engine: Engine, job: TagJob, rule: TagRule, *, batch_size: int, num_workers: int) -> None:
-        self._engine = engine
-        self._job = job
-        self._labels = pa.array(engine.labels, pa.string())
-        self._limits = np.array(_find_limits(rule, engine) or -1, dtype=np.float32)
-        self._top_k = rule.top_k
-        self._schema = make_schema(len(engine.labels) if job.settings["all_probs"] else None)
-        self._batch_size = batch_size
-        self._num_workers = num_workers
+    def remove_parts(self) -> None:
+        """Remove unfinished work, for others to see in one step."""
+        gone = _hide(self.parts)
+        with suppress(FileNotFoundError):
+            self.parts.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
 
-    def tag(
-        self, mine: range, *, on_error: OnError, progress: Progress | None, stopping: Callable[[], bool] | None
-    ) -> bool:
-        """Do what is left of a stretch; whether it came to its end."""
-        gaps = self._job.find_gaps(mine)
-        done = len(mine) - sum(map(len, gaps))
-        progress = progress or (lambda *_: None)
-        if gaps:
-            progress("tag", done, len(mine))
-        for segment in (gap[at : at + _SEGMENT] for gap in gaps for at in range(0, len(gap), _SEGMENT)):
-            with _Part(self._job, segment.start, most=min(_PART_ROWS, _PART_NUMBERS // len(self._labels) + 1)) as part:
-                store = self._job.list_images(segment)
-                for batch in self._load(store):
-                    if batch.failures and on_error == "error":
-                        raise batch.failures[0].error
-                    rows = self._make_rows(batch, store)
-                    part.add(rows)
-                    done += len(rows)
-                    progress("tag", done, len(mine))
-                    if stopping and stopping():
-                        return False
+    def begin(self, settings: dict[str, Any], paths: Iterable[str]) -> bool:
+        """List the images and begin, or go on where the same was begun; False where the same is finished."""
+        scratch = _hide(self.parts)
+        with explain_disk_faults(self.parts):
+            scratch.mkdir()
+            try:
+                listed = write_paths(paths, scratch / _PICTURES)
+                if listed.length == 0:
+                    raise InputError(str(self.out), "no image is named", "name files, folders or patterns")
+                settings |= {"root": str(Path.cwd()), "pictures": listed.length, "list": listed.digest}
+                (scratch / _SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+                for path in (*scratch.iterdir(), scratch):
+                    flush(path)
+                with suppress(OSError):  # another process was first, or an earlier one
+                    scratch.rename(self.parts)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        return self.resume(settings)
+
+    def resume(self, settings: dict[str, Any]) -> bool:
+        """Go on with work that was begun with these settings; False where it is finished."""
+        if self.out.exists():
+            self.remove_parts()
+            _compare(self.read_summary().settings, settings, where=str(self.out))
+            return False
+        path = self.parts / _SETTINGS
+        try:
+            self.settings = json.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            if self.out.exists():  # another process has finished it in this moment
+                return self.resume(settings)
+            raise InputError(str(self.parts), "there is no unfinished work", "name images to begin") from None
+        except (OSError, ValueError) as error:
+            raise InputError(str(path), f"cannot be read ({error})", "begin anew with --overwrite") from None
+        _compare(self.settings, settings, where=str(self.parts))
         return True
 
-    def _load(self, store: PathStore) -> Iterator[Batch]:
-        """All images of a store in order."""
-        nothing_known = LabelLists(np.zeros(len(store) + 1, dtype=np.int64), np.empty(0, dtype=np.int32))
-        loader = make_loader(
-            RecordSet("pictures", LabelSpace(("any",)), images=store, positive=nothing_known),
-            size=(self._engine.picture_size, self._engine.picture_size),
-            batch_size=self._batch_size,
-            num_workers=min(self._num_workers, len(store) // self._batch_size),  # few images are not worth a start
-            on_error="skip",
-            every_batch=True,
-        )
-        for batch in loader:
-            loader.failures.clear()  # they are in the batch, and may be many
-            yield batch
+    def list_images(self, stretch: range) -> PathStore:
+        """A stretch of the list."""
+        root = Path(self.settings["root"])
+        return PathStore(self.parts / _PICTURES, root, start=stretch.start, count=len(stretch))
 
-    def _make_rows(self, batch: Batch, store: PathStore) -> pa.Table:
-        """A row for each image of a batch, read or not."""
-        errors = {failure.index: str(failure.error) for failure in batch.failures}
-        places = np.sort(np.concatenate([batch.indices.numpy(), np.array(list(errors), dtype=np.int64)]))
-        read = ~np.isin(places, list(errors))
-        probs = np.zeros((len(places), len(self._labels)), dtype=np.float32)
-        if read.any():
-            probs[read] = self._engine(batch.images).probs.numpy()
-        ranked = np.argsort(-probs, axis=1, kind="stable")[:, : self._top_k]
-        given = np.take_along_axis((probs > self._limits) & read[:, None], ranked, axis=1)
-        offsets = pa.array(np.concatenate([[0], given.sum(1).cumsum()]), pa.int32())
-        columns = {
-            "picture": [store.name(place) for place in places.tolist()],
-            "labels": pa.ListArray.from_arrays(offsets, self._labels.take(pa.array(ranked[given]))),
-            "probs": pa.ListArray.from_arrays(offsets, pa.array(np.take_along_axis(probs, ranked, axis=1)[given])),
-            "all_probs": pa.FixedSizeListArray.from_arrays(pa.array(probs.ravel()), len(self._labels)),
-            "error": [errors.get(place) for place in places.tolist()],
-        }
-        return pa.table({name: columns[name] for name in self._schema.names}, schema=self._schema)
+    def find_gaps(self, stretch: range) -> list[range]:
+        """What is left to do of a stretch of the list."""
+        gaps, at = [], stretch.start
+        for first, after in [*self._find_parts(), (stretch.stop, stretch.stop)]:
+            gaps.append(range(at, min(first, stretch.stop)))
+            at = max(at, after)
+        return [gap for gap in gaps if gap]
+
+    def keep(self, start: int, batches: Iterable[list[Row]], goes_on: Callable[[int], bool]) -> bool:
+        """Write rows of images from `start` on as parts, whatever ends them; whether `goes_on` let all come."""
+        held, since = list[Row](), time.monotonic()
+        try:
+            for rows in batches:
+                held += rows
+                if len(held) >= _count_rows(self.settings) or time.monotonic() - since > _PART_SECONDS:
+                    start, held, since = self._write(start, held), [], time.monotonic()
+                if not goes_on(len(rows)):
+                    return False
+            return True
+        finally:
+            self._write(start, held)
+
+    def _write(self, start: int, rows: list[Row]) -> int:
+        """Write a part; where the next one starts."""
+        after = start + len(rows)
+        if rows:
+            written = _hide(self.parts / "part")  # where it stays after a crash, it goes with the folder
+            with explain_disk_faults(self.parts):
+                written.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+                flush(written)
+                written.replace(self._name(start, after))
+                flush(self.parts)
+        return after
+
+    def join(self, stretch: range) -> Summary:
+        """Make the file of a stretch all of which is done, then remove the parts."""
+        out, failures, told = (_hide(self.parts / path.name) for path in (self.out, self.failures, self.summary))
+        failed = 0
+
+        def list_tagged() -> Iterator[Row]:
+            nonlocal failed
+            with failures.open("w", encoding="utf-8") as listed:
+                for row in self._read(stretch):
+                    if "error" in row:
+                        listed.write(json.dumps(row, ensure_ascii=False) + "\n")
+                        failed += 1
+                    else:
+                        yield row
+
+        with explain_disk_faults(self.parts):
+            write = _write_parquet if self.out.suffix.lower() == ".parquet" else _write_text
+            write(out, list_tagged(), self.settings)
+            summary = Summary(len(stretch), len(stretch) - failed, failed, self.settings)
+            told.write_text(json.dumps(asdict(summary), indent=2, ensure_ascii=False) + "\n", "utf-8")
+            for path in (out, failures, told):
+                flush(path)
+            if failed:
+                failures.replace(self.failures)
+            else:
+                self.failures.unlink(missing_ok=True)  # of earlier work
+            told.replace(self.summary)
+            out.replace(self.out)  # the last: now the work is finished
+            flush(self.out.absolute().parent)
+            self.remove_parts()
+        return summary
+
+    def read_summary(self) -> Summary:
+        """What came of finished work."""
+        try:
+            return Summary(**json.loads(self.summary.read_text("utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            wrong = f"is there, but its summary cannot be read ({error})"
+            raise InputError(str(self.out), wrong, "replace it with --overwrite") from None
+
+    def _name(self, first: int, after: int) -> Path:
+        return self.parts / f"{first:010d}-{after:010d}.jsonl"
+
+    def _find_parts(self) -> list[tuple[int, int]]:
+        """Stretches that are done, in order."""
+        names = (re.fullmatch(r"(\d+)-(\d+)\.jsonl", name) for name in os.listdir(self.parts))  # noqa: PTH208
+        return sorted((int(name[1]), int(name[2])) for name in names if name)
+
+    def _read(self, stretch: range) -> Iterator[Row]:
+        """Rows of a stretch, each image's once, in order; parts overlap where two runs have worked side by side."""
+        at = stretch.start
+        for first, after in self._find_parts():
+            if first < stretch.stop and after > at:
+                assert first <= at, "nothing is missing"
+                path = self._name(first, after)
+                try:
+                    rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+                except ValueError:
+                    rows = []
+                if len(rows) != after - first:
+                    raise InputError(str(path), "damaged or cut short", "remove it, and its images are tagged again")
+                yield from rows[at - first : stretch.stop - first]
+                at = after
 
 
-class _Part:
-    """Rows on their way to the disk: written when they are many, some seconds old, or at the end, whatever ends it."""
+def _compare(begun: Mapping[str, Any], settings: Mapping[str, Any], *, where: str) -> None:
+    """Refuse to go on with work that was begun with other settings."""
+    for name, value in json.loads(json.dumps(settings)).items():
+        before = begun.get(name)
+        if before != value and name in ("pictures", "list"):
+            wrong = f"the images are not the {begun.get('pictures')} that it began with"
+            raise InputError(where, wrong, "go on with those by --resume, or begin anew with --overwrite")
+        if before != value:
+            wrong = f"it was begun with other {name.replace('_', ' ')} ({cut(str(before))} then, {cut(str(value))} now)"
+            raise InputError(where, wrong, "give the same, begin anew with --overwrite, or write to another file")
 
-    def __init__(self, job: TagJob, start: int, *, most: int) -> None:
-        self._job = job
-        self._start = start
-        self._most = most
-        self._held: list[pa.Table] = []
-        self._since = time.monotonic()
 
-    def __enter__(self) -> "_Part":
-        return self
+def _hide(path: Path) -> Path:
+    """A hidden name that nobody else has, in the same folder."""
+    return path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
 
-    def __exit__(self, *_: object) -> None:
-        self._write()
 
-    def add(self, rows: pa.Table) -> None:
-        """Take the rows that come next."""
-        self._held.append(rows)
-        if sum(map(len, self._held)) >= self._most or time.monotonic() - self._since > _PART_SECONDS:
-            self._write()
+def _count_rows(settings: Mapping[str, Any]) -> int:
+    """How many rows are held at once, in memory and as a Parquet row group."""
+    return min(_ROWS, _NUMBERS // len(settings["labels"]) + 1)
 
-    def _write(self) -> None:
-        if self._held:
-            rows = pa.concat_tables(self._held)
-            self._job.write(self._start, rows)
-            self._start += len(rows)
-        self._held, self._since = [], time.monotonic()
+
+def _write_parquet(path: Path, rows: Iterator[Row], settings: Mapping[str, Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"picture": pa.string(), "labels": pa.list_(pa.string()), "probs": pa.list_(pa.float32())}
+    if settings["all_probs"]:
+        columns["all_probs"] = pa.list_(pa.float32(), len(settings["labels"]))
+    with pq.ParquetWriter(path, pa.schema(columns), compression="zstd") as writer:
+        while group := list(islice(rows, _count_rows(settings))):
+            writer.write_table(pa.Table.from_pylist(group, pa.schema(columns)))
+
+
+def _write_text(path: Path, rows: Iterator[Row], settings: Mapping[str, Any]) -> None:
+    """Lines of JSON; or of CSV, with a sign between the values of a list."""
+    columns = ["picture", "labels", "probs", *(["all_probs"] if settings["all_probs"] else [])]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n") if path.suffix.lower() == ".csv" else None
+        if table:
+            table.writerow(columns)
+        for row in rows:
+            for name in columns[2:]:
+                row[name] = [round(prob, 6) for prob in row[name]]  # further digits of a float32 say nothing
+            if table:
+                table.writerow([row["picture"], *(_BETWEEN.join(map(str, row[name])) for name in columns[1:])])
+            else:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")

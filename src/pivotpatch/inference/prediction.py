@@ -1,9 +1,6 @@
 """What a model says of one image: its tags, and for each the patch that speaks for it."""
 
 import math
-from base64 import b64encode
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
@@ -11,10 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
 
 from pivotpatch.core.patches import PatchBox, patch_boxes
 from pivotpatch.data.decoding import decode_image
@@ -25,9 +19,6 @@ if TYPE_CHECKING:
 
 LONGEST = 640
 """Pixels of the longer side of the copy that figures show."""
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""One per tag, in the order of their probabilities; the Okabe-Ito set: told apart by every kind of colour vision."""
-_THUMBNAIL = 256  # pixels of the longer side in a notebook
 
 
 def fit(size: tuple[int, int]) -> tuple[int, int]:
@@ -73,6 +64,48 @@ def _to_plain(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
+@dataclass(frozen=True)
+class TagRule:
+    """Which labels an image gets; the fitted thresholds decide by default.
+
+    Attributes:
+        threshold: takes the place of all thresholds.
+        top_k: most labels; without a threshold, the most probable ones whatever their thresholds.
+    """
+
+    threshold: float | None = None
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise InputError("threshold", f"{self.threshold} is no probability", "give 0 to 1")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError("top_k", f"it is {self.top_k}", "give 1 or more")
+
+    def rank(self, probs: NDArray[np.float32], thresholds: NDArray[np.float32]) -> NDArray[np.intp]:
+        """Places of the labels that an image gets, the most probable first, of equal ones the first.
+
+        >>> TagRule().rank(np.array([0.3, 0.6, 0.9]), np.array([0.2, 0.6, 0.5]))
+        array([2, 0])
+
+        Args:
+            probs: (L,).
+            thresholds: (L,), the fitted ones.
+        """
+        ranked = np.argsort(-probs, kind="stable")
+        if self.threshold is not None:
+            ranked = ranked[probs[ranked] > self.threshold]
+        elif self.top_k is None:
+            ranked = ranked[probs[ranked] > thresholds[ranked]]
+        return ranked[: self.top_k]
+
+    def choose(self, prediction: "Prediction") -> tuple[Tag, ...]:
+        """The tags of one image, the most probable first."""
+        if self.threshold is not None:
+            prediction = replace(prediction, thresholds=np.full_like(prediction.thresholds, self.threshold))
+        return tuple(map(prediction.tag_at, self.rank(prediction.probs, prediction.thresholds)))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
     """What a model says of one image; L labels, P patches.
@@ -96,29 +129,37 @@ class Prediction:
     source: Path | bytes | NDArray[np.uint8]
     size: tuple[int, int]
     labels: tuple[str, ...]
-    probs: Tensor
-    image_probs: Tensor
-    patch_probs: Tensor | None
-    weights: Tensor | None
-    thresholds: Tensor
+    probs: NDArray[np.float32]
+    image_probs: NDArray[np.float32]
+    patch_probs: NDArray[np.float32] | None
+    weights: NDArray[np.float32] | None
+    thresholds: NDArray[np.float32]
     overlap: float = 0.0
 
     @property
     def tags(self) -> tuple[Tag, ...]:
         """The labels above their thresholds, the most probable first."""
-        return tuple(map(self._tag, self._ranked[(self.probs > self.thresholds)[self._ranked]].tolist()))
+        return TagRule().choose(self)
 
     def top(self, count: int) -> tuple[Tag, ...]:
         """The most probable labels, above their thresholds or not."""
-        if count < 1:
-            raise InputError("top", f"count is {count}", "give 1 or more")
-        return tuple(map(self._tag, self._ranked[:count].tolist()))
+        return TagRule(top_k=count).choose(self)
 
     def get(self, label: str) -> Tag:
         """What is known of one label, given or not."""
         if label not in self.labels:
             raise InputError("label", f"unknown label {label!r}", choose_one_of(label, self.labels))
-        return self._tag(self.labels.index(label))
+        return self.tag_at(self.labels.index(label))
+
+    def tag_at(self, place: int) -> Tag:
+        """What is known of the label at a place of `labels`."""
+        known = self.labels[place], float(self.probs[place]), float(self.thresholds[place])
+        tag = Tag(*known, float(self.image_probs[place]))
+        if self.weights is None or self.patch_probs is None:
+            return tag
+        weights = self.weights[:, place]
+        box = self._boxes[int(weights.argmax())]
+        return tag._replace(patch_prob=float(self.patch_probs[place]), weights=tuple(weights.tolist()), box=box)
 
     def to_dict(self) -> dict[str, Any]:
         """The image's name, its size [H, W] and its tags in plain types, for JSON."""
@@ -140,22 +181,13 @@ class Prediction:
         from pivotpatch.inference.plots import plot_tag, plot_tags
 
         if label is None:
-            return plot_tags(self.image, self._shown, size=self.size)
+            return plot_tags(self.image, self.tags or self.top(3), size=self.size)
         return plot_tag(self.image, self.get(label), overlap=self.overlap)
 
     @cached_property
-    def _ranked(self) -> Tensor:
-        """Places (L,) of the labels, the most probable first; of equal ones the first."""
-        return self.probs.argsort(descending=True, stable=True)
-
-    @property
-    def _shown(self) -> tuple[Tag, ...]:
-        return self.tags[: len(COLOURS)] or self.top(3)
-
-    @cached_property
     def _boxes(self) -> list[PatchBox]:
-        if self.weights is None:
-            return []
+        """Pixels of each patch."""
+        assert self.weights is not None
         grid = math.isqrt(len(self.weights))
         # The model sees the image enlarged: where it has fewer pixels than patches, they share them.
         (height, width), (rows, columns) = self.size, (max(side, grid) for side in self.size)
@@ -169,108 +201,12 @@ class Prediction:
             for box in patch_boxes(rows, columns, grid=grid, overlap=self.overlap)
         ]
 
-    def _tag(self, place: int) -> Tag:
-        known = self.labels[place], self.probs[place].item(), self.thresholds[place].item()
-        if self.weights is None or self.patch_probs is None:
-            return Tag(*known, self.image_probs[place].item())
-        weights = self.weights[:, place]
-        return Tag(
-            *known,
-            self.image_probs[place].item(),
-            self.patch_probs[place].item(),
-            tuple(weights.tolist()),
-            self._boxes[int(weights.argmax())],
-        )
-
     def __repr__(self) -> str:
         tags = ", ".join(f"{tag.label} {tag.prob:.2f}" for tag in self.tags) or "no tags"
         return f"<Prediction of {self.picture or 'an image'}, {self.size[0]} x {self.size[1]} pixels: {tags}>"
 
-    def _repr_html_(self) -> str:
-        """The image with the frames of its pivot patches, beside a table of its tags, for notebooks."""
-        shown = list(zip(self._shown, COLOURS, nest_boxes(self._shown), strict=False))
-        frames = (_frame(tag.box, self.size, colour=colour, depth=depth) for tag, colour, depth in shown if tag.box)
-        page = _PAGE.format(
-            address=_encode(self.image),
-            text=repr(self)[1:-1],
-            name=self.picture or "an image",
-            size="{} x {}".format(*self.size),
-            note="" if self.tags else _NO_TAGS,
-            frames=Markup("").join(frames),
-            head=_HEAD if self.weights is not None else Markup(""),
-            rows=Markup("").join(_describe(tag, colour) for tag, colour, _ in shown),
-        )
-        return str(page)
-
-
-@dataclass(frozen=True)
-class TagRule:
-    """Which labels an image gets; the fitted thresholds decide by default.
-
-    Attributes:
-        threshold: takes the place of all thresholds.
-        top_k: most labels; without a threshold, the most probable ones whatever their thresholds.
-    """
-
-    threshold: float | None = None
-    top_k: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise InputError("threshold", f"{self.threshold} is no probability", "give 0 to 1")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError("top_k", f"it is {self.top_k}", "give 1 or more")
-
-    def choose(self, prediction: Prediction) -> tuple[Tag, ...]:
-        """The tags of one image, the most probable first."""
-        if self.threshold is not None:
-            prediction = replace(prediction, thresholds=0 * prediction.thresholds + self.threshold)
-        elif self.top_k is not None:
-            return prediction.top(self.top_k)
-        return prediction.tags[: self.top_k]
-
-
-_NO_TAGS = Markup("<br>No label is above its threshold; these are the most probable.")
-_HEAD = Markup("<th>whole image<th>its patches<th>pivot patch")
-_PAGE = Markup(
-    '<div style="display:flex;gap:1em;align-items:flex-start">'
-    '<div style="position:relative;line-height:0;flex:none"><img src="{address}" alt="{text}">{frames}</div>'
-    '<div style="overflow-x:auto"><table><caption>{name}, {size} pixels{note}</caption>'
-    "<thead><tr><th>tag<th>probability<th>threshold{head}</thead><tbody>{rows}</tbody></table></div></div>"
-)
-_FRAME = Markup(
-    '<span style="position:absolute;left:{:.2f}%;top:{:.2f}%;width:{:.2f}%;height:{:.2f}%;'
-    'outline:3px solid {};outline-offset:-{}px"></span>'
-)
-_ROW = Markup('<tr><td style="border-left:6px solid {};text-align:left">{}<td><b>{:.2f}</b><td>{:.2f}')
-_EVIDENCE = Markup('<td>{:.2f}<td>{:.2f}<td style="white-space:nowrap">{}, {} to {}, {}')
-
-
-def nest_boxes(tags: Sequence[Tag]) -> list[int]:
-    """How many of the tags before each have the same box, so that frames of the same patch lie inside each other."""
-    seen: Counter[PatchBox | None] = Counter()
-    depths = []
-    for tag in tags:
-        depths.append(seen[tag.box])
-        seen[tag.box] += 1
-    return depths
-
-
-def _frame(box: PatchBox, size: tuple[int, int], *, colour: str, depth: int) -> Markup:
-    height, width = (100 / side for side in size)
-    place = box.left * width, box.top * height, (box.right - box.left) * width, (box.bottom - box.top) * height
-    return _FRAME.format(*place, colour, 3 + 4 * depth)
-
-
-def _describe(tag: Tag, colour: str) -> Markup:
-    row = _ROW.format(colour, tag.label, tag.prob, tag.threshold)
-    return row if tag.box is None else row + _EVIDENCE.format(tag.image_prob, tag.patch_prob, *tag.box)
-
-
-def _encode(image: NDArray[np.uint8]) -> Markup:
-    """A small copy of an image (h,w,3) as an address that holds it."""
-    small = Image.fromarray(image)
-    small.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    written = BytesIO()
-    small.save(written, "JPEG", quality=85)
-    return Markup("data:image/jpeg;base64,{}").format(b64encode(written.getvalue()).decode("ascii"))
+    def _repr_png_(self) -> bytes:
+        """The figure of all tags, for notebooks."""
+        written = BytesIO()
+        self.plot().savefig(written, format="png")
+        return written.getvalue()

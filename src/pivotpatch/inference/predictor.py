@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from pivotpatch.accel import quicken_inference
 from pivotpatch.accel.device import has_bfloat16
 from pivotpatch.core.adaptive import check_effort
-from pivotpatch.data.decoding import decode_image, decode_with_size
+from pivotpatch.data.decoding import Decoded, decode_image, decode_with_size
 from pivotpatch.data.files import locate_file
 from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Engine, TorchEngine
@@ -37,15 +37,6 @@ of uint8 or of floats from 0 to 1."""
 
 class ModelError(InputError):
     """What is wrong with a model: no other image would mend it."""
-
-
-class _Read(NamedTuple):
-    """An image: its name, where figures take it from, its own size, and pixels (S,S,3) for the model."""
-
-    name: str | None
-    source: Path | bytes | NDArray[np.uint8]
-    size: tuple[int, int]
-    pixels: NDArray[np.uint8]
 
 
 class Predictor:
@@ -84,16 +75,15 @@ class Predictor:
         """Open a trained model.
 
         Args:
-            name_or_folder: the name of a model that comes with the package ("tagger"), the folder of a run, whose best
-                model is taken, or of a checkpoint, or an exported file (.onnx). "hub:owner/name" is a
-                checkpoint on the Hugging Face hub; "transformers:" or "timm:" before a folder or `owner/name` opens
-                somebody else's multi-label model, around which PAT-I looks at 2 x 2 patches of the image at twice the
-                model's size. A revision may follow a name: "hub:owner/name@v2". An open model is taken as it is.
+            name_or_folder: the bundled "tagger", the folder of a run (its best model) or of a checkpoint, an exported
+                file (.onnx), "hub:owner/name" for a checkpoint on the Hugging Face hub, or "transformers:" or "timm:"
+                before a folder or `owner/name` for somebody else's multi-label model, around which PAT-I looks at
+                patches, cut at twice the model's size. A revision may follow a name: "hub:owner/name@v2". A model
+                that was opened before is taken as it is.
             device: where to run; a GPU where there is one by default. Exported models run on the CPU.
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
-                their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`), which
-                says whether that look is at the patches or a closer one. Exported models look at the patches of
-                all images, PAT-I at those of all or, with 0, of none.
+                their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`). Exported
+                models know only 1, PAT-I only 0 and 1.
             fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
                 False leaves the model as it is.
         """
@@ -131,54 +121,53 @@ class Predictor:
         An image that cannot be read is an error that names it; then none of the list is answered.
         """
         if not isinstance(pictures, list | tuple):
-            return self._predict([self._read(pictures, "picture")])[0]
-        found: list[Prediction] = []
-        for start in range(0, len(pictures), self.batch_size):
-            chunk = enumerate(pictures[start : start + self.batch_size], start)
-            found += self._predict([self._read(picture, f"pictures[{place}]") for place, picture in chunk])
-        return found
+            return self._predict([("picture", pictures)])[0]
+        named = [(f"pictures[{place}]", picture) for place, picture in enumerate(pictures)]
+        starts = range(0, len(named), self.batch_size)
+        return [each for start in starts for each in self._predict(named[start : start + self.batch_size])]
 
-    def _read(self, picture: object, where: str) -> _Read:
-        """One image, which may turn out to be none; `where` is what messages call it if it has no name."""
-        size = (self.engine.picture_size, self.engine.picture_size)
-        if isinstance(picture, str | os.PathLike):
-            path = Path(locate_file(picture) if isinstance(picture, str) else picture)
-            pixels, own = decode_with_size(path, size=size)
-            return _Read(str(path), path, own, pixels)
-        given = _get_pixels(picture, where)
-        pixels, own = decode_with_size(given, size=size, name=where)
-        if isinstance(given, bytes):
-            return _Read(None, given, own, pixels)
-        small = np.array(decode_image(given, size=fit(own), name=where))  # a copy: the caller may go on to draw on it
-        return _Read(None, small, own, pixels)
-
-    def _predict(self, pictures: list[_Read]) -> list[Prediction]:
-        pixels = np.stack([picture.pixels for picture in pictures])
+    def _predict(self, named: list[tuple[str, Any]]) -> list[Prediction]:
+        """What is in images; those without a name of their own have one for messages."""
+        read = [self._read(picture, where) for where, picture in named]
+        pixels = torch.from_numpy(np.stack([pixels for *_, (pixels, _) in read]))
         try:
-            answer = self.engine(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+            answer = self.engine(pixels.permute(0, 3, 1, 2))
         except InputError as error:
             raise ModelError(*error.parts) from error
-        thresholds = torch.tensor(self.engine.thresholds or (0.5,) * len(self.labels))
+        thresholds = np.array(self.engine.thresholds or (0.5,) * len(self.labels), dtype=np.float32)
         return [
             Prediction(
-                picture=picture.name,
-                source=picture.source,
-                size=picture.size,
+                picture=name,
+                source=source,
+                size=size,
                 labels=self.labels,
-                probs=answer.probs[row],
-                image_probs=answer.image_probs[row],
+                probs=answer.probs[row].numpy(),
+                image_probs=answer.image_probs[row].numpy(),
                 patch_probs=_pick(answer.patch_probs, row),
                 weights=_pick(answer.weights, row),
                 thresholds=thresholds,
                 overlap=self.engine.overlap,
             )
-            for row, picture in enumerate(pictures)
+            for row, (name, source, (_, size)) in enumerate(read)
         ]
 
+    def _read(self, picture: Any, where: str) -> tuple[str | None, Path | bytes | NDArray[np.uint8], Decoded]:
+        """An image's name, where figures take it from, and its pixels (S,S,3) for the model."""
+        size = (self.engine.picture_size, self.engine.picture_size)
+        if isinstance(picture, str | os.PathLike):
+            path = Path(locate_file(picture) if isinstance(picture, str) else picture)
+            return str(path), path, decode_with_size(path, size=size)
+        given = _get_pixels(picture, where)
+        decoded = decode_with_size(given, size=size, name=where)
+        if isinstance(given, bytes):
+            return None, given, decoded
+        # A small copy: the caller may go on to draw on it.
+        return None, np.array(decode_image(given, size=fit(decoded.size), name=where)), decoded
 
-def _pick(part: Tensor | None, row: int) -> Tensor | None:
+
+def _pick(part: Tensor | None, row: int) -> NDArray[np.float32] | None:
     """What an answer's part says of one image; None where its patches were not looked at."""
-    return None if part is None or part[row].isnan().all() else part[row]
+    return None if part is None or part[row].isnan().all() else part[row].numpy()
 
 
 def _choose_device(device: str | torch.device | None) -> torch.device:
@@ -191,12 +180,6 @@ def _choose_device(device: str | torch.device | None) -> torch.device:
         raise InputError("device", f"{device!r} cannot be used ({reason})", "choose cpu or another") from None
 
 
-def _choose_dtype(device: torch.device) -> torch.dtype:
-    if has_bfloat16(device):
-        return torch.bfloat16
-    return torch.float16 if device.type == "cuda" else torch.float32
-
-
 def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1.0, fold: bool = True) -> TorchEngine:
     """An engine for a model that nobody else holds, which is changed into what the device is fastest with.
 
@@ -207,7 +190,8 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
         fold: likewise.
     """
     model.eval()
-    dtype = _choose_dtype(device)
+    half = torch.bfloat16 if has_bfloat16(device) else torch.float16
+    dtype = half if device.type == "cuda" else torch.float32
     if fold and isinstance(model, SharedClassifier):
         seen = model.preprocessing.image_size
         side = seen if model.backbone.fixed_size else min(seen, _TRIED)
@@ -227,20 +211,15 @@ def _wrap_foreign(model: ForeignClassifier, *, pat: bool, device: torch.device) 
     return TorchEngine(wrapped, device=device)
 
 
-def _get_pixels(picture: object, where: str) -> bytes | Image.Image | NDArray[np.uint8]:
-    """What `decode_with_size` takes."""
+def _get_pixels(picture: Any, where: str) -> bytes | Image.Image | NDArray[np.uint8]:
+    """What `decode_with_size` takes; it checks arrays."""
+    if isinstance(picture, np.ndarray):
+        return np.repeat(picture[..., None], 3, axis=2) if picture.ndim == 2 else picture
     if isinstance(picture, bytes | Image.Image):
         return picture
-    if isinstance(picture, Tensor):
-        return _get_tensor_pixels(picture, where)
-    if not isinstance(picture, np.ndarray):
+    if not isinstance(picture, Tensor):
         todo = "give a path, a Pillow image, an array (H, W, 3), a tensor (3, H, W), or a list of those"
         raise InputError(where, f"is a {type(picture).__name__}", todo)
-    return np.repeat(picture[..., None], 3, axis=2) if picture.ndim == 2 else picture
-
-
-def _get_tensor_pixels(picture: Tensor, where: str) -> NDArray[np.uint8]:
-    """Pixels (H,W,3) of a tensor (3,H,W)."""
     if picture.ndim != 3 or picture.shape[0] != 3 or picture.numel() == 0:
         todo = "give (3, H, W)" + (", or list(...) of a batch" if picture.ndim == 4 else "")
         raise InputError(where, f"the tensor has shape {tuple(picture.shape)}", todo)

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,8 @@ class OnnxNetwork(nn.Module):
         super().__init__()
         self.session = open_session(path)
         graph = import_extra("onnx", "onnx").load(path, load_external_data=False).graph
-        self.place = nn.Parameter(torch.empty(0), requires_grad=False)  # tells where answers are wanted
+        digest = torch.tensor(list(sha256(path.read_bytes()).digest()), dtype=torch.float32)
+        self.digest = nn.Parameter(digest, requires_grad=False)  # tells graphs apart, and where answers are wanted
         shapes = {given.name: given.shape for given in self.session.get_inputs() if given.type == "tensor(float)"}
         self.shape: list[int | str] = next(iter(shapes.values()), [])
         if len(self.session.get_inputs()) != 1 or len(self.shape) != 4 or self.shape[1] != 3:

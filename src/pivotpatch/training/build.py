@@ -1,7 +1,8 @@
 """From a configuration to everything a run needs: records, loaders, model, task, optimiser."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,13 +31,7 @@ from pivotpatch.models.open import open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import RunConfig, TaskSection
 from pivotpatch.training.optimiser import WeightAverage, make_average, make_optimiser
-from pivotpatch.training.resources import (
-    Place,
-    choose_dtype,
-    choose_hold,
-    count_workers,
-    measure_free_memory,
-)
+from pivotpatch.training.processes import Place, choose_dtype, choose_hold, count_workers, measure_free_memory
 from pivotpatch.training.task import Task, make_task
 
 SPLIT_SEED = 0  # the same images are held out whatever the seed of the run, so that runs can be compared
@@ -47,36 +42,23 @@ _NAMED = 10  # labels in a line about a model or about images
 
 @dataclass
 class Run:
-    """A run that is ready to go.
-
-    Attributes:
-        records: the training images; `loader` gives this process's share of them, `val_loader` that of validation.
-        tests: the test sets by address, opened now so that a wrong address is known before days of training.
-        task: model and loss.
-        step_module: the task as it is called in training: the same, or wrapped for several processes.
-        average: the running average of the model, where one is kept.
-        policy: of augmentation.
-        dtype: of autocast.
-        held_bytes: of the images that stay decoded.
-        compiled: whether steps are compiled, see `compile_run`.
-        choices: what "auto" was decided to be, and why; a line each, by the name of the setting.
-    """
+    """A run that is ready to go."""
 
     config: RunConfig
     accelerator: Accelerator
-    records: RecordSet
-    loader: Loader
-    val_loader: Loader | None
-    tests: dict[str, RecordSet]
-    task: Task
-    step_module: nn.Module
-    average: WeightAverage | None
+    records: RecordSet  # the training images
+    loader: Loader  # of this process's share of them
+    val_loader: Loader | None  # of its share of the validation images
+    tests: dict[str, RecordSet]  # by address, opened now so that a wrong one is known before days of training
+    task: Task  # model and loss
+    step_module: nn.Module  # the task as it is called in training: the same, or wrapped for several processes
+    average: WeightAverage | None  # the running average of the model, where one is kept
     optimiser: torch.optim.Adam
     policy: AugmentPolicy
-    dtype: torch.dtype
-    held_bytes: int
-    compiled: bool = False
-    choices: dict[str, str] = field(default_factory=dict)
+    dtype: torch.dtype  # of autocast
+    held_bytes: int  # of the images that stay decoded
+    choices: dict[str, str]  # what "auto" was decided to be, and why in a line, by the name of the setting
+    compiled: bool = False  # whether steps are, see `compile_run`
 
     @property
     def steps_per_epoch(self) -> int:
@@ -110,14 +92,13 @@ def build_run(
         accelerator: device and processes.
         saved: a checkpoint of this very run, to build the model from instead.
         decode: decode the images that are to be held; else each is decoded when it is needed.
-        progress: told what is done while images are decoded to be held.
+        progress: told how many of these are done.
         tell: as in `make_model`; told which labels no image has, too.
     """
     records, val = open_training_records(config)
     tests = {address: open_aligned(address, records.labels.names) for address in config.data.test}
-    scored = [*tests.values(), *([] if val is None else [val])]
-    for each in scored:
-        if len(each.positive.indices) == 0:
+    for each in (*tests.values(), val):
+        if each is not None and len(each.positive.indices) == 0:
             raise InputError(each.name, "no image has any of the labels, so nothing can be ranked", "give others")
     never = np.flatnonzero(np.bincount(records.positive.indices, minlength=len(records.labels)) == 0)
     if tell is not None and len(never):
@@ -136,26 +117,16 @@ def build_run(
     step_module: nn.Module = accelerator.prepare_model(task) if accelerator.num_processes > 1 else task
     average = make_average(task.model, config.ema)  # not before, for the wrapper may move the weights
     side, count = model.picture_size, len(records) + (0 if val is None else len(val))
-    image_bytes = count_held_bytes(count, (side, side))
-    place, why = choose_hold(
-        config.data.hold,
-        image_bytes=image_bytes,
-        epochs=config.train.epochs,
-        free=measure_free_memory(accelerator),
-    )
-
-    def load(part: RecordSet, *, training: bool) -> Loader:
-        hold: Place = place if decode else "nothing"
-        return open_loader(
-            part, config, model=model, accelerator=accelerator, training=training, hold=hold, progress=progress
-        )
-
+    image_bytes, free = count_held_bytes(count, (side, side)), measure_free_memory(accelerator)
+    place, why = choose_hold(config.data.hold, image_bytes=image_bytes, epochs=config.train.epochs, free=free)
+    hold: Place = place if decode else "nothing"
+    load = partial(open_loader, config=config, model=model, accelerator=accelerator, hold=hold, progress=progress)
     return Run(
         config=config,
         accelerator=accelerator,
         records=records,
         loader=load(records, training=True),
-        val_loader=None if val is None else load(val, training=False),
+        val_loader=None if val is None else load(val),
         tests=tests,
         task=task,
         step_module=step_module,
@@ -284,15 +255,13 @@ def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: T
         if getattr(model.architecture, name, None) != value:
             todo = f"leave it out, or write model.{name}= after a recipe that says it"
             raise InputError(f"model.{name}", f"is {value!r}, but {start} decides it", todo)
-    if task.kind in ("patch", "patch_only"):
-        if isinstance(model, MultiLabelClassifier):
-            again = _take_over(MultiLabelClassifier(model.architecture, labels), model, tell=tell)
-            return PatchClassifier.from_classifier(again, **_say_patching(task))
-        if isinstance(model, PatchClassifier):
-            return _take_over(PatchClassifier(model.architecture, labels, **_say_patching(task)), model, tell=tell)
-    elif task.kind == "image" and isinstance(model, MultiLabelClassifier):
-        return _take_over(MultiLabelClassifier(model.architecture, labels), model, tell=tell)
-    elif task.kind == "independent" and isinstance(model, IndependentClassifier) and model.labels == labels:
+    patches = task.kind in ("patch", "patch_only")
+    if isinstance(model, MultiLabelClassifier) and task.kind != "independent":
+        again = _take_over(MultiLabelClassifier(model.architecture, labels), model, tell=tell)
+        return PatchClassifier.from_classifier(again, **_say_patching(task)) if patches else again
+    if isinstance(model, PatchClassifier) and patches:
+        return _take_over(PatchClassifier(model.architecture, labels, **_say_patching(task)), model, tell=tell)
+    if isinstance(model, IndependentClassifier) and task.kind == "independent" and model.labels == labels:
         return model
     wrong = f"it is a {type(model).__name__}, which task.kind={task.kind} cannot train for these {len(labels)} labels"
     raise InputError(start, wrong, "choose another checkpoint or task")

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -19,6 +19,9 @@ _FOLDER = Path(__file__).parents[1] / "recipes"
 _COMMENTS = re.compile(r"# (?P<title>.+)\n# published mAP: (?P<published>none|\d+\.\d) \((?P<source>.+)\)\n")
 
 Positive = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=0, strict=True)]
+Part = Annotated[float, Field(ge=0, lt=1)]
+Above0 = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 # One name needs no list around it, so that an override is as easy to write as an address.
@@ -36,17 +39,11 @@ class DataSection(Section):
 
     train: str | None = Field(None, description="address of the training images")
     val: str | None = Field(None, description="address of the validation images; else part of train is held out")
-    val_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.1, description="part of train that is held out where there is no val; 0 trains on all and selects nothing"
-    )
+    val_fraction: Part = Field(0.1, description="part of train that is held out without val; 0 selects nothing")
     test: Names = Field((), description="addresses that the chosen model is evaluated on at the end")
     labels: Names | None = Field(None, description="train for these labels only")
-    workers: Annotated[int, Field(ge=0, strict=True)] | None = Field(
-        None, description="processes that decode, for each training process; else its share of the cores, at most 12"
-    )
-    hold: Literal["auto", "device", "memory", "nothing"] = Field(
-        "auto", description="where decoded images stay (3 bytes per pixel); auto: on the GPU or in RAM where they fit"
-    )
+    workers: Count | None = Field(None, description="processes that decode; else a share of the cores, at most 12")
+    hold: Literal["auto", "device", "memory", "nothing"] = Field("auto", description="where decoded images stay")
     on_error: Literal["error", "skip"] = Field("error", description="what an image that cannot be read does")
 
 
@@ -70,23 +67,15 @@ class TaskSection(Section):
     """What is trained."""
 
     kind: Literal["image", "patch", "patch_only", "independent"] = Field(
-        "patch",
-        description="image: the baseline (DeT); patch: PAT-T, eq. 5; patch_only: the study of image scale; "
-        "independent: a backbone per label (InT)",
+        "patch", description="image: baseline (DeT); patch: PAT-T; patch_only: image scale; independent: InT"
     )
     grid: Grid = Field(2, description="patches per side")
-    overlap: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="part of a patch that its neighbour shares")
+    overlap: Part = Field(0.0, description="part of a patch that its neighbour shares")
     lam: NonNegative = Field(1.0, description="weight of the patches in the total direct effect")
-    temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="of the patch weights")
-    source_size: Side | None = Field(
-        None, description="pixels per side to cut native patches from; else they are cut from the model's input"
-    )
-    patch_size: Side | None = Field(
-        None, description="pixels per side at which the model sees a patch; None is model.image_size, less is cheaper"
-    )
-    closer_size: Side | None = Field(
-        None, description="patch: pixels per side of a closer look at the whole image, for efforts between 0 and 1"
-    )
+    temperature: Above0 = Field(1.0, description="of the patch weights")
+    source_size: Side | None = Field(None, description="pixels per side to cut native patches from; else the input's")
+    patch_size: Side | None = Field(None, description="pixels per side at which the model sees a patch")
+    closer_size: Side | None = Field(None, description="patch: pixels per side of a closer look, for efforts below 1")
 
     @field_validator("closer_size")
     @classmethod
@@ -105,7 +94,7 @@ class LossSection(Section):
     name: Literal["asymmetric", "binary_cross_entropy"] = Field("asymmetric", description="kind of loss")
     gamma_neg: NonNegative = Field(4.0, description="asymmetric: focusing power for negatives")
     gamma_pos: NonNegative = Field(0.0, description="asymmetric: focusing power for positives")
-    clip: Annotated[float, Field(ge=0, lt=1)] = Field(0.05, description="asymmetric: negatives below it cost nothing")
+    clip: Part = Field(0.05, description="asymmetric: negatives below it cost nothing")
     detach_focus: bool = Field(True, description="asymmetric: constant focusing factors, as in its authors' training")
     reduction: Literal["sum", "mean"] = Field("sum", description="over images and labels")
 
@@ -114,10 +103,10 @@ class OptimiserSection(Section):
     """How weights move."""
 
     name: Literal["adamw", "adam"] = Field("adamw", description="kind of optimiser")
-    lr: Annotated[float, Field(gt=0)] = Field(1e-4, description="peak learning rate")
+    lr: Above0 = Field(1e-4, description="peak learning rate")
     weight_decay: NonNegative = Field(1e-4, description="decay, on weights only")
     decay_all: bool = Field(False, description="decay norms and biases too")
-    clip_norm: Annotated[float, Field(gt=0)] | None = Field(None, description="largest norm of the gradient")
+    clip_norm: Above0 | None = Field(None, description="largest norm of the gradient")
 
 
 class ScheduleSection(Section):
@@ -129,7 +118,7 @@ class ScheduleSection(Section):
 class EmaSection(Section):
     """The averaged weights that are evaluated and kept."""
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = Field(0.9997, description="0 keeps no average")
+    decay: Part = Field(0.9997, description="0 keeps no average")
     warmup: bool = Field(True, description="a short memory at first: decay 1 - (1 + step)^(-2/3) where that is less")
 
 
@@ -138,21 +127,17 @@ class AugmentSection(Section):
 
     flip: Share = Field(0.0, description="probability of a horizontal flip")
     cutout: Share = Field(0.5, description="side of the covered box, as a part of the view's side")
-    operations: Annotated[int, Field(ge=0)] = Field(2, description="operations of RandAugment")
+    operations: int = Field(2, ge=0, description="operations of RandAugment")
     randaugment: Literal["torchvision", "published"] = Field("torchvision", description="whose operations")
-    magnitude: Annotated[float, Field(ge=0, le=30)] = Field(9.0, description="strength of torchvision's")
+    magnitude: float = Field(9.0, ge=0, le=30, description="strength of torchvision's")
 
 
 class PrecisionSection(Section):
     """How numbers are held."""
 
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="autocast dtype of the model; auto is bfloat16 on a GPU that has it, else float32"
-    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="autocast; auto: bfloat16 on a GPU")
     channels_last: bool = Field(True, description="memory order of images and weights")
-    compile: Literal["auto", True, False] = Field(
-        "auto", description="torch.compile; auto: on a GPU, where the steps that are left pay for it"
-    )
+    compile: Literal["auto", True, False] = Field("auto", description="torch.compile; auto: on a GPU, where it pays")
 
 
 class TrainSection(Section):
@@ -161,9 +146,7 @@ class TrainSection(Section):
     epochs: Positive = Field(80, description="passes over the training images")
     batch_size: Positive = Field(128, description="images per step, over all processes")
     accumulate: Positive = Field(1, description="parts that each process computes its share of a batch in")
-    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = Field(
-        1, description="of weights, order and augmentation"
-    )
+    seed: int = Field(1, ge=0, lt=2**63, strict=True, description="of weights, order and augmentation")
 
 
 class EvaluationSection(Section):
@@ -231,32 +214,27 @@ def dump_config(config: RunConfig, *, explained: bool = False) -> str:
         fields = type(getattr(config, section)).model_fields
         lines.append(f"[{section}]")
         for key, value in values.items():
-            line = f"# {key} =" if value is None else f"{key} = {_to_toml(value)}"
+            if isinstance(value, dict):
+                stated = [f"{key}.{_to_toml(name)} = {_to_toml(each)}" for name, each in value.items()]
+            else:
+                stated = [] if value is None else [f"{key} = {_to_toml(value)}"]
             if explained:
-                lines.append(f"{line:<40}  # {fields[key].description}")
-            elif value is not None:
-                lines.append(line)
+                first, *rest = stated or [f"# {key} ="]
+                stated = [f"{first:<40}  # {fields[key].description}", *rest]
+            lines += stated
         lines.append("")
     return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe of the package and what was published for it.
-
-    Attributes:
-        name: what `find_recipe` knows it by.
-        path: its file.
-        title: what it trains, in one line.
-        published: mAP in per cent; None where the paper has none.
-        source: the table and row of the figure, or why there is none.
-    """
+    """A recipe of the package: what it trains in one line, and the mAP in per cent that a table was published with."""
 
     name: str
     path: Path
     title: str
     published: float | None
-    source: str
+    source: str  # the table and row of the figure, or why there is none
 
 
 def list_recipes() -> list[Recipe]:
@@ -323,14 +301,6 @@ def _validate(values: Mapping[str, object], *, where: str) -> RunConfig:
     raise InputError(where, f"{name} is {quote(value)}", message[0].lower() + message[1:])
 
 
-def _to_toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML escapes what JSON does, and DEL
-    if isinstance(value, list):
-        return f"[{', '.join(map(_to_toml, value))}]"
-    if isinstance(value, dict):
-        pairs = ", ".join(f"{_to_toml(key)} = {_to_toml(item)}" for key, item in value.items())
-        return f"{{ {pairs} }}" if pairs else "{}"
-    return repr(value)
+def _to_toml(value: object) -> str:
+    """JSON, which TOML reads the same: strings escape alike, but for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -19,49 +19,26 @@ from pivotpatch.training.step import compile_run, take_step, wait_for_device
 
 @dataclass(frozen=True)
 class DryRun:
-    """What one batch tells of a run.
-
-    Attributes:
-        device: what it ran on.
-        processes: how many share the work.
-        weights: numbers in the model.
-        labels: L.
-        pictures: images for training.
-        val_pictures: images for validation.
-        steps: of the whole run.
-        seconds_per_step: as measured on the second of two steps, without waiting for images.
-        seconds_per_validation: as one batch of it suggests.
-        seconds: of the whole run.
-        memory_bytes: the most that was in use of the GPU's memory, or what the process uses on a CPU.
-        held_bytes: what images that are held would take besides.
-        choices: what "auto" was decided to be, and why; a line each, by the name of the setting.
-        not_read: what was wrong with images that were skipped on the way to the batches, by name.
-    """
+    """What one batch tells of a run."""
 
     device: str
     processes: int
-    weights: int
+    weights: int  # numbers in the model
     labels: int
-    pictures: int
-    val_pictures: int
-    steps: int
-    seconds_per_step: float
-    seconds_per_validation: float
-    seconds: float
-    memory_bytes: int
-    held_bytes: int
-    choices: dict[str, str]
-    not_read: dict[str, str]
+    pictures: int  # images for training
+    val_pictures: int  # images for validation
+    steps: int  # of the whole run
+    seconds_per_step: float  # of the second of two steps, without waiting for images
+    seconds_per_validation: float  # as one batch of it suggests
+    seconds: float  # of the whole run
+    memory_bytes: int  # the most that was in use of the GPU's memory, or what the process uses on a CPU
+    held_bytes: int  # what images that are held would take besides
+    choices: dict[str, str]  # what "auto" was decided to be, and why, by the name of the setting
+    not_read: dict[str, str]  # what was wrong with images that were skipped on the way to the batches, by name
 
 
 def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell | None = None) -> DryRun:
-    """Try one batch of a run; nothing is written, and images to be held are not decoded.
-
-    Args:
-        config: of the run.
-        accelerator: device and processes.
-        tell: as in `make_model`.
-    """
+    """Try one batch of a run; nothing is written, and images to be held are not decoded. `tell` as in `make_model`."""
     with own_settings(accelerator.device):
         run = build_run(config, accelerator, decode=False, tell=tell)
         compile_run(run, steps_left=run.total_steps)

@@ -10,6 +10,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -37,39 +38,23 @@ CHANGEABLE = {"output", "evaluation", "precision.compile", "data.workers", "data
 
 
 class RunState(BaseModel):
-    """Where a run is, in numbers.
-
-    Attributes:
-        step: steps that are done.
-        evaluated: the step of the last evaluation.
-        best: the best validation mAP.
-        best_step: the step it was found at.
-        waited: evaluations since then.
-        seconds: time that training has taken, over all starts.
-        train_seconds: the part of it that was spent on steps.
-        pictures: images they trained on, so far as they are logged.
-        pending: numbers of the steps since the last entry of the log, one row per step.
-        logged: entries of the log.
-        not_read: images that could not be read, each with what was wrong with it.
-        records: images that there are to train on.
-        config: the configuration that it was saved under.
-    """
+    """Where a run is, in numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    step: int = 0
-    evaluated: int = 0
-    best: float | None = None
-    best_step: int = 0
-    waited: int = 0
-    seconds: float = 0.0
-    train_seconds: float = 0.0
-    pictures: int = 0
-    pending: list[list[float]] = []
-    logged: int = 0
-    not_read: dict[str, str] = {}
-    records: int = 0
-    config: dict[str, dict[str, Any]] | None = None
+    step: int = 0  # steps that are done
+    evaluated: int = 0  # the step of the last evaluation
+    best: float | None = None  # the best validation mAP
+    best_step: int = 0  # the step it was found at
+    waited: int = 0  # evaluations since then
+    seconds: float = 0.0  # that training has taken, over all starts
+    train_seconds: float = 0.0  # the part of it that was spent on steps
+    pictures: int = 0  # images they trained on, so far as they are logged
+    pending: list[list[float]] = []  # numbers of the steps since the last entry of the log, one row per step
+    logged: int = 0  # entries of the log
+    not_read: dict[str, str] = {}  # images that could not be read, each with what was wrong with it
+    records: int = 0  # images that there are to train on
+    config: dict[str, dict[str, Any]] | None = None  # that it was saved under
 
 
 class RunFolder:
@@ -79,12 +64,15 @@ class RunFolder:
         root: where it is.
         config: of the run.
         writes: whether this process does.
+        last: the newest state.
+        best: the model that validation chose.
     """
 
     def __init__(self, root: Path, config: RunConfig, *, writes: bool = True) -> None:
         self.root = root
         self.config = config
         self.writes = writes
+        self.last, self.best = root / "last", root / "best"
         self._lock: int | None = None
 
     @classmethod
@@ -119,24 +107,14 @@ class RunFolder:
                 self.check_free()
                 self.root.mkdir(parents=True, exist_ok=True)
                 self._claim()
-                self._write(ENVIRONMENT, _to_json({**describe_environment(), "choices": dict(choices)}))
-                self._write(CONFIG, dump_config(self.config))
+            self._write(ENVIRONMENT, json.dumps({**describe_environment(), "choices": dict(choices)}, indent=2) + "\n")
+            self._write(CONFIG, dump_config(self.config))
 
     def close(self) -> None:
         """Let other processes train in it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    @property
-    def last(self) -> Path:
-        """The newest state."""
-        return self.root / "last"
-
-    @property
-    def best(self) -> Path:
-        """The model that validation chose."""
-        return self.root / "best"
 
     def save_last(self, model: Classifier, tensors: dict[str, Tensor], state: RunState) -> None:
         """Replace `last/`: `model` for users, `tensors` and `state` to go on from."""
@@ -167,7 +145,10 @@ class RunFolder:
     def check_resumable(self, state: RunState) -> None:
         """Refuse a run that is at its end, of which something is gone, or whose configuration was changed."""
         again = f"start another with model.start_from={self.last}"
-        if self._is_finished():
+        finished = False
+        with suppress(OSError, ValueError, KeyError, TypeError):  # what is damaged will be written anew
+            finished = bool(json.loads((self.root / METRICS).read_text("utf-8"))["finished"])
+        if finished:
             todo = f"start another; model.start_from={self.best} begins with its weights"
             raise InputError(str(self.root), "the run has come to its end", todo)
         if state.best is not None and not self.best.exists():
@@ -182,13 +163,6 @@ class RunFolder:
                 if now != value and not {section, f"{section}.{key}"} & CHANGEABLE:
                     wrong = f"{section}.{key} is {now!r}, the run began with {value!r}"
                     raise InputError(str(self.root / CONFIG), wrong, f"give back what it was, or {again}")
-
-    def _is_finished(self) -> bool:
-        path = self.root / METRICS
-        try:
-            return path.is_file() and bool(json.loads(path.read_text("utf-8"))["finished"])
-        except (ValueError, KeyError, TypeError):
-            raise InputError(str(path), "is not what a run writes", "remove it") from None
 
     def load_tensors(self, device: torch.device) -> dict[str, Tensor]:
         """What `save_last` was given, on a device."""
@@ -212,18 +186,20 @@ class RunFolder:
         path = self.root / LOG
         if self.writes and path.exists():
             lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True)
-            with explain_disk_faults(self.root):
-                self._write(LOG, "".join([line for line in lines if line.endswith("\n")][:entries]))
+            self._write(LOG, "".join([line for line in lines if line.endswith("\n")][:entries]))
             read_log(self.root)
 
     def write_metrics(self, metrics: dict[str, object]) -> None:
         """Replace metrics.json."""
         if self.writes:
-            with explain_disk_faults(self.root):
-                self._write(METRICS, _to_json(metrics))
+            self._write(METRICS, json.dumps(metrics, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        with replacing(self.root / name) as written, written.open("w", encoding="utf-8") as file:
+        with (
+            explain_disk_faults(self.root),
+            replacing(self.root / name) as written,
+            written.open("w", encoding="utf-8") as file,
+        ):
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -237,17 +213,12 @@ class RunFolder:
     def _tidy(self) -> None:
         for name in (CONFIG, ENVIRONMENT, LOG, METRICS):
             (self.root / f"{name}.tmp").unlink(missing_ok=True)
-        for name in ("last", "best"):
-            folder, old = self.root / name, self.root / f"{name}.old"
+        for folder in (self.last, self.best):
+            old = folder.with_name(f"{folder.name}.old")
             if old.exists() and not folder.exists():
                 old.rename(folder)  # a crash came between the two renames of a save
-            shutil.rmtree(old, ignore_errors=True)
-            for scratch in self.root.glob(f".{name}.*"):
-                shutil.rmtree(scratch)
-
-
-def _to_json(content: Mapping[str, object]) -> str:
-    return json.dumps(content, indent=2) + "\n"
+            for left in (old, *self.root.glob(f".{folder.name}.*")):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def read_log(root: Path) -> list[dict[str, Any]]:

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
+from pivotpatch.core.metrics import DEFINITIONS, AveragePrecision, average_precision
 from pivotpatch.data.loading import Failure, Loader
 from pivotpatch.data.records import Tell
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, shorten
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import load_checkpoint
@@ -22,24 +24,26 @@ from pivotpatch.models.classifier import Classifier
 from pivotpatch.training.build import Progress, Run, build_run, none_read, open_loader
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.folder import RunFolder, RunState
-from pivotpatch.training.metrics import check_weights, describe_run, explain_nonfinite, measure_scores, sum_up_steps
-from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
-from pivotpatch.training.signals import StopSignals
+from pivotpatch.training.processes import (
+    StopSignals,
+    gather_named,
+    join_processes,
+    make_accelerator,
+    open_trackers,
+    own_settings,
+)
 from pivotpatch.training.step import collect_training, compile_run, restore_training, take_step
 from pivotpatch.writing import explain_disk_faults
 
 AGREE_EVERY = 5  # steps between questions to the other processes whether one was asked to stop
 
+_MEND = "lower optimiser.lr, set optimiser.clip_norm, or try precision.dtype=float32"
+
 Report = Callable[[dict[str, Any]], None]
 
 
 class FitResult(NamedTuple):
-    """How a run ended.
-
-    Attributes:
-        metrics: the content of metrics.json.
-        stopped_by: the signal that ended it early; None where it came to its end.
-    """
+    """How a run ended: the content of metrics.json, and the signal that ended it early, if one did."""
 
     metrics: dict[str, Any]
     stopped_by: Signals | None
@@ -218,7 +222,7 @@ class _Trainer:
         first = step - len(self.recent) + 1
         for number, (row, (_, indices)) in enumerate(zip(table.tolist(), self.recent, strict=True), first):
             if not all(map(math.isfinite, row)):
-                raise explain_nonfinite(run, step=number, indices=indices, numbers=row)
+                raise self.explain_nonfinite(number, indices, row)
             self.state.pending.append(row)
         self.recent.clear()
         if due:
@@ -244,7 +248,9 @@ class _Trainer:
         self.gather_failures()
         self.state.seconds = time.perf_counter() - self._began
         tensors = collect_training(self.run)
-        check_weights(tensors, step=self.state.step)
+        for name, value in tensors.items():  # the loss was finite, but it is that of the weights before the step
+            if not torch.isfinite(value).all():
+                raise InputError(f"step {self.state.step}", f"{name} is not finite", _MEND)
         self.folder.save_last(self.run.model, tensors, self.state)
         self.saved = self.state.step
 
@@ -285,10 +291,46 @@ class _Trainer:
         if self.run.config.data.on_error == "skip":
             self.state.not_read = gather_named(self.state.not_read, self.run.accelerator)
 
+    def explain_nonfinite(self, step: int, indices: Tensor, numbers: list[float]) -> InputError:
+        """The error that ends a run whose loss or gradient is not finite; all processes take part.
+
+        Args:
+            step: its number.
+            indices: (B,) the images of this process's share, in the run's records.
+            numbers: its row from `take_step`.
+        """
+        run, chosen = self.run, indices.tolist()
+        if run.accelerator.num_processes > 1:
+            chosen = gather_object(chosen)
+        names = shorten(run.records.images.name(run.records.place(index)) for index in chosen)
+        *losses, _, gradient = numbers
+        what = "gradient" if all(map(math.isfinite, losses)) else "loss"
+        first = step == 1 and what == "loss"
+        todo = "check the weights it began with, model.weights or model.start_from" if first else _MEND
+        wrong = f"the {what} of {names} is not finite ({sum(losses)}, gradient norm {gradient})"
+        return InputError(f"step {step}", wrong, todo)
+
     def describe(self, *, finished: bool) -> dict[str, Any]:
         """What metrics.json says, but for the test sets."""
         self.gather_failures()
-        return describe_run(self.run, self.state, seconds=time.perf_counter() - self._began, finished=finished)
+        run, state, ranking = self.run, self.state, self.run.task.ranking
+        chosen = run.val_loader is not None
+        metrics: dict[str, Any] = {
+            "finished": finished,
+            "steps": state.step,
+            "epochs": state.step / run.steps_per_epoch,
+            "seconds": time.perf_counter() - self._began,
+            "pictures_per_second": state.pictures / state.train_seconds if state.pictures else None,
+            "average_precision": DEFINITIONS[run.config.evaluation.definition],
+            "ranking": ranking,
+            "chosen_by": f"validation mAP of the {ranking} logits" if chosen else "nothing, the last step",
+            "best_step": state.best_step if chosen else state.step,
+            "best_val_mAP": state.best,
+            "not_read": dict(sorted(state.not_read.items())),
+        }
+        if run.accelerator.device.type == "cuda":
+            metrics["peak_memory_GB"] = torch.cuda.max_memory_allocated(run.accelerator.device) / 1e9
+        return metrics
 
     def test(self) -> dict[str, Any]:
         """Average precision of the chosen model on the test sets that the configuration names."""
@@ -303,3 +345,40 @@ class _Trainer:
             found = measure_scores(run, self.score(loader, f"test {address}", model=model))
             results[address] = {name: each.to_dict() for name, each in found.items()}
         return results
+
+
+def sum_up_steps(run: Run, state: RunState, *, since: int, seconds: float) -> dict[str, Any]:
+    """Make an entry of the log from the steps that wait for one, and count them as logged.
+
+    Args:
+        run: what is trained.
+        state: how far it is; its pending steps are cleared, their images and seconds added.
+        since: the step from which on time was taken; pending steps from before a resume lie before it.
+        seconds: that the steps since then took.
+    """
+    *parts, pictures, norms = map(sum, zip(*state.pending, strict=True))
+    losses = {name: part / max(pictures, 1) for name, part in zip(run.task.parts, parts, strict=True)}
+    timed = pictures * (state.step - since) / len(state.pending)
+    entry = {
+        "step": state.step,
+        "epoch": state.step / run.steps_per_epoch,
+        "loss": sum(losses.values()),
+        **{f"loss_{name}": value for name, value in losses.items()},
+        "gradient_norm": norms / len(state.pending),
+        "lr": run.optimiser.param_groups[0]["lr"],
+        "pictures_per_second": timed / seconds,
+    }
+    state.pictures += math.ceil(timed)
+    state.train_seconds += seconds
+    state.pending.clear()
+    return entry
+
+
+def measure_scores(run: Run, scores: Scores) -> dict[str, AveragePrecision]:
+    """Average precision of each kind of logits that the task trains."""
+    definition, task = run.config.evaluation.definition, run.task
+    return {
+        kind: average_precision(logits, scores.target, definition=definition, labels=scores.labels)
+        for kind, logits in scores.logits.items()
+        if kind in (*task.parts, task.ranking)
+    }

@@ -16,12 +16,7 @@ MOMENTUM = (0.85, 0.95)  # at the peak, and at both ends
 
 
 class CyclePoint(NamedTuple):
-    """A place on the cycle.
-
-    Attributes:
-        rate: the learning rate, as a part of its peak.
-        momentum: the first of Adam's betas.
-    """
+    """A place on the cycle: the learning rate, as a part of its peak, and the first of Adam's betas."""
 
     rate: float
     momentum: float
@@ -51,11 +46,9 @@ def _anneal(start: float, end: float, along: float) -> float:
 def make_optimiser(model: nn.Module, section: OptimiserSection) -> torch.optim.Adam:
     """An optimiser over what `model` trains; norms and biases do not decay unless the section says so."""
     kind = torch.optim.AdamW if section.name == "adamw" else torch.optim.Adam
-    groups = (
-        [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if section.decay_all
-        else param_groups_weight_decay(model, section.weight_decay)
-    )
+    groups = param_groups_weight_decay(model, section.weight_decay)
+    if section.decay_all:
+        groups = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = next(model.parameters()).device.type in ("cuda", "cpu")  # several times faster on both
     return kind(groups, lr=section.lr, weight_decay=section.weight_decay, fused=fused)
 

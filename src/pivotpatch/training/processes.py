@@ -1,20 +1,36 @@
-"""Devices, processes and trackers: what Accelerate carries."""
+"""What a run takes of its machine: processes, trackers, memory, precision; and signals that ask it to stop."""
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Generic, Literal, NamedTuple, TypeVar
 
+import psutil
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import ProjectConfiguration, gather_object, parse_flag_from_env
 
+from pivotpatch.accel.device import has_bfloat16
 from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.training.config import RunConfig
 from pivotpatch.writing import explain_disk_faults
 
 TRACKS = "tracks"  # the folder of a run that trackers write to
+Place = Literal["device", "memory", "nothing"]
+Value = TypeVar("Value")
+DEVICE_SHARE = 0.25  # of free GPU memory that images may take: the rest is for the feature maps of a step
+HOST_SHARE = 0.5  # of available RAM
+COMPILE_SECONDS = 120.0  # what compiling a model for training costs
+COMPILE_GAIN = 1.4  # how many times as fast a compiled step is
+_ASKING = (signal.SIGINT, signal.SIGTERM)
+# Seconds in which signals are one request: Ctrl-C reaches a process from the terminal and again from its launcher.
+_TOGETHER = 1.0
 
 
 def join_processes() -> PartialState:
@@ -37,12 +53,10 @@ def make_accelerator(config: RunConfig, out: Path | None = None) -> Accelerator:
         if name not in installed:
             todo = f"install it, or leave it out; {choose_one_of(name, installed)}"
             raise InputError("output.trackers", f"there is no {name!r} here", todo)
-    state = join_processes()
-    writes = out is not None and len(names) > 0
     return Accelerator(
-        cpu=state.device.type == "cpu",
+        cpu=join_processes().device.type == "cpu",
         mixed_precision="no",  # the step casts as the configuration says, whatever the launcher's settings are
-        log_with=list(names) if writes else None,
+        log_with=list(names) if out is not None and names else None,
         project_config=ProjectConfiguration(project_dir=str(out), logging_dir=str(out / TRACKS)) if out else None,
     )
 
@@ -89,3 +103,136 @@ def open_trackers(accelerator: Accelerator, config: RunConfig, *, step: int) -> 
         with explain_disk_faults(place):
             for tracker in accelerator.trackers:
                 tracker.finish()
+
+
+class StopSignals:
+    """While it is entered, Ctrl-C and SIGTERM are noted instead of obeyed; a second one ends the process at once.
+
+    Attributes:
+        received: the signal that asked, None as long as none has.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._since = 0.0
+
+    def __enter__(self) -> "StopSignals":
+        # Python lets only the main thread set handlers; elsewhere the caller decides when to stop.
+        main = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.signal(number, self._note) for number in _ASKING} if main else {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received, self._since = signal.Signals(number), time.monotonic()
+        elif time.monotonic() - self._since > _TOGETHER:
+            raise KeyboardInterrupt
+
+
+class FreeMemory(NamedTuple):
+    """Bytes that are free for one process: on its GPU (0 where there is none), and its share of the RAM."""
+
+    device: int
+    host: int
+
+
+def measure_free_memory(accelerator: Accelerator) -> FreeMemory:
+    """What each process may count on: the least that any of them sees, so that all decide the same."""
+    device = accelerator.device
+    on_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    host = min(psutil.virtual_memory().available, _find_container_memory()) // _count_local_processes()
+    if accelerator.num_processes > 1:
+        seen = torch.tensor([[on_device, host]], device=device)
+        on_device, host = map(int, accelerator.gather(seen).amin(0).tolist())
+    return FreeMemory(on_device, host)
+
+
+def _find_container_memory() -> int:
+    """Bytes that a container leaves to its processes, cached files not counted; without a limit more than there are."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(limit - used + int(counts["inactive_file"]), 0)
+    except (OSError, ValueError, KeyError):  # no container, or "max"
+        return 2**62
+
+
+def _count_local_processes() -> int:
+    """Processes that a launcher started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def count_workers() -> int:
+    """This process's share of the cores that it may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(cores // _count_local_processes(), 12), 1)
+
+
+def choose_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
+    """The dtype of autocast, float32 for none."""
+    choice = config.precision.dtype
+    if choice == "auto":
+        choice = "bfloat16" if has_bfloat16(device) else "float32"
+    return torch.bfloat16 if choice == "bfloat16" else torch.float32
+
+
+class Choice(NamedTuple, Generic[Value]):
+    """What "auto" was decided to be, or what the user said, and why in one line."""
+
+    value: Value
+    why: str
+
+
+def choose_hold(
+    setting: Literal["auto", "device", "memory", "nothing"], *, image_bytes: int, epochs: int, free: FreeMemory
+) -> Choice[Place]:
+    """Where the decoded images of a run stay.
+
+    Args:
+        setting: `data.hold`.
+        image_bytes: of all images, decoded.
+        epochs: passes over them.
+        free: what one process may use a part of.
+    """
+    if setting != "auto":
+        return Choice(setting, f"data.hold is {setting}")
+    if epochs == 1:
+        return Choice("nothing", "data.hold is nothing: each image is read only once")
+    size = f"images take {image_bytes / 1e9:.3g} GB"
+    on_device, on_host = DEVICE_SHARE * free.device, HOST_SHARE * free.host
+    if image_bytes <= on_device:
+        return Choice("device", f"data.hold is device: {size} of {on_device / 1e9:.3g} GB for them on the GPU")
+    room = f"{on_host / 1e9:.3g} GB of RAM for them"
+    if image_bytes <= on_host:
+        return Choice("memory", f"data.hold is memory: {size} of {room}")
+    return Choice("nothing", f"data.hold is nothing: {size}, more than {room}")
+
+
+def choose_compile(
+    setting: Literal["auto", True, False], *, steps_left: int, seconds_per_step: float | None
+) -> Choice[bool]:
+    """Whether to compile: on a GPU, where the time that it saves exceeds what it costs.
+
+    Args:
+        setting: `precision.compile`.
+        steps_left: of the run.
+        seconds_per_step: without compiling; None on a CPU, which gains too little.
+
+    >>> choose_compile("auto", steps_left=10_000, seconds_per_step=0.25).value
+    True
+    >>> choose_compile("auto", steps_left=1_000, seconds_per_step=0.25).value
+    False
+    """
+    if setting != "auto":
+        return Choice(setting, f"precision.compile is {str(setting).lower()}")
+    if seconds_per_step is None:
+        return Choice(False, "precision.compile is false: there is no GPU")
+    saved = steps_left * seconds_per_step * (1 - 1 / COMPILE_GAIN)
+    pays = saved > COMPILE_SECONDS
+    times = f"{steps_left:,} steps of {seconds_per_step:.2g} s would save {saved:.0f} s"
+    return Choice(pays, f"precision.compile is {str(pays).lower()}: {times}, compiling costs {COMPILE_SECONDS:.0f} s")

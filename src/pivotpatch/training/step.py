@@ -1,7 +1,7 @@
 """One step: views, loss, gradients, update. What is drawn depends on seed, step and process alone."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -12,12 +12,12 @@ from torch.profiler import record_function
 
 from pivotpatch.accel.device import can_run
 from pivotpatch.accel.rewrites import quicken_training
-from pivotpatch.data.augment import Augmentation, draw_augmentation
+from pivotpatch.data.augment import draw_augmentation
 from pivotpatch.data.loading import Batch
 from pivotpatch.models.weights import load_exactly
 from pivotpatch.training.build import Run
 from pivotpatch.training.optimiser import find_cycle_point, set_cycle_point
-from pivotpatch.training.resources import choose_compile
+from pivotpatch.training.processes import choose_compile
 
 Watch = Callable[[str], AbstractContextManager[object]]
 """Is entered around each section of a step by its name: "transfer" of the images to the device, "views", "forward",
@@ -43,7 +43,11 @@ def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64], wat
     set_cycle_point(run.optimiser, point, peak=config.optimiser.lr)
     parts = compute_gradients(run, batch, step=step, rows=rows, watch=watch)
     with watch("norm"):
-        norm = _clip(list_weights(run.optimiser), config.optimiser.clip_norm)
+        weights, limit = _list_weights(run.optimiser), config.optimiser.clip_norm
+        if limit is not None:
+            norm = torch.nn.utils.clip_grad_norm_(weights, limit)
+        else:  # measured alone, which does not touch the gradients
+            norm = torch.nn.utils.get_total_norm([each.grad for each in weights if each.grad is not None])
     with watch("optimiser"):
         run.optimiser.step()
         run.optimiser.zero_grad()
@@ -54,13 +58,6 @@ def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64], wat
             run.average.update(run.task.model, step=step + 1)
     count = parts.new_full((1,), len(batch.indices))  # filled on the device, which so need not be waited for
     return torch.cat([parts, count, norm[None]])
-
-
-def _clip(weights: Sequence[Tensor], limit: float | None) -> Tensor:
-    """The norm of the gradient, which is scaled down to the limit; without one it is not touched."""
-    if limit is not None:
-        return torch.nn.utils.clip_grad_norm_(weights, limit)
-    return torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
 
 
 def compute_gradients(
@@ -76,8 +73,9 @@ def compute_gradients(
     """
     device, config = run.accelerator.device, run.config
     torch.manual_seed(_mix(config.train.seed, step, run.accelerator.process_index))
+    count = run.task.views_per_image
     augmentation = draw_augmentation(
-        config.train.batch_size * run.task.views_per_image,
+        config.train.batch_size * count,
         policy=run.policy,
         generator=torch.Generator().manual_seed(_mix(config.train.seed, step)),
     )
@@ -93,9 +91,10 @@ def compute_gradients(
     compiled = run.compiled and device.type == "cuda"
     shares = list(zip(*(part.chunk(config.train.accumulate) for part in whole), strict=True))
     for number, (pixels, truth, places) in enumerate(shares, 1):
-        drawn = _take(augmentation, places, views=run.task.views_per_image)
+        drawn = places[:, None] * count + torch.arange(count)  # for these images, in the order of `make_views`
+        order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
         with watch("views"):
-            views = run.task.make_views(pixels, augmentation=drawn, compiled=compiled)
+            views = run.task.make_views(pixels, augmentation=augmentation.select(order), compiled=compiled)
         with nullcontext() if number == len(shares) else run.accelerator.no_sync(run.step_module):
             autocast = torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32)
             with watch("forward"), autocast:
@@ -129,13 +128,6 @@ def _find_scale(run: Run, target: Tensor) -> Tensor | float:
         known = run.accelerator.reduce(known, "sum")
     scale: Tensor = processes / known.clamp(min=1)
     return scale
-
-
-def _take(augmentation: Augmentation, places: Tensor, *, views: int) -> Augmentation:
-    """What was drawn for some images of a batch, in the order of `make_views`: images first, then patches."""
-    drawn = places[:, None] * views + torch.arange(views)
-    order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
-    return augmentation.select(order)
 
 
 def _mix(*numbers: int) -> int:
@@ -195,7 +187,7 @@ def wait_for_device(run: Run) -> None:
         torch.cuda.synchronize(run.accelerator.device)
 
 
-def list_weights(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+def _list_weights(optimiser: torch.optim.Optimizer) -> list[Tensor]:
     """What an optimiser moves."""
     return [weight for group in optimiser.param_groups for weight in group["params"]]
 
@@ -210,22 +202,16 @@ def collect_training(run: Run) -> dict[str, Tensor]:
 
 def restore_training(run: Run, tensors: Mapping[str, Tensor]) -> None:
     """Put what `collect_training` gave back in place."""
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}}
-    for name, value in tensors.items():
-        part, _, rest = name.partition(".")
-        parts[part][rest] = value
-    load_exactly(run.task.model, parts["model"], where="training state")
+    model = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    load_exactly(run.task.model, model, where="training state")
     names = {id(weight): name for name, weight in run.task.model.named_parameters()}
-    moments: dict[int, dict[str, Tensor]] = {}
-    for place, weight in enumerate(list_weights(run.optimiser)):
-        prefix = f"{names[id(weight)]}."
-        found = {key: parts["optimiser"].get(prefix + key) for key in ("step", "exp_avg", "exp_avg_sq")}
-        moments[place] = {key: _lay_out(value, weight) for key, value in found.items() if value is not None}
     state = run.optimiser.state_dict()
-    state["state"] = {place: held for place, held in moments.items() if held}
+    for place, weight in enumerate(_list_weights(run.optimiser)):
+        held: dict[str, Tensor] = {}
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            value = tensors.get(f"optimiser.{names[id(weight)]}.{key}")
+            if value is not None:  # in the memory order of its weight, which a fused optimiser insists on
+                held[key] = value if value.ndim == 0 else torch.empty_like(weight).copy_(value)
+        if held:
+            state["state"][place] = held
     run.optimiser.load_state_dict(state)
-
-
-def _lay_out(value: Tensor, weight: Tensor) -> Tensor:
-    """A moment in the memory order of its weight, which a fused optimiser insists on; a count as it is."""
-    return value if value.ndim == 0 else torch.empty_like(weight).copy_(value)

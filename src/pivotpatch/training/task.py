@@ -14,12 +14,7 @@ from pivotpatch.training.config import LossSection, RunConfig
 
 
 class TaskLoss(NamedTuple):
-    """What a batch costs, summed over its images and labels.
-
-    Attributes:
-        total: a scalar, to be differentiated.
-        parts: (K,) its summands, detached, in the order of the task's `parts`.
-    """
+    """What a batch costs, summed over its images and labels: a scalar to be differentiated, and its summands (K,)."""
 
     total: Tensor
     parts: Tensor
@@ -45,8 +40,9 @@ class Task(nn.Module):
 
     @property
     def views_per_image(self) -> int:
-        """How many views are drawn for each image, the image itself included."""
-        return 1 + self.model.grid**2 if isinstance(self.model, PatchClassifier) else 1
+        """How many views are drawn for each image: itself, its patches, and the larger image last."""
+        model = self.model
+        return 1 + model.grid**2 + (model.closer_size is not None) if isinstance(model, PatchClassifier) else 1
 
     def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
         """The views of images (B,3,h,w) uint8 from the loader, on their device."""
@@ -83,11 +79,6 @@ class PatchTask(Task):
         super().__init__(model, loss)
         if model.closer_size is not None:
             self.parts = (*self.parts, "closer")
-
-    @property
-    def views_per_image(self) -> int:
-        """The image, its patches, and the larger image last."""
-        return super().views_per_image + (self.model.closer_size is not None)
 
     def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
         """The views of images (B,3,h,w) uint8 from the loader, on their device."""
@@ -142,9 +133,4 @@ def make_loss(section: LossSection) -> nn.Module:
     """The loss that a configuration names, summed: the loop divides where a mean is wanted."""
     if section.name == "binary_cross_entropy":
         return BinaryCrossEntropyLoss()
-    return AsymmetricLoss(
-        gamma_neg=section.gamma_neg,
-        gamma_pos=section.gamma_pos,
-        clip=section.clip,
-        detach_focus=section.detach_focus,
-    )
+    return AsymmetricLoss(**section.model_dump(exclude={"name", "reduction"}))

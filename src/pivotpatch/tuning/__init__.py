@@ -1,11 +1,15 @@
 """Everything that is fitted after training: lam, calibration, thresholds, effort. Figures are in `tuning.plots`."""
 
-from pivotpatch.tuning.calibration import calibrate_out_of_fold, fit_calibration, judge_calibration, reliability
-from pivotpatch.tuning.effort import effort_curve, fit_adaptive
-from pivotpatch.tuning.folds import draw_folds
+from pivotpatch.tuning.calibration import (
+    calibrate_out_of_fold,
+    draw_folds,
+    fit_calibration,
+    judge_calibration,
+    reliability,
+)
 from pivotpatch.tuning.mixing import fit_mixing
 from pivotpatch.tuning.thresholds import BestF1, LeastCost, PrecisionAtLeast, fit_thresholds, parse_goal
-from pivotpatch.tuning.tune import Tuning, tune_scores
+from pivotpatch.tuning.tune import Tuning, effort_curve, fit_adaptive, tune_scores
 
 __all__ = [
     "BestF1",

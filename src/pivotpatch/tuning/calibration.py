@@ -1,6 +1,6 @@
-"""Calibration fitted on validation logits, and how far probabilities are from the truth."""
+"""Calibration fitted on validation logits, out of fold too, and how far probabilities are from the truth."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -12,14 +12,43 @@ from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import check_scores
 from pivotpatch.core.policies import check_probabilities
 from pivotpatch.errors import InputError, choose_one_of
-from pivotpatch.tuning.folds import FOLDS, draw_folds
 
+FOLDS = 5
 Method = Literal["temperature", "platt", "platt_per_label"]
 METHODS: tuple[Method, ...] = get_args(Method)
 _RIDGE = 1e-3  # in units of one image: keeps a fit of scores without a mistake finite and changes nothing else
 _STEPS = 100
 _HIGHEST_TEMPERATURE = 100.0
 _Z = 1.959964  # two-sided 95 % of the normal distribution
+
+
+def draw_folds(count: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """The fold (N,) of each of `count` images, 0 to `FOLDS` - 1, as even in size as can be.
+
+    By default the generator has seed 0, so that a fit can be repeated.
+
+    >>> sorted(draw_folds(7).bincount().tolist())
+    [1, 1, 1, 2, 2]
+    """
+    if count < FOLDS:
+        raise InputError("folds", f"there are {count} images", f"give {FOLDS} or more; hundreds are usual")
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    return (torch.arange(count) % FOLDS)[torch.randperm(count, generator=generator)]
+
+
+class Fold(NamedTuple):
+    """Rows of the images of one fold, and of all others; each rising."""
+
+    inside: Tensor
+    others: Tensor
+
+
+def split_folds(count: int, *, generator: torch.Generator | None = None) -> Iterator[Fold]:
+    """The folds of `draw_folds`, one after the other: fit to the others, judge inside."""
+    fold = draw_folds(count, generator=generator)
+    for number in range(FOLDS):
+        yield Fold((fold == number).nonzero()[:, 0], (fold != number).nonzero()[:, 0])
 
 
 def fit_calibration(logits: Tensor, target: Tensor, *, kind: str, method: Method = "platt_per_label") -> Calibration:
@@ -48,14 +77,14 @@ def fit_calibration(logits: Tensor, target: Tensor, *, kind: str, method: Method
         raise InputError("calibration", "there is no positive or no negative image", "check the target")
     logits, target = logits.detach().double(), target.double()
     start = torch.tensor([[1.0], [0.0]], dtype=torch.float64, device=logits.device)
-    weak = torch.full_like(start, _RIDGE)
     pooled = logits.reshape(-1, 1), target.reshape(-1, 1)
-    fitted = _minimise(*pooled, centre=start, strength=weak, offset=method != "temperature").values
+    weak = torch.full_like(start, _RIDGE)
+    fitted, _ = _minimise(*pooled, centre=start, strength=weak, offset=method != "temperature")
     if method == "temperature":
         # The loss is convex in this one number, so that within a bound it is least at the nearest to its minimum.
         fitted[0].clamp_(min=1 / _HIGHEST_TEMPERATURE)
     if method == "platt_per_label":
-        fitted = _minimise(logits, target, centre=fitted, strength=_prior_strength(logits, target, fitted)).values
+        fitted, _ = _minimise(logits, target, centre=fitted, strength=_prior_strength(logits, target, fitted))
     slope, offset = fitted.expand(2, logits.shape[1]).tolist()
     return Calibration(kind, method, tuple(slope), tuple(offset))
 
@@ -72,23 +101,16 @@ def calibrate_out_of_fold(
     They say honestly what a calibration is worth where no other data are left to judge it by. Arguments are those of
     `fit_calibration` and `draw_folds`.
     """
-    fold = draw_folds(len(logits), generator=generator).to(logits.device)
     probs = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
-    for number in range(FOLDS):
-        inside = fold == number
-        fitted = fit_calibration(logits[~inside], target[~inside], kind="", method=method)
+    for inside, others in split_folds(len(logits), generator=generator):
+        fitted = fit_calibration(logits[others], target[others], kind="", method=method)
         probs[inside] = fitted.apply(logits[inside])
     return probs
 
 
-class _Fit(NamedTuple):
-    """Slopes and offsets (2,L), and the curvature (2,2,L) of the loss there."""
-
-    values: Tensor
-    curvature: Tensor
-
-
-def _minimise(logits: Tensor, target: Tensor, *, centre: Tensor, strength: Tensor, offset: bool = True) -> _Fit:
+def _minimise(
+    logits: Tensor, target: Tensor, *, centre: Tensor, strength: Tensor, offset: bool = True
+) -> tuple[Tensor, Tensor]:
     """Slope and offset of each label by Newton's method, all labels at once.
 
     Args:
@@ -97,14 +119,15 @@ def _minimise(logits: Tensor, target: Tensor, *, centre: Tensor, strength: Tenso
         centre: (2,1) where the prior is, and where the search begins.
         strength: (2,1) of the prior, one over its variance.
         offset: False leaves the offset where it is.
+
+    Returns:
+        Slopes and offsets (2,L), and the curvature (L,2,2) of the loss there.
     """
-    known = ~torch.isnan(target)
-    truth = target.nan_to_num()
+    known, truth = ~torch.isnan(target), target.nan_to_num()
 
     def loss(values: Tensor) -> Tensor:
         losses = F.binary_cross_entropy_with_logits(values[0] * logits + values[1], truth, reduction="none")
-        prior = strength * (values - centre).square() / 2
-        return (losses * known).sum(0) + prior.sum(0)
+        return (losses * known).sum(0) + (strength * (values - centre).square() / 2).sum(0)
 
     values = centre.expand(2, logits.shape[1]).clone()
     current = loss(values)
@@ -113,21 +136,21 @@ def _minimise(logits: Tensor, target: Tensor, *, centre: Tensor, strength: Tenso
         error, spread = (probs - truth) * known, probs * (1 - probs) * known
         gradient = torch.stack([(error * logits).sum(0), error.sum(0)]) + strength * (values - centre)
         mixed = (spread * logits).sum(0)
-        curvature = torch.stack([(spread * logits**2).sum(0), mixed, mixed, spread.sum(0)]).reshape(2, 2, -1)
-        curvature = curvature + torch.diag(strength[:, 0])[..., None]
+        rows = torch.stack([(spread * logits**2).sum(0), mixed, mixed, spread.sum(0)], dim=1).reshape(-1, 2, 2)
+        curvature = rows + torch.diag(strength[:, 0])
         if not offset:
-            gradient[1], curvature[0, 1], curvature[1, 0] = 0, 0, 0
-        step = torch.linalg.solve(curvature.permute(2, 0, 1), gradient.T).T
+            gradient[1], curvature[:, 0, 1], curvature[:, 1, 0] = 0, 0, 0
+        step = torch.linalg.solve(curvature, gradient.T).T
         size = torch.ones_like(current)
         bound = current + 1e-12 * current.abs()  # what rounding may add at the minimum
         while ((worse := (loss(values - size * step) > bound)) & (size > 1e-9)).any():
             size = torch.where(worse, size / 2, size)
-        size = torch.where(worse, 0.0, size)
-        values = values - size * step
+        moved = torch.where(worse, 0.0, size) * step
+        values = values - moved
         current = loss(values)
-        if (size * step).abs().amax() < 1e-10:
+        if moved.abs().amax() < 1e-10:
             break
-    return _Fit(values, curvature)
+    return values, curvature
 
 
 def _prior_strength(logits: Tensor, target: Tensor, centre: Tensor) -> Tensor:
@@ -136,22 +159,17 @@ def _prior_strength(logits: Tensor, target: Tensor, centre: Tensor) -> Tensor:
     A label's own fit has variance v by chance. With weights 1 / v the squared distances from the centre then sum to
     (number of labels) + (true variance) * (sum of weights) on average, which is solved for the true variance.
     """
-    alone = _minimise(logits, target, centre=centre, strength=torch.full_like(centre, _RIDGE))
-    chance = torch.linalg.inv(alone.curvature.permute(2, 0, 1)).diagonal(dim1=1, dim2=2).T
-    distance = ((alone.values - centre) ** 2 / chance).sum(1, keepdim=True)
+    alone, curvature = _minimise(logits, target, centre=centre, strength=torch.full_like(centre, _RIDGE))
+    chance = torch.linalg.inv(curvature).diagonal(dim1=1, dim2=2).T
+    distance = ((alone - centre) ** 2 / chance).sum(1, keepdim=True)
     variance: Tensor = (distance - logits.shape[1]) / (1 / chance).sum(1, keepdim=True)
     return variance.clamp(min=1e-6).reciprocal()
 
 
 class Reliability(NamedTuple):
-    """Mean probability and share of positives in bins that hold a decision; each (K,), rising.
+    """Mean probability and share of positives in bins that hold a decision, rising; each (K,).
 
-    Attributes:
-        mean_prob: mean probability in a bin.
-        share: share of positives among its decisions.
-        low: lower end of the 95 % interval of the share (Wilson).
-        high: its upper end.
-        counts: decisions in the bin.
+    `low` and `high` are the ends of the share's 95 % interval (Wilson), `counts` the decisions in a bin.
     """
 
     mean_prob: Tensor
@@ -198,11 +216,7 @@ def _bin(probs: Tensor, truth: Tensor, *, bins: int, by: Literal["width", "mass"
 class Faults:
     """How far probabilities are from the truth; 0 is best.
 
-    Attributes:
-        ece_width: expected calibration error in bins of equal width.
-        ece_mass: the same in bins of equal numbers of decisions.
-        brier: mean squared distance from the target.
-        log_loss: mean negative logarithm of the probability of what is true.
+    The expected calibration error is in bins of equal width and in bins of equal numbers of decisions.
     """
 
     ece_width: float
@@ -217,13 +231,7 @@ class CalibrationQuality:
 
     Even perfect probabilities have an expected calibration error above 0, by chance, and labels with few images the
     most: compare before and after, not one label with another.
-
-    Attributes:
-        bins: of both kinds of expected calibration error.
-        overall: over all decisions as one.
-        mean: mean over the labels.
-        labels: names of the L labels.
-        per_label: L; None where nothing is known of a label.
+    Of a label of which nothing is known there are none.
     """
 
     bins: int
@@ -246,25 +254,23 @@ def judge_calibration(
     """
     target, names = check_scores(probs, target, labels=labels, where="judge_calibration")
     check_probabilities(probs, "judge_calibration")
-    eps = torch.finfo(probs.dtype).eps
+    eps = torch.finfo(probs.dtype).eps  # of a sure mistake, whose log loss would be infinite
     probs, target = probs.detach().double(), target.double()
-    overall = _judge(probs.flatten(), target.flatten(), bins=bins, eps=eps)
+
+    def judge(said: Tensor, truth: Tensor) -> Faults | None:
+        known = ~torch.isnan(truth)
+        if not known.any():
+            return None
+        said, truth = said[known], truth[known]
+        return Faults(
+            ece_width=_bin(said, truth, bins=bins, by="width").ece,
+            ece_mass=_bin(said, truth, bins=bins, by="mass").ece,
+            brier=F.mse_loss(said, truth).item(),
+            log_loss=F.binary_cross_entropy(said.clamp(eps, 1 - eps), truth).item(),
+        )
+
+    overall, per_label = judge(probs, target), tuple(map(judge, probs.T, target.T))
     if overall is None:
         raise InputError("judge_calibration", "no label is known", "check the target")
-    per_label = [_judge(*column, bins=bins, eps=eps) for column in zip(probs.T, target.T, strict=True)]
     judged = torch.tensor([astuple(faults) for faults in per_label if faults is not None], dtype=torch.float64)
-    return CalibrationQuality(bins, overall, Faults(*judged.mean(0).tolist()), names, tuple(per_label))
-
-
-def _judge(probs: Tensor, target: Tensor, *, bins: int, eps: float) -> Faults | None:
-    """Faults of probabilities (M,); for the log loss, which would be infinite, a sure mistake has probability `eps`."""
-    known = ~torch.isnan(target)
-    if not known.any():
-        return None
-    probs, truth = probs[known], target[known]
-    return Faults(
-        ece_width=_bin(probs, truth, bins=bins, by="width").ece,
-        ece_mass=_bin(probs, truth, bins=bins, by="mass").ece,
-        brier=F.mse_loss(probs, truth).item(),
-        log_loss=F.binary_cross_entropy(probs.clamp(eps, 1 - eps), truth).item(),
-    )
+    return CalibrationQuality(bins, overall, Faults(*judged.mean(0).tolist()), names, per_label)

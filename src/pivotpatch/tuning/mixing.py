@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch.core.bootstrap import Interval, resample_average_precision
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.scores import Scores
-from pivotpatch.tuning.folds import FOLDS, draw_folds, rank_among
+from pivotpatch.tuning.calibration import FOLDS, draw_folds, split_folds
 
 LAMS = (0.0, *(2 ** (half / 2) for half in range(-6, 9)))
 """The lams that are tried: 0 and half powers of two from 1/8 to 16."""
@@ -28,23 +29,14 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """One way to mix image and patches.
+    """One way to mix image and patches."""
 
-    Attributes:
-        name: "as scored" or "shared".
-        lam: weight of the patches, the same for all labels.
-        temperature: of the patch weights.
-        logits: (N,L) normalised TDE logits; where the mixture was fitted, each image's owe nothing to its own target.
-        mean: mAP of these logits (step-wise AP).
-        unseen: the pairs that were fitted without each fold; none where nothing was fitted.
-    """
-
-    name: str
-    lam: float
-    temperature: float
-    logits: Tensor
-    mean: float
-    unseen: tuple[Pair, ...] = ()
+    name: str  # "as scored" or "shared"
+    lam: float  # weight of the patches, the same for all labels
+    temperature: float  # of the patch weights
+    logits: Tensor  # (N,L) normalised TDE; of a fitted mixture, each image's owe nothing to its own target
+    mean: float  # mAP of these logits (step-wise AP)
+    unseen: tuple[Pair, ...] = ()  # fitted without each fold; none where nothing was fitted
 
     def mix(self, scores: Scores) -> Tensor:
         """The same as `logits` (N,L), of other scores of the same images."""
@@ -53,32 +45,21 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class MixingStudy:
-    """What lam and temperature are worth.
+    """What lam and temperature are worth."""
 
-    Attributes:
-        before: the mixture that the images were scored with.
-        shared: the best one.
-        gain: of its mAP over that of `before`, out of fold, with a paired bootstrap's interval.
-        lams: G numbers that were tried, rising.
-        temperatures: T numbers that were tried, rising.
-        means: (T,G) mAP of each pair on all images.
-        chosen: the mixture to use: as scored, unless the gain is beyond noise.
-    """
-
-    before: Mixture
-    shared: Mixture
-    gain: Interval
-    lams: tuple[float, ...]
-    temperatures: tuple[float, ...]
-    means: Tensor
-    chosen: Mixture
+    before: Mixture  # that the images were scored with
+    shared: Mixture  # the best one
+    gain: Interval  # of its mAP over that of `before`, out of fold, with a paired bootstrap's interval
+    lams: tuple[float, ...]  # G numbers that were tried, rising
+    temperatures: tuple[float, ...]  # T numbers that were tried, rising
+    means: Tensor  # (T,G) mAP of each pair on all images
+    chosen: Mixture  # to use: as scored, unless the gain is beyond noise
 
     def to_dict(self) -> dict[str, object]:
         """In plain types, for JSON."""
-        gains = {self.before.name: None, self.shared.name: asdict(self.gain)}
         tried = {
-            each.name: {"lam": each.lam, "temperature": each.temperature, "mAP": each.mean, "gain": gains[each.name]}
-            for each in (self.before, self.shared)
+            each.name: {"lam": each.lam, "temperature": each.temperature, "mAP": each.mean, "gain": gain}
+            for each, gain in ((self.before, None), (self.shared, asdict(self.gain)))
         }
         curve = {"lam": self.lams, "temperature": self.temperatures, "mAP": self.means.tolist()}
         return {"chosen": self.chosen.name, "tried": tried, "curve": curve}
@@ -114,9 +95,9 @@ def fit_mixing(
     best, *unseen = (pairs[column] for column in means.argmax(1).tolist())
     logits = {"before": scores.remix().scaled("tde").float(), "shared": _mix_out_of_fold(scores, best, unseen)}
     judged = {name: average_precision(values, target).mean for name, values in logits.items()}
-    drawn = resample_average_precision(logits, target, resamples=resamples, generator=generator)
     before = Mixture("as scored", used.lam, used.temperature, logits["before"], judged["before"])
     shared = Mixture("shared", best.lam, best.temperature, logits["shared"], judged["shared"], tuple(unseen))
+    drawn = resample_average_precision(logits, target, resamples=resamples, generator=generator)
     gain = drawn.bound_mean("shared", minus="before")
     by_lam, by_temperature = np.argsort(lams), np.argsort(temperatures)
     return MixingStudy(
@@ -131,45 +112,48 @@ def fit_mixing(
 
 
 def _tabulate(scores: Scores, lams: Sequence[float], temperatures: Sequence[float]) -> Tensor:
-    """Table (1 + FOLDS, T * G) of the mAP of all pairs, on all images and then without each fold.
-
-    How many images of each fold score at least as much as a positive is counted once; sums of these counts give its
-    precision with and without a fold.
-    """
-    fold, lam = draw_folds(len(scores)), torch.tensor(lams)[:, None]
+    """Table (1 + FOLDS, T * G) of the mAP of all pairs, on all images and then without each fold."""
+    fold, lam = draw_folds(len(scores)).numpy(), torch.tensor(lams)[:, None]
     means = []
     for temperature in temperatures:
-        cooled = scores if scores.patch_logits is None else scores.remix(temperature=temperature)
-        image, pooled = (cooled.get(kind).float() for kind in ("image", "patch"))
-        precision = []
-        for p, q, target in zip(image.T, pooled.T, scores.target.T, strict=True):
-            mixed, present, known = (p + lam * q) / (1 + lam), target == 1, ~torch.isnan(target)  # (G,N), (N,), (N,)
-            hits, given = (_count_by_fold(mixed, mixed[:, present], fold, rows) for rows in (present, known))
-            own = fold[present]
-            kept = torch.cat([own[None] >= 0, own != torch.arange(FOLDS)[:, None]])  # (1 + FOLDS, P)
-            ratio = hits / given.clamp(min=1) * kept[:, None]
-            precision.append(ratio.sum(2) / kept.sum(1, keepdim=True))  # NaN where no positive is left
-        means.append(torch.stack(precision).nanmean(0))
+        mixed = _mix(scores, Pair(0.0, temperature))
+        image, pooled = (mixed.get(kind).float() for kind in ("image", "patch"))
+        found = []
+        for p, q, truth in zip(image.T, pooled.T, scores.target.T.numpy(), strict=True):
+            known = ~np.isnan(truth)
+            values = ((p + lam * q) / (1 + lam)).numpy()[:, known]
+            found.append(_measure_precision(values, truth[known] == 1, fold[known]))
+        means.append(torch.stack(found).nanmean(0))
     return torch.cat(means, dim=1)
 
 
-def _count_by_fold(mixed: Tensor, values: Tensor, fold: Tensor, rows: Tensor) -> Tensor:
-    """How many of some rows (N,) of mixed (G,N) are at least as high as the values (G,P): (1 + FOLDS, G, P).
+def _measure_precision(values: NDArray[np.float32], present: NDArray[np.bool_], fold: NDArray[np.int64]) -> Tensor:
+    """Average precision (1 + FOLDS, G) of scores (G,N), of all images and then without each fold (N,), by one sort.
 
-    The first counts all folds, the others all but one.
+    NaN where no positive image is left.
     """
-    counts = []
-    for number in range(FOLDS):
-        ranked = np.sort(mixed[:, rows & (fold == number)].contiguous().numpy())  # torch would sort indices along
-        counts.append(ranked.shape[1] - torch.searchsorted(torch.from_numpy(ranked), values.contiguous()))
-    each = torch.stack(counts).double()
-    return torch.cat([each.sum(0, keepdim=True), each.sum(0) - each])
+    order = np.argsort(-values, axis=1)
+    ranked, shown, folds = np.take_along_axis(values, order, 1), present[order], fold[order]
+    places = shown.nonzero()[1].reshape(len(values), -1)  # (G,P) of the positives
+    # Equal scores are judged together, at the place of the last of them.
+    ends = np.where(np.diff(ranked, axis=1, append=-np.inf) != 0, np.arange(len(fold)), len(fold))
+    last = np.take_along_axis(np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1], places, 1)
+    each = folds == np.arange(FOLDS)[:, None, None]
+
+    def count(chosen: NDArray[np.bool_]) -> Tensor:  # (1 + FOLDS, G, P) images down to each positive
+        running = torch.from_numpy(chosen).cumsum(2, dtype=torch.int32)
+        by_fold = running.gather(2, torch.from_numpy(last).expand(FOLDS, *last.shape))
+        return torch.cat([by_fold.sum(0, keepdim=True), by_fold.sum(0) - by_fold])
+
+    own = np.take_along_axis(folds, places, 1)
+    kept = torch.from_numpy(np.stack([own >= 0, *(own != number for number in range(FOLDS))]))
+    precision = count(each & shown).double() / count(each).clamp(min=1)
+    return (precision * kept).sum(2) / kept.sum(2)
 
 
-def _mix(scores: Scores, pair: Pair) -> Tensor:
-    """Normalised TDE logits (N,L); the temperature is as it was where patches were not kept."""
-    temperature = None if scores.patch_logits is None else pair.temperature
-    return scores.remix(lam=pair.lam, temperature=temperature).scaled("tde").float()
+def _mix(scores: Scores, pair: Pair) -> Scores:
+    """Scores mixed anew; the temperature is as it was where patches were not kept."""
+    return scores.remix(lam=pair.lam, temperature=None if scores.patch_logits is None else pair.temperature)
 
 
 def _mix_out_of_fold(scores: Scores, whole: Pair, unseen: Sequence[Pair]) -> Tensor:
@@ -178,12 +162,20 @@ def _mix_out_of_fold(scores: Scores, whole: Pair, unseen: Sequence[Pair]) -> Ten
     Folds may find other pairs, whose logits have other scales. So an image takes the place (its rank among all) that
     the pair of its fold gives it, and there the logit that the pair `whole` has; targets have no part in that.
     """
-    mixed = _mix(scores, whole)
+    mixed = _mix(scores, whole).scaled("tde").float()
     if not unseen:
         return mixed
-    fold = draw_folds(len(scores))
     ranked, logits = mixed.sort(dim=0).values, torch.empty_like(mixed)
-    for number, pair in enumerate(unseen):
-        rows = fold == number
-        logits[rows] = ranked.gather(0, rank_among(_mix(scores, pair), rows))
+    for pair, (inside, _) in zip(unseen, split_folds(len(scores)), strict=True):
+        logits[inside] = ranked.gather(0, rank_among(_mix(scores, pair).scaled("tde").float(), inside))
     return logits
+
+
+def rank_among(values: Tensor, rows: Tensor) -> Tensor:
+    """Ranks (M,L) of the values (N,L) in some rows (M,) among all, per label; equal ones share theirs.
+
+    >>> rank_among(torch.tensor([[0.5], [0.1], [0.5]]), torch.tensor([0, 2])).tolist()
+    [[1], [1]]
+    """
+    ordered = torch.from_numpy(np.sort(values.T.contiguous().numpy()))  # torch would sort indices along, slower
+    return torch.searchsorted(ordered, values[rows].T.contiguous()).T

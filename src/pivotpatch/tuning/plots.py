@@ -3,20 +3,29 @@
 from collections.abc import Mapping
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pivotpatch.inference.plots import BASELINE, KINDS
 from pivotpatch.tuning.calibration import Reliability
-from pivotpatch.tuning.effort import EffortCurve
 from pivotpatch.tuning.mixing import MixingStudy
 from pivotpatch.tuning.thresholds import ThresholdCurve
+from pivotpatch.tuning.tune import EffortCurve
 
 CURVE_COLOURS = {**KINDS, "baseline": BASELINE}
 _STYLES = {"image": "-.", "patch": "--", "tde": "-", "baseline": ":"}
 _POINTS = 120  # of a curve, where recall rises, so that thousands of images do not make thousands of points
 # Of the Okabe-Ito set: told apart by every kind of colour vision. Markers and line styles tell the same.
 _COLOURS = ("#E69F00", "#0072B2")
-_SIZE = 150
+
+
+def _make_axes(width: float, height: float, *, rows: tuple[int, ...] = (1,)) -> tuple[Figure, list[Axes]]:
+    """A figure of so many inches, and axes with a grid above each other."""
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    all_axes = list(figure.subplots(len(rows), 1, height_ratios=rows, sharex=True, squeeze=False)[:, 0])
+    for axes in all_axes:
+        axes.grid(alpha=0.3)
+    return figure, all_axes
 
 
 def plot_reliability(curves: Mapping[str, Reliability]) -> Figure:
@@ -27,8 +36,7 @@ def plot_reliability(curves: Mapping[str, Reliability]) -> Figure:
     Args:
         curves: one or two, by name, such as "before" and "after".
     """
-    figure = Figure(figsize=(4.8, 5.2), dpi=_SIZE, layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
+    figure, (above, below) = _make_axes(4.8, 5.2, rows=(3, 1))
     above.plot((0, 1), (0, 1), color="0.5", linewidth=1, linestyle=":", label="ideal")
     for (name, curve), colour, marker in zip(curves.items(), _COLOURS, "os", strict=False):
         x, share = curve.mean_prob.numpy(), curve.share.numpy()
@@ -40,8 +48,6 @@ def plot_reliability(curves: Mapping[str, Reliability]) -> Figure:
     above.set(ylabel="share of positives", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     below.set(xlabel="mean probability", ylabel="decisions", yscale="log")
     above.legend(fontsize=8, loc="upper left")
-    for axes in (above, below):
-        axes.grid(alpha=0.3)
     return figure
 
 
@@ -50,8 +56,7 @@ def plot_lam(study: MixingStudy) -> Figure:
 
     The scale is lam / (1 + lam), the share of the patches: 0 is the image alone, 1 the patches alone.
     """
-    figure = Figure(figsize=(5.4, 3.4), dpi=_SIZE, layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = _make_axes(5.4, 3.4)
     shares = [lam / (1 + lam) for lam in study.lams]
     before, shared = study.before, study.shared
     others = "other temperatures"
@@ -67,7 +72,6 @@ def plot_lam(study: MixingStudy) -> Figure:
     ticks = (0, 0.25, 0.5, 1, 2, 4, 16)
     axes.set_xticks([lam / (1 + lam) for lam in ticks], [f"{lam:g}" for lam in ticks])
     axes.set(xlabel="lam", ylabel="mAP (%)", xlim=(-0.02, 1))
-    axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return figure
 
@@ -78,14 +82,12 @@ def plot_effort(curve: EffortCurve) -> Figure:
     A dotted line is at 90 % of what the patches gain, and a square at the cheapest effort that keeps as much. Patches
     stand apart where other efforts take a closer look.
     """
-    figure = Figure(figsize=(5.4, 3.4), dpi=_SIZE, layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = _make_axes(5.4, 3.4)
     for points in (curve.points[:-1], curve.points[-1:]) if curve.closer else (curve.points,):
         axes.plot([p.passes for p in points], [100 * p.mean for p in points], color=_COLOURS[1], marker=".")
     ends = (curve.points[0], "image alone", "left", (9, -3)), (curve.points[-1], "all patches", "right", (0, 8))
     for point, name, side, shift in ends:
-        place = point.passes, 100 * point.mean
-        text = f"{name}: {place[1]:.1f}"
+        text, place = f"{name}: {100 * point.mean:.1f}", (point.passes, 100 * point.mean)
         axes.annotate(text, place, xytext=shift, textcoords="offset points", ha=side, fontsize=8)
     found = curve.find(0.9)
     if found is not None:
@@ -96,30 +98,17 @@ def plot_effort(curve: EffortCurve) -> Figure:
         axes.legend(fontsize=8, loc="lower right")
     axes.set(xlabel="cost per image, in passes over an image", ylabel="mAP (%)")
     axes.margins(y=0.15)
-    axes.grid(alpha=0.3)
     return figure
 
 
 def plot_precision_recall(curves: Mapping[str, ThresholdCurve]) -> Figure:
-    """Draw precision against recall.
-
-    Args:
-        curves: by kind of logits, or "baseline".
-    """
-    figure = Figure(figsize=(3.2, 2.7), dpi=_SIZE, layout="constrained")
-    axes = figure.subplots()
+    """Draw precision against recall, of curves by kind of logits, or "baseline"."""
+    figure, (axes,) = _make_axes(3.2, 2.7)
     for name, curve in curves.items():
         (rises,) = (curve.recall.diff(prepend=curve.recall.new_zeros(1)) > 0).nonzero(as_tuple=True)
         places = rises[torch.linspace(0, len(rises) - 1, min(_POINTS, len(rises))).round().long()]
-        axes.plot(
-            curve.recall[places].numpy(),
-            curve.precision[places].numpy(),
-            _STYLES[name],
-            color=CURVE_COLOURS[name],
-            linewidth=1.8,
-            label="TDE" if name == "tde" else name,
-        )
+        x, y, label = curve.recall[places].numpy(), curve.precision[places].numpy(), "TDE" if name == "tde" else name
+        axes.plot(x, y, _STYLES[name], color=CURVE_COLOURS[name], linewidth=1.8, label=label)
     axes.set(xlabel="recall", ylabel="precision", xlim=(-0.02, 1.02), ylim=(0, 1.03))
-    axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="best", framealpha=0.7)
     return figure

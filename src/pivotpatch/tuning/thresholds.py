@@ -1,7 +1,9 @@
 """Thresholds per label, fitted on validation scores: by F1, by precision or by cost."""
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -16,36 +18,19 @@ NEVER = 1.0
 """A threshold that no probability is above."""
 
 
-class Cuts(NamedTuple):
-    """Every way to cut N images by their scores for a label; row k gives it to the k highest, K = N + 1.
-
-    Attributes:
-        thresholds: (K,L), halfway between the last image that is given the label and the first that is not.
-        hits: (K,L) images that are given the label and show it.
-        given: (K,L) images that are given the label.
-        positives: (L,) images that show it.
-        possible: (K,L), False where the cut would part equal scores.
-    """
-
-    thresholds: Tensor
-    hits: Tensor
-    given: Tensor
-    positives: Tensor
-    possible: Tensor
+# A goal's `value` (K,L) says what ways to cut N images by their scores are worth, the highest best: `given` (K,L)
+# images are given a label, `hits` (K,L) of these show it, and `positives` (L,) images show it in all.
 
 
 @dataclass(frozen=True)
 class BestF1:
     """The highest F1."""
 
-    @property
-    def definition(self) -> str:
-        """The goal in words."""
-        return "best F1"
+    definition = "best F1"
 
-    def value(self, cuts: Cuts) -> Tensor:
-        """F1 (K,L) of each cut; 0 where the label is neither given nor shown."""
-        return 2 * cuts.hits / (cuts.given + cuts.positives).clamp(min=1)
+    def value(self, hits: Tensor, given: Tensor, positives: Tensor) -> Tensor:
+        """F1; 0 where the label is neither given nor shown."""
+        return 2 * hits / (given + positives).clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -59,20 +44,15 @@ class PrecisionAtLeast:
         """The goal in words."""
         return f"precision of {self.precision:g} or more"
 
-    def value(self, cuts: Cuts) -> Tensor:
-        """Images given (K,L) by each cut, -inf where they are not precise enough."""
-        enough = (cuts.given > 0) & (cuts.hits / cuts.given.clamp(min=1) >= self.precision)
-        return cuts.given.masked_fill(~enough, -torch.inf)
+    def value(self, hits: Tensor, given: Tensor, positives: Tensor) -> Tensor:  # noqa: ARG002  # one call for all goals
+        """Images given, -inf where they are not precise enough."""
+        enough = (given > 0) & (hits / given.clamp(min=1) >= self.precision)
+        return given.masked_fill(~enough, -torch.inf)
 
 
 @dataclass(frozen=True)
 class LeastCost:
-    """The lowest cost of all mistakes.
-
-    Attributes:
-        false_positive: cost of a label that is given and not there.
-        false_negative: cost of a label that is there and not given.
-    """
+    """The lowest cost of all mistakes: of labels that are given and not there, and of those there and not given."""
 
     false_positive: float = 1.0
     false_negative: float = 1.0
@@ -82,14 +62,14 @@ class LeastCost:
         """The goal in words."""
         return f"least cost ({self.false_positive:g} a false positive, {self.false_negative:g} a false negative)"
 
-    def value(self, cuts: Cuts) -> Tensor:
-        """The cost (K,L) of each cut, below 0."""
-        missed = cuts.positives - cuts.hits
-        return -(self.false_positive * (cuts.given - cuts.hits) + self.false_negative * missed)
+    def value(self, hits: Tensor, given: Tensor, positives: Tensor) -> Tensor:
+        """The cost, below 0."""
+        return -(self.false_positive * (given - hits) + self.false_negative * (positives - hits))
 
 
 Goal = BestF1 | PrecisionAtLeast | LeastCost
 """What a threshold is to achieve."""
+_GOALS: dict[str, type[Goal]] = {"f1": BestF1, "precision": PrecisionAtLeast, "cost": LeastCost}
 
 
 def parse_goal(text: str) -> Goal:
@@ -99,34 +79,23 @@ def parse_goal(text: str) -> Goal:
     'least cost (1 a false positive, 5 a false negative)'
     """
     name, *rest = text.split(":")
-    goals: dict[str, type[Goal]] = {"f1": BestF1, "precision": PrecisionAtLeast, "cost": LeastCost}
-    counts = {"f1": 0, "precision": 1, "cost": 2}
-    if name not in goals:
-        raise InputError("goal", f"unknown goal {name!r}", choose_one_of(name, goals))
-    try:
+    if name not in _GOALS:
+        raise InputError("goal", f"unknown goal {name!r}", choose_one_of(name, _GOALS))
+    highest = 1.0 if name == "precision" else sys.float_info.max
+    with suppress(ValueError):
         numbers = [float(part) for part in rest]
-    except ValueError:
-        numbers = [-1.0]
-    highest = 1 if name == "precision" else torch.finfo(torch.float64).max
-    if len(rest) != counts[name] or not all(0 < number <= highest for number in numbers):
-        todo = "write f1, precision:0.9 (a share above 0, up to 1) or cost:1:5 (two numbers above 0)"
-        raise InputError("goal", f"{text!r} cannot be read", todo)
-    return goals[name](*numbers)
+        if len(rest) == len(fields(_GOALS[name])) and all(0 < number <= highest for number in numbers):
+            return _GOALS[name](*numbers)
+    todo = "write f1, precision:0.9 (a share above 0, up to 1) or cost:1:5 (two numbers above 0)"
+    raise InputError("goal", f"{text!r} cannot be read", todo)
 
 
 @dataclass(frozen=True)
 class LabelThreshold:
     """The threshold of one label, and what it does to the images that it was fitted on.
 
-    Attributes:
-        label: its name.
-        threshold: the label is given where its probability is above.
-        precision: None where the label is given to no image.
-        recall: None where no image shows it.
-        f1: likewise.
-        positives: images that show it.
-        fell_back: there were too few of them, so that the threshold is that of all labels together.
-        reached: False where no threshold reaches the goal; then the label is never given.
+    Precision is None where the label is given to no image, recall and F1 where no image shows it. A label with too few
+    positives fell back to the threshold of all labels together; one whose goal is not reached is never given.
     """
 
     label: str
@@ -141,14 +110,7 @@ class LabelThreshold:
 
 @dataclass(frozen=True)
 class FittedThresholds:
-    """Thresholds of all labels.
-
-    Attributes:
-        goal: what they were fitted for, in words.
-        pooled: the threshold of all labels together, which those with too few positives got.
-        min_positives: how many positives are enough.
-        rows: one per label, in order.
-    """
+    """Thresholds of all labels for a goal, in words; those with fewer than `min_positives` have the `pooled` one."""
 
     goal: str
     pooled: float
@@ -200,13 +162,12 @@ def fit_thresholds(
     if not (target == 1).any():
         raise InputError("fit_thresholds", "no label has a positive image", "check the target")
     probs = at_least_float32(probs.detach())
-    cuts = _cut(probs, target)
-    own, reached = _choose(cuts, goal)
-    pooled, pooled_reached = _choose(_cut(probs.reshape(-1, 1), target.reshape(-1, 1)), goal)
-    fell_back = cuts.positives < min_positives
-    values = torch.where(fell_back, pooled, own)
-    reached = torch.where(fell_back, pooled_reached, reached)
-    decided, present = PerLabel(tuple(values.tolist())).decide(probs), target == 1
+    own, reached = _choose(probs, target, goal)
+    pooled, pooled_reached = _choose(probs.reshape(-1, 1), target.reshape(-1, 1), goal)
+    present = target == 1
+    fell_back = present.sum(0) < min_positives
+    values, reached = torch.where(fell_back, pooled, own), torch.where(fell_back, pooled_reached, reached)
+    decided = PerLabel(tuple(values.tolist())).decide(probs)
     counts = (decided & present).sum(0), (decided & ~torch.isnan(target)).sum(0), present.sum(0)
     columns = (each.tolist() for each in (values, *counts, fell_back, reached))
     rows = tuple(
@@ -225,34 +186,26 @@ def fit_thresholds(
     return FittedThresholds(goal.definition, pooled.item(), min_positives, rows)
 
 
-def _cut(probs: Tensor, target: Tensor) -> Cuts:
-    """All cuts of probabilities (N,L): one sort, then running sums."""
+def _choose(probs: Tensor, target: Tensor, goal: Goal) -> tuple[Tensor, Tensor]:
+    """The best threshold (L,) of probabilities (N,L), and whether it reaches the goal (L,).
+
+    Row k of N + 1 cuts gives a label to the k highest images: one sort, then running sums.
+    """
     known = ~torch.isnan(target)
     ranked, order = probs.masked_fill(~known, -1).sort(dim=0, descending=True)
     none = torch.zeros_like(ranked[:1])
-    hits = torch.cat([none.double(), (target == 1).gather(0, order).double().cumsum(0)])
-    given = torch.cat([none.double(), known.gather(0, order).double().cumsum(0)])
-    above = torch.cat([torch.ones_like(none), ranked])
-    below = torch.cat([ranked, none]).clamp(min=0)
+    hits, given = (
+        torch.cat([none.double(), chosen.gather(0, order).double().cumsum(0)]) for chosen in (target == 1, known)
+    )
+    above, below = torch.cat([torch.ones_like(none), ranked]), torch.cat([ranked, none]).clamp(min=0)
     middle = (above + below) / 2
     # Between neighbouring floats the middle is one of the two: the lower parts them as well, for "above" is strict.
     thresholds = torch.where(middle < above, middle, below)
-    possible = above > below
-    possible[0] = True
-    return Cuts(thresholds, hits, given, hits[-1], possible)
-
-
-class _Choice(NamedTuple):
-    """The best threshold (L,), and whether it reaches the goal (L,)."""
-
-    thresholds: Tensor
-    reached: Tensor
-
-
-def _choose(cuts: Cuts, goal: Goal) -> _Choice:
-    value, row = goal.value(cuts).masked_fill(~cuts.possible, -torch.inf).max(dim=0)  # the first of equal ones
+    equal = above <= below
+    equal[0] = False
+    value, row = goal.value(hits, given, hits[-1]).masked_fill(equal, -torch.inf).max(dim=0)  # the first of equal ones
     reached = value > -torch.inf
-    return _Choice(cuts.thresholds.gather(0, row[None])[0].masked_fill(~reached, NEVER), reached)
+    return thresholds.gather(0, row[None])[0].masked_fill(~reached, NEVER), reached
 
 
 class ThresholdCurve(NamedTuple):

@@ -1,15 +1,15 @@
 """All that is fitted after training, in order: lam and temperature, calibration, thresholds, effort."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pivotpatch.core.adaptive import Adaptive
+from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
 from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.metrics import PrecisionRecall, precision_recall
+from pivotpatch.core.metrics import PrecisionRecall, average_precision, precision_recall
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -22,10 +22,9 @@ from pivotpatch.tuning.calibration import (
     fit_calibration,
     judge_calibration,
     reliability,
+    split_folds,
 )
-from pivotpatch.tuning.effort import CloserLook, EffortCurve, effort_curve, fit_adaptive
-from pivotpatch.tuning.folds import FOLDS, draw_folds
-from pivotpatch.tuning.mixing import MixingStudy, fit_mixing
+from pivotpatch.tuning.mixing import MixingStudy, fit_mixing, rank_among
 from pivotpatch.tuning.thresholds import BestF1, FittedThresholds, Goal, fit_thresholds
 
 Mixing = Literal["auto", "keep", "global"]
@@ -33,46 +32,80 @@ Mixing = Literal["auto", "keep", "global"]
 Scaling = Literal["auto", "none"] | Method
 """Calibration: "auto" takes the method of the least log loss out of fold."""
 NONE: Final = "none"
+EFFORTS = tuple(step / 20 for step in range(21))
+"""The efforts that are tried."""
 _BEST_F1 = BestF1()
+_QUANTILES = 100  # steps of the cutoffs
+
+
+class CloserLook(NamedTuple):
+    """What a model says of images that it sees once more, larger: `PatchClassifier.look_closer`."""
+
+    size: int  # rows and columns at which it sees them
+    cost: float  # of that look, in passes over an image
+    scores: Scores  # of the same images as those of the first look, in their order
+
+
+class EffortPoint(NamedTuple):
+    """An effort, the share of images with a second look, the mean cost in passes over an image, and the mAP."""
+
+    effort: float
+    share: float
+    passes: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class EffortCurve:
+    """mAP against cost."""
+
+    points: tuple[EffortPoint, ...]  # from effort 0, the image alone, to 1, the patches of every image
+    closer: bool = False  # whether the others take a closer look, and not one at the patches
+
+    @property
+    def gain(self) -> float:
+        """What the patches of every image add to mAP."""
+        return self.points[-1].mean - self.points[0].mean
+
+    def find(self, kept: float) -> EffortPoint | None:
+        """The cheapest point that keeps a share of the gain; None where patches gain nothing."""
+        if self.gain <= 0:
+            return None
+        enough = (point for point in self.points if point.mean - self.points[0].mean >= kept * self.gain)
+        return min(enough, key=lambda point: point.passes)  # not the first: a closer look may cost more than patches
+
+    def __str__(self) -> str:
+        found, gain = self.find(0.9), f"{100 * self.gain:+.2f} mAP"
+        if found is not None:
+            cost = f"{found.passes:.2f} passes over an image instead of {self.points[-1].passes:.2f}"
+            return f"{found.effort:.2f} keeps 90 % of the patches' gain ({gain}) at {cost}"
+        return f"the patches gain nothing ({gain}), so that 0 does as well as 1"
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it in plain types, for JSON."""
+        return {"gain": self.gain, "points": [point._asdict() for point in self.points]}
 
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """What was fitted, and what it is worth on images that had no part in the fit.
+    """What was fitted, and what it is worth on images that had no part in the fit."""
 
-    Attributes:
-        pictures: number of images that it was fitted to.
-        labels: names of the labels.
-        kind: of the logits that decide.
-        lam: weight of the patches from now on.
-        temperature: of the patch weights from now on.
-        mixing: what was tried of these two; None where they were kept unasked.
-        calibration: from now on; None for none.
-        qualities: of the probabilities that each method gives, out of fold, by its name; "before" as it was.
-        curves: reliability "before" and "after", the latter out of fold.
-        thresholds: from now on.
-        before: decisions as they were, at 0.5.
-        after: decisions by calibration and thresholds that were fitted without the image's fold.
-        adaptive: when one look is enough from now on; None without patches or calibration: then images with and
-            without a second look could not be compared.
-        closer_size: of the second look of efforts between 0 and 1; None where it is at the patches.
-        effort: what that costs and keeps, out of fold; None likewise.
-    """
-
-    pictures: int
+    pictures: int  # number of images that it was fitted to
     labels: tuple[str, ...]
-    kind: str
-    lam: float
-    temperature: float
-    mixing: MixingStudy | None
-    calibration: Calibration | None
-    qualities: Mapping[str, CalibrationQuality]
-    curves: Mapping[str, Reliability]
-    thresholds: FittedThresholds
-    before: PrecisionRecall
-    after: PrecisionRecall
+    kind: str  # of the logits that decide
+    lam: float  # weight of the patches from now on
+    temperature: float  # of the patch weights from now on
+    mixing: MixingStudy | None  # what was tried of these two; None where they were kept unasked
+    calibration: Calibration | None  # from now on; None for none
+    qualities: Mapping[str, CalibrationQuality]  # of each method's probabilities, out of fold; "before" as it was
+    curves: Mapping[str, Reliability]  # "before" and "after", the latter out of fold
+    thresholds: FittedThresholds  # from now on
+    before: PrecisionRecall  # decisions as they were, at 0.5
+    after: PrecisionRecall  # decisions by calibration and thresholds that were fitted without the image's fold
+    # When one look is enough, and what that costs and keeps, out of fold. None without patches or calibration, where
+    # images with and without a second look could not be compared.
     adaptive: Adaptive | None
-    closer_size: int | None
+    closer_size: int | None  # of the second look of efforts between 0 and 1; None where it is at the patches
     effort: EffortCurve | None
 
     @property
@@ -90,25 +123,19 @@ class Tuning:
 
     def to_dict(self) -> dict[str, object]:
         """All of it in plain types, for JSON."""
+        decisions = {"before": asdict(self.before), "after": asdict(self.after)}
         return {
-            "pictures": self.pictures,
-            "labels": self.labels,
-            "kind": self.kind,
-            "lam": self.lam,
-            "temperature": self.temperature,
-            "mixing": None if self.mixing is None else self.mixing.to_dict(),
+            **{name: getattr(self, name) for name in ("pictures", "labels", "kind", "lam", "temperature")},
+            "mixing": self.mixing and self.mixing.to_dict(),
             "calibration": {
                 "chosen": self.method,
-                "fitted": None if self.calibration is None else self.calibration.to_dict(),
+                "fitted": self.calibration and self.calibration.to_dict(),
                 "qualities": {name: asdict(quality) for name, quality in self.qualities.items()},
             },
-            "thresholds": {
-                **asdict(self.thresholds),
-                "decisions": {"before": asdict(self.before), "after": asdict(self.after)},
-            },
-            "adaptive": None if self.adaptive is None else self.adaptive.to_dict(),
+            "thresholds": {**asdict(self.thresholds), "decisions": decisions},
+            "adaptive": self.adaptive and self.adaptive.to_dict(),
             "closer_size": self.closer_size,
-            "effort": None if self.effort is None else self.effort.to_dict(),
+            "effort": self.effort and self.effort.to_dict(),
         }
 
 
@@ -138,7 +165,7 @@ def tune_scores(
         resamples: of the interval of lam's gain.
         generator: draws them.
     """
-    kind, target = scores.ranking, scores.target
+    kind, target, labels = scores.ranking, scores.target, scores.labels
     study, final, honest = None, scores, scores.scaled(kind)
     if kind == "tde" and mixing != "keep":
         study = fit_mixing(scores, resamples=resamples, generator=generator)
@@ -151,19 +178,21 @@ def tune_scores(
     for method in METHODS:
         if calibration in ("auto", method):
             probs[method] = calibrate_out_of_fold(honest, target, method=method).float()
-    qualities = {name: judge_calibration(each, target, labels=scores.labels) for name, each in probs.items()}
+    qualities = {name: judge_calibration(each, target, labels=labels) for name, each in probs.items()}
     chosen: Method | None = None
     if calibration == "auto":
         chosen = min((None, *METHODS), key=lambda method: qualities[method or NONE].overall.log_loss)
     elif calibration != NONE:
         chosen = calibration
-    rule = _fit_rule(final.scaled(kind), target, kind=kind, method=chosen, goal=goal, labels=scores.labels)
-    decided = torch.zeros_like(target)
-    fold = draw_folds(len(scores))
-    for number in range(FOLDS):
-        inside = fold == number
-        other = _fit_rule(honest[~inside], target[~inside], kind=kind, method=chosen, goal=goal, labels=scores.labels)
-        decided[inside] = other.decide(honest[inside]).float()
+
+    def fit_rule(logits: Tensor, truth: Tensor) -> _Rule:
+        fitted = None if chosen is None else fit_calibration(logits, truth, kind=kind, method=chosen)
+        return _Rule(fitted, fit_thresholds(_make_probs(logits, fitted), truth, goal=goal, labels=labels))
+
+    rule, decided = fit_rule(final.scaled(kind), target), torch.zeros_like(target)
+    for inside, others in split_folds(len(scores)):
+        fitted, thresholds = fit_rule(honest[others], target[others])
+        decided[inside] = thresholds.policy.decide(_make_probs(honest[inside], fitted)).float()
     adaptive = effort = None
     if kind == "tde" and calibration != NONE:
         again = None
@@ -175,7 +204,7 @@ def tune_scores(
         effort = effort_curve(_put_logits(final, honest), patch_cost=patch_cost, closer=closer, method=chosen)
     return Tuning(
         pictures=len(scores),
-        labels=scores.labels,
+        labels=labels,
         kind=kind,
         lam=float(final.lam),
         temperature=float(final.temperature),
@@ -184,17 +213,12 @@ def tune_scores(
         qualities=qualities,
         curves={"before": reliability(probs["before"], target), "after": reliability(probs[chosen or NONE], target)},
         thresholds=rule.thresholds,
-        before=precision_recall(probs["before"], target, labels=scores.labels),
-        after=precision_recall(decided, target, labels=scores.labels),
+        before=precision_recall(probs["before"], target, labels=labels),
+        after=precision_recall(decided, target, labels=labels),
         adaptive=adaptive,
         closer_size=None if closer is None else closer.size,
         effort=effort,
     )
-
-
-def _put_logits(scores: Scores, mixed: Tensor) -> Scores:
-    """Scores whose TDE logits are others (N,L), given in the normalised form."""
-    return replace(scores, logits={**scores.logits, "tde": mixed * (1 + scores.lam)})
 
 
 class _Rule(NamedTuple):
@@ -203,18 +227,79 @@ class _Rule(NamedTuple):
     calibration: Calibration | None
     thresholds: FittedThresholds
 
-    def decide(self, logits: Tensor) -> Tensor:
-        """Decisions (N,L) on logits (N,L)."""
-        return self.thresholds.policy.decide(_make_probs(logits, self.calibration))
-
-
-def _fit_rule(
-    logits: Tensor, target: Tensor, *, kind: str, method: Method | None, goal: Goal, labels: tuple[str, ...]
-) -> _Rule:
-    """Calibration and thresholds of logits (N,L)."""
-    calibration = None if method is None else fit_calibration(logits, target, kind=kind, method=method)
-    return _Rule(calibration, fit_thresholds(_make_probs(logits, calibration), target, goal=goal, labels=labels))
-
 
 def _make_probs(logits: Tensor, calibration: Calibration | None) -> Tensor:
     return torch.sigmoid(logits) if calibration is None else calibration.apply(logits)
+
+
+def _put_logits(scores: Scores, mixed: Tensor) -> Scores:
+    """Scores whose TDE logits are others (N,L), given in the normalised form."""
+    return replace(scores, logits={**scores.logits, "tde": mixed * (1 + scores.lam)})
+
+
+def fit_adaptive(scores: Scores, *, closer: Scores | None = None, method: Method | None = None) -> Adaptive:
+    """Fit the calibration of the image logits and the quantiles of their uncertainty, which turn an effort to a cutoff.
+
+    Args:
+        scores: of validation images; only targets and image logits count.
+        closer: of a closer look at the same images, where there is one; its TDE logits are calibrated, too.
+        method: how; None where TDE logits are not calibrated.
+    """
+    logits = scores.get("image")
+    calibration, again = fit_calibration(logits, scores.target, kind="image"), None
+    if closer is not None and method is not None:
+        again = fit_calibration(closer.scaled("tde"), closer.target, kind="tde", method=method)
+    return Adaptive(calibration, find_cutoffs(calibration.apply(logits)), again)
+
+
+def find_cutoffs(probs: Tensor) -> tuple[float, ...]:
+    """Quantiles of the uncertainty of images, from probs (N,L): those of `Adaptive`."""
+    uncertainty = measure_uncertainty(probs).double()
+    cutoffs = uncertainty.quantile(torch.linspace(0, 1, _QUANTILES + 1, dtype=torch.float64))
+    return tuple(cutoffs.cummax(0).values.tolist())  # rounding may make a step back
+
+
+def effort_curve(
+    scores: Scores,
+    efforts: Sequence[float] = EFFORTS,
+    *,
+    patch_cost: float,
+    closer: CloserLook | None = None,
+    method: Method | None = "platt_per_label",
+) -> EffortCurve:
+    """MAP and cost of efforts, as if the images were new; no forward pass is made.
+
+    Both calibrations and the cutoffs are fitted without a fold and rank all images. An image of that fold keeps its
+    rank there, and the ranks of all folds together are judged: fits differ in scale, their ranks do not.
+
+    Args:
+        scores: of validation images, with image and TDE logits.
+        efforts: to try, besides 0 and 1.
+        patch_cost: of all patches of an image, in passes over an image, see `PatchClassifier.patch_cost`.
+        closer: the second look of efforts between 0 and 1, where it is not at the patches.
+        method: how TDE logits of the second look are calibrated; None where they are not, being right as they are.
+    """
+    image, tde, target = scores.get("image"), scores.scaled("tde"), scores.target
+    look, cost = (scores, patch_cost) if closer is None else (closer.scores, closer.cost)
+    assert look.pictures == scores.pictures
+    again, inner = look.scaled("tde"), sorted(set(efforts) - {0, 1})
+    ranks = torch.empty(len(inner), *image.shape, dtype=torch.int64)
+    looked = torch.empty(len(inner), len(scores), dtype=torch.bool)
+    for inside, others in split_folds(len(scores)):
+        adaptive = fit_adaptive(scores.select(others))
+        fitted = None
+        if method is not None:
+            fitted = fit_calibration(again[others], look.target[others], kind="tde", method=method)
+        alone, both = adaptive.calibration.apply(image), _make_probs(again, fitted)
+        for row, effort in enumerate(inner):
+            chosen = adaptive.choose(alone, effort)
+            probs = torch.where(chosen[:, None], both, alone)
+            ranks[row, inside], looked[row, inside] = rank_among(probs, inside), chosen[inside]
+    shares = looked.double().mean(1).tolist()
+    points = [
+        EffortPoint(effort, share, 1 + share * cost, average_precision(order.double(), target).mean)
+        for effort, share, order in zip(inner, shares, ranks, strict=True)
+    ]
+    first = EffortPoint(0.0, 0.0, 1.0, average_precision(image, target).mean)
+    last = EffortPoint(1.0, 1.0, 1 + patch_cost, average_precision(tde, target).mean)
+    return EffortCurve((first, *points, last), closer=closer is not None)
