@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 # Control characters, the two separators of lines that are none, and halves of UTF-16 pairs, which no screen can show.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -87,6 +89,14 @@ def shorten(names: Iterable[str], *, limit: int = 3) -> str:
     listed = list(names)
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(map(cut, listed[:limit])) + more
+
+
+def import_extra(name: str, extra: str) -> Any:
+    """A module of an optional part; where it is missing, an error that says how to install it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise InputError(name, "is not installed", install_hint(extra)) from None
 
 
 def install_hint(extra: str) -> str:

@@ -58,3 +58,34 @@ def test_logits_that_cannot_be_ranked_name_the_network(theirs: Path, capsys: Err
     for verb, name in (("evaluate", "ours"), ("tune", "ours"), ("report", "timm:theirs")):
         line = read_refusal(capsys, verb, name, "photos.csv")
         assert re.match(rf"{name}: its image logit of 'cat' is (nan|-?inf) for photos0.png; its weights", line)
+
+
+def test_files_of_weights_are_opened_by_architecture_and_labels(theirs: Path, capsys: Errors) -> None:
+    """A plain state dict, by recipe or by name, says what the folder of the same model says; so does a bare folder."""
+    Path("labels.txt").write_text("\n".join(LABELS))
+    torch.save(load_file("theirs/model.safetensors"), "w.pth")
+    Path("mine.toml").write_text(f'[model]\nbackbone = "test_resnet"\nimage_size = {SIZE}\n[task]\nkind = "image"\n')
+    (image, *_) = sorted(map(str, Path().glob("**/*.png")))
+    ways: tuple[tuple[str, ...], ...] = (
+        ("--model", "timm:theirs"),
+        ("--model", "theirs"),
+        ("--model", "w.pth", "--architecture", f"test_resnet@{SIZE}", "--labels", "labels.txt"),
+    )
+    said = [read_json(capsys, "predict", image, *options)["tags"] for options in ways]
+    assert said[0] == said[1] == said[2]
+    probs = []
+    said_of = ("--architecture", "mine.toml", "--labels", "labels.txt")
+    for model, options in (("theirs", ()), ("w.pth", said_of)):
+        read_json(capsys, "evaluate", model, "photos.csv", *options, *QUICK, "--save", "s.parquet")
+        probs.append(read_scores("s.parquet").logits["image"])
+    torch.testing.assert_close(*probs, rtol=1e-4, atol=1e-4)
+    Path("two.json").write_text('["cat", "cup"]')
+    for words, message in (
+        (("predict", image, "--model", "w.pth"), "w.pth: is a file; say of what model: --architecture"),
+        (
+            ("evaluate", "w.pth", "photos.csv", "--architecture", "mine.toml", "--labels", "two.json"),
+            "w.pth: it has 3 labels, and 2",
+        ),
+        (("predict", image, "--model", "w.pth", "--architecture", "x", "--labels", "no.txt"), "no.txt: cannot be read"),
+    ):
+        assert read_refusal(capsys, *words).startswith(message)

@@ -20,7 +20,6 @@ from transformers.utils import logging
 
 from pivotpatch import InputError, Predictor
 from pivotpatch.core.patches import resize_images
-from pivotpatch.inference.foreign import open_foreign, open_timm, open_transformers
 from pivotpatch.models.foreign import load_timm, load_transformers
 
 LABELS = ("cat", "cup", "person")
@@ -106,8 +105,8 @@ def write(name: str, content: bytes) -> Damage:
 def case(request: pytest.FixtureRequest) -> tuple[Any, Callable[..., Any], Path]:
     """A network, what opens it, and its folder."""
     if request.param == "timm":
-        return make_resnet(), open_timm, request.getfixturevalue("resnet")
-    return make_vit(), open_transformers, request.getfixturevalue("vit")
+        return make_resnet(), load_timm, request.getfixturevalue("resnet")
+    return make_vit(), load_transformers, request.getfixturevalue("vit")
 
 
 def test_the_answer_is_that_of_the_model_called_by_hand(
@@ -116,7 +115,7 @@ def test_the_answer_is_that_of_the_model_called_by_hand(
     network, opening, folder = case
     before = torch.random.get_rng_state(), logging.get_verbosity(), logging.is_progress_bar_enabled()
     capfd.readouterr()
-    plain, patched = opening(folder, pat=False), opening(folder)
+    plain, patched = (Predictor.load(opening(folder), device="cpu", effort=effort).engine for effort in (0, 1))
     assert torch.equal(torch.random.get_rng_state(), before[0])
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled(), *capfd.readouterr()) == (*before[1:], "", "")
     assert (plain.labels, plain.thresholds, plain.picture_size, plain.grid) == (LABELS, None, SIDE, 0)
@@ -303,7 +302,7 @@ def test_they_are_opened_by_their_names_on_the_hub(tmp_path: Path, vit: Path, re
 def test_one_that_gives_no_numbers_or_sees_too_much_is_named(resnet: Path) -> None:
     edit(within="pretrained_cfg", input_size=[3, 1856, 1856])(resnet)
     with pytest.raises(InputError, match=f"timm:{resnet}: an image and its 2 x 2 patches have 17 million pixels"):
-        open_foreign(load_timm(resnet))
+        Predictor.load(load_timm(resnet), device="cpu")
     edit(within="pretrained_cfg", input_size=[3, SIDE, SIDE])(resnet)
     state = load_file(resnet / "model.safetensors")
     state["fc.weight"].fill_(3e38)

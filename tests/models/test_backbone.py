@@ -1,14 +1,18 @@
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+import transformers
 from safetensors.torch import save_file
+from timm.layers import DropPath
 
 from pivotpatch import MultiLabelClassifier
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture
+from pivotpatch.models.cvt import Cvt, QuickGELU
 
 LABELS = ["cat", "dog"]
 
@@ -24,6 +28,37 @@ def test_a_transformers_map_keeps_its_rows_and_columns(name: str, size: int) -> 
     with torch.inference_mode():
         change = (backbone(images) - backbone(other)).abs().sum((0, 1, 2))
     assert change[2:].sum() > 1.5 * change[:2].sum()
+
+
+def test_cvt_is_transformers_but_for_what_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another activation its map is that of transformers; its paths are dropped in training, and it learns."""
+    torch.manual_seed(0)
+    model = MultiLabelClassifier("test_cvt", LABELS).eval()
+    network, images = model.backbone.network, torch.rand(2, 3, 64, 64)
+    with torch.inference_mode():
+        faster = model.backbone(images)
+        theirs = transformers.CvtModel(network.body.config).eval()
+        theirs.load_state_dict(network.body.state_dict())
+        for layer in network.modules():
+            if isinstance(layer, QuickGELU):
+                monkeypatch.setattr(layer, "forward", torch.nn.functional.gelu)
+        expected = network.norm(theirs(images).last_hidden_state.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        torch.testing.assert_close(model.backbone(images), expected)
+    assert 1e-6 < (faster - expected).abs().max() < 0.1
+    assert [drop.drop_prob for drop in network.modules() if isinstance(drop, DropPath)] == [0.0] * 8 + [0.05] * 2 + [
+        0.1
+    ] * 2
+    model.train()(images).sum().backward()
+    assert all(weight.grad is not None for name, weight in model.named_parameters() if "cls_token" not in name)
+
+
+def test_cvt_w24_has_the_published_size_and_needs_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        network = Cvt("cvt_w24")
+    assert sum(weight.numel() for weight in network.parameters()) / 1e6 == pytest.approx(277, abs=1.5)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r"^transformers: is not installed; pip install .*\[transformers\]"):
+        MultiLabelClassifier("cvt_w24", LABELS)
 
 
 @pytest.mark.parametrize("first", [True, False])

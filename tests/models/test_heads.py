@@ -1,7 +1,9 @@
 import pytest
+import timm
 import torch
-from reference.query2label import position, query2label_logits
-from torch import Tensor, nn
+from reference.published import State, query2label
+from reference.query2label import position
+from torch import nn
 
 from pivotpatch.errors import InputError
 from pivotpatch.models.heads import (
@@ -13,7 +15,7 @@ from pivotpatch.models.heads import (
     encode_positions,
     make_head,
 )
-from pivotpatch.models.published import rename_query2label
+from pivotpatch.models.published import rename_published
 
 
 @pytest.mark.parametrize("name", ["linear", "max"])
@@ -48,36 +50,15 @@ def test_query2label_has_the_published_shape_by_default(width: int, millions: fl
     assert [m.num_heads for m in head.modules() if isinstance(m, nn.MultiheadAttention)] == [4] * 3
 
 
-def make_published(*, width: int, labels: int, self_attention: bool) -> dict[str, Tensor]:
-    """Random weights of one encoder and two decoder layers, under the authors' names."""
-    attention = {"in_proj_weight": (3 * width, width), "in_proj_bias": (3 * width,)}
-    attention |= {"out_proj.weight": (width, width), "out_proj.bias": (width,)}
-    layer: dict[str, tuple[int, ...]] = {"linear1.weight": (24, width), "linear1.bias": (24,)}
-    layer |= {"linear2.weight": (width, 24), "linear2.bias": (width,)}
-    shapes: dict[str, tuple[int, ...]] = {"query_embed.weight": (labels, width)}
-    shapes |= {"fc.W": (1, labels, width), "fc.b": (1, labels)}
-    looks = {"decoder.layers.0": ["multihead_attn"], "decoder.layers.1": ["multihead_attn"]}
-    if self_attention:
-        looks = {name: ["self_attn", *kinds] for name, kinds in looks.items()}
-    for name, kinds in {"encoder.layers.0": ["self_attn"], **looks}.items():
-        shapes |= {f"transformer.{name}.{key}": shape for key, shape in layer.items()}
-        shapes |= {f"transformer.{name}.{kind}.{key}": shape for kind in kinds for key, shape in attention.items()}
-    norms = ["decoder.norm", "encoder.layers.0.norm1", "encoder.layers.0.norm2"]
-    norms += [
-        f"decoder.layers.{at}.norm{number}" for at in (0, 1) for number in ((1, 2, 3) if self_attention else (2, 3))
-    ]
-    shapes |= {f"transformer.{name}.{key}": (width,) for name in norms for key in ("weight", "bias")}
-    generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
-
-
 @pytest.mark.parametrize("self_attention", [False, True])
 def test_query2label_gives_the_published_logits_of_published_weights(self_attention: bool) -> None:
-    state = make_published(width=16, labels=3, self_attention=self_attention)
-    features = torch.randn(2, 16, 2, 3, dtype=torch.float64)
-    head = Query2LabelHead(16, 3, feedforward=24, self_attention=self_attention).double().eval()
-    head.load_state_dict(rename_query2label(state))  # without a projection, as the width is that of the features
-    expected = query2label_logits(state, features, heads=4, encoder_layers=1, decoder_layers=2)
+    state, features = State(), torch.randn(2, 16, 2, 3)
+    (expected,) = query2label(state, features, 3, outputs=("fc",), self_attention=self_attention)
+    head = Query2LabelHead(16, 3, feedforward=24, self_attention=self_attention).eval()
+    named = rename_published(state, timm.create_model("test_resnet"))  # without a projection, as the width is the map's
+    head.load_state_dict(
+        {name.removeprefix("head."): value for name, value in named.items() if name.startswith("head.")}
+    )
     torch.testing.assert_close(head(features), expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(head(features), head(features.flip(3)), atol=1e-4)  # places matter
 

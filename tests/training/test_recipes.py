@@ -9,6 +9,7 @@ import torch
 
 from pivotpatch.data.address import parse_address
 from pivotpatch.data.prepare import PLANS
+from pivotpatch.models.backbone import check_backbone
 from pivotpatch.training.build import make_model
 from pivotpatch.training.config import (
     EmaSection,
@@ -33,6 +34,7 @@ BACKBONES = {
     "tresnet_l_21k": ("tresnet_v2_l.miil_in21k", 448),
     "tresnet_l_oi": ("tresnet_v2_l", 448),
     "swin_l_21k": ("swin_large_patch4_window12_384.ms_in22k", 384),
+    "cvt_w24_21k": ("cvt_w24", 384),
     "lite0": ("tf_efficientnet_lite0.in1k", 224),
 }
 HEAD_NAMES = {None: "linear", "q2l": "query2label", "mldec": "ml_decoder"}
@@ -49,6 +51,7 @@ PAPER = """
     1  coco-tresnet_l_oi-q2l   asl=90.1  pat=91.7
     1  coco-tresnet_l_oi-mldec asl=90.0  pat=91.4
     1  coco-swin_l_21k-q2l     asl=90.5
+    1  coco-cvt_w24_21k-q2l    asl=91.3
     2  voc2007-tresnet_l       asl=95.8  pat=96.2
     2  voc2007-tresnet_l-q2l   asl=96.1
     3  vg256-resnet101         asl=47.7  pat=49.9
@@ -143,7 +146,7 @@ def test_a_recipe_never_starts_from_random_weights() -> None:
             assert model.backbone in timm.list_pretrained(model.backbone)
             assert model.weights is None
         else:
-            assert timm.is_model(model.backbone)
+            check_backbone(model.backbone)
             assert f"{model.weights} comes from" in recipe.path.read_text("utf-8")
 
 

@@ -13,6 +13,7 @@ from pivotpatch.cli.sources import (
     POLICY_HELP,
     Scored,
     Source,
+    add_weights_options,
     check_closer,
     keep_known_labels,
     list_not_read,
@@ -60,6 +61,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "or of tags that predict --out wrote; then the address of the images, a table or a folder of them, which "
         "scores with a target do not need",
     )
+    add_weights_options(evaluate)
     measures = evaluate.add_argument_group("what is measured")
     measures.add_argument("--policy", help=f"{POLICY_HELP}; by default fitted where there are such, else fixed:0.5")
     add_definitions(measures)
@@ -105,7 +107,7 @@ def add_definitions(parser: "argparse._ActionsContainer") -> None:
 def run_evaluate(args: argparse.Namespace) -> int:
     """Score where need be, measure, and tell it in the first process alone."""
     _check_options(args)
-    source = open_source(args.words[0])
+    source = open_source(args.words[0], architecture=args.architecture, labels=args.labels)
     records = open_pictures(args.words[1:])
     if source.model is None:
         _refuse(args, MODEL_OPTIONS, f"{source.path} holds scores, no model", "leave it out")

@@ -41,16 +41,17 @@ def run_export(args: argparse.Namespace) -> int:
         from pivotpatch.export.onnx import export_onnx
 
         written = export_onnx(engine.model, out, half=args.half)
+        print(f"wrote {out}, {written.size / 1e6:.2f} MB; differs from torch by {written.difference:.1e} at most")
+        if engine.adaptive is not None:
+            print("it looks at the patches of every image: efforts between 0 and 1 stay with the checkpoint")
     else:
-        from pivotpatch.export.checkpoint import export_checkpoint
+        from pivotpatch.models.checkpoint import WEIGHTS, save_checkpoint
         from pivotpatch.models.classifier import Classifier
 
         if not isinstance(engine.model, Classifier):
             raise InputError(args.what, "is a model around which PAT-I is made", "save that model as its library does")
-        written = export_checkpoint(engine.model, out, half=args.half)
-    print(f"wrote {out}, {written.size / 1e6:.2f} MB; differs from torch by {written.difference:.1e} at most")
-    if args.format == "onnx" and engine.adaptive is not None:
-        print("it looks at the patches of every image: efforts between 0 and 1 stay with the checkpoint")
+        save_checkpoint(engine.model, out, half=args.half)
+        print(f"wrote {out}, {(out / WEIGHTS).stat().st_size / 1e6:.2f} MB")
     return 0
 
 

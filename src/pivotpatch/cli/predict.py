@@ -12,6 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pivotpatch.cli.sources import add_weights_options, open_given
 from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         default="tagger",
         help="a run, a checkpoint, an exported file, hub:NAME, transformers:WHAT or timm:WHAT (the bundled tagger)",
     )
+    add_weights_options(predict)
     predict.add_argument("--device", help="such as cpu or cuda:1; a GPU where there is one by default")
     predict.add_argument(
         "--effort",
@@ -125,7 +127,10 @@ def _open_predictor(args: argparse.Namespace, *, world: int = 1) -> "Predictor":
     device = args.device
     if device is None and world > 1 and torch.cuda.is_available():
         device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
-    return Predictor.load(args.model, device=device, effort=args.effort)
+    model = args.model
+    if args.architecture is not None or args.labels is not None:
+        model = open_given(args.model, architecture=args.architecture, labels=args.labels)
+    return Predictor.load(model, device=device, effort=args.effort)
 
 
 def _find(args: argparse.Namespace) -> Iterator[str]:

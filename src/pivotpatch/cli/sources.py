@@ -1,12 +1,15 @@
 """What a user may name: a run, a checkpoint, a model by name or a file of scores, images, and a policy."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, choose_one_of, quote_fault
 
 if TYPE_CHECKING:
+    import argparse
+
     from pivotpatch.audit.evaluation import Policy
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
@@ -46,12 +49,50 @@ class Scored(NamedTuple):
     not_read: dict[str, str]
 
 
-def open_source(what: str | Path) -> Source:
-    """A run's best model, a checkpoint, a model by name, or a file of scores, which is not read yet.
+def add_weights_options(parser: "argparse.ArgumentParser") -> None:
+    """Add what a file of weights does not say of itself."""
+    parser.add_argument(
+        "--architecture",
+        metavar="A",
+        help="of a file of weights or an ONNX graph: a recipe, or BACKBONE+HEAD@SIZE such as resnet101+query2label@448",
+    )
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of its labels: a line each, or a JSON list")
 
-    Args:
-        what: its path, or the name of a model as in `open_model`.
-    """
+
+def open_given(what: str | Path, *, architecture: str | None, labels: Path | None) -> "Classifier":
+    """A model by name, or a file of weights whose architecture and labels a user says; see `open_weights`."""
+    from pivotpatch.models.classifier import Architecture
+    from pivotpatch.models.open import open_model, open_weights
+    from pivotpatch.training.config import find_recipe, list_recipes, load_config
+
+    names = None if labels is None else read_names(labels)
+    if architecture is None:
+        return open_model(what, labels=names)
+    if not architecture.endswith(".toml") and architecture not in [recipe.name for recipe in list_recipes()]:
+        return open_weights(what, architecture, labels=names)
+    config = load_config(find_recipe(architecture))
+    said = config.model.model_dump(include={"backbone", "head", "image_size", "backbone_options", "head_options"})
+    patching = config.task.model_dump(exclude={"kind"})
+    normalise = config.model.normalise
+    return open_weights(what, Architecture(**said), labels=names, patching=patching, normalise=normalise)
+
+
+def read_names(path: Path) -> list[str]:
+    """Names of labels from a file: a JSON list, or a line each."""
+    try:
+        text = path.read_text("utf-8")
+        names = (
+            json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines() if line.strip()]
+        )
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(str(path), f"cannot be read ({quote_fault(error)})", "give a name a line") from None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise InputError(str(path), "holds no list of names", "give a name a line, or a JSON list of names")
+    return names
+
+
+def open_source(what: str | Path, *, architecture: str | None = None, labels: Path | None = None) -> Source:
+    """A run's best model, a checkpoint, a model as in `open_given`, or a file of scores, which is not read yet."""
     from pivotpatch.inference.score_file import SUFFIXES
     from pivotpatch.models.named import correct_scheme, find_bundled, is_named
 
@@ -60,15 +101,18 @@ def open_source(what: str | Path) -> Source:
         if not path.exists():  # it is read later, perhaps after work that would be lost
             raise InputError(str(what), "there is no such file", f"{correct_scheme(str(what))}check the path")
         return Source(path)
+    from pivotpatch.models.checkpoint import DESCRIPTION
     from pivotpatch.models.open import find_checkpoint, open_model
     from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import CONFIG
 
-    if is_named(str(what)):
-        return Source(path, open_model(what))
+    if is_named(str(what)) or architecture is not None or labels is not None:
+        return Source(path, open_given(what, architecture=architecture, labels=labels))
     checkpoint = find_checkpoint(what)
     configured = checkpoint != path and (path / CONFIG).is_file()
-    return Source(path, open_model(checkpoint), load_config(path / CONFIG) if configured else None, checkpoint)
+    ours = (checkpoint / DESCRIPTION).exists()
+    model, config = open_model(checkpoint), load_config(path / CONFIG) if configured else None
+    return Source(path, model, config, checkpoint if ours else None)
 
 
 def open_pictures(words: list[str]) -> "RecordSet | None":

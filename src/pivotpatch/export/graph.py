@@ -26,8 +26,9 @@ FREE = {0: "batch", 1: "height", 2: "width"}
 """Dimensions of the graph's input (B,H,W,3) that are not fixed."""
 TOLERANCE = 1e-3
 """Largest difference in a probability or weight that float32 arithmetic in another order may make."""
-HALF_TOLERANCE = 5e-2
-"""Largest difference for weights of half precision; an ImageNet model differs by up to 0.028 on photographs."""
+LOOSE_TOLERANCE = 5e-2
+"""The same for weights of half precision (an ImageNet model differs by up to 0.028 on photographs), and where bytes are
+resized by no whole factor: ONNX Runtime rounds a few in a hundred of them to the neighbour of torch's."""
 
 
 class Agreement(NamedTuple):
@@ -107,19 +108,6 @@ def check_difference(written: Callable[[Tensor], Answer], graph: PictureGraph, *
         wrong = f"the file and torch differ by {difference:.2g}, which is more than {tolerance:g}"
         raise InputError("export", wrong, "nothing was kept; try another version of torch")
     return difference
-
-
-def measure_rounding(graph: PictureGraph) -> float:
-    """What it changes in torch where one byte in five of the made images is one level off."""
-    size = (graph.engine.picture_size, graph.engine.picture_size)
-    generator = torch.Generator().manual_seed(0)
-    found = []
-    for pictures in _make_pictures(graph.engine.picture_size):
-        images = resize_images(pictures, size)
-        change = torch.randint(-5, 6, images.shape, generator=generator).div(5, rounding_mode="trunc")
-        shaken = (images + change).clamp(0, 255).to(torch.uint8)
-        found.append(_difference(graph.engine(images), graph.engine(shaken)))
-    return torch.stack(found).max().item()
 
 
 def _make_pictures(side: int) -> Iterator[Tensor]:

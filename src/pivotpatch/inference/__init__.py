@@ -1,7 +1,7 @@
 """Trained models at work.
 
 `patch_inference` is PAT-I around anything that gives logits. `predictor` and `prediction` turn images into tags and ask
-an `engine` (torch), an `exported` file (ONNX) or a `foreign` model; `bulk` tags millions.
+an `engine` (torch) or an `exported` file (ONNX); `bulk` tags millions.
 `scoring` scores a data set, `scores` is what comes of it and `score_file` the same as a file; `plots` draws why.
 """
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pivotpatch.inference.engine import Engine as Engine
     from pivotpatch.inference.engine import TorchEngine as TorchEngine
     from pivotpatch.inference.exported import OnnxEngine as OnnxEngine
-    from pivotpatch.inference.foreign import open_timm as open_timm
-    from pivotpatch.inference.foreign import open_transformers as open_transformers
     from pivotpatch.inference.patch_inference import PatchInference as PatchInference
     from pivotpatch.inference.prediction import Prediction as Prediction
     from pivotpatch.inference.prediction import Tag as Tag
@@ -34,7 +32,6 @@ __getattr__ = make_face(
         "bulk": "tag_pictures",
         "engine": "Answer Engine TorchEngine",
         "exported": "OnnxEngine",
-        "foreign": "open_timm open_transformers",
         "patch_inference": "PatchInference",
         "prediction": "Prediction Tag TagRule",
         "predictor": "Predictor",

@@ -1,7 +1,5 @@
 """Open what `pivotpatch export` wrote: an ONNX file."""
 
-import os
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from pivotpatch.core.patches import check_images
-from pivotpatch.errors import InputError, install_hint, quote_fault
+from pivotpatch.errors import InputError, quote_fault
 from pivotpatch.inference.engine import Answer, check_answer
+from pivotpatch.models.foreign import open_session
 from pivotpatch.models.limits import GRID, Side
 
 PROPERTY = "pivotpatch"
@@ -66,15 +65,7 @@ class OnnxEngine:
     def __init__(self, path: str | Path) -> None:
         """Open a file; a graph of ONNX is data, no code of the file's runs."""
         self.path = path = Path(path)
-        if not path.is_file():
-            raise InputError(str(path), "is a folder" if path.is_dir() else "there is no such file", "check the path")
-        runtime = import_extra("onnxruntime")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        try:
-            self.session: Any = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its errors have no other ancestor
-            raise InputError(str(path), f"ONNX Runtime cannot open it ({quote_fault(error)})", _AGAIN) from None
+        self.session: Any = open_session(path)
         self.description = told = _read_description(path, self.session.get_modelmeta().custom_metadata_map)
         self.labels, self.thresholds = told.labels, told.thresholds
         self.picture_size, self.grid, self.overlap = told.picture_size, told.grid, told.overlap
@@ -102,19 +93,10 @@ class OnnxEngine:
         return check_answer(Answer(*(part.float() for part in found)), str(self.path))
 
 
-def import_extra(name: str) -> Any:
-    """A library of the extra "onnx"; where it is missing, a message that says how to install it."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime keeps a list of events in the home folder
-    try:
-        return import_module(name)
-    except ImportError:
-        raise InputError(name, "is not installed", install_hint("onnx")) from None
-
-
 def _read_description(path: Path, properties: dict[str, str]) -> Description:
     if PROPERTY not in properties:
         wrong = "says nothing of labels and thresholds"
-        raise InputError(str(path), wrong, "give a file that pivotpatch export wrote")
+        raise InputError(str(path), wrong, "give --architecture and --labels, or a file that pivotpatch export wrote")
     try:
         return Description.model_validate_json(properties[PROPERTY])
     except ValidationError as error:

@@ -18,10 +18,11 @@ from pivotpatch.data.decoding import Decoded, decode_image, decode_with_size
 from pivotpatch.data.files import locate_file
 from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Engine, TorchEngine
-from pivotpatch.inference.foreign import open_foreign
+from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.prediction import Prediction, fit
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.foreign import ForeignClassifier
+from pivotpatch.models.limits import check_views
 from pivotpatch.models.named import is_named
 from pivotpatch.models.open import open_model
 
@@ -65,7 +66,7 @@ class Predictor:
     @classmethod
     def load(
         cls,
-        name_or_folder: str | os.PathLike[str] = "tagger",
+        name_or_folder: str | os.PathLike[str] | Classifier = "tagger",
         *,
         device: str | torch.device | None = None,
         effort: float = 1.0,
@@ -77,7 +78,8 @@ class Predictor:
             name_or_folder: the bundled "tagger", the folder of a run (its best model) or of a checkpoint, an exported
                 file (.onnx), "hub:owner/name" for a checkpoint on the Hugging Face hub, or "transformers:" or "timm:"
                 before a folder or `owner/name` for somebody else's multi-label model, around which PAT-I looks at
-                patches, see `open_foreign`. A revision may follow a name: "hub:owner/name@v2".
+                patches, cut at twice the model's size. A revision may follow a name: "hub:owner/name@v2". A model
+                that was opened before is taken as it is.
             device: where to run; a GPU where there is one by default. Exported models run on the CPU.
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
                 their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`). Exported
@@ -86,7 +88,9 @@ class Predictor:
                 False leaves the model as it is.
         """
         check_effort(effort, "Predictor")
-        name, chosen = os.fspath(name_or_folder), _choose_device(device)
+        given = name_or_folder if isinstance(name_or_folder, Classifier) else None
+        name = os.fspath(name_or_folder) if given is None else ""  # type: ignore[arg-type]
+        chosen = _choose_device(device)
         if name.lower().endswith(EXPORTED) and not Path(name).is_dir() and not is_named(name):
             from pivotpatch.inference.exported import OnnxEngine
 
@@ -94,12 +98,12 @@ class Predictor:
                 wrong = f"exported models run on the CPU with effort 1, not on {chosen} with {effort:g}"
                 raise InputError(name, wrong, "leave device and effort out, or give the run or checkpoint")
             return cls(OnnxEngine(name))
-        model = open_model(name)
+        model = given or open_model(name)
         if isinstance(model, ForeignClassifier):
             if 0 < effort < 1:
                 wrong = f"is {effort:g}, but PAT-I looks at the patches of all images or of none"
                 raise InputError("effort", wrong, "give 1 or 0")
-            return cls(open_foreign(model, pat=effort == 1, device=chosen))
+            return cls(_wrap_foreign(model, pat=effort == 1, device=chosen))
         return cls(prepare_engine(model, device=chosen, effort=effort, fold=fold))
 
     @property
@@ -193,6 +197,18 @@ def prepare_engine(model: Classifier, *, device: torch.device, effort: float = 1
         side = seen if model.backbone.fixed_size else min(seen, _TRIED)
         model.backbone = quicken_inference(model.backbone, side=side, device=device, dtype=dtype)
     return TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=effort)
+
+
+def _wrap_foreign(model: ForeignClassifier, *, pat: bool, device: torch.device) -> TorchEngine:
+    """An engine around somebody else's model, with PAT-I or without: no fitted thresholds are there to spoil."""
+    if not pat:
+        return TorchEngine(model, device=device)
+    wrapped, seen = PatchInference(model), model.preprocessing.image_size
+    cut = wrapped.patching
+    model.source_size = cut.grid * seen
+    sizes = {"source_size": model.source_size, "patch_size": seen}
+    check_views(seen, grid=cut.grid, overlap=cut.overlap, **sizes, where=model.called)
+    return TorchEngine(wrapped, device=device)
 
 
 def _get_pixels(picture: Any, where: str) -> bytes | Image.Image | NDArray[np.uint8]:

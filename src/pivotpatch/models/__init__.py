@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pivotpatch.models.foreign import load_transformers as load_transformers
     from pivotpatch.models.hub import Card as Card
     from pivotpatch.models.open import open_model as open_model
+    from pivotpatch.models.open import open_weights as open_weights
     from pivotpatch.models.patch_classifier import PatchClassifier as PatchClassifier
     from pivotpatch.models.preprocessing import Preprocessing as Preprocessing
 
@@ -26,7 +27,7 @@ __getattr__ = make_face(
         "classifier": "Architecture Classifier IndependentClassifier MultiLabelClassifier",
         "foreign": "ForeignClassifier load_timm load_transformers",
         "hub": "Card",
-        "open": "open_model",
+        "open": "open_model open_weights",
         "patch_classifier": "PatchClassifier",
         "preprocessing": "Preprocessing",
     },

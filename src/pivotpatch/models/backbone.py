@@ -2,19 +2,18 @@
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import timm
-from timm.models import get_pretrained_cfg_value, model_entrypoint
+from timm.models import get_pretrained_cfg, model_entrypoint
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from pivotpatch.core.patches import check_images
 from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
+from pivotpatch.models.cvt import CVTS, Cvt, describe_cvt
 from pivotpatch.models.limits import check_numbers
 from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
-from pivotpatch.models.weights import load_exactly, read_weights
 
 BackboneOption = str | int | float | bool | None
 
@@ -34,37 +33,36 @@ class Backbone(nn.Module):
         image_size: int | None = None,
         options: Mapping[str, BackboneOption] | None = None,
         pretrained: bool = False,
-        weights: str | Path | None = None,
     ) -> None:
         """Build a backbone.
 
         Args:
-            name: a timm model, with its weights' tag after a dot where `pretrained` needs one.
+            name: a timm model, with its weights' tag after a dot where `pretrained` needs one, or one of `CVTS`.
             image_size: rows and columns of the images; the model's own by default. Models of
                 convolutions take any other size too.
             options: further arguments of timm's constructor, such as `drop_path_rate`, and one of our own:
                 `stride_in_conv1` makes a ResNet of bottleneck blocks stride in their first convolution, as its
                 first version did, where timm's does in the second. Weights are right for one of the two only.
             pretrained: fetch timm's weights from the hub.
-            weights: a local file of weights instead, .safetensors or a torch file without pickled
-                code; every key must match except the classifier's. Names that timm knows to convert
-                from those of the model's authors are converted.
         """
         super().__init__()
-        _check_name(name)
-        if pretrained and weights is not None:
-            raise InputError("backbone", "both pretrained and weights are given", "give one of them")
+        check_backbone(name)
         arguments = dict(options or {})
         _check_options(arguments, name)
         stride_in_conv1 = arguments.pop("stride_in_conv1", False)
+        self.network: Any
         self.fixed_size: int | None = None
         flexible = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
         try:
-            if get_pretrained_cfg_value(name, "fixed_input_size") and not flexible:
+            stated = get_config(name)
+            if stated.get("fixed_input_size") and not flexible:
                 if image_size is not None:
                     arguments.setdefault("img_size", image_size)
-                self.fixed_size = int(arguments.get("img_size") or get_pretrained_cfg_value(name, "input_size")[-1])
-            self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
+                self.fixed_size = int(arguments.get("img_size") or stated["input_size"][-1])
+            if name in CVTS:
+                self.network = Cvt(name, **arguments)
+            else:
+                self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
         except OSError as error:  # what the hub's client raises for want of a connection and of a cached copy
             raise InputError(
                 f"backbone {name!r}",
@@ -78,10 +76,8 @@ class Backbone(nn.Module):
             raise InputError(f"backbone {name!r}", wrong, "change what it does not take") from error
         if stride_in_conv1:
             _move_strides(self.network, name)
-        if weights is not None:
-            _load_backbone(self.network, Path(weights))
         self.features: int = self.network.num_features
-        self.preprocessing: Preprocessing = read_preprocessing(self.network, image_size=image_size)
+        self.preprocessing: Preprocessing = read_preprocessing(self.network.pretrained_cfg, image_size=image_size)
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (B,D,h,w) of images (B,C,H,W)."""
@@ -114,14 +110,24 @@ class Backbone(nn.Module):
         return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, height, width)
 
 
-def _check_name(name: str) -> None:
+def check_backbone(name: str) -> None:
     """Refuse a model, or a tag of its weights, that timm does not know."""
     model, _, tag = name.partition(".")
-    if not timm.is_model(model):
-        raise InputError("backbone", f"timm has no model {name!r}", choose_one_of(model, timm.list_models()))
+    if name not in CVTS and not timm.is_model(model):
+        known = [*timm.list_models(), *CVTS]
+        raise InputError("backbone", f"timm has no model {name!r}", choose_one_of(model, known))
     tagged = timm.list_pretrained(f"{model}.*")
     if tag and name not in tagged:
         raise InputError("backbone", f"timm has no weights {name!r}", choose_one_of(name, tagged))
+
+
+def get_config(name: str) -> dict[str, Any]:
+    """What timm states of a model that `check_backbone` knows: size, normalisation, name of the classifier."""
+    if name in CVTS:
+        return describe_cvt(name)
+    stated = get_pretrained_cfg(name)
+    assert stated is not None
+    return dict(stated.to_dict())
 
 
 def _check_options(options: Mapping[str, BackboneOption], name: str) -> None:
@@ -146,29 +152,16 @@ def _move_strides(network: nn.Module, name: str) -> None:
         block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride
 
 
-def _load_backbone(network: Any, path: Path) -> None:
-    """Load a file of weights that fits except for the classifier, which the model has not."""
-    classifier = network.pretrained_cfg["classifier"]
-    names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    heads = tuple(f"{name.partition('.')[0]}." for name in names)
-    expected = network.state_dict()
-    state = read_weights(path)
-    if not expected.keys() <= state.keys():
-        state = convert_names(state, network)
-    body = {key: value for key, value in state.items() if key in expected or not key.startswith(heads)}
-    load_exactly(network, body, where=str(path))
-
-
 def convert_names(state: dict[str, Tensor], network: Any) -> dict[str, Tensor]:
     """Weights under timm's names, where timm knows those of the model's authors; else as they are."""
-    module = sys.modules[model_entrypoint(network.pretrained_cfg["architecture"]).__module__]
-    convert = getattr(module, "checkpoint_filter_fn", None)
-    if convert is None:
-        return state
     try:
-        converted: dict[str, Tensor] = convert(dict(state), network)
+        if isinstance(network, Cvt):
+            converted = network.convert(state)
+        else:
+            module = sys.modules[model_entrypoint(network.pretrained_cfg["architecture"]).__module__]
+            converted = getattr(module, "checkpoint_filter_fn", lambda state, _: state)(dict(state), network)
     except Exception:  # written for certain files only; what does not fit is named when it is loaded
-        return state
+        converted = state
     # Layers such as InPlaceABN do not count batches, and nothing reads the count.
     counts = {key: value for key, value in network.state_dict().items() if key.endswith("num_batches_tracked")}
     return counts | converted

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,8 +16,12 @@ from pivotpatch.models.backbone import Backbone, BackboneOption
 from pivotpatch.models.heads import HeadOption, make_head
 from pivotpatch.models.hub import Card, fetch_folder, push_model, write_card
 from pivotpatch.models.preprocessing import Preprocessing
+from pivotpatch.models.published import rename_published
 from pivotpatch.models.saving import CARD, DESCRIPTION, WEIGHTS, Description, read_description, save_checkpoint
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights
+
+OWN_HEAD = "its own"
+"""The head of a whole model of another library."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,6 @@ class Architecture:
     backbone_options: Mapping[str, BackboneOption] = field(default_factory=dict)
     head_options: Mapping[str, HeadOption] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, object]:
-        """In plain types, for JSON."""
-        return asdict(self)
-
 
 class Classifier(nn.Module):
     """What every kind of model knows: what it is made of, its labels, and what it wants to see.
@@ -55,11 +55,13 @@ class Classifier(nn.Module):
         adaptive: when one look is enough, where that was fitted.
         closer_size: see `PatchClassifier`; None for all others.
         origin: the folder or name that it was opened by, for messages; None for one that was made here.
+        left_out: why the head of the `weights` that it was built with could not be taken; None where it was.
     """
 
     preprocessing: Preprocessing
     closer_size: int | None = None
     origin: str | None = None
+    left_out: str | None = None
 
     def __init__(
         self,
@@ -68,7 +70,21 @@ class Classifier(nn.Module):
         *,
         head: str = "linear",
         image_size: int | None = None,
+        pretrained: bool = False,
+        weights: str | Path | None = None,
     ) -> None:
+        """Build a model.
+
+        Args:
+            backbone: a timm model's name, or a whole `Architecture`, which then says head and size.
+            labels: names of the L labels.
+            head: "linear", "max", "query2label" or "ml_decoder".
+            image_size: rows and columns of the images; the backbone's own by default.
+            pretrained: fetch timm's weights for the backbone from the hub.
+            weights: a local file instead, .safetensors or a torch file without pickled code: all weights of the
+                backbone, and the head's, which are taken where they fit these labels. Names are ours, timm's, or those
+                of the published repositories, see `published`.
+        """
         super().__init__()
         names = tuple(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else ()
         if not names or len(set(names)) != len(names) or not all(isinstance(name, str) and name for name in names):
@@ -85,6 +101,12 @@ class Classifier(nn.Module):
         self._thresholds: tuple[float, ...] | None = None
         self.calibration: Calibration | None = None
         self.adaptive: Adaptive | None = None
+        if pretrained and weights is not None:
+            raise InputError(type(self).__name__, "both pretrained and weights are given", "give one of them")
+        self._build(pretrained=pretrained, weights=None if weights is None else Path(weights))
+
+    def _build(self, *, pretrained: bool, weights: Path | None) -> None:
+        """Make the parts of the architecture for the labels, and `preprocessing`."""
 
     @property
     def thresholds(self) -> tuple[float, ...] | None:
@@ -134,27 +156,18 @@ class Classifier(nn.Module):
         cache_dir: str | Path | None = None,
         token: str | None = None,
     ) -> Self:
-        """Open a checkpoint by its folder, or by its name on the Hugging Face hub.
+        """Open a checkpoint of this kind, in evaluation mode, on the CPU; `open_model` opens every kind.
 
         Of the hub only model.json, model.safetensors and README.md are fetched, once; nothing that they hold is run.
 
         Args:
-            name_or_folder: a folder, else `owner/name`.
+            name_or_folder: a folder, else `owner/name` on the Hugging Face hub.
             revision: a branch, tag or commit of the hub's; the newest by default.
             cache_dir: where copies are kept; the hub client's own place by default.
             token: of the hub's, for what is not public; the one that its client has stored by default.
-
-        Returns:
-            The model in evaluation mode, on the CPU; another kind is refused, `open_model` opens every kind.
         """
-        folder = fetch_folder(
-            name_or_folder,
-            needed=DESCRIPTION,
-            also=(WEIGHTS, CARD),
-            revision=revision,
-            cache_dir=cache_dir,
-            token=token,
-        )
+        place: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "token": token}
+        folder = fetch_folder(name_or_folder, needed=DESCRIPTION, also=(WEIGHTS, CARD), **place)
         described = read_description(folder)
         if described.kind != cls.__name__:
             todo = f"open it with {described.kind}.from_pretrained"
@@ -181,7 +194,11 @@ class Classifier(nn.Module):
             model.calibration = Calibration.from_dict(described.calibration.model_dump())
         if described.adaptive is not None:
             model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
-        load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
+        state, where = read_weights(folder / WEIGHTS), str(folder / WEIGHTS)
+        if model.architecture.head == "query2label" and not any(name.endswith("head.norm.weight") for name in state):
+            wrong = "its Query2Label head is of an early version, which was another network than the published one"
+            raise InputError(where, wrong, "train it again")
+        load_exactly(model, state, where=where)
         model.origin = str(folder)
         return model.eval()
 
@@ -208,7 +225,7 @@ class Classifier(nn.Module):
         message: str = "Upload the model",
         card: Card | None = None,
     ) -> str:
-        """Send the model and its model card to the Hugging Face hub.
+        """Send the model and its model card to the Hugging Face hub; the address of its page.
 
         Args:
             repo_id: `owner/name`; made if it is not there.
@@ -216,9 +233,6 @@ class Classifier(nn.Module):
             token: that may write; the one that the hub's client has stored by default.
             message: what the hub notes beside the change.
             card: what to say besides; a card that the hub has already is replaced only where this is given.
-
-        Returns:
-            The address of its page.
         """
         return push_model(self, repo_id, private=private, token=token, message=message, card=card)
 
@@ -226,39 +240,39 @@ class Classifier(nn.Module):
 class SharedClassifier(Classifier):
     """A model whose labels share one backbone and one head."""
 
-    def __init__(
-        self,
-        backbone: str | Architecture,
-        labels: Sequence[str],
-        *,
-        head: str = "linear",
-        image_size: int | None = None,
-        pretrained: bool = False,
-        weights: str | Path | None = None,
-    ) -> None:
-        """Build a model.
+    projections: tuple[str, ...] = ()
+    """Last steps beside the head's own."""
 
-        Args:
-            backbone: a timm model's name, or a whole `Architecture`, which then says head and size.
-            labels: names of the L labels.
-            head: "linear", "max", "query2label" or "ml_decoder".
-            image_size: rows and columns of the images; the backbone's own by default.
-            pretrained: fetch timm's weights for the backbone from the hub.
-            weights: a local file of weights for the backbone instead.
-        """
-        super().__init__(backbone, labels, head=head, image_size=image_size)
+    def _build(self, *, pretrained: bool, weights: Path | None) -> None:
         chosen = self.architecture
-        self.backbone = Backbone(
-            chosen.backbone,
-            image_size=chosen.image_size,
-            options=chosen.backbone_options,
-            pretrained=pretrained,
-            weights=weights,
-        )
-        self.head = make_head(
-            chosen.head, features=self.backbone.features, labels=len(labels), options=chosen.head_options
-        )
+        seen, given = chosen.image_size, chosen.backbone_options
+        self.backbone = Backbone(chosen.backbone, image_size=seen, options=given, pretrained=pretrained)
+        features, count = self.backbone.features, len(self.labels)
+        self.head = make_head(chosen.head, features=features, labels=count, options=chosen.head_options)
+        for name in self.projections:
+            self.add_module(name, self.head.make_projection())
         self.preprocessing = self.backbone.preprocessing
+        if weights is not None:
+            self._take_weights(weights)
+
+    def _take_weights(self, path: Path) -> None:
+        """Load a file's backbone, which must fit, and its head where that fits."""
+        state = rename_published(read_weights(path), self.backbone.network)
+        for name in self.projections:  # PAT-T begins as PAT-I of a model with one projection
+            for part in ("weight", "bias"):
+                if f"head.project.{part}" in state:
+                    state.setdefault(f"{name}.{part}", state[f"head.project.{part}"])
+        if not self.projections:
+            state = {name: value for name, value in state.items() if not name.startswith(("patch_", "weight_"))}
+        inner = "backbone.network."
+        body = {name.removeprefix(inner): value for name, value in state.items() if name.startswith(inner)}
+        load_exactly(self.backbone.network, body, where=str(path))
+        if {name: value.shape for name, value in state.items()} == {n: v.shape for n, v in self.state_dict().items()}:
+            self.load_state_dict(state)
+        elif len(state) > len(body):
+            count = state["head.project.bias"].shape[0] if "head.project.bias" in state else len(self.labels)
+            why = "another kind" if count == len(self.labels) else f"{count} labels, not of {len(self.labels)}"
+            self.left_out = f"{path}: its head is of {why}; this one starts anew"
 
 
 class MultiLabelClassifier(SharedClassifier):
@@ -284,18 +298,7 @@ class IndependentClassifier(Classifier):
         members: L models of one label each, in the order of the labels.
     """
 
-    def __init__(
-        self,
-        backbone: str | Architecture,
-        labels: Sequence[str],
-        *,
-        head: str = "linear",
-        image_size: int | None = None,
-        pretrained: bool = False,
-        weights: str | Path | None = None,
-    ) -> None:
-        """Build L models; the arguments are those of `MultiLabelClassifier`."""
-        super().__init__(backbone, labels, head=head, image_size=image_size)
+    def _build(self, *, pretrained: bool, weights: Path | None) -> None:
         members = [
             MultiLabelClassifier(self.architecture, [label], pretrained=pretrained, weights=weights)
             for label in self.labels

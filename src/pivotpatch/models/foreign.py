@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.errors import InputError, install_hint, quote_fault
-from pivotpatch.models.backbone import convert_names
-from pivotpatch.models.classifier import Architecture, Classifier
+from pivotpatch.errors import InputError, import_extra, quote_fault
+from pivotpatch.models.backbone import check_backbone, convert_names, get_config
+from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.limits import NUMBER, SIDE, check_numbers
 from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
@@ -51,7 +51,7 @@ class ForeignClassifier(Classifier):
         source_size: int | None = None,
     ) -> None:
         """Take a model in; it is asked once, to see whether it gives a logit for each label."""
-        super().__init__(Architecture(name, "its own", preprocessing.image_size), labels)
+        super().__init__(Architecture(name, OWN_HEAD, preprocessing.image_size), labels)
         preprocessing.check(name)
         self.origin = name
         self.network = network
@@ -102,7 +102,7 @@ def load_transformers(
         revision: a branch, tag or commit of the hub's; the newest by default.
     """
     where = os.fspath(name_or_folder)
-    library = _import_transformers()
+    library = import_extra("transformers", "transformers")
     also = ("*.safetensors", f"{WEIGHTS}.index.json", *_PROCESSORS)
     folder = _fetch(name_or_folder, also=also, revision=revision)
     safely = {"trust_remote_code": False, "local_files_only": True}
@@ -151,20 +151,76 @@ def load_timm(
     with _explaining("timm", where), torch.random.fork_rng(devices=[]):
         with Allowance([folder / WEIGHTS], where=where):
             network = timm.create_model(f"local-dir:{folder}")
-        state = read_weights(folder / WEIGHTS)
-        if not network.state_dict().keys() <= state.keys():
-            state = convert_names(state, network)
-        load_exactly(network, state, where=str(folder / WEIGHTS))
-        stated = network.pretrained_cfg
-        names = stated.get("label_names") if labels is None else labels
+        _fill_timm(network, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
+        names = network.pretrained_cfg.get("label_names") if labels is None else labels
         if not names:
             raise InputError(where, f"its {CONFIG} states no label_names", _NAME_LABELS)
-        return ForeignClassifier(
-            network.eval(),
-            _order_labels(names, where),
-            name=f"timm:{where}",
-            preprocessing=read_preprocessing(network, image_size=_find_size(network, where)),
+        prepare = read_preprocessing(network.pretrained_cfg, image_size=_find_size(network, where))
+        return ForeignClassifier(network, _order_labels(names, where), name=f"timm:{where}", preprocessing=prepare)
+
+
+def _fill_timm(network: nn.Module, state: dict[str, Tensor], *, where: str) -> None:
+    """Load weights under timm's names, or their authors', of a whole model."""
+    if not network.state_dict().keys() <= state.keys():
+        state = convert_names(state, network)
+    load_exactly(network.eval(), state, where=where)
+
+
+def build_timm(
+    name: str, labels: Sequence[str], state: dict[str, Tensor], *, image_size: int | None, where: str
+) -> ForeignClassifier:
+    """A whole timm model by its name, with its own classifier and the weights of a file, `where`."""
+    check_backbone(name)
+    sized = {} if image_size is None or not get_config(name).get("fixed_input_size") else {"img_size": image_size}
+    with _explaining("timm", where), torch.random.fork_rng(devices=[]):
+        network = timm.create_model(name, num_classes=len(labels), **sized)
+        _fill_timm(network, state, where=where)
+        prepare = read_preprocessing(network.pretrained_cfg, image_size=image_size or _find_size(network, where))
+        return ForeignClassifier(network, labels, name=where, preprocessing=prepare)
+
+
+class OnnxNetwork(nn.Module):
+    """Somebody's ONNX graph, run on the CPU: images (B,3,H,W) in, logits (B,L) out."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file; its one input takes images in float32, and its first output gives logits or their sigmoid."""
+        super().__init__()
+        self.session = open_session(path)
+        graph = import_extra("onnx", "onnx").load(path, load_external_data=False).graph
+        digest = torch.tensor(list(sha256(path.read_bytes()).digest()), dtype=torch.float32)
+        self.digest = nn.Parameter(digest, requires_grad=False)  # tells graphs apart, and where answers are wanted
+        shapes = {given.name: given.shape for given in self.session.get_inputs() if given.type == "tensor(float)"}
+        self.shape: list[int | str] = next(iter(shapes.values()), [])
+        if len(self.session.get_inputs()) != 1 or len(self.shape) != 4 or self.shape[1] != 3:
+            wrong = f"its inputs are {[(given.name, given.type, given.shape) for given in self.session.get_inputs()]}"
+            raise InputError(str(path), wrong, "give a graph of one input, float32 images (B, 3, H, W)")
+        last = [node.op_type for node in graph.node if graph.output[0].name in node.output]
+        self.ends_in_sigmoid = last == ["Sigmoid"]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B,L) of preprocessed images (B,3,H,W)."""
+        batch = self.shape[0] if isinstance(self.shape[0], int) else len(images)  # some graphs take one image at a time
+        name = self.session.get_inputs()[0].name
+        parts = [part.detach().cpu().float().contiguous().numpy() for part in images.split(batch)]
+        found = torch.cat([torch.from_numpy(self.session.run(None, {name: part})[0]) for part in parts]).to(
+            images.device
         )
+        return found.double().logit().float() if self.ends_in_sigmoid else found
+
+
+def open_session(path: Path) -> Any:
+    """An ONNX file in ONNX Runtime, on the CPU; a graph is data, no code of the file's runs."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime keeps a list of events in the home folder
+    runtime = import_extra("onnxruntime", "onnx")
+    if not path.is_file():
+        raise InputError(str(path), "is a folder" if path.is_dir() else "there is no such file", "check the path")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no other ancestor
+        wrong = f"ONNX Runtime cannot open it ({quote_fault(error)})"
+        raise InputError(str(path), wrong, "export the model again") from None
 
 
 def _find_size(network: Any, where: str) -> int:
@@ -193,13 +249,6 @@ def _check_file(path: Path, where: str, *, most: int = NUMBER) -> None:
         reason = quote_fault(error)
         raise InputError(where, f"its {path.name} is no JSON ({reason})", "copy the model again") from None
     check_numbers(content, f"{where}: {path.name}", most=most)
-
-
-def _import_transformers() -> Any:
-    try:
-        return import_module("transformers")
-    except ImportError:
-        raise InputError("transformers", "is not installed", install_hint("transformers")) from None
 
 
 @contextmanager
@@ -235,7 +284,7 @@ def _check_problem(config: Any, where: str, *, multi_label: bool) -> None:
     if stated != _MULTI_LABEL and not multi_label:
         wrong = f"its problem_type is {stated!r}, so it may have been trained to choose a single label"
         todo = f"if it is multi-label all the same, write problem_type {_MULTI_LABEL!r} into its {CONFIG}"
-        raise InputError(where, wrong, f"{todo}, or in Python open_transformers(..., multi_label=True)")
+        raise InputError(where, wrong, f"{todo}, or in Python load_transformers(..., multi_label=True)")
 
 
 def _order_labels(stated: Mapping[Any, str] | Sequence[str], where: str) -> list[str]:

@@ -49,14 +49,7 @@ class Card:
 
 
 def write_card(model: nn.Module, card: Card, *, title: str, address: str) -> str:
-    """The text of a README.md as the Hugging Face hub reads it.
-
-    Args:
-        model: the model.
-        card: what to say besides.
-        title: of the page.
-        address: what `Predictor.load` opens the model by.
-    """
+    """The text of a README.md as the Hugging Face hub reads it; `address` is what `Predictor.load` opens it by."""
     told = describe_model(model)
     facts = {name: told[name] for name in ("kind", "architecture", "preprocessing", "patching")}
     facts["fitted"] = [name for name in ("thresholds", "calibration", "adaptive") if told[name] is not None]
@@ -66,6 +59,7 @@ def write_card(model: nn.Module, card: Card, *, title: str, address: str) -> str
         tags=["multi-label", "pivotpatch"],
         license=card.license,
     )
+    rows = [f"| {_one_line(name)} | {_one_line(f'{value}')} |" for name, value in card.metrics.items()]
     use = ("from pivotpatch import Predictor", f"predictor = Predictor.load({json.dumps(address)})")
     parts = [
         f"---\n{header.to_yaml()}\n---",
@@ -74,17 +68,12 @@ def write_card(model: nn.Module, card: Card, *, title: str, address: str) -> str
         f"{len(told['labels'])} labels an image has; any number of them may hold.",
         card.text.strip(),
         "\n".join(("```python", *use, 'print(predictor("photo.jpg").tags)', "```")),
-        _tabulate(card.metrics) if card.metrics else "",
+        "\n".join(("## Results", "", "| | |", "|---|---|", *rows)) if rows else "",
         f"## Model\n\n```json\n{json.dumps(facts, indent=2)}\n```",
         # On one line that begins with a bracket no label can end the block.
         f"## Labels\n\n```json\n{json.dumps(told['labels'], ensure_ascii=False)}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _tabulate(metrics: Mapping[str, float | str]) -> str:
-    rows = (f"| {_one_line(name)} | {_one_line(f'{value}')} |" for name, value in metrics.items())
-    return "\n".join(("## Results", "", "| | |", "|---|---|", *rows))
 
 
 def _one_line(text: str) -> str:

@@ -1,31 +1,126 @@
 """Open a model by whatever a user calls it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.models.backbone import check_backbone, get_config
 from pivotpatch.models.checkpoint import load_checkpoint
-from pivotpatch.models.classifier import Classifier
-from pivotpatch.models.foreign import load_timm, load_transformers
+from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier, MultiLabelClassifier
+from pivotpatch.models.foreign import CONFIG, ForeignClassifier, OnnxNetwork, build_timm, load_timm, load_transformers
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.named import BUNDLED, correct_scheme, find_bundled, is_named
+from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.preprocessing import read_preprocessing
+from pivotpatch.models.published import read_head_options, rename_published
 from pivotpatch.models.saving import CARD, DESCRIPTION, WEIGHTS
+from pivotpatch.models.weights import load_exactly, read_labels, read_weights
 
 _RUN = ("config.toml", "best", "last")  # what a run's folder holds
+_SAY = "say of what model: --architecture RECIPE or BACKBONE+HEAD, in Python open_weights"
 
 
-def open_model(name: str | os.PathLike[str]) -> Classifier:
+def open_model(name: str | os.PathLike[str], *, labels: Sequence[str] | None = None) -> Classifier:
     """Open a model in evaluation mode, on the CPU.
 
     Args:
         name: a bundled model ("tagger"), the folder of a checkpoint, or of a run, whose best model is taken. "hub:",
             "timm:" or "transformers:" stand before a folder or before `owner/name` on the Hugging Face hub, behind
             which a revision may stand: "hub:owner/name@v2". The last two are other people's models, which become a
-            `ForeignClassifier`.
+            `ForeignClassifier`; they may stay away before a folder.
+        labels: names of the labels of somebody else's model, in place of its own.
     """
-    name = os.fspath(name)
-    return _open_named(name) if is_named(name) else load_checkpoint(find_checkpoint(name))
+    name, folder = os.fspath(name), Path(name)
+    if not is_named(name) and not (folder / DESCRIPTION).exists() and (folder / CONFIG).is_file():
+        scheme = "timm" if b'"architecture"' in (folder / CONFIG).read_bytes() else "transformers"
+        name = f"{scheme}:{name}"
+    if is_named(name):
+        return _open_named(name, labels)
+    if labels is not None:
+        raise InputError(name, "it knows its labels, and others are given", "leave them out")
+    return load_checkpoint(find_checkpoint(name))
+
+
+def open_weights(
+    path: str | os.PathLike[str],
+    architecture: str | Architecture,
+    *,
+    labels: Sequence[str] | None = None,
+    patching: Mapping[str, Any] | None = None,
+    normalise: bool = True,
+) -> Classifier:
+    """Open a file of weights or an ONNX graph, in evaluation mode, on the CPU; all of it must fit.
+
+    Weights of a whole model may have our names, timm's, or those of MLC-PAT, query2labels, ML-Decoder, ASL and TResNet.
+    With three outputs they are a `PatchClassifier`, with timm's own classifier a `ForeignClassifier`. Options of a
+    decoder head are read from the shapes. Nothing pickled is run.
+
+    Args:
+        path: .safetensors, .onnx, or any other name for a torch file.
+        architecture: what it is of, such as "resnet101+query2label@448": BACKBONE+HEAD@SIZE. Without a head it is a
+            whole timm model, or says what a graph wants done to images; without a size it is the backbone's own.
+        labels: names of the L labels, in the order of the logits; those that the file holds by default.
+        patching: keyword arguments of a `PatchClassifier`.
+        normalise: subtract timm's mean and divide by its deviation.
+    """
+    path, where = Path(path), os.fspath(path)
+    built = _read_architecture(architecture) if isinstance(architecture, str) else architecture
+    exported = path.suffix.lower() == ".onnx"
+    names = labels or (None if exported else read_labels(path))
+    if names is None:
+        raise InputError(where, "it does not name its labels", "give them: --labels FILE, in Python labels=[...]")
+    model = _open_graph(path, built, names) if exported else _open_state(path, built, names, dict(patching or {}))
+    if not normalise:
+        model.preprocessing = replace(model.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    model.origin = where
+    return model.eval()
+
+
+def _open_state(path: Path, built: Architecture, labels: Sequence[str], patching: dict[str, Any]) -> Classifier:
+    state, where = read_weights(path), str(path)
+    if built.head == OWN_HEAD:
+        return build_timm(built.backbone, labels, state, image_size=built.image_size, where=where)
+    options = {**read_head_options(state), **built.head_options} if built.head in ("query2label", "ml_decoder") else {}
+    several = any(name.endswith(("fc.fc2.weight", "fc.fc2.W", "patch_projection.weight")) for name in state)
+    kind: Any = PatchClassifier if several else MultiLabelClassifier
+    with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
+        model: MultiLabelClassifier | PatchClassifier
+        model = kind(replace(built, head_options=options), labels, **(patching if several else {}))
+    named = rename_published(state, model.backbone.network)
+    count = named.get("head.project.bias", torch.empty(len(labels))).shape[0]
+    if count != len(labels):
+        raise InputError(where, f"it has {count} labels, and {len(labels)} are named", "name its own, in its order")
+    try:
+        load_exactly(model, named, where=where)
+    except InputError as error:
+        todo = "give its own architecture: a recipe, BACKBONE+HEAD, or BACKBONE alone with timm's own classifier"
+        raise InputError(*error.parts[:2], todo) from None
+    return model
+
+
+def _open_graph(path: Path, built: Architecture, labels: Sequence[str]) -> Classifier:
+    check_backbone(built.backbone)
+    network = OnnxNetwork(path)
+    fixed = [side for side in network.shape[2:] if isinstance(side, int)]
+    prepare = read_preprocessing(get_config(built.backbone), image_size=built.image_size or next(iter(fixed), None))
+    if any(side != prepare.image_size for side in fixed):
+        wrong = f"it takes images of {network.shape[2]} x {network.shape[3]} pixels, not of {prepare.image_size}"
+        raise InputError(str(path), wrong, "give that size behind the architecture, such as resnet101@448")
+    return ForeignClassifier(network.eval(), labels, name=str(path), preprocessing=prepare)
+
+
+def _read_architecture(text: str) -> Architecture:
+    """BACKBONE+HEAD@SIZE, of which the last two may be missing."""
+    names, at, size = text.partition("@")
+    backbone, plus, head = names.partition("+")
+    if (at and not size.isdecimal()) or (plus and not head):
+        raise InputError(f"architecture {text!r}", "is not like BACKBONE+HEAD@SIZE", "write resnet101+linear@448")
+    return Architecture(backbone, head or OWN_HEAD, int(size) if at else None)
 
 
 def find_checkpoint(name: str | os.PathLike[str]) -> Path:
@@ -33,9 +128,11 @@ def find_checkpoint(name: str | os.PathLike[str]) -> Path:
     bundled, path = find_bundled(os.fspath(name)), Path(name)
     if bundled is not None:
         return bundled
+    if path.is_file():
+        raise InputError(str(path), "is a file", f"{_SAY}; or give the folder of a run or checkpoint, or an .onnx file")
     if not path.is_dir():
         known = f"{correct_scheme(str(path))}{choose_one_of(str(path), BUNDLED)}"
-        wrong = "is a file" if path.exists() else "is neither a bundled model nor a folder or file that is there"
+        wrong = "is neither a bundled model nor a folder or file that is there"
         raise InputError(str(path), wrong, f"{known}; or give the folder of a run or checkpoint, or an .onnx file")
     if (path / DESCRIPTION).exists() or not any((path / part).exists() for part in _RUN):
         return path
@@ -44,13 +141,13 @@ def find_checkpoint(name: str | os.PathLike[str]) -> Path:
     return path / "best"
 
 
-def _open_named(name: str) -> Classifier:
+def _open_named(name: str, labels: Sequence[str] | None) -> Classifier:
     scheme, _, whole = name.partition(":")
     place, _, tail = (whole, "", "") if Path(whole).exists() else whole.partition("@")
     loaders: dict[str, Callable[..., Classifier]]
     loaders = {"hub": _load_hub, "timm": load_timm, "transformers": load_transformers}
     try:
-        model = loaders[scheme](place, revision=tail or None)
+        model = loaders[scheme](place, labels=labels, revision=tail or None)
     except InputError as error:
         where, wrong, todo = error.parts
         itself = any(said.rstrip("/").endswith(where) for said in (place, whole))  # a file of it keeps its own name
@@ -59,5 +156,7 @@ def _open_named(name: str) -> Classifier:
     return model
 
 
-def _load_hub(place: str, *, revision: str | None) -> Classifier:
+def _load_hub(place: str, *, labels: Sequence[str] | None, revision: str | None) -> Classifier:
+    if labels is not None:
+        raise InputError(place, "it knows its labels, and others are given", "leave them out")
     return load_checkpoint(fetch_folder(place, needed=DESCRIPTION, also=(WEIGHTS, CARD), revision=revision))

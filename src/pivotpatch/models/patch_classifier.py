@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,9 @@ class PatchClassifier(SharedClassifier):
             and all that is mixed from them, mean nothing.
     """
 
+    projections = ("patch_projection", "weight_projection")
+    patch_projection: nn.Module
+    weight_projection: nn.Module
     lam: float
     temperature: float
 
@@ -76,8 +80,6 @@ class PatchClassifier(SharedClassifier):
         check_views(
             seen, grid=grid, overlap=overlap, source_size=source_size, patch_size=patch_size, where="PatchClassifier"
         )
-        self.patch_projection = self.head.make_projection()
-        self.weight_projection = self.head.make_projection()
         self.grid = grid
         self.overlap = overlap
         self.source_size = source_size
@@ -107,18 +109,9 @@ class PatchClassifier(SharedClassifier):
         Before any further training the result is what PAT-I makes of `trained`, which is left alone.
         """
         with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced at once
-            model = cls(
-                trained.architecture,
-                trained.labels,
-                grid=grid,
-                overlap=overlap,
-                source_size=source_size,
-                patch_size=patch_size,
-                closer_size=closer_size,
-                lam=lam,
-                temperature=temperature,
-                patch_only=patch_only,
-            )
+            sizes: dict[str, Any] = {"source_size": source_size, "patch_size": patch_size, "closer_size": closer_size}
+            mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "patch_only": patch_only}
+            model = cls(trained.architecture, trained.labels, grid=grid, overlap=overlap, **sizes, **mixing)
         model.preprocessing = trained.preprocessing
         model.backbone = deepcopy(trained.backbone)
         model.head = deepcopy(trained.head)

@@ -1,11 +1,13 @@
 """What a model wants done to an image before it looks at it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from PIL import Image
-from timm.data import resolve_model_data_config
-from torch import Tensor, nn
+from timm.data import resolve_data_config
+from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
@@ -67,9 +69,9 @@ class Preprocessing:
         return normalised
 
 
-def read_preprocessing(backbone: nn.Module, *, image_size: int | None = None) -> Preprocessing:
-    """The preprocessing that timm states for one of its models, at its own size or another."""
-    stated = resolve_model_data_config(backbone)
+def read_preprocessing(config: Mapping[str, Any], *, image_size: int | None = None) -> Preprocessing:
+    """The preprocessing that timm states in a model's `pretrained_cfg`, at its own size or another."""
+    stated = resolve_data_config(pretrained_cfg=dict(config))
     return Preprocessing(
         image_size=image_size or stated["input_size"][-1],
         mean=tuple(stated["mean"]),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from pivotpatch import __version__
 from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
 from pivotpatch.models.limits import Grid, Side, check_views
-from pivotpatch.models.named import correct_scheme
 from pivotpatch.models.preprocessing import Preprocessing
 from pivotpatch.writing import explain_disk_faults, replacing_folder
 
@@ -104,6 +103,21 @@ class Description(_Part):
     adaptive: _Adaptive | None = None
     patching: _Patching | None
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Description":
+        if (self.patching is not None) != (self.kind == "PatchClassifier"):
+            raise ValueError(f"patching is {self.patching} for a {self.kind}")
+        fitted: dict[str, Any] = {"thresholds": self.thresholds}
+        stated = {"calibration": self.calibration}
+        if self.adaptive is not None:
+            stated |= {"adaptive.calibration": self.adaptive.calibration, "adaptive.again": self.adaptive.again}
+        for name, part in stated.items():
+            fitted |= {f"values of {name}.{each}": getattr(part, each, None) for each in ("slope", "offset")}
+        for name, values in fitted.items():
+            if values is not None and len(values) != len(self.labels):
+                raise ValueError(f"{len(values)} {name} for {len(self.labels)} labels")
+        return self
+
 
 def save_checkpoint(
     model: nn.Module, folder: str | Path, *, overwrite: bool = False, card: str | None = None, half: bool = False
@@ -153,7 +167,7 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "schema": SCHEMA,
         "pivotpatch": __version__,
         "kind": kind,
-        "architecture": given.architecture.to_dict(),
+        "architecture": asdict(given.architecture),
         "labels": list(given.labels),
         "preprocessing": asdict(given.preprocessing),
         "thresholds": None if given.thresholds is None else list(given.thresholds),
@@ -204,7 +218,6 @@ def read_description(folder: Path) -> Description:
         todo = f"give {within[0]}, which is one" if within else "check the path"
         if not folder.exists() and old.is_dir():
             todo = f"an interrupted save left the last one in {old}, rename it"
-        todo = correct_scheme(str(folder)) + todo
         raise InputError(str(folder), f"is no checkpoint, {DESCRIPTION} is missing", todo) from None
     except OSError as error:
         raise InputError(str(path), f"cannot be read ({error.strerror})", "check the path and its rights") from None
@@ -225,9 +238,6 @@ def _validate(content: object, where: str, *, todo: str) -> Description:
     except ValidationError as error:
         fault = error.errors()[0]
     else:
-        _check_counts(described, where)
-        if (described.patching is not None) != (described.kind == "PatchClassifier"):
-            raise InputError(where, f"patching is {described.patching} for a {described.kind}", todo)
         described.preprocessing.build().check(where)
         seen, cut = described.preprocessing.image_size, described.patching
         if cut is not None:
@@ -235,26 +245,11 @@ def _validate(content: object, where: str, *, todo: str) -> Description:
             check_views(seen, grid=cut.grid, overlap=cut.overlap, **sizes, where=where)
         return described
     name = ".".join(map(str, fault["loc"])) or "content"
-    value, reason = quote(fault["input"]), fault["msg"]
+    value, reason = quote(fault["input"]), fault["msg"].removeprefix("Value error, ")
     wrong = f"lacks {name}" if fault["type"] == "missing" else f"{name} is {value} ({reason})"
+    if not fault["loc"] and isinstance(content, dict):  # parts that do not fit together
+        wrong = reason
     raise InputError(where, wrong, choose_one_of(value, get_args(Kind)) if name == "kind" else todo)
-
-
-def _check_counts(described: Description, where: str) -> None:
-    """Refuse what was fitted to another number of labels."""
-    adaptive = described.adaptive
-    calibrations = {
-        "calibration": described.calibration,
-        "adaptive.calibration": None if adaptive is None else adaptive.calibration,
-        "adaptive.again": None if adaptive is None else adaptive.again,
-    }
-    fitted = {"thresholds": described.thresholds}
-    for name, stated in calibrations.items():
-        for part in () if stated is None else ("slope", "offset"):
-            fitted[f"values of {name}.{part}"] = getattr(stated, part)
-    for name, values in fitted.items():
-        if values is not None and len(values) != len(described.labels):
-            raise InputError(where, f"{len(values)} {name} for {len(described.labels)} labels", "fit them again")
 
 
 def _keep_rest(folder: Path, scratch: Path) -> None:

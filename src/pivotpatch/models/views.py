@@ -46,6 +46,7 @@ def make_network_views(
     *,
     augmentation: Drawn | None = None,
     patches: bool = True,
+    size: int | None = None,
     compiled: bool = False,
 ) -> Views:
     """The views that a model sees of images (B,3,h,w) uint8 from the loader, on their device.
@@ -55,13 +56,14 @@ def make_network_views(
         images: (B,3,h,w) uint8.
         augmentation: of all views; none by default.
         patches: False leaves them out.
+        size: rows and columns of the whole image; those that the model sees by default.
         compiled: as in `make_views`.
     """
-    prepare = model.preprocessing
+    prepare, side = model.preprocessing, size or model.preprocessing.image_size
     make = partial(
         make_views,
         images,
-        size=(prepare.image_size, prepare.image_size),
+        size=(side, side),
         mean=prepare.mean,
         std=prepare.std,
         augmentation=augmentation,
@@ -81,15 +83,8 @@ def make_closer_view(
     model: Classifier, images: Tensor, *, size: int, augmentation: Drawn | None = None, compiled: bool = False
 ) -> Tensor:
     """What a model sees (B,3,size,size) on a closer look at images; see `make_network_views`."""
-    prepare = model.preprocessing
-    return make_views(
-        images,
-        size=(size, size),
-        mean=prepare.mean,
-        std=prepare.std,
-        grid=0,
-        augmentation=augmentation,
-        compiled=compiled,
+    return make_network_views(
+        model, images, augmentation=augmentation, patches=False, size=size, compiled=compiled
     ).image
 
 

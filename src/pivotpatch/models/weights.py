@@ -1,9 +1,11 @@
 """Weights from files: read without pickled code, loaded only where every key and shape agrees."""
 
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -12,12 +14,17 @@ from torch.overrides import TorchFunctionMode
 
 from pivotpatch.errors import InputError, quote_fault, shorten
 
+# Published checkpoints hold these beside their tensors: the command line, and average precisions. None runs code.
+_HARMLESS: list[Any] = [Namespace, np.ndarray, np.dtype, *{type(np.dtype(kind)) for kind in "?bhilqBHILQefd"}]
+_MAKERS: list[Any] = [np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
+_HARMLESS += [(each, f"numpy.{core}.multiarray.{each.__name__}") for each in _MAKERS for core in ("core", "_core")]
+_WRAPPERS = ("state_dict_ema", "model_ema", "ema", "state_dict", "model")  # an average is what was evaluated
 _SPARE = 1 << 25  # elements besides those of the weights: masks and tables that are computed, not stored
 _MAKING = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange, torch.linspace}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a torch file that holds nothing but tensors; all finite.
+    """The tensors of a .safetensors file, or of a torch file without pickled code; all finite.
 
     A variance of batch norm that was too large for float16 comes back as the largest that is not: training moves it
     to its place, which it could not from infinity.
@@ -25,7 +32,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(str(path), "there is no such file", "check the path")
     state: dict[str, Tensor]
-    state = _read_safetensors(path, load_file) if path.suffix == ".safetensors" else _read_torch(path)
+    state = _read_safetensors(path, load_file) if path.suffix == ".safetensors" else _read_tensors(path)
     for name, value in state.items():
         if value.is_floating_point() and not value.isfinite().all():
             if not (name.endswith("running_var") and value.dtype == torch.float16 and not value.isnan().any()):
@@ -34,18 +41,30 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _read_torch(path: Path) -> dict[str, Tensor]:
+def read_labels(path: Path) -> list[str] | None:
+    """The names of labels that a torch file holds beside its weights, as ASL's and ML-Decoder's do."""
+    content = None if path.suffix == ".safetensors" else _read_torch(path)
+    names = content.get("idx_to_class") if isinstance(content, dict) else None
+    return [str(name) for _, name in sorted(names.items())] if isinstance(names, dict) else None
+
+
+def _read_torch(path: Path) -> Any:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_HARMLESS):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch reports a damaged file in many ways
         wrong = f"cannot be read as plain tensors ({type(error).__name__})"
         raise InputError(str(path), wrong, "save its state_dict as .safetensors") from error
-    for wrapper in ("state_dict", "model"):
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    state = _read_torch(path)
+    for wrapper in _WRAPPERS:
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(str(path), "holds more than named tensors", "save its state_dict as .safetensors")
-    return {key.removeprefix("module."): value for key, value in state.items()}
+    return {key.removeprefix("module.").removeprefix("_orig_mod."): value for key, value in state.items()}
 
 
 def _read_shapes(path: Path) -> list[tuple[int, ...]]:

@@ -231,6 +231,8 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell | None 
     if task.kind in ("patch", "patch_only"):
         kind, options = PatchClassifier, options | _say_patching(task)
     model = kind(architecture, labels, **options)
+    if tell is not None and model.left_out is not None:
+        tell(model.left_out)
     if not section.normalise:
         model.preprocessing = replace(model.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     return model

@@ -54,7 +54,9 @@ class ModelSection(Section):
     head: Literal["linear", "max", "query2label", "ml_decoder"] = Field("linear", description="kind of head")
     image_size: Side | None = Field(None, description="pixels per side of the model's input; None is its own")
     pretrained: bool = Field(True, description="fetch timm's weights for the backbone")
-    weights: str | None = Field(None, description="local file of weights for the backbone instead")
+    weights: str | None = Field(
+        None, description="local file instead: the backbone's weights, and the head's where they fit"
+    )
     normalise: bool = Field(True, description="subtract timm's mean and divide by its deviation; else 0 and 1")
     start_from: str | None = Field(None, description="checkpoint folder, tagger or hub:owner/name to train further")
     backbone_options: dict[str, bool | int | float | str] = Field({}, description="further arguments of timm's")

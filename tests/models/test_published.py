@@ -1,0 +1,217 @@
+"""Files in the naming of the published repositories give the logits that those networks, written anew, give."""
+
+import argparse
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from made_networks import make_network, make_pictures
+from reference import published
+from reference.published import State
+from torch import Tensor, nn
+
+from pivotpatch import MultiLabelClassifier, PatchClassifier
+from pivotpatch.errors import InputError
+from pivotpatch.export.graph import quiet
+from pivotpatch.models import ForeignClassifier, open_model, open_weights
+from pivotpatch.models.classifier import Architecture
+
+LABELS = ["cat", "dog", "cow", "elk", "cup"]
+
+
+def linear_head(state: State, x: Tensor, *, name: str, outputs: tuple[str, ...] = ("",)) -> list[Tensor]:
+    return [published.linear(state, f"{name}{output}", x.mean((2, 3)), len(LABELS)) for output in outputs]
+
+
+RESNET = partial(published.resnet, layers=(2, 2, 2, 2))
+TRESNET = partial(published.tresnet, layers=(3, 4, 11, 3), planes=16, second=False)
+TRESNET2 = partial(published.tresnet, layers=(3, 4, 23, 3), planes=8, second=True)
+SWIN = partial(published.swin, embed=24, depths=(2, 2, 6, 2), heads=(3, 6, 12, 24), window=2)
+NARROW, NARROWER = {"width_factor": 0.25}, {"width_factor": 0.125}
+SMALL = {"embed_dim": 24, "window_size": 2}
+THREE = (".fc1", ".fc2", ".fc3")
+Case = tuple[Architecture, Callable[..., Tensor], str, Callable[..., list[Tensor]]]
+CASES: dict[str, Case] = {
+    "MLC-PAT ResNet": (Architecture("resnet26"), RESNET, "", partial(linear_head, name="fc", outputs=THREE)),
+    "MLC-PAT TResNet": (
+        Architecture("tresnet_v2_l", backbone_options=NARROWER),
+        TRESNET2,
+        "",
+        partial(linear_head, name="head.fc", outputs=THREE),
+    ),
+    "MLC-PAT Q2L-TResNet": (
+        Architecture("tresnet_m", "query2label", backbone_options=NARROW),
+        TRESNET,
+        "backbone.0.body.",
+        lambda state, x: published.query2label(state, x, len(LABELS), outputs=("fc.fc1", "fc.fc2", "fc.fc3")),
+    ),
+    "query2labels ResNet": (
+        Architecture("resnet26", "query2label"),
+        RESNET,
+        "backbone.0.body.",
+        lambda state, x: published.query2label(state, x, len(LABELS), outputs=("fc",)),
+    ),
+    "query2labels Swin": (
+        Architecture("swin_tiny_patch4_window7_224", "query2label", 64, SMALL),
+        SWIN,
+        "backbone.0.",
+        lambda state, x: published.query2label(state, x, len(LABELS), outputs=("fc",)),
+    ),
+    "query2labels CvT": (
+        Architecture("test_cvt", "query2label"),
+        partial(published.cvt, embed=(8, 16, 32), depths=(1, 2, 3), heads=(1, 2, 4)),
+        "backbone.0.",
+        lambda state, x: published.query2label(state, x, len(LABELS), outputs=("fc",)),
+    ),
+    "ML-Decoder": (
+        Architecture("tresnet_v2_l", "ml_decoder", backbone_options=NARROWER),
+        TRESNET2,
+        "",
+        lambda state, x: [published.ml_decoder(state, x, len(LABELS), groups=3, width=16, name="head.decoder")],
+    ),
+    "ASL": (
+        Architecture("tresnet_m", backbone_options=NARROW),
+        TRESNET,
+        "",
+        partial(linear_head, name="head.fc"),
+    ),
+}
+
+
+LARGE: dict[str, Case] = {
+    "MLC-PAT ResNet-101": (
+        Architecture("resnet101"),
+        partial(published.resnet, layers=(3, 4, 23, 3)),
+        "",
+        partial(linear_head, name="fc", outputs=THREE),
+    ),
+    "query2labels TResNet-L": (
+        Architecture("tresnet_l", "query2label"),
+        partial(published.tresnet, layers=(4, 5, 18, 3), planes=76, second=False),
+        "backbone.0.body.",
+        lambda state, x: published.query2label(state, x, len(LABELS), outputs=("fc",)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
+def test_published_weights_give_the_published_logits(case: str, tmp_path: Path) -> None:
+    built, body, prefix, head = (CASES | LARGE)[case]
+    state, image = State(), torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+    def ask(image: Tensor) -> list[Tensor]:
+        return head(state, body(state, image, prefix=prefix))
+
+    several = len(ask(image)) == 3
+    torch.save({"state_dict_ema": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "w.pth")
+    model = open_weights(tmp_path / "w.pth", built, labels=LABELS)
+    assert type(model) is (PatchClassifier if several else MultiLabelClassifier)
+    with torch.inference_mode():
+        found, expected = model(image), published.pat(ask, image) if several else ask(image)[0]
+    logits = found.tde_logits if several else found
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5 * max(1.0, expected.abs().max().item()))
+    if case in ("MLC-PAT ResNet", "ML-Decoder"):  # the same through model.weights=FILE, where options are stated
+        options = {"groups": 3, "width": 16} if built.head == "ml_decoder" else {}
+        again = type(model)(
+            Architecture(built.backbone, built.head, None, built.backbone_options, options),
+            LABELS,
+            weights=tmp_path / "w.pth",
+        )
+        assert again.left_out is None
+        torch.testing.assert_close(again.state_dict(), model.state_dict())
+
+
+def make_timm(labels: int = len(LABELS)) -> Any:
+    torch.manual_seed(0)
+    network = timm.create_model("test_resnet", num_classes=labels).eval()
+    nn.init.normal_(network.fc.weight)
+    return network
+
+
+def test_a_checkpoint_may_hold_what_training_scripts_leave_in_it(tmp_path: Path) -> None:
+    """The command line, precisions and an optimiser are read past; the labels that ASL's files name are taken."""
+    network, images = make_timm(), torch.rand(2, 3, 64, 64)
+    content = {"model": network.state_dict(), "idx_to_class": dict(enumerate(LABELS)), "best_mAP": np.float64(86.6)}
+    content |= {"args": argparse.Namespace(lr=1e-4), "AP": np.arange(5.0), "epoch": 3}
+    torch.save(content, tmp_path / "w.pth")
+    for architecture, kind in (("test_resnet+linear@64", MultiLabelClassifier), ("test_resnet@64", ForeignClassifier)):
+        model = open_weights(tmp_path / "w.pth", architecture)
+        assert (type(model), model.labels, model.picture_size) == (kind, tuple(LABELS), 64)
+        with torch.inference_mode():
+            torch.testing.assert_close(model(images), network(images))
+
+
+def test_a_classifier_on_more_than_a_mean_is_timms_own(tmp_path: Path) -> None:
+    network = timm.create_model("convnext_atto", num_classes=5).eval()
+    torch.save(network.state_dict(), tmp_path / "w.pth")
+    images = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        model = open_weights(tmp_path / "w.pth", "convnext_atto@64", labels=LABELS)
+        torch.testing.assert_close(model(images), network(images))
+    with pytest.raises(InputError, match=r"2 missing \(head.project.weight, .*BACKBONE alone with timm's own"):
+        open_weights(tmp_path / "w.pth", "convnext_atto+linear", labels=LABELS)
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "w.pth"
+    torch.save(make_timm().state_dict(), path)
+    for architecture, labels, message in (
+        ("test_resnet+linear", None, "w.pth: it does not name its labels; give them: --labels FILE"),
+        ("test_resnet+linear", LABELS[1:], "w.pth: it has 5 labels, and 4 are named"),
+        ("resnet18+linear", LABELS, r"w.pth: weights do not fit the model: \d+ missing .*instead of"),
+        ("test_resnet+query2label", LABELS, "missing .*head.queries"),
+        ("test_resnet", LABELS[1:], "1 misshapen|2 misshapen"),
+        ("test_resnet@big", LABELS, "is not like BACKBONE[+]HEAD@SIZE"),
+        ("rest18", LABELS, "timm has no model 'rest18'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            open_weights(path, architecture, labels=labels)
+    with pytest.raises(InputError, match="w.pth: is a file; say of what model: --architecture RECIPE"):
+        open_model(path)
+
+
+def test_training_takes_a_head_only_where_it_fits(tmp_path: Path) -> None:
+    """PAT-T begins with one projection three times; a head of other labels is left out, and that is told."""
+    network = make_timm()
+    torch.save(network.state_dict(), tmp_path / "w.pth")
+    model = PatchClassifier("test_resnet", LABELS, weights=tmp_path / "w.pth")
+    for projection in (model.head.project, model.patch_projection, model.weight_projection):
+        assert isinstance(projection, nn.Linear)
+        torch.testing.assert_close(projection.weight, network.fc.weight)
+    for labels, head, why in ((LABELS[1:], "linear", "5 labels, not of 4"), (LABELS, "ml_decoder", "another kind")):
+        left = MultiLabelClassifier("test_resnet", labels, head=head, weights=tmp_path / "w.pth").left_out
+        assert left is not None
+        assert re.search(f"w.pth: its head is of {why}; this one starts anew", left)
+
+
+def test_an_early_query2label_head_says_why_it_is_refused(tmp_path: Path) -> None:
+    make_network(head="query2label").save_pretrained(tmp_path / "old")
+    from safetensors.torch import load_file, save_file
+
+    file = tmp_path / "old" / "model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if "head.norm" not in name}, file)
+    with pytest.raises(InputError, match="Query2Label head is of an early version, .*; train it again"):
+        open_model(tmp_path / "old")
+
+
+@pytest.mark.parametrize(("fixed", "sigmoid"), [(False, False), (True, True)])
+def test_somebodys_onnx_graph_is_asked(fixed: bool, sigmoid: bool, tmp_path: Path) -> None:
+    network, path = make_timm(), tmp_path / "theirs.onnx"
+    whole = nn.Sequential(network, nn.Sigmoid()) if sigmoid else network
+    example = torch.zeros(1 if fixed else 2, 3, 64, 64)
+    shapes = None if fixed else ({0: torch.export.Dim("batch")},)
+    with quiet():
+        torch.onnx.export(whole.eval(), (example,), path, dynamic_shapes=shapes, dynamo=True, verbose=False)
+    model = open_weights(path, "test_resnet", labels=LABELS)
+    images = model.preprocessing(make_pictures(3, 40, 50))
+    with torch.inference_mode():
+        torch.testing.assert_close(model(images), network(images), rtol=1e-3, atol=1e-3)
+    with pytest.raises(InputError, match="it takes images of 64 x 64 pixels, not of 96"):
+        open_weights(path, "test_resnet@96", labels=LABELS)
