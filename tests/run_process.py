@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,8 +16,10 @@ from PIL import Image
 
 from pivotpatch.training.config import RunConfig, load_config
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets", "pivotpatch.inference.bulk"]
+)
 IMAGES = "scenes:@train?count=63&size=32"
 # 7 steps per epoch, the last of which is smaller; neither saves nor entries of the log divide them.
 SMALL = (
@@ -45,34 +48,32 @@ def make_config(*changes: str) -> RunConfig:
 SHORT = make_config("task.kind=image")
 
 
-class TrainingProcess:
-    """A run that begins, or goes on where there is no configuration, in another process.
+class WorkProcess:
+    """Another process that does some work and tells of it.
 
     Attributes:
-        out: its folder.
         pid: of the process.
     """
 
-    def __init__(self, out: Path, config: RunConfig | None = None, *, dies_at_touch: int | None = None) -> None:
-        self.out = out
-        self._heard, told = _CONTEXT.Pipe(duplex=False)
-        self._process = _CONTEXT.Process(target=_work, args=(out, config, dies_at_touch, told))
+    def __init__(self, work: Callable[..., None], *arguments: object) -> None:
+        self._heard, told = CONTEXT.Pipe(duplex=False)
+        self._process = CONTEXT.Process(target=work, args=(*arguments, told))
         self._process.start()
         told.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    def hear(self) -> tuple[str, int] | None:
-        """What the run says next: a stage and how far it is in it, or its result; None where it has ended."""
+    def hear(self) -> Any:
+        """What it tells next; None where it has ended."""
         try:
-            heard: tuple[str, int] = self._heard.recv()
+            return self._heard.recv()
         except EOFError:
             return None
-        return heard
 
     def kill(self) -> None:
-        """End it at once."""
-        os.kill(self.pid, signal.SIGKILL)
+        """End it at once, unless it has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         self.wait()
 
     def wait(self) -> int:
@@ -82,6 +83,14 @@ class TrainingProcess:
         self._process.join()
         assert self._process.exitcode is not None
         return self._process.exitcode
+
+
+class TrainingProcess(WorkProcess):
+    """A run in the folder `out` that begins, or goes on where there is no configuration; it tells its progress."""
+
+    def __init__(self, out: Path, config: RunConfig | None = None, *, dies_at_touch: int | None = None) -> None:
+        super().__init__(_work, out, config, dies_at_touch)
+        self.out = out
 
 
 def _work(out: Path, config: RunConfig | None, dies_at_touch: int | None, told: Connection) -> NoReturn:

@@ -2,25 +2,18 @@
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from run_process import die_at_touch
+from run_process import WorkProcess, die_at_touch
 
 from pivotpatch.data.files import find_images
 from pivotpatch.inference.bulk import ALONE, Share, tag_pictures
 from pivotpatch.inference.engine import Answer
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets", "pivotpatch.inference.bulk"]
-)
 
 
 class Greens:
@@ -49,42 +42,11 @@ def write_pictures(folder: Path, count: int, *, broken: Sequence[int] = ()) -> N
             Image.fromarray(np.broadcast_to(colour, (9, 7, 3)).copy()).save(path)
 
 
-class TaggingProcess:
-    """Tags all pictures of the folder `pictures`, in another process."""
+class TaggingProcess(WorkProcess):
+    """Tags all pictures of the folder `pictures` and tells how many are done."""
 
     def __init__(self, out: Path, *, share: Share = ALONE, workers: int = 0, dies_at_touch: int | None = None) -> None:
-        self._heard, told = _CONTEXT.Pipe(duplex=False)
-        arguments = (Path.cwd(), out, share, workers, dies_at_touch, told)
-        self._process = _CONTEXT.Process(target=_work, args=arguments)
-        self._process.start()
-        told.close()
-
-    def hear(self) -> int | None:
-        """How many pictures are done; None where it has ended."""
-        try:
-            done: int = self._heard.recv()
-        except EOFError:
-            return None
-        return done
-
-    def kill(self) -> None:
-        """End it at once, unless it has ended."""
-        with suppress(ProcessLookupError):
-            self.send(signal.SIGKILL)
-        self.wait()
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
-
-    def wait(self) -> int:
-        """Its exit status; negative for the signal that ended it."""
-        while self.hear() is not None:
-            pass
-        self._process.join()
-        assert self._process.exitcode is not None
-        return self._process.exitcode
+        super().__init__(_work, Path.cwd(), out, share, workers, dies_at_touch)
 
 
 def _work(folder: Path, out: Path, share: Share, workers: int, dies_at_touch: int | None, told: Connection) -> None:

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from pivotpatch.app.server import Access
 from pivotpatch.inference.predictor import Predictor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 GIVEN = len(LABELS) - 1  # under the fitted thresholds
 
