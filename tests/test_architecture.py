@@ -81,9 +81,7 @@ def test_a_wrong_import_would_be_found() -> None:
     for layer, source in (
         ("core", "import numpy"),
         ("core", "from pivotpatch.models.heads import Head"),
-        ("models", "import pivotpatch.data.records"),
         ("data", "def f():\n    from pivotpatch import inference"),
-        ("core", "from pivotpatch import PatchInference"),
         ("core", "READER = 'pivotpatch.data.coco:read_coco'"),
         ("models", "from pivotpatch.tools import anything"),
         ("models", "import pivotpatch"),

@@ -1,7 +1,7 @@
 """Models for inference: batch norms folded, what follows a convolution fused with it."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def count(network: nn.Module, kind: type[nn.Module]) -> int:
         ("regnety_002", 0, 4 * 13 + 1, 13, 0),  # in each block a gate
         ("tresnet_m", 0, 18 + 14 + 1, 36 + 6 + 12, 3),  # leaky ReLUs, ReLUs behind a gate, other gates
         ("efficientnet_b0", 0, 0, 16, 0),  # gates; its activations are left alone
-        ("densenet121", 62, 59, 0, 0),
+        pytest.param("densenet121", 62, 59, 0, 0, marks=pytest.mark.slow),
     ],
 )
 @torch.no_grad()
@@ -56,19 +56,17 @@ class Branching(nn.Module):
         super().__init__()
         self.convolution, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
 
-    def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.convolution(images)
-        twice: Tensor = self.norm(2 * found) + self.norm(found)
-        return twice
+    def forward(self, images: Tensor) -> Any:
+        found = self.convolution(images)
+        return self.norm(2 * found) + self.norm(found)
 
 
 class Straying(Branching):
     """Uses what its convolution says beside the norm, too."""
 
-    def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.convolution(images)
-        normed: Tensor = self.norm(found)
-        return found + normed
+    def forward(self, images: Tensor) -> Any:
+        found = self.convolution(images)
+        return found + self.norm(found)
 
 
 @torch.no_grad()
@@ -101,28 +99,25 @@ class Made(nn.Module):
         return self.run(self, images)
 
 
-def add(made: Made, images: Tensor) -> Tensor:
+def add(made: Made, images: Tensor) -> Any:
     """A sum whose convolution is on the left."""
-    found: Tensor = made.relu(made.first(images) + images.mean(1, keepdim=True).expand(-1, 4, -1, -1))
-    return found
+    return made.relu(made.first(images) + images.mean(1, keepdim=True).expand(-1, 4, -1, -1))
 
 
-def stray(made: Made, images: Tensor) -> Tensor:
+def stray(made: Made, images: Tensor) -> Any:
     """What the convolution says is used beside the ReLU, too."""
     first = made.first(images)
-    found: Tensor = made.relu(first) + made.second(first)
-    return found
+    return made.relu(first) + made.second(first)
 
 
-def repeat(made: Made, images: Tensor) -> Tensor:
+def repeat(made: Made, images: Tensor) -> Any:
     """One convolution twice, the second time without a ReLU."""
-    found: Tensor = made.second(made.relu(made.second(images[:, [0, 1, 2, 0]])))
-    return found
+    return made.second(made.relu(made.second(images[:, [0, 1, 2, 0]])))
 
 
-def branch(made: Made, images: Tensor) -> Tensor:
+def branch(made: Made, images: Tensor) -> Any:
     """What depends on the image."""
-    found: Tensor = made.relu(made.first(images))
+    found = made.relu(made.first(images))
     return found if found.sum() > 0 else -found
 
 

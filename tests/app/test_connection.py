@@ -53,7 +53,9 @@ def is_closed(caller: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize(("sent", "drops", "most"), [(b"", REQUEST[:-2], 3), (HEAD, b"x" * 999, 5)])
+@pytest.mark.parametrize(
+    ("sent", "drops", "most"), [(b"", REQUEST[:-2], 3), (HEAD, b"x" * 999, 5)], ids=["header", "body"]
+)
 def test_whoever_sends_in_drops_is_hung_up_on(sent: bytes, drops: bytes, most: float, app: AppThread) -> None:
     with connect(app) as slow:
         slow.sendall(sent)

@@ -1,17 +1,13 @@
-"""The closer look as a user meets it: judged by evaluate, measured and stored by tune, taken by predict."""
+"""The closer look as a user meets it: judged by evaluate, measured and stored by tune."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from verb import KEEP, QUICK, SCENES, SIZE, Errors, read_json, read_refusal, score, train
 
-from pivotpatch.cli.main import main
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import make_loader
@@ -84,7 +80,7 @@ def assert_curve(found: dict[str, Any], *, cost: float) -> None:
     assert last["passes"] == 5
 
 
-def test_tune_measures_and_stores_it_and_predict_takes_it(here: Path, capsys: Errors) -> None:
+def test_tune_measures_and_stores_it(here: Path, capsys: Errors) -> None:
     model, records = open_network("plain/best"), open_records(VAL)
     near, scores = score(model, records, closer_size=CLOSER), score(model, records)
     words = ("tune", "plain", VAL, "--mixing", "global", "--calibration", "platt")
@@ -101,26 +97,6 @@ def test_tune_measures_and_stores_it_and_predict_takes_it(here: Path, capsys: Er
         assert_curve(learnt, cost=cost)
     tuned = open_network("tuned")
     assert (found["closer_size"], tuned.closer_size, model.closer_size) == (CLOSER, CLOSER, None)
-    # What the parts say, mixed as was fitted.
-    assert tuned.adaptive is not None
-    assert tuned.adaptive.again is not None
-    alone = tuned.adaptive.calibration.apply(scores.get("image"))
-    looked = tuned.adaptive.choose(alone, 0.5)
-    assert 8 < looked.sum() < 32
-    both = tuned.adaptive.again.apply(near.remix(lam=tuned.lam, temperature=tuned.temperature).scaled("tde"))
-    probs = torch.where(looked[:, None], both, alone)
-    Path("photos").mkdir()
-    for place in range(len(records)):
-        pixels = records.images.source(records.place(place))
-        assert isinstance(pixels, np.ndarray)
-        Image.fromarray(pixels).save(f"photos/{place:02d}.png")
-    capsys.readouterr()
-    assert main(f"predict --model tuned photos --effort 0.5 --top-k {probs.shape[1]} --json".split()) == 0
-    lines = capsys.readouterr().out.splitlines()
-    for line, row, seen in zip(lines, probs, looked.tolist(), strict=True):
-        tags = {tag["label"]: tag for tag in json.loads(line)["tags"]}
-        assert [tags[name]["prob"] for name in records.labels.names] == pytest.approx(row.tolist(), abs=1e-4)
-        assert [tag["weights"] is not None for tag in tags.values()] == [seen] * len(tags)
 
 
 def test_a_network_that_cannot_look_closer_is_told(here: Path, capsys: Errors) -> None:

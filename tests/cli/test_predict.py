@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -95,24 +94,6 @@ def test_what_cannot_be_read_is_told_and_passed_over(here: Path, capsys: Errors)
     assert fail(capsys, "photos/05.png").startswith("photos/05.png: is in none of the known formats")
     assert main(["predict", "--model", "model", "photos", "--on-error", "error"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("pivotpatch: photos/05.png: ")
-
-
-def test_a_file_of_tags_says_what_json_says(here: Path, capsys: Errors) -> None:
-    Path("photos/05.png").write_bytes(b"no picture")
-    words = ("photos", "--threshold", "0.48")
-    rows = [json.loads(line) for line in predict(capsys, *words, "--json").splitlines()]
-    assert main(["predict", "--model", "model", *words, "--out", "tags.parquet", "--json", "--batch-size", "6"]) == 0
-    said = capsys.readouterr()
-    summary = json.loads(said.out)
-    assert (summary["out"], summary["tagged"], summary["failed"]) == ("tags.parquet", COUNT - 1, 1)
-    table = pq.read_table("tags.parquet").to_pylist()
-    assert [row["picture"] for row in table] == [row["picture"] for row in rows]
-    for row, known in zip(table, rows, strict=True):
-        assert row["labels"] == [tag["label"] for tag in known["tags"]]
-        assert row["probs"] == pytest.approx([tag["prob"] for tag in known["tags"]], abs=1e-5)
-    assert re.search(r"^tag: 20 of 20, [\d.e+]+ images/s, 0:00:00 left$", said.err, re.MULTILINE)
-    (listed,) = Path("tags.parquet.failures.jsonl").read_text("utf-8").splitlines()
-    assert json.loads(listed)["picture"] == "photos/05.png"
 
 
 def test_another_network_of_the_same_name_does_not_go_on(here: Path, capsys: Errors) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from tag_process import Greens, TaggingProcess, write_pictures
+from run_process import Greens, TaggingProcess, write_pictures
 
 from pivotpatch.data.address import open_records
 from pivotpatch.data.files import find_images
@@ -121,12 +121,9 @@ def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
         assert [(row["picture"], row["labels"]) for row in read(Path(name))] == [
             (each, list(Odd.labels)) for each in odd
         ]
-
-    class Bar(Greens):
-        labels = ("a|b", "c", "d")
-
+    Odd.labels = ("a|b", "c", "d")
     with pytest.raises(InputError, match=r"bar.csv: the label 'a\|b' holds '\|', .*; write .parquet or .jsonl"):
-        tag_pictures(Bar(), find_images(odd), Path("bar.csv"))
+        tag_pictures(Odd(), find_images(odd), Path("bar.csv"))
 
 
 def stop(name: str, *, batches: int, **options: Any) -> None:

@@ -22,7 +22,7 @@ from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
 SLOPE, OFFSET = (0.5, 2.0, 1.5), (1.0, -0.5, 0.25)
-LAM, SIZE, CLOSER, LOADED = 0.5, 32, 48, 56
+LAM, SIZE, CLOSER, LOADED = 0.5, 32, 40, 48
 IMAGE = Calibration("image", "platt", (0.75, 1.5, 1.0), (0.5, 0.0, -1.0))
 
 

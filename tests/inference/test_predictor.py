@@ -1,13 +1,11 @@
 """Pictures of every kind get the answer that the network gives to their pixels."""
 
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
@@ -58,18 +56,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def encode(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
-    stream = BytesIO()
-    Image.fromarray(pixels).save(stream, kind)
-    return stream.getvalue()
-
-
 def test_a_picture_gets_the_same_answer_however_it_is_given(checkpoint: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(checkpoint)
     pixels = decode_image(PIXELS, size=(64, 64))  # what the loader would ship
     expected = predictor.engine(torch.from_numpy(pixels).permute(2, 0, 1)[None])
     path = tmp_path / "a photo #1.png"
-    path.write_bytes(encode(PIXELS))
+    Image.fromarray(PIXELS).save(path)
     tensor = torch.from_numpy(PIXELS).permute(2, 0, 1)
     named: list[Picture] = [path, str(path), path.as_uri()]
     held: list[Picture] = [path.read_bytes(), Image.open(path), np.asfortranarray(PIXELS), tensor]
@@ -127,9 +119,7 @@ def test_a_large_jpeg_is_turned_and_read_as_the_loader_reads_it_and_little_of_it
     ("picture", "wrong"),
     [
         ("https://example.org/a.jpg", "https://example.org/a.jpg: is not on this machine; download it"),
-        ("no such file.jpg", r"no such file.jpg: cannot be read \(No such file"),
         (b"not a picture", "picture: is in none of the known formats"),
-        (encode(PIXELS)[:200], "picture: cannot be decoded"),
         (7, "picture: is a int; give a path"),
         (np.zeros((8, 8, 3)), r"the array is float64 of shape \(8, 8, 3\)"),
         ([PIXELS, PIXELS[..., :2]], r"pictures\[1\]: the array is uint8 of shape \(90, 70, 2\)"),
