@@ -55,6 +55,14 @@ class Asked:
             return Reply(reply.status, reply.read(), dict(reply.getheaders()))
 
 
+def write_form(*files: tuple[str, bytes]) -> tuple[bytes, dict[str, str]]:
+    lines = b""
+    for name, content in files:
+        head = f'--cut\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+        lines += head.encode() + content + b"\r\n"
+    return lines + b"--cut--\r\n", {"Content-Type": "multipart/form-data; boundary=cut"}
+
+
 class FixedEngine:
     """An engine whose answer is set; it can be held up, and made to fail.
 

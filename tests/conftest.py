@@ -6,10 +6,16 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 from file_server import FileServer
 from playwright.sync_api import Browser, sync_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Training runs in processes of their own, to be watched, signalled and killed; each starts in a moment."""
+"""Training and tagging in processes of their own, to be watched, signalled and killed; each starts in a moment."""
 
 import hashlib
 import json
@@ -6,17 +6,26 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+import torch
 from PIL import Image
 
+from pivotpatch.data.files import find_images
+from pivotpatch.inference import bulk
+from pivotpatch.inference.bulk import ALONE, Share, tag_pictures
+from pivotpatch.inference.engine import Answer
 from pivotpatch.training.config import RunConfig, load_config
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets", "pivotpatch.inference.bulk"]
+)
 IMAGES = "scenes:@train?count=63&size=32"
 # 7 steps per epoch, the last of which is smaller; neither saves nor entries of the log divide them.
 SMALL = (
@@ -45,34 +54,32 @@ def make_config(*changes: str) -> RunConfig:
 SHORT = make_config("task.kind=image")
 
 
-class TrainingProcess:
-    """A run that begins, or goes on where there is no configuration, in another process.
+class WorkProcess:
+    """Another process that does some work and tells of it.
 
     Attributes:
-        out: its folder.
         pid: of the process.
     """
 
-    def __init__(self, out: Path, config: RunConfig | None = None, *, dies_at_touch: int | None = None) -> None:
-        self.out = out
-        self._heard, told = _CONTEXT.Pipe(duplex=False)
-        self._process = _CONTEXT.Process(target=_work, args=(out, config, dies_at_touch, told))
+    def __init__(self, work: Callable[..., None], *arguments: object) -> None:
+        self._heard, told = CONTEXT.Pipe(duplex=False)
+        self._process = CONTEXT.Process(target=work, args=(*arguments, told))
         self._process.start()
         told.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    def hear(self) -> tuple[str, int] | None:
-        """What the run says next: a stage and how far it is in it, or its result; None where it has ended."""
+    def hear(self) -> Any:
+        """What it tells next; None where it has ended."""
         try:
-            heard: tuple[str, int] = self._heard.recv()
+            return self._heard.recv()
         except EOFError:
             return None
-        return heard
 
     def kill(self) -> None:
-        """End it at once."""
-        os.kill(self.pid, signal.SIGKILL)
+        """End it at once, unless it has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         self.wait()
 
     def wait(self) -> int:
@@ -84,9 +91,15 @@ class TrainingProcess:
         return self._process.exitcode
 
 
-def _work(out: Path, config: RunConfig | None, dies_at_touch: int | None, told: Connection) -> NoReturn:
-    import torch
+class TrainingProcess(WorkProcess):
+    """A run in the folder `out` that begins, or goes on where there is no configuration; it tells its progress."""
 
+    def __init__(self, out: Path, config: RunConfig | None = None, *, dies_at_touch: int | None = None) -> None:
+        super().__init__(_train, out, config, dies_at_touch)
+        self.out = out
+
+
+def _train(out: Path, config: RunConfig | None, dies_at_touch: int | None, told: Connection) -> NoReturn:
     from pivotpatch.training.loop import fit, resume
 
     torch.set_num_threads(1)
@@ -162,3 +175,54 @@ def write_images(folder: Path, *, broken: Iterable[int] = ()) -> str:
         lines.append(f"{number}.png,{'red' if number % 3 else 'blue'}")
     (folder / "all.csv").write_text("\n".join(lines) + "\n")
     return f"table:{folder / 'all.csv'}"
+
+
+class Greens:
+    """An engine whose answer for a picture is known: the means of its three channels."""
+
+    labels = ("red", "green", "blue")
+    thresholds = (0.5, 0.4, 0.3)
+    picture_size = 8
+    grid = 0
+    overlap = 0.0
+
+    def __call__(self, pictures: torch.Tensor) -> Answer:
+        probs = pictures.float().mean((2, 3)) / 255
+        return Answer(probs, probs)
+
+
+def write_pictures(folder: Path, count: int, *, broken: Sequence[int] = ()) -> None:
+    """Pictures of one colour each; some of which are none."""
+    folder.mkdir(exist_ok=True)
+    colours = np.random.default_rng(0).integers(0, 256, (count, 3), dtype=np.uint8)
+    for place, colour in enumerate(colours):
+        path = folder / f"{place:04d}.png"
+        if place in broken:
+            path.write_bytes(b"no picture")
+        else:
+            Image.fromarray(np.broadcast_to(colour, (9, 7, 3)).copy()).save(path)
+
+
+class TaggingProcess(WorkProcess):
+    """Tags all pictures of the folder `pictures` and tells how many are done."""
+
+    def __init__(self, out: Path, *, share: Share = ALONE, workers: int = 0, dies_at_touch: int | None = None) -> None:
+        super().__init__(_tag, Path.cwd(), out, share, workers, dies_at_touch)
+
+
+def _tag(folder: Path, out: Path, share: Share, workers: int, dies_at_touch: int | None, told: Connection) -> None:
+    os.chdir(folder)
+    multiprocessing.set_start_method("fork", force=True)  # of workers: a fork server of their own would take seconds
+    torch.set_num_threads(1)
+    bulk._PART_SECONDS = 0.0  # a part a batch
+    if dies_at_touch is not None:
+        die_at_touch(out.parent, dies_at_touch)
+    tag_pictures(
+        Greens(),
+        find_images(["pictures"]),
+        out,
+        share=share,
+        batch_size=4,
+        num_workers=workers,
+        progress=lambda _what, done, _total: told.send(done),
+    )

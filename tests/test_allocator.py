@@ -18,14 +18,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 """
 
 
-def count_faults(how: str) -> int:
-    done = subprocess.run([sys.executable, "-c", COUNT, how], capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="of the GNU C library")
 def test_blocks_that_are_kept_are_not_asked_of_the_system_again() -> None:
-    pages = 10 * 2**26 // 4096
-    assert count_faults("keep") < pages / 100
-    given_back = count_faults("give back")  # large pages make them fewer, but not as few
-    assert given_back > 10 * count_faults("keep")
+    keep, give_back = (
+        int(subprocess.run([sys.executable, "-c", COUNT, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("keep", "give back")
+    )
+    assert keep < 10 * 2**26 // 4096 / 100
+    assert give_back > 10 * keep  # large pages make them fewer, but not as few

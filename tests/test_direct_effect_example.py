@@ -1,5 +1,6 @@
 """The example of direct effects: correlations against scipy, effects against single calls, and the whole of it."""
 
+import itertools
 import runpy
 import subprocess
 import sys
@@ -61,15 +62,10 @@ def test_it_prints_a_row_for_each_model_split_and_kind_and_draws_them(tmp_path: 
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--quick"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
-    assert {tuple(row[:4]) for row in cells} == {
-        (model, split, among, kind)
-        for model in ("baseline and PAT-I on it", "PAT-T")
-        for split in ("test-same", "test-removed", "test-broken")
-        for among in ("objects", "scenes")
-        for kind in ("image", "patch", "tde")
-    }
-    for *_, correlation, _ in cells:
-        assert -1 <= float(correlation.partition(" ")[0]) <= 1
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
+    models, splits = ("baseline and PAT-I on it", "PAT-T"), ("test-same", "test-removed", "test-broken")
+    expected = itertools.product(models, splits, ("objects", "scenes"), ("image", "patch", "tde"))
+    assert {tuple(row[:4]) for row in rows} == set(expected)
+    assert all(-1 <= float(correlation.partition(" ")[0]) <= 1 for *_, correlation, _ in rows)
     with Image.open(tmp_path / "demo" / "direct_effect" / "quick" / "effects.png") as picture:
         assert picture.width >= 1000

@@ -1,4 +1,5 @@
 import pickle
+import re
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,4 @@ def test_a_path_stays_whole_and_a_longer_one_keeps_both_ends() -> None:
     path = "/" + "a" * 199
     assert str(InputError(path, "is gone", "check it")) == f"{path}: is gone; check it"
     longer = str(InputError("/folder/" + "a" * 5000 + "/photo.jpg", "is gone", "check it"))
-    assert longer.startswith("/folder/aaa")
-    assert longer.endswith("aaa/photo.jpg: is gone; check it")
-    assert " ... " in longer
+    assert re.fullmatch(r"/folder/a+ \.\.\. a+/photo\.jpg: is gone; check it", longer)

@@ -54,18 +54,6 @@ def assert_same(found: Any, golden: Any, place: str) -> None:
         assert found == golden, place
 
 
-def test_a_wrong_word_would_be_found() -> None:
-    golden = {"a": [1, {"b": 0.5}], "seconds": 3.0}
-    assert_same({"a": [1, {"b": 0.50001}], "new": 0, "seconds": 9.0}, golden, "")
-    for wrong in (
-        {"a": [1, {"b": 0.6}], "seconds": 3.0},
-        {"a": [1, {"b": 0.5}]},
-        {"a": [True, {"b": 0.5}], "seconds": 3.0},
-    ):
-        with pytest.raises(AssertionError):
-            assert_same(wrong, golden, "")
-
-
 def test_public_names_take_what_they_took() -> None:
     golden, found = json.loads((GOLDEN / "api.json").read_text("utf-8")), describe_api()
     for name, stated in golden.items():

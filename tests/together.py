@@ -1,6 +1,5 @@
 """Work for several processes that train together over gloo, and for one that does the same alone."""
 
-import multiprocessing
 import os
 import socket
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from run_process import WorkProcess
 
 from pivotpatch.cli.main import main
 from pivotpatch.inference.scoring import score_pictures
@@ -21,8 +21,6 @@ from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.step import compute_gradients, take_step
 
 Arrays = dict[str, NDArray[Any]]
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets"])
 
 
 def find_gradients(config: RunConfig) -> list[Arrays]:
@@ -82,23 +80,14 @@ def run_together(work: Callable[..., Any], *arguments: object, processes: int = 
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    started = []
-    for rank in range(processes):
-        heard, told = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(target=_enter, args=(rank, processes, port, told, work, arguments))
-        process.start()
-        told.close()
-        started.append((process, heard))
-    try:
-        return [heard.recv() for _, heard in started]
-    finally:
-        for process, _ in started:
-            process.join(10)
-            process.kill()
+    started = [WorkProcess(_enter, rank, processes, port, work, arguments) for rank in range(processes)]
+    results = [each.hear() for each in started]
+    assert [each.wait() for each in started] == [0] * processes
+    return results
 
 
 def _enter(
-    rank: int, processes: int, port: int, told: Connection, work: Callable[..., Any], arguments: tuple[object, ...]
+    rank: int, processes: int, port: int, work: Callable[..., Any], arguments: tuple[object, ...], told: Connection
 ) -> None:
     torch.set_num_threads(1)
     os.environ |= {

@@ -1,7 +1,7 @@
 """Models for inference: batch norms folded, what follows a convolution fused with it."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,25 +19,34 @@ def count(network: nn.Module, kind: type[nn.Module]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "left"),  # norms behind a sum or a join stay
+    # Norms behind a sum or a join stay. A convolution is fused with the ReLU behind it; finished are leaky ReLUs and
+    # gates.
+    ("name", "left", "fused", "finished", "blurs"),
     [
-        ("tf_efficientnet_lite0", 0),
-        ("resnet18", 0),
-        ("tresnet_m", 0),
-        ("densenet121", 62),
+        ("resnet18", 0, 17, 0, 0),
+        ("regnety_002", 0, 4 * 13 + 1, 13, 0),  # in each block a gate
+        ("tresnet_m", 0, 18 + 14 + 1, 36 + 6 + 12, 3),  # leaky ReLUs, ReLUs behind a gate, other gates
+        ("efficientnet_b0", 0, 0, 16, 0),  # gates; its activations are left alone
+        pytest.param("densenet121", 62, 59, 0, 0, marks=pytest.mark.slow),
     ],
 )
 @torch.no_grad()
-def test_the_answer_stays_and_the_norms_go(name: str, left: int) -> None:
-    backbone = make_backbone(name)
+def test_the_answer_stays_and_norms_and_passes_over_memory_go(
+    name: str, left: int, fused: int, finished: int, blurs: int
+) -> None:
+    backbone, images = make_backbone(name), torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     folded = fold_norms(backbone, side=64)
     assert count(folded, nn.BatchNorm2d) == left
-    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    expected = backbone(images)
-    torch.testing.assert_close(folded(images), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
-    for key, value in backbone.state_dict().items():  # the network itself is left as it was
-        assert torch.equal(value, before[key])
+    expected, said = backbone(images), folded(images)
+    torch.testing.assert_close(said, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    given = folded.network
+    kept = {key: value.clone() for key, value in given.state_dict().items()}
+    folded.network = fuse_activations(given)
+    assert [count(folded, kind) for kind in (FusedConvolution, Finish, QuickBlur)] == [fused, finished, blurs]
+    torch.testing.assert_close(folded(images), said, atol=1e-5 * float(said.abs().max()), rtol=1e-5)
+    for network, held in ((backbone, before), (given, kept)):  # what was given is left as it was
+        assert all(torch.equal(value, held[key]) for key, value in network.state_dict().items())
 
 
 class Branching(nn.Module):
@@ -47,37 +56,31 @@ class Branching(nn.Module):
         super().__init__()
         self.convolution, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
 
-    def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.convolution(images)
-        twice: Tensor = self.norm(2 * found) + self.norm(found)
-        return twice
+    def forward(self, images: Tensor) -> Any:
+        found = self.convolution(images)
+        return self.norm(2 * found) + self.norm(found)
 
 
 class Straying(Branching):
     """Uses what its convolution says beside the norm, too."""
 
-    def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.convolution(images)
-        normed: Tensor = self.norm(found)
-        return found + normed
-
-
-@pytest.mark.parametrize("kind", [Branching, Straying])
-def test_what_cannot_be_folded_is_left_alone(kind: type[Branching]) -> None:
-    network = kind().eval()
-    assert network.norm.running_mean is not None
-    network.norm.running_mean.fill_(5)
-    assert fold_norms(network, side=8) is network
-    training = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).train()
-    assert fold_norms(training, side=8) is training
+    def forward(self, images: Tensor) -> Any:
+        found = self.convolution(images)
+        return found + self.norm(found)
 
 
 @torch.no_grad()
-def test_a_network_that_gives_no_numbers_is_left_alone() -> None:
-    backbone = make_backbone("resnet18")
-    next(backbone.parameters()).fill_(1e38)
-    assert backbone(torch.rand(1, 3, 64, 64)).isnan().any()
-    assert fold_norms(backbone, side=64) is backbone
+def test_what_cannot_be_folded_is_left_alone() -> None:
+    for network in (Branching().eval(), Straying().eval()):
+        assert network.norm.running_mean is not None
+        network.norm.running_mean.fill_(5)
+        assert fold_norms(network, side=8) is network
+    training = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).train()
+    assert fold_norms(training, side=8) is training
+    broken = make_backbone("resnet18")
+    next(broken.parameters()).fill_(1e38)
+    assert broken(torch.rand(1, 3, 64, 64)).isnan().any()
+    assert fold_norms(broken, side=64) is broken
 
 
 class Made(nn.Module):
@@ -96,75 +99,43 @@ class Made(nn.Module):
         return self.run(self, images)
 
 
-def add(made: Made, images: Tensor) -> Tensor:
+def add(made: Made, images: Tensor) -> Any:
     """A sum whose convolution is on the left."""
-    found: Tensor = made.relu(made.first(images) + images.mean(1, keepdim=True).expand(-1, 4, -1, -1))
-    return found
+    return made.relu(made.first(images) + images.mean(1, keepdim=True).expand(-1, 4, -1, -1))
 
 
-def stray(made: Made, images: Tensor) -> Tensor:
+def stray(made: Made, images: Tensor) -> Any:
     """What the convolution says is used beside the ReLU, too."""
     first = made.first(images)
-    found: Tensor = made.relu(first) + made.second(first)
-    return found
+    return made.relu(first) + made.second(first)
 
 
-def repeat(made: Made, images: Tensor) -> Tensor:
+def repeat(made: Made, images: Tensor) -> Any:
     """One convolution twice, the second time without a ReLU."""
-    found: Tensor = made.second(made.relu(made.second(images[:, [0, 1, 2, 0]])))
-    return found
+    return made.second(made.relu(made.second(images[:, [0, 1, 2, 0]])))
 
 
-def branch(made: Made, images: Tensor) -> Tensor:
+def branch(made: Made, images: Tensor) -> Any:
     """What depends on the image."""
-    found: Tensor = made.relu(made.first(images))
+    found = made.relu(made.first(images))
     return found if found.sum() > 0 else -found
 
 
-@pytest.mark.parametrize(
-    # A convolution is fused with the ReLU behind it; finished are leaky ReLUs and gates.
-    ("name", "fused", "finished", "blurs"),
-    [
-        ("resnet18", 17, 0, 0),
-        ("regnety_002", 4 * 13 + 1, 13, 0),  # in each block a gate
-        ("tresnet_m", 18 + 14 + 1, 36 + 6 + 12, 3),  # leaky ReLUs, ReLUs behind a gate, other gates
-        ("efficientnet_b0", 0, 16, 0),  # gates; its activations are left alone
-    ],
-)
+def test_what_cannot_be_fused_is_left_alone() -> None:
+    made = [Made(run) for run in (repeat, stray, branch, lambda made, images: made.pools(images))]
+    for network in (*made, make_backbone("test_vit").network):
+        assert fuse_activations(network) is network
+
+
 @torch.no_grad()
-def test_the_answer_stays_and_passes_over_memory_go(name: str, fused: int, finished: int, blurs: int) -> None:
-    folded = fold_norms(make_backbone(name), side=64)
-    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    expected, given = folded(images), folded.network
-    before = {name: value.clone() for name, value in given.state_dict().items()}
-    folded.network = fuse_activations(given)
-    assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
-    assert [count(folded, kind) for kind in (FusedConvolution, Finish, QuickBlur)] == [fused, finished, blurs]
-    torch.testing.assert_close(folded(images), expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-5)
+def test_sums_are_taken_in_from_either_side_and_what_cudnn_cannot_take_in_is_finished() -> None:
+    for network, fused, finished in ((Made(add), 1, 0), (Made(add, "reflect"), 0, 1)):
+        images, found = torch.rand(1, 3, 8, 8), fuse_activations(network)
+        assert (count(found, FusedConvolution), count(found, Finish)) == (fused, finished)
+        torch.testing.assert_close(found(images), network.forward_features(images))
 
 
-@pytest.mark.parametrize(
-    "network",
-    [
-        *(Made(run) for run in (repeat, stray, branch, lambda made, images: made.pools(images))),
-        make_backbone("test_vit").network,
-    ],
-)
-def test_what_cannot_be_fused_is_left_alone(network: nn.Module) -> None:
-    assert fuse_activations(network) is network
-
-
-@pytest.mark.parametrize(("network", "fused", "finished"), [(Made(add), 1, 0), (Made(add, "reflect"), 0, 1)])
-@torch.no_grad()
-def test_sums_are_taken_in_from_either_side_and_what_cudnn_cannot_take_in_is_finished(
-    network: Made, fused: int, finished: int
-) -> None:
-    images, found = torch.rand(1, 3, 8, 8), fuse_activations(network)
-    assert (count(found, FusedConvolution), count(found, Finish)) == (fused, finished)
-    torch.testing.assert_close(found(images), network.forward_features(images))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["resnet50", "regnety_002", "tresnet_m"])
 @torch.no_grad()
 def test_a_gpu_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,7 @@ import pytest
 import timm
 import torch
 from timm.layers import BatchNormAct2d
-from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch import nn
 
 from pivotpatch.accel.inference import fold_norms
 from pivotpatch.accel.rewrites import (
@@ -19,7 +16,6 @@ from pivotpatch.accel.rewrites import (
     PaddedConvolution,
     QuickNorm,
     Rewrite,
-    _normalise,
     quicken_training,
     rewrite_channels,
     rewrite_for_inference,
@@ -29,7 +25,11 @@ from pivotpatch.accel.rewrites import (
 
 pytestmark = pytest.mark.slow
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+def count_odd(network: nn.Module) -> int:
+    """Convolutions whose channels are no multiple of 8."""
+    found = [each for each in network.modules() if isinstance(each, nn.Conv2d)]
+    return sum(bool(each.weight.shape[0] % 8 or each.weight.shape[1] * each.groups % 8) for each in found)
 
 
 def make(name: str) -> nn.Module:
@@ -86,7 +86,7 @@ def assert_same_step(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch 2.11 in itself
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.SiLU()])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_compiled_it_is_still_the_same(device: str, activation: nn.Module) -> None:
     # torch 2.11 once gave no gradient, without a word.
     convolution, norm = nn.Conv2d(3, 8, 7, 2, 3, bias=False), BatchNormAct2d(8, act_layer=None)
@@ -116,12 +116,6 @@ def test_a_network_for_inference_says_the_same(name: str, sides: tuple[int, ...]
         images = torch.randn(2, 3, side, side, dtype=torch.double)
         with torch.no_grad():
             torch.testing.assert_close(other(images), folded(images))
-
-
-def count_odd(network: nn.Module) -> int:
-    """Convolutions whose channels are no multiple of 8."""
-    found = [each for each in network.modules() if isinstance(each, nn.Conv2d)]
-    return sum(bool(each.weight.shape[0] % 8 or each.weight.shape[1] * each.groups % 8) for each in found)
 
 
 def test_channels_that_something_looks_into_are_not_padded() -> None:
@@ -154,48 +148,3 @@ def test_a_large_mean_costs_no_digits_once_it_is_known() -> None:
     norm.running_mean.fill_(1000.0)
     images = 1000 + torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     assert norm(images).std(correction=0).item() == pytest.approx(1, abs=1e-4)
-
-
-def compile_and_look(network: Callable[..., torch.Tensor], images: torch.Tensor) -> list[fx.Graph]:
-    """The graphs of the forward and the backward pass that a compiler is given."""
-    found: list[fx.Graph] = []
-
-    def look(graph: fx.GraphModule, _inputs: object) -> Callable[..., object]:
-        found.append(graph.graph)
-        boxed: Callable[..., object] = make_boxed_func(graph.forward)
-        return boxed
-
-    backend = aot_autograd(fw_compiler=look, partition_fn=min_cut_rematerialization_partition)
-    torch.compile(network, backend=backend)(images).sum().backward()
-    return found
-
-
-def count_calls(graphs: list[fx.Graph], name: str) -> list[int]:
-    """How often each graph calls the operator of that name; what is given to a graph has the name of what made it."""
-    called = [[str(node.target).split(".") for node in graph.nodes if node.op == "call_function"] for graph in graphs]
-    return [sum(name in parts for parts in each) for each in called]
-
-
-@needs_gpu
-def test_a_compiler_for_a_gpu_is_told_what_to_hold() -> None:
-    # torch 2.11 forgets that it compiles in what is not traced
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), QuickNorm(nn.BatchNorm2d(8))).cuda()
-    assert count_calls(compile_and_look(network, torch.rand(2, 3, 8, 8).cuda()), "hold") == [1, 1]
-
-
-@pytest.mark.parametrize("held", [False, True])
-def test_a_compiler_keeps_no_more_of_a_norm_than_what_it_was_given(held: bool) -> None:
-    # Neither a mask of where its activation bends nor, where no convolution needs it, its result.
-    weight, bias, center = torch.rand(8, requires_grad=True), torch.rand(8, requires_grad=True), torch.rand(8)
-
-    def gate(images: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor
-        out, _, _ = _normalise(images * images, weight, bias, center, 1e-5, 0.1, held)
-        return out * out.mean((2, 3), keepdim=True).sigmoid()
-
-    images = torch.randn(2, 8, 16, 16, requires_grad=True)
-    there, back = compile_and_look(gate, images)
-    assert count_calls([there, back], "hold") == [held, held]
-    (result,) = (node.args[0] for node in there.nodes if node.op == "output")
-    kept = [node.meta["val"] for node in result[1:] if node.meta["val"].numel() >= images.numel()]
-    assert [value.dtype for value in kept] == [torch.float32]

@@ -6,7 +6,7 @@ import torch
 from app_process import FixedEngine
 from PIL import Image
 
-from pivotpatch.app.batching import Batcher, BrokenError, BusyError
+from pivotpatch.app.batching import Batcher, BusyError
 from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Answer
 from pivotpatch.inference.predictor import Predictor
@@ -75,18 +75,3 @@ def test_one_more_than_the_capacity_is_refused_and_whoever_goes_leaves_the_place
         batcher.close()
 
     asyncio.run(ask_too_many())
-
-
-def test_a_failure_of_the_model_is_told_and_the_next_image_is_answered() -> None:
-    engine = Means()
-
-    async def ask_twice() -> None:
-        batcher = Batcher(Predictor(engine))
-        engine.fault = RuntimeError("out of order")
-        with pytest.raises(BrokenError, match=r"^server: it failed \(RuntimeError\); its terminal says more$"):
-            await batcher.ask(paint(0))
-        engine.fault = None
-        assert (await batcher.ask(paint(0))).probs.tolist() == [0, 0, 1]
-        batcher.close()
-
-    asyncio.run(ask_twice())

@@ -4,8 +4,9 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,33 +17,24 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from pivotpatch.app.server import Access
 from pivotpatch.inference.predictor import Predictor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 GIVEN = len(LABELS) - 1  # under the fitted thresholds
 
 
-@dataclass
 class Opened:
     """The page, what its console said, and whom it asked besides its own server."""
 
-    page: Page
-    said: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    def __init__(self, page: Page) -> None:
+        self.page, self.said, self.asked = page, list[str](), list[str]()
+        self.summary, self.spot = page.locator("#summary"), page.locator("#image .spot")
+        self.tags = page.locator("#tags button.tag")
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda message: self.said.append(message.text))
+        page.on("pageerror", lambda error: self.said.append(str(error)))
 
     def choose_files(self, *paths: Path) -> None:
         self.page.get_by_label(re.compile("Drop images")).set_input_files(paths)
-
-    @property
-    def summary(self) -> Locator:
-        return self.page.locator("#summary")
-
-    @property
-    def tags(self) -> Locator:
-        return self.page.locator("#tags button.tag")
-
-    @property
-    def spot(self) -> Locator:
-        return self.page.locator("#image .spot")
 
 
 Open = Callable[..., Opened]
@@ -50,23 +42,16 @@ Open = Callable[..., Opened]
 
 @pytest.fixture
 def open_page(browser: Browser, app: AppProcess) -> Iterator[Open]:
-    contexts = []
+    with ExitStack() as stack:
 
-    def open_(*, url: str = app.url, **options: object) -> Opened:
-        context = browser.new_context(viewport={"width": 1200, "height": 900}, **options)  # type: ignore[arg-type]
-        contexts.append(context)
-        opened = Opened(context.new_page())
-        page = opened.page
-        page.on("request", lambda request: opened.asked.append(request.url))
-        page.on("console", lambda message: opened.said.append(message.text))
-        page.on("pageerror", lambda error: opened.said.append(str(error)))
-        page.goto(url)
-        expect(opened.summary).to_contain_text("No image yet")
-        return opened
+        def open_(*, url: str = app.url, **options: Any) -> Opened:
+            context = stack.enter_context(browser.new_context(viewport={"width": 1200, "height": 900}, **options))
+            opened = Opened(context.new_page())
+            opened.page.goto(url)
+            expect(opened.summary).to_contain_text("No image yet")
+            return opened
 
-    yield open_
-    for context in contexts:
-        context.close()
+        yield open_
 
 
 def read_spot(opened: Opened) -> list[float]:

@@ -31,23 +31,16 @@ def test_the_uncertain_are_chosen() -> None:
     assert ADAPTIVE.choose(probs, 1.0).all()
 
 
-@pytest.mark.parametrize("effort", [-0.1, 1.01, float("nan"), "1", None])
-def test_efforts_that_are_none_are_refused(effort: float) -> None:
-    with pytest.raises(InputError, match="here: effort is .*; give a number from 0, no second look, to 1, one at"):
-        check_effort(effort, "here")
-
-
-@pytest.mark.parametrize(
-    ("calibration", "cutoffs", "again", "message"),
-    [
-        (Calibration("tde", "platt", (1.0,), (0.0,)), (0.0, 1.0), None, "the calibration is of 'tde' logits"),
+def test_numbers_that_do_not_fit_are_refused() -> None:
+    for effort in (-0.1, 1.01, float("nan"), "1", None):
+        with pytest.raises(InputError, match="here: effort is .*; give a number from 0, no second look, to 1, one at"):
+            check_effort(effort, "here")  # type: ignore[arg-type]
+    other = Calibration("tde", "platt", (1.0,), (0.0,))
+    for calibration, cutoffs, again, message in (
+        (other, (0.0, 1.0), None, "the calibration is of 'tde' logits"),
         (IMAGE, (0.5, 0.25), None, "cutoffs are no rising quantiles"),
         (IMAGE, (0.5, float("inf")), None, "a cutoff is not finite"),
         (IMAGE, (0.0, 1.0), IMAGE, "the calibration is of 'image' logits; fit one of tde"),
-    ],
-)
-def test_numbers_that_do_not_fit_are_refused(
-    calibration: Calibration, cutoffs: tuple[float, ...], again: Calibration | None, message: str
-) -> None:
-    with pytest.raises(InputError, match=f"Adaptive: .*{message}"):
-        Adaptive(calibration, cutoffs, again)
+    ):
+        with pytest.raises(InputError, match=f"Adaptive: .*{message}"):
+            Adaptive(calibration, cutoffs, again)

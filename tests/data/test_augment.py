@@ -145,7 +145,7 @@ def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(plain, compiled)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_gpu_makes_the_same_views() -> None:
     # Cut whole: resizing differs by a grey level between the devices, which equalising would spread out.

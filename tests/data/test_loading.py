@@ -201,7 +201,7 @@ def test_held_images_give_the_same_batches(damaged: RecordSet, options: dict[str
     assert_equal_passes(loader, other)
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -219,7 +219,7 @@ def test_images_are_held_a_few_at_a_time(damaged: RecordSet, device: str, monkey
     assert [(done, total) for _, done, total in told] == [(done, COUNT) for done in range(1, COUNT + 1)]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_batches_come_from_the_device_without_waiting_for_it(damaged: RecordSet) -> None:
     held = hold_images(damaged, size=SIZE, device=torch.device("cuda"), on_error="skip")

@@ -13,126 +13,95 @@ from onnx import TensorProto, helper, numpy_helper
 from pivotpatch.errors import InputError
 from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.inference.exported import Description, OnnxEngine
+from pivotpatch.inference.exported import OnnxEngine
 from pivotpatch.inference.predictor import Predictor
-from pivotpatch.models.classifier import Classifier
-
-DESCRIBED = Description(
-    pivotpatch="0", torch="1", labels=("a", "b"), thresholds=None, grid=0, overlap=0.0, picture_size=8
-)
 
 
-@pytest.fixture(scope="module")
-def plain() -> Classifier:
-    """A network without patches."""
-    model = make_network(patches=False)
-    fit_made_up(model)
-    return model
+def describe(**changes: Any) -> dict[str, str]:
+    told = {"labels": LABELS, "thresholds": (0.1, 0.5, 0.9), "grid": 0, "overlap": 0.0, "picture_size": 32}
+    return {"pivotpatch": json.dumps({"pivotpatch": "0", "torch": "1", **told, **changes})}
 
 
-@pytest.fixture(scope="module")
-def written(plain: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same as a file."""
-    path = tmp_path_factory.mktemp("written") / "plain.onnx"
-    export_onnx(plain, path)
-    return path
-
-
-def write_onnx(path: Path, properties: dict[str, str], outputs: tuple[str, ...]) -> Path:
-    """A healthy ONNX file of another maker, which takes floats."""
-    given, *values = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", *outputs))
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], [name]) for name in outputs], "g", [given], values)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+def write(
+    path: Path,
+    properties: dict[str, str],
+    *,
+    outputs: tuple[str, ...] = ("probs", "image_probs"),
+    takes: int = TensorProto.UINT8,
+    weight: float = 1 / 64,
+) -> Path:
+    """A file whose answer is known: the sigmoids of the weighted means of the channels."""
+    steps: list[tuple[str, list[str], dict[str, Any]]] = [
+        ("Cast", ["images"], {"to": TensorProto.FLOAT}),
+        ("ReduceMean", ["Cast"], {"axes": [1, 2], "keepdims": 0}),
+        ("Mul", ["ReduceMean", "weight"], {}),
+        ("Sigmoid", ["Mul"], {}),
+    ]
+    nodes = [helper.make_node(name, given, [name], **options) for name, given, options in steps]
+    nodes += [helper.make_node("Identity", ["Sigmoid"], [name]) for name in outputs]
+    images = helper.make_tensor_value_info("images", takes, ["batch", "rows", "columns", 3])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in outputs]
+    held = numpy_helper.from_array(np.array(weight, np.float32), "weight")
+    graph = helper.make_graph(nodes, "graph", [images], values, [held])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     helper.set_model_props(model, properties)
     onnx.save(model, path)
     return path
 
 
-def test_a_network_without_patches_answers_as_in_torch(plain: Classifier, written: Path) -> None:
-    engine, pictures = OnnxEngine(written), make_pictures(4, 32, 32)
-    said, expected = engine(pictures), TorchEngine(plain)(pictures)
-    torch.testing.assert_close(said[:2], expected[:2], rtol=0, atol=1e-4)
+def test_a_file_answers_in_its_own_words(tmp_path: Path) -> None:
+    path, pictures = write(tmp_path / "a.onnx", describe()), make_pictures(4, 32, 32)
+    engine, expected = OnnxEngine(path), torch.sigmoid(pictures.float().mean((2, 3)) / 64)
+    answer = engine(pictures)
+    torch.testing.assert_close(answer[:2], (expected, expected), rtol=0, atol=1e-4)
+    assert answer[2:] == (None, None)
+    assert (engine.labels, engine.thresholds) == (LABELS, (0.1, 0.5, 0.9))
+    predictions = Predictor.load(path)(list(pictures))
+    np.testing.assert_allclose([each.probs for each in predictions], expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_network_without_patches_answers_as_in_torch(tmp_path: Path) -> None:
+    model, pictures = make_network(patches=False), make_pictures(4, 32, 32)
+    fit_made_up(model)
+    export_onnx(model, tmp_path / "plain.onnx")
+    found, expected = OnnxEngine(tmp_path / "plain.onnx")(pictures), TorchEngine(model)(pictures)
+    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-4)
     assert expected.probs.std(dim=0).max() > 0.05
-    assert said[2:] == (None, None)
-    assert (engine.grid, engine.overlap, engine.picture_size) == (0, 0.0, 32)
-    assert (engine.labels, engine.thresholds) == (LABELS, plain.thresholds)
-    picture = make_pictures(1, 70, 45)[0].permute(1, 2, 0).numpy()
-    found, known = Predictor.load(written)(picture), Predictor(TorchEngine(plain))(picture)
-    assert [tag.label for tag in found.tags] == [tag.label for tag in known.tags] != []
-    np.testing.assert_allclose(found.probs, known.probs, atol=1e-4)
 
 
-def test_damaged_files_are_told_in_one_line(written: Path, tmp_path: Path) -> None:
-    content = written.read_bytes()
-    for name, held in (("cut", content[: len(content) // 2]), ("text", b"no graph"), ("empty", b"")):
-        path = tmp_path / f"{name}.onnx"
+def test_what_cannot_be_opened_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "other.onnx", describe())
+    content = path.read_bytes()
+    for held in (content[: len(content) // 2], b""):
         path.write_bytes(held)
-        with pytest.raises(InputError, match=rf"^.*{name}.onnx: ONNX Runtime cannot open it \(.+\); export.*$"):
+        with pytest.raises(InputError, match=r"^.*other.onnx: ONNX Runtime cannot open it \(.+\); export.*$"):
             OnnxEngine(path)
-    for path, said in ((tmp_path / "none.onnx", "there is no such file"), (tmp_path, "is a folder")):
-        with pytest.raises(InputError, match=said):
-            OnnxEngine(path)
-
-
-@pytest.mark.parametrize(
-    ("properties", "said"),
-    [
-        ({}, "says nothing of labels and thresholds; give --architecture and --labels, or a file"),
-        ({"pivotpatch": "{"}, "its description is wrong, as a whole: Invalid JSON"),
-        ({"pivotpatch": json.dumps({"labels": []})}, "its description is wrong, pivotpatch: Field required"),
-        ({"pivotpatch": DESCRIBED.model_dump_json()}, "its outputs are y, not probs, image_probs"),
-    ],
-)
-def test_files_of_others_are_told(properties: dict[str, str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
-        OnnxEngine(write_onnx(tmp_path / "other.onnx", properties, ("y",)))
-
-
-def test_without_onnxruntime_the_extra_is_named(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="there is no such file"):
+        OnnxEngine(tmp_path / "none.onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(InputError, match="^onnxruntime: is not installed; pip install .*onnx"):
-        OnnxEngine(written)
-
-
-def rewrite(written: Path, path: Path, **changes: Any) -> Path:
-    """An exported file with another description, and a weight that is huge where `weight` is given."""
-    model, weight = onnx.load(written), changes.pop("weight", None)
-    described = {**json.loads(model.metadata_props[0].value), **changes}
-    helper.set_model_props(model, {"pivotpatch": json.dumps(described)})
-    if weight is not None:
-        held = next(part for part in model.graph.initializer if part.name.endswith("head.project.weight"))
-        held.CopyFrom(numpy_helper.from_array(np.full(list(held.dims), weight, np.float32), held.name))
-    onnx.save(model, path)
-    return path
-
-
-@pytest.mark.parametrize("weight", [np.nan, 3e38])
-def test_a_file_that_gives_no_numbers_is_named(weight: float, written: Path, tmp_path: Path) -> None:
-    path = rewrite(written, tmp_path / "broken.onnx", weight=weight)
-    with pytest.raises(InputError, match="broken.onnx: it answers nan where a probability is due; its weights or"):
-        Predictor.load(path)(np.zeros((9, 9, 3), np.uint8))
+        OnnxEngine(path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("properties", "graph", "said"),
     [
-        ({"picture_size": 4097}, "picture_size: Input should be less than or equal to 4096"),
-        ({"grid": 17}, "grid: Input should be less than or equal to 16"),
-        ({"thresholds": [0.5, 0.5, 7]}, "thresholds.2: Input should be less than or equal to 1"),
-        ({"thresholds": [0.5]}, "1 thresholds for 3 labels"),
-        ({"labels": ["a", "b", "a"]}, "a label comes twice"),
-        ({"labels": ["a", "b"], "thresholds": None}, "of 1 images, and there are 2 labels"),
+        ({}, {}, "says nothing of labels and thresholds; give --architecture and --labels, or a file"),
+        ({"pivotpatch": "{"}, {}, "its description is wrong, as a whole: Invalid JSON"),
+        (describe(picture_size=4097), {}, "picture_size: Input should be less than or equal to 4096"),
+        (describe(grid=17), {}, "grid: Input should be less than or equal to 16"),
+        (describe(thresholds=[0.5]), {}, "1 thresholds for 3 labels"),
+        (describe(labels=["a", "b", "a"]), {}, "a label comes twice"),
+        (describe(labels=["a", "b"], thresholds=None), {}, "of 1 images, and there are 2 labels"),
+        (describe(), {"outputs": ("y",)}, "its outputs are y, not probs, image_probs"),
+        (describe(), {"takes": TensorProto.FLOAT}, r"it cannot be run \([^\n]+\); export the model again"),
+        (describe(), {"weight": np.nan}, "it answers nan where a probability is due; its weights or"),
     ],
 )
-def test_a_description_of_another_graph_is_told(
-    changes: dict[str, Any], said: str, written: Path, tmp_path: Path
+def test_what_the_description_or_the_graph_gets_wrong_is_told(
+    properties: dict[str, str], graph: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    path = rewrite(written, tmp_path / "other.onnx", **changes)
-    with pytest.raises(InputError, match=f"other.onnx: .*{said}.*; export the model again$"):
-        OnnxEngine(path)(torch.zeros(1, 3, 9, 9, dtype=torch.uint8))
-
-
-def test_a_graph_that_cannot_be_run_is_told(tmp_path: Path) -> None:
-    path = write_onnx(tmp_path / "other.onnx", {"pivotpatch": DESCRIBED.model_dump_json()}, DESCRIBED.outputs)
-    with pytest.raises(InputError, match=r"other.onnx: it cannot be run \([^\n]+\); export the model again"):
+    path = write(tmp_path / "other.onnx", properties, **graph)
+    with pytest.raises(InputError, match=f"other.onnx: .*{said}"):
         OnnxEngine(path)(torch.zeros(1, 3, 9, 9, dtype=torch.uint8))

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,27 +61,17 @@ def test_equals_the_papers_pseudocode(options: Any, native: bool, model: nn.Modu
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_a_transformers_model() -> None:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = ViTConfig(**sizes, image_size=32, patch_size=8, id2label=dict(enumerate("abcde")))
-    network, images = ViTForImageClassification(config).eval(), torch.rand(2, 3, 32, 32)
-    expected = by_hand(lambda x: network(x).logits, images)
-    torch.testing.assert_close(PatchInference(network)(images).tde_logits, expected.tde_logits)
+def test_a_model_may_answer_as_those_of_transformers_do(model: nn.Module, images: Tensor) -> None:
+    found = PatchInference(lambda views: SimpleNamespace(logits=model(views)))(images)
+    torch.testing.assert_close(found.tde_logits, PatchInference(model)(images).tde_logits)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 99])
 def test_chunks_change_nothing_but_the_batch(model: nn.Module, images: Tensor, chunk_size: int) -> None:
     sizes: list[int] = []
-
-    def watched(views: Tensor) -> Tensor:
-        sizes.append(len(views))
-        logits: Tensor = model(views)
-        return logits
-
-    out = PatchInference(watched, chunk_size=chunk_size)(images)
-    torch.testing.assert_close(out.tde_logits, PatchInference(model)(images).tde_logits)
+    expected = PatchInference(model)(images)
+    model.register_forward_hook(lambda _model, given, _out: sizes.append(len(given[0])))
+    torch.testing.assert_close(PatchInference(model, chunk_size=chunk_size)(images).tde_logits, expected.tde_logits)
     assert max(sizes) <= chunk_size
     assert sum(sizes) == 10
 
@@ -101,54 +90,51 @@ def test_the_model_and_the_caller_are_left_alone(model: nn.Module, images: Tenso
 
 def test_autocast_runs_the_model_in_the_dtype_and_the_equations_in_float32(model: nn.Module, images: Tensor) -> None:
     seen: list[torch.dtype] = []
-
-    def watched(views: Tensor) -> Tensor:
-        logits: Tensor = model(views)
-        seen.append(logits.dtype)
-        return logits
-
-    out = PatchInference(watched, autocast=torch.bfloat16)(images)
-    assert seen == [torch.bfloat16]
-    assert out.tde_logits.dtype == torch.float32
-    torch.testing.assert_close(out.tde_logits, PatchInference(model)(images).tde_logits, atol=0.05, rtol=0.05)
+    expected = PatchInference(model)(images)
+    model.register_forward_hook(lambda _model, _given, logits: seen.append(logits.dtype))
+    out = PatchInference(model, autocast=torch.bfloat16)(images)
+    assert (seen, out.tde_logits.dtype) == ([torch.bfloat16], torch.float32)
+    torch.testing.assert_close(out.tde_logits, expected.tde_logits, atol=0.05, rtol=0.05)
     assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.fixture(params=["dynamic", "four"])
-def session(request: pytest.FixtureRequest, model: nn.Module, tmp_path: Path) -> Any:
-    """The same network in ONNX Runtime, exported for any batch or for a fixed one."""
+@pytest.mark.parametrize("batch", ["any", 4])
+def test_an_onnx_session(batch: str | int, images: Tensor) -> None:
+    """For any batch, or for a fixed one."""
     import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
 
-    dynamic = {"images": {0: torch.export.Dim("batch")}} if request.param == "dynamic" else None
-    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"]}
-    path, example = tmp_path / "model.onnx", (torch.rand(4, 3, 24, 32),)
-    torch.onnx.export(model, example, path, dynamo=True, dynamic_shapes=dynamic, verbose=False, **names)
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    held = [numpy_helper.from_array(value.detach().numpy(), name) for name, value in model[0].named_parameters()]
+    nodes = [
+        helper.make_node("Conv", ["images", "weight", "bias"], ["maps"]),
+        helper.make_node("GlobalAveragePool", ["maps"], ["means"]),
+        helper.make_node("Flatten", ["means"], ["logits"]),
+    ]
+    given = helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, 24, 32])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 5])
+    graph = helper.make_graph(nodes, "graph", [given], [logits], held)
+    written = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    session = onnxruntime.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        expected = PatchInference(model)(images)
+    for ours, theirs in zip(PatchInference(session)(images), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_an_onnx_session(session: Any, model: nn.Module, images: Tensor) -> None:
-    out = PatchInference(session)(images)
-    expected = PatchInference(model)(images)
-    torch.testing.assert_close(out.tde_logits, expected.tde_logits.detach(), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(out.weights, expected.weights.detach(), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "outputs", "message"),
-    [
-        (["float", "float"], ["logits"], "ONNX session: its inputs are 0 tensor.float., 1 tensor.float.; give a model"),
+def test_an_unsuitable_session_is_named() -> None:
+    for kinds, outputs, message in (
+        (["float", "float"], ["logits"], "its inputs are 0 tensor.float., 1 tensor.float.; give a model"),
         (["uint8"], ["logits"], "it takes uint8 and images are torch.float32; give uint8 pixels"),
         (["float"], ["x", "y"], "its outputs are x, y; name the one to use 'logits'"),
-    ],
-)
-def test_an_unsuitable_session_is_named(kinds: list[str], outputs: list[str], message: str) -> None:
-    shape = ["b", 3, 8, 8]
-    inputs = [SimpleNamespace(name=str(at), type=f"tensor({kind})", shape=shape) for at, kind in enumerate(kinds)]
-    named = [SimpleNamespace(name=name) for name in outputs]
-    session: Any = SimpleNamespace(run=print, get_inputs=lambda: inputs, get_outputs=lambda: named)
-    with pytest.raises(InputError, match=message):
-        PatchInference(session)(torch.rand(1, 3, 8, 8))
+    ):
+        inputs = [
+            SimpleNamespace(name=str(at), type=f"tensor({kind})", shape=["b", 3, 8, 8]) for at, kind in enumerate(kinds)
+        ]
+        named = [SimpleNamespace(name=name) for name in outputs]
+        session: Any = SimpleNamespace(run=print, get_inputs=lambda i=inputs: i, get_outputs=lambda n=named: n)
+        with pytest.raises(InputError, match=f"ONNX session: {message}"):
+            PatchInference(session)(torch.rand(1, 3, 8, 8))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -175,36 +161,31 @@ def test_works_under_export_for_any_batch(head: str) -> None:
             torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
+def test_a_model_that_gives_no_logits_is_named(images: Tensor) -> None:
+    bad: list[tuple[Callable[[Tensor], Any], str]] = [
         (lambda x: x, r"returned shape \(10, 3, 24, 32\) for 10 views; wrap it in a function that returns logits"),
         (lambda x: x.mean((2, 3))[:4], r"returned shape \(4, 3\) for 10 views"),
         (lambda x: (x, x), "returned a tuple for 10 views"),
-    ],
-)
-def test_a_model_that_gives_no_logits_is_named(bad: Callable[[Tensor], Any], message: str, images: Tensor) -> None:
-    with pytest.raises(InputError, match=message):
-        PatchInference(bad)(images)
-
-
-@pytest.mark.parametrize(
-    ("options", "change", "source", "message"),
-    [
-        ({}, lambda x: x[0], None, r"add the batch dimension"),
-        ({}, lambda x: x[:, :1], None, "images have 1 channels"),
-        ({"chunk_size": 0}, None, None, "chunk_size is 0"),
-        ({"grid": 0}, None, None, "grid is 0"),
-        ({"lam": torch.ones(5)}, None, None, "lam is tensor"),
-        ({}, None, torch.rand(1, 3, 48, 64), "give the same images"),
-        ({}, None, torch.rand(2, 3, 48, 64).double(), "source is torch.float64 on cpu and images are torch.float32"),
-        ({}, None, torch.rand(2, 3, 12, 64), "source is 12 x 64 pixels, smaller than the images' 24 x 32"),
-    ],
-)
-def test_bad_input_is_named(
-    options: Any, change: Callable[[Tensor], Any] | None, source: Tensor | None, message: str, images: Tensor
-) -> None:
-    with pytest.raises(InputError, match=message):
-        PatchInference(Small(), **options)(change(images) if change else images, source=source)
+    ]
+    for model, message in bad:
+        with pytest.raises(InputError, match=message):
+            PatchInference(model)(images)
     with pytest.raises(InputError, match="the model is 'resnet18', which cannot be called"):
         PatchInference("resnet18")  # type: ignore[arg-type]
+
+
+def test_bad_input_is_named(images: Tensor) -> None:
+    with pytest.raises(InputError, match="chunk_size is 0"):
+        PatchInference(Small(), chunk_size=0)(images)
+    with pytest.raises(InputError, match="grid is 0"):
+        PatchInference(Small(), grid=0)(images)
+    for given, message in ((images[0], "add the batch dimension"), (images[:, :1], "images have 1 channels")):
+        with pytest.raises(InputError, match=message):
+            PatchInference(Small())(given)
+    for source, message in (
+        (torch.rand(1, 3, 48, 64), "give the same images"),
+        (torch.rand(2, 3, 48, 64).double(), "source is torch.float64 on cpu and images are torch.float32"),
+        (torch.rand(2, 3, 12, 64), "source is 12 x 64 pixels, smaller than the images' 24 x 32"),
+    ):
+        with pytest.raises(InputError, match=message):
+            PatchInference(Small())(images, source=source)

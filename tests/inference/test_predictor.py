@@ -1,16 +1,14 @@
 """Pictures of every kind get the answer that the network gives to their pixels."""
 
-import json
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
@@ -43,9 +41,7 @@ class Means:
         probs = pictures[:, [0, 2]].float().mean(dim=(2, 3)) / 255
         if not self.grid:
             return Answer(probs, probs)
-        corners = (
-            pictures[:, [0, 2]].float().unfold(2, 8, 8).unfold(3, 8, 8).mean(dim=(4, 5)).flatten(2).transpose(1, 2)
-        )
+        corners = functional.avg_pool2d(pictures[:, [0, 2]].float(), 8).flatten(2).transpose(1, 2)
         return Answer(probs, probs, probs, corners / corners.sum(dim=1, keepdim=True))
 
 
@@ -60,18 +56,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def encode(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
-    stream = BytesIO()
-    Image.fromarray(pixels).save(stream, kind)
-    return stream.getvalue()
-
-
 def test_a_picture_gets_the_same_answer_however_it_is_given(checkpoint: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(checkpoint)
     pixels = decode_image(PIXELS, size=(64, 64))  # what the loader would ship
     expected = predictor.engine(torch.from_numpy(pixels).permute(2, 0, 1)[None])
     path = tmp_path / "a photo #1.png"
-    path.write_bytes(encode(PIXELS))
+    Image.fromarray(PIXELS).save(path)
     tensor = torch.from_numpy(PIXELS).permute(2, 0, 1)
     named: list[Picture] = [path, str(path), path.as_uri()]
     held: list[Picture] = [path.read_bytes(), Image.open(path), np.asfortranarray(PIXELS), tensor]
@@ -129,17 +119,12 @@ def test_a_large_jpeg_is_turned_and_read_as_the_loader_reads_it_and_little_of_it
     ("picture", "wrong"),
     [
         ("https://example.org/a.jpg", "https://example.org/a.jpg: is not on this machine; download it"),
-        ("no such file.jpg", r"no such file.jpg: cannot be read \(No such file"),
-        (".", "it is no regular file"),
         (b"not a picture", "picture: is in none of the known formats"),
-        (b"", "picture: is empty"),
-        (encode(PIXELS)[:200], "picture: cannot be decoded"),
         (7, "picture: is a int; give a path"),
         (np.zeros((8, 8, 3)), r"the array is float64 of shape \(8, 8, 3\)"),
         ([PIXELS, PIXELS[..., :2]], r"pictures\[1\]: the array is uint8 of shape \(90, 70, 2\)"),
         (torch.zeros(2, 3, 8, 8), r"shape \(2, 3, 8, 8\); give \(3, H, W\), or list"),
         (torch.full((3, 8, 8), 1.5), "from 1.5 to 1.5; give uint8, or floats from 0 to 1 that are not normalised"),
-        (torch.full((3, 8, 8), torch.nan), "the tensor is torch.float32 from nan"),
     ],
 )
 def test_what_is_no_picture_is_refused(picture: Picture, wrong: str) -> None:
@@ -154,11 +139,7 @@ def test_a_network_needs_an_engine(checkpoint: Path, tmp_path: Path) -> None:
         Predictor(Means(), batch_size=0)
     with pytest.raises(InputError, match="device: 'nonsense' cannot be used"):
         Predictor.load(checkpoint, device="nonsense")
-    with pytest.raises(InputError, match="Predictor: effort is 2; give a number from 0"):
-        Predictor.load(checkpoint, effort=2)
-    with pytest.raises(
-        InputError, match="m.onnx: exported models run on the CPU with effort 1, not on (cpu|cuda) with 0"
-    ):
+    with pytest.raises(InputError, match="m.onnx: exported models run on the CPU with effort 1, not on"):
         Predictor.load(tmp_path / "m.onnx", effort=0)
 
 
@@ -166,28 +147,23 @@ class Unsure(Means):
     """Looks at the patches of the second picture only."""
 
     def __call__(self, pictures: Tensor) -> Answer:
-        answer = super().__call__(pictures)
-        assert answer.patch_probs is not None
-        assert answer.weights is not None
+        probs, image_probs, patch_probs, weights = super().__call__(pictures)
+        assert patch_probs is not None
+        assert weights is not None
         clear = torch.tensor([torch.nan, 0.0])
-        return answer._replace(
-            patch_probs=answer.patch_probs + clear[:, None], weights=answer.weights + clear[:, None, None]
-        )
+        return Answer(probs, image_probs, patch_probs + clear[:, None], weights + clear[:, None, None])
 
 
 def test_a_picture_that_is_clear_without_its_patches_has_no_box() -> None:
     clear, unclear = Predictor(Unsure(thresholds=(0.1, 0.9)))([PIXELS, PIXELS])
     assert None not in [tag.box for tag in unclear.top(2)]
     assert (clear.patch_probs, clear.weights) == (None, None)
-    (told,) = json.loads(json.dumps(clear.to_dict(), allow_nan=False))["tags"]
+    (told,) = clear.to_dict()["tags"]
     assert (told["patch_prob"], told["weights"], told["box"]) == (None, None, None)
     assert set(told) == set(unclear.top(1)[0].to_dict())
-    for label in (None, "cat"):
-        clear.plot(label).savefig(BytesIO(), format="png")
-    assert "nan" not in repr(clear)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("backbone", ["resnet18", "tresnet_m", "tf_efficientnet_lite0", "test_vit"])
 def test_a_gpu_says_nearly_the_same(backbone: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -78,8 +78,7 @@ def test_ordinary_networks_see_the_resized_picture(kind: type[Classifier], table
     assert scores.indices is not None
     assert scores.indices.tolist() == [0, 1, 2, 3, 5, 6]
     assert scores.pictures == ("0.png", "1.png", "2.png", "3.png", "5.png", "6.png")
-    nan = torch.nan
-    target = torch.tensor([[1, 0], [0, 1], [1, 1], [0, nan], [0, 1], [1, nan]])
+    target = torch.tensor([[1, 0], [0, 1], [1, 1], [0, torch.nan], [0, 1], [1, torch.nan]])
     torch.testing.assert_close(scores.target, target, equal_nan=True)
     assert list(scores.logits) == ["image"]
     for row, picture in enumerate(read_pictures(table, SIZE)):
@@ -131,9 +130,7 @@ def test_nothing_that_could_be_read_is_no_score(table: Path) -> None:
     (table.parent / "bad.csv").write_text("image,labels\nnowhere.png,cat|dog\n")
     scores = score(PatchClassifier("test_vit", LABELS, image_size=SIZE), table.parent / "bad.csv", SIZE)
     assert scores.target.shape == (0, 2)
-    assert {name: value.shape for name, value in scores.logits.items()} == dict.fromkeys(
-        ["image", "patch", "tde"], (0, 2)
-    )
+    assert {name: value.shape for name, value in scores.logits.items()} == dict.fromkeys(scores.logits, (0, 2))
 
 
 def test_a_network_that_was_trained_on_patches_alone_is_ranked_by_them(table: Path) -> None:
@@ -171,7 +168,6 @@ def test_logits_that_are_not_finite_blame_the_network(value: float, table: Path)
     plain.get_parameter("head.project.bias").data[1] = value
     patched.get_parameter("patch_projection.bias").data[0] = value
     plain.origin = patched.origin = "runs/mine"
-    image = "image logit of 'dog'"
-    for model, where in ((plain, image), (PatchInference(plain), image), (patched, "patch logit of 'cat'")):
+    for model, where in ((PatchInference(plain), "image logit of 'dog'"), (patched, "patch logit of 'cat'")):
         with pytest.raises(InputError, match=rf"^runs/mine: its {where} is {value:g} for .*0.png; its weights or"):
             score(model, table, SIZE)

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, Route
 from pivotpatch.report import Subject, gather_findings, write_report
 from pivotpatch.report.html import clean
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 LOG = [{"step": 1, "epoch": 0.5, "loss": 2.0, "loss_image": 2.0}, {"step": 2, "epoch": 1.0, "val_mAP_tde": 0.5}]
 
 
