@@ -46,9 +46,7 @@ def test_labels_are_counted_as_a_plain_loop_counts_them() -> None:
     assert summary.num_records == 20_000
     assert summary.label_counts.tolist() == [int((target[:, i] == 1).sum()) for i in range(5)]
     assert summary.unknown_share == pytest.approx(np.isnan(target).mean())
-    each = (target == 1).sum(axis=1)
-    assert summary.labels_per_image == pytest.approx(each.mean())
-    assert list(summary.histogram) == [int((each == k).sum()) for k in range(each.max() + 1)]
+    assert summary.labels_per_image == pytest.approx((target == 1).sum(axis=1).mean())
     assert summary.never == ("e",)
     expected = np.full((5, 5), np.nan)
     for row in range(5):
