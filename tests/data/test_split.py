@@ -126,10 +126,10 @@ def test_table_opens_again_with_all_that_went_in(place: str, tmp_path: Path) -> 
     records = records_of(target, images=paths, labels=("zebra", "cat, domestic", 'a "b"', "Ünü"))
     parts = split_records(records, THIRDS, generator=np.random.default_rng(0))
     folder = tmp_path if place == "above" else tmp_path / "50%25 of it?" / "me@home+&=é"
-    table = write_split(records, parts, folder=folder)
+    addresses = write_split(records, parts, folder=folder)
     assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["labels.json", "split.parquet"]
     for name, indices in parts.items():
-        again = open_records(table.addresses[name])
+        again = open_records(addresses[name])
         assert again.labels == records.labels
         for record, index in zip(again, indices, strict=True):
             assert record.image == records[int(index)].image
@@ -145,8 +145,8 @@ def test_images_without_files_go_into_the_parquet(
     files = [bytes_of(index) for index in range(COUNT)] * 3
     records = records_of(long_tail(0, count=len(files), width=3), images=ListStore([*files] if encoded else [*pixels]))
     parts = split_records(records, {"a": 0.5, "b": 0.5}, generator=np.random.default_rng(0))
-    table = write_split(records, parts, folder=tmp_path / "out")
-    again = open_records(table.addresses["b"])
+    addresses = write_split(records, parts, folder=tmp_path / "out")
+    again = open_records(addresses["b"])
     assert [record.name for record in again] == [f"row {index}" for index in parts["b"]]
     for record, index in zip(again, parts["b"], strict=True):
         assert record.positive == records.positive[int(index)]

@@ -94,10 +94,10 @@ def run_split(args: argparse.Namespace) -> int:
         raise InputError("split", "two parts have the same name, or the seed is negative", "change it")
     records = open_records(args.address)
     parts = split_records(records, fractions, generator=np.random.default_rng(args.seed))
-    table = write_split(records, parts, folder=args.out)
+    addresses = write_split(records, parts, folder=args.out)
     for name, indices in parts.items():
         shown = np.unique(records.positive.select(indices).indices)
-        address = shlex.quote(table.addresses[name])  # made to be pasted
+        address = shlex.quote(addresses[name])  # made to be pasted
         print(f"{address}  {len(indices):,} images, {len(shown)} of {len(records.labels)} labels")
     return 0
 

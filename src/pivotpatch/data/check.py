@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import stat
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pivotpatch.data.decoding import check_header, decode_image
+from pivotpatch.data.decoding import check_header, decode_image, open_file
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.table_files import EmbeddedStore
 from pivotpatch.errors import InputError, cut
@@ -152,14 +151,13 @@ def _look_at(records: RecordSet, depth: Depth) -> Iterator[list[_Look]]:
     """Looks at all images, in order, a chunk at a time so that memory stays flat."""
 
     def look(index: int) -> _Look:
+        source: ImageSource | None = None
         try:
-            return _look(records.images.source(records.place(index)), depth)
+            source = records.images.source(records.place(index))
+            return _Look(_digest(source, depth))
         except InputError as error:
-            return _Look(fault=error.parts[1])
-        except (FileNotFoundError, NotADirectoryError):
-            return _Look(missing=True)
-        except OSError as error:
-            return _Look(fault=f"cannot be read ({error.strerror})")
+            missing = isinstance(source, Path) and not source.exists()
+            return _Look(fault="" if missing else error.parts[1], missing=missing)
 
     # Threads: those that read headers wait for the disk, and decoders let other threads run.
     with ThreadPoolExecutor(os.cpu_count() if depth == "pixels" else 8) as pool, warnings.catch_warnings():
@@ -168,20 +166,18 @@ def _look_at(records: RecordSet, depth: Depth) -> Iterator[list[_Look]]:
             yield list(pool.map(look, range(start, min(start + _CHUNK, len(records)))))
 
 
-def _look(source: ImageSource, depth: Depth) -> _Look:
-    if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):  # a pipe would never answer
-        return _Look(fault="is not a plain file")
+def _digest(source: ImageSource, depth: Depth) -> bytes:
     if depth == "pixels":
         pixels = np.ascontiguousarray(decode_image(source))
         whole = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
         whole.update(pixels.data)
-        return _Look(whole.digest())
+        return whole.digest()
     assert not isinstance(source, np.ndarray)  # drawn images never get here
-    with source.open("rb") if isinstance(source, Path) else BytesIO(source) as file:
+    with open_file(source) if isinstance(source, Path) else BytesIO(source) as file:
         check_header(file)
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        return _Look(hashlib.blake2b(size.to_bytes(8, "little") + file.read(_HEAD), digest_size=16).digest())
+        return hashlib.blake2b(size.to_bytes(8, "little") + file.read(_HEAD), digest_size=16).digest()
 
 
 def _find_equal(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pivotpatch.data.address import Address
 from pivotpatch.data.files import check_name, read_json, resolve_inside
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError, choose_one_of, quote
+from pivotpatch.errors import InputError, choose_one_of
 
 
 def read_coco(
@@ -90,7 +90,4 @@ def _look_up(content: Any, key: str, table: str, path: Path) -> NDArray[np.int64
     if len(at) < len(content[table]):
         raise InputError(str(path), f"two of its {table} have the same id", "give each an id of its own")
     values = [annotation[key] for annotation in content["annotations"]]
-    lost = next((value for value in values if value not in at), None)
-    if lost is not None:
-        raise InputError(str(path), f"an annotation has {key} {quote(lost)}, which is none", "correct or remove it")
     return np.fromiter((at[value] for value in values), dtype=np.int64, count=len(values))

@@ -51,10 +51,9 @@ class Batch(NamedTuple):
 class EpochSampler:
     """Which of `count` images each batch of an epoch holds, and which of them are this process's.
 
-    The order is a function of seed and epoch alone. Every `batch_size` positions of it are a global batch; of these
-    the process `rank` takes each `world`-th, so that shares differ by one at most. A last batch smaller than `world`
-    leaves some processes an empty share, which is a batch nevertheless: all processes count the same batches.
-    `epoch` comes next, less its first `start` batches, which are done.
+    The order is a function of seed and epoch alone. Every `batch_size` positions of it are a global batch, of which the
+    process `rank` takes each `world`-th. A share may be empty, which is a batch nevertheless: all processes count the
+    same batches. `epoch` comes next, less its first `start` batches, which are done.
     """
 
     count: int

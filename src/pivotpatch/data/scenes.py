@@ -11,10 +11,11 @@ brought its companion, which is then taken out. A scene is a function of seed, s
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt, PositiveInt
 from sklearn.datasets import load_digits
 
 from pivotpatch.core.patches import PatchBox
@@ -38,11 +39,7 @@ MAX_SIZE = 4096  # pixels per side; such a scene takes some 200 MB while it is d
 
 
 def companion(label: int) -> int:
-    """The label that `label` brings along.
-
-    >>> companion(SCENE_LABELS.index("nine")) == SCENE_LABELS.index("zero")
-    True
-    """
+    """The label that `label` brings along: the next, and of nine, zero."""
     return (label + 1) % len(SCENE_LABELS)
 
 
@@ -108,14 +105,6 @@ class SceneStore:
     size: int = 128
     company: float = 0.8
 
-    def __post_init__(self) -> None:
-        if self.count < 1 or not 32 <= self.size <= MAX_SIZE or self.seed < 0 or not 0 <= self.company <= 1:
-            raise InputError(
-                "scenes",
-                f"count is {self.count}, size {self.size}, seed {self.seed} and company {self.company}",
-                f"give a count of 1 or more, a size from 32 to {MAX_SIZE}, a seed of 0 or more and a company in [0, 1]",
-            )
-
     def __len__(self) -> int:
         return self.count
 
@@ -158,10 +147,10 @@ def read_scenes(
     location: str,
     split: str | None,
     *,
-    count: int | None = None,
-    size: int = 128,
-    company: float = 0.8,
-    seed: int = 0,
+    count: PositiveInt | None = None,
+    size: Annotated[int, Field(ge=32, le=MAX_SIZE)] = 128,
+    company: Annotated[float, Field(ge=0, le=1)] = 0.8,
+    seed: NonNegativeInt = 0,
 ) -> RecordSet:
     """Make the records of a split; images are drawn one by one when they are asked for.
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -94,15 +93,8 @@ def _stratify(
     return np.array(parts, dtype=np.int64)
 
 
-class SplitTable(NamedTuple):
-    """A split on disk: the table's file, and the address of each part."""
-
-    path: Path
-    addresses: dict[str, str]
-
-
-def write_split(records: RecordSet, parts: Mapping[str, NDArray[np.int64]], *, folder: Path) -> SplitTable:
-    """Write records and the indices of their parts as a Parquet table that `table:` reads, and `labels.json`.
+def write_split(records: RecordSet, parts: Mapping[str, NDArray[np.int64]], *, folder: Path) -> dict[str, str]:
+    """Write records and the indices of their parts as a Parquet table, and `labels.json`; the address of each part.
 
     Images that are files are named as they are in `records`; the addresses name the folder that holds them. Images
     inside a table, or drawn on the fly, go into the new table.
@@ -129,7 +121,7 @@ def write_split(records: RecordSet, parts: Mapping[str, NDArray[np.int64]], *, f
             written.write_bytes(listed)
         with replacing(path) as written:
             _write_table(written, records.select(chosen[order]), splits)
-    return SplitTable(path, {name: str(Address("table", str(path), name, options)) for name in parts})
+    return {name: str(Address("table", str(path), name, options)) for name in parts}
 
 
 def _write_table(path: Path, records: RecordSet, splits: NDArray[np.str_]) -> None:

@@ -155,10 +155,8 @@ def _choose_columns(
     if hot and names is None:  # a column that only some files have is an error where it is read
         every = dict.fromkeys((*columns, *(name for path in others for name in read_schema(path).names)))
         chosen = [name for name in every if name not in (image, split)]
-    lacking = [name for name in names or () if hot and name not in columns]
-    if lacking or not chosen:
-        wrong = f"no column of labels beside {image!r}" + (f", and none for {shorten(lacking)}" if lacking else "")
-        raise InputError(str(first), wrong, "name it with ?labels=COLUMN, or add it")
+    if not chosen:
+        raise InputError(str(first), f"no column of labels beside {image!r}", "name it with ?labels=COLUMN, or add it")
     kind = schema.field(image).type
     fields = {field.name for field in kind} if pa.types.is_struct(kind) else set()
     pixels: str | None = None
@@ -279,7 +277,7 @@ def encode_label_column(
             raise InputError(name_row(row), f"unknown label {label!r}", choose_one_of(label, names))
     ids, unsure = np.array([index[label] for label in written], np.int64)[codes], np.array(unknown, bool)[codes]
     there = ids >= 0
-    return _pack(tuple(names), rows[there], ids[there], unknown=unsure[there], count=len(values), name_row=name_row)
+    return _pack(tuple(names), rows[there], ids[there], unknown=unsure[there], count=len(values))
 
 
 def _encode_label_columns(columns: Mapping[str, pa.ChunkedArray], *, name_row: NameRow) -> TableLabels:
@@ -299,7 +297,7 @@ def _encode_label_columns(columns: Mapping[str, pa.ChunkedArray], *, name_row: N
             raise InputError(name_row(int(np.argmax(codes == held.index(strange)))), wrong + quote(strange), todo)
         states[:, place] = np.array([_STATES[text] for text in held], dtype=np.int8)[codes]
     rows, ids = np.nonzero(states)
-    return _pack(tuple(columns), rows, ids, unknown=states[rows, ids] < 0, count=count, name_row=name_row)
+    return _pack(tuple(columns), rows, ids, unknown=states[rows, ids] < 0, count=count)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -315,18 +313,13 @@ def _flatten(values: pa.ChunkedArray, delimiter: str | None, name_row: NameRow) 
         if delimiter:
             values = pc.split_pattern(values, pattern=delimiter)
     rows, flat = np.arange(len(values)), values
-    missing = flat.is_null().to_numpy()
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
         rows, flat = pc.list_parent_indices(values).to_numpy(), pc.list_flatten(values)
-        missing[rows[flat.is_null().to_numpy()]] = True
-    if missing.any():
-        where, todo = name_row(int(missing.argmax())), "write an empty list where no label is present"
-        raise InputError(where, "a label is missing (null)", todo)
     if pa.types.is_null(flat.type):  # every list is empty
         flat = flat.cast(pa.string())
     if not (_is_text(flat.type) or pa.types.is_integer(flat.type)):
         raise InputError(name_row(0), f"labels are of type {values.type}", "write text, lists of text, or 0/1 columns")
-    return rows, flat.combine_chunks()
+    return rows[flat.is_valid().to_numpy()], flat.drop_null().combine_chunks()
 
 
 def _pack(
@@ -336,14 +329,7 @@ def _pack(
     *,
     unknown: NDArray[np.bool_],
     count: int,
-    name_row: NameRow,
 ) -> TableLabels:
     """Lists of the labels that are present and unknown, each label once per row and in order."""
-    keys = rows * len(names) + ids
-    both = np.intersect1d(keys[~unknown], keys[unknown]) if unknown.any() else keys[:0]
-    if both.size:
-        row, label = divmod(int(both[0]), len(names))
-        wrong = f"label {names[label]!r} is both present and unknown"
-        raise InputError(name_row(row), wrong, f"write it with or without {UNKNOWN_MARK}")
     present, unsure = (LabelLists.from_pairs(rows[kept], ids[kept], count=count) for kept in (~unknown, unknown))
     return TableLabels(LabelSpace(names), present, unsure if unknown.any() else None)
