@@ -110,15 +110,15 @@ def test_signs_that_the_screen_or_the_font_lacks_are_replaced(tmp_path: Path) ->
 
 def test_split_writes_parts_that_open_again(photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["data", "split", photos, "--parts", "train=0.8", "rest=0.2", "--seed", "3"]
-    assert main([*arguments, "--out", str(tmp_path / "a"), "--format", "csv"]) == 0
+    assert main([*arguments, "--out", str(tmp_path / "a")]) == 0
     lines = capsys.readouterr().out.splitlines()
     addresses = [shlex.split(line)[0] for line in lines]
     assert [line.split("  ")[1] for line in lines] == ["48 images, 3 of 3 labels", "12 images, 3 of 3 labels"]
     parts = [open_records(address) for address in addresses]
     names = {record.image for records in parts for record in records}
     assert names == {record.image for record in open_records(photos)}
-    assert main([*arguments, "--out", str(tmp_path / "b"), "--format", "csv"]) == 0
-    assert (tmp_path / "a" / "split.csv").read_text() == (tmp_path / "b" / "split.csv").read_text()
+    assert main([*arguments, "--out", str(tmp_path / "b")]) == 0
+    assert (tmp_path / "a" / "split.parquet").read_bytes() == (tmp_path / "b" / "split.parquet").read_bytes()
 
 
 def test_split_refuses_what_makes_no_sense(photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

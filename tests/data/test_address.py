@@ -46,16 +46,16 @@ def test_a_table_or_folder_needs_no_scheme(tmp_path: Path, monkeypatch: pytest.M
     Path("shown/cat").mkdir(parents=True)
     Image.new("RGB", (4, 4)).save("shown/cat/a.png")
     assert open_records("shown").name == "folder:shown"
-    assert open_records("shown?merge=true").name == "folder:shown?merge=true"
+    assert open_records("shown?missing=empty").name == "folder:shown?missing=empty"
     assert [read_address(word) for word in ("photos", "x" * 300)] == [None, None]
 
 
 @pytest.mark.parametrize(("text", "message"), [
     ("photos", r"'photos': is neither an address nor a table or folder that is there; check the path"),
     ("tabel:photos.csv", r"unknown scheme 'tabel'; did you mean 'table'"),
-    ("scenes:?sead=1", r"unknown option 'sead'; did you mean 'seed'"),
+    ("scenes:?sead=1", r"option sead: value '1': Unexpected keyword argument; did you mean 'seed'"),
     ("scenes:?seed=one", r"option seed: value 'one': Input should be a valid integer"),
-    ("folder:.?layout=sidecars", r"option layout: value 'sidecars': Input should be 'auto', 'sidecar'"),
+    ("folder:.?missing=none", r"option missing: value 'none': Input should be 'error' or 'empty'"),
 ])  # fmt: skip
 def test_mistakes(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):

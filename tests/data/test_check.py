@@ -1,4 +1,3 @@
-import errno
 import json
 import os
 from pathlib import Path
@@ -46,9 +45,7 @@ def test_labels_are_counted_as_a_plain_loop_counts_them() -> None:
     assert summary.num_records == 20_000
     assert summary.label_counts.tolist() == [int((target[:, i] == 1).sum()) for i in range(5)]
     assert summary.unknown_share == pytest.approx(np.isnan(target).mean())
-    each = (target == 1).sum(axis=1)
-    assert summary.labels_per_image == pytest.approx(each.mean())
-    assert list(summary.histogram) == [int((each == k).sum()) for k in range(each.max() + 1)]
+    assert summary.labels_per_image == pytest.approx((target == 1).sum(axis=1).mean())
     assert summary.never == ("e",)
     expected = np.full((5, 5), np.nan)
     for row in range(5):
@@ -87,14 +84,13 @@ def test_missing_and_broken_files_are_named(depth: Depth, tmp_path: Path) -> Non
     (tmp_path / "dangling").symlink_to("nothing")
     told: list[tuple[str, int, int]] = []
     (summary,) = check_data([records], depth=depth, progress=lambda *step: told.append(step)).summaries
-    assert summary.missing == ("gone.jpg", "dangling", "good.jpg/below")
+    assert summary.missing == ("gone.jpg", "loop", "dangling", "good.jpg/below")
     assert {image.name: image.why for image in summary.broken} == {
         "text.jpg": "is in none of the known formats",
         "same.jpg": "is in none of the known formats",
         "empty.jpg": "is empty",
-        "folder.jpg": "is not a plain file",
-        "pipe": "is not a plain file",
-        "loop": f"cannot be read ({os.strerror(errno.ELOOP)})",
+        "folder.jpg": "cannot be read (it is no regular file)",
+        "pipe": "cannot be read (it is no regular file)",
     }
     assert (summary.checked, summary.pictures, summary.duplicates) == (depth, "files", ())
     assert told[-1] == ("look at images", 10, 10)

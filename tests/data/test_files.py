@@ -21,7 +21,7 @@ def test_json_comes_back_as_written_with_or_without_byte_order_mark(tmp_path: Pa
         (b" \n\n", "the file is empty"),
         (b'{"a":\n tree}', r"not valid JSON \(Expecting value: line 2 column 2"),
         (b'{"a": [1, "b', r"a\.json: not valid JSON \(Unterminated.*download the file again"),
-        ('{"a":\n "café"}'.encode("latin-1"), r"line 2 is not UTF-8 \(byte 0xe9 at position 11\); check"),
+        ('{"a":\n "café"}'.encode("latin-1"), r"cannot be read \(.*can't decode byte 0xe9 in position 11.*; check"),
         (b"[" * 100_000, "not valid JSON .*recursion"),
         (b'{"id": 1' + b"0" * 5000 + b"}", r"not valid JSON \(Exceeds the limit"),
     ],
@@ -37,11 +37,10 @@ def test_damaged_json_is_refused(tmp_path: Path, content: bytes, message: str) -
 
 
 @pytest.mark.parametrize("root", ["/data/set", "set", "."])
-def test_names_that_leave_the_root_are_refused_unless_allowed(root: str) -> None:
+def test_names_that_leave_the_root_are_refused(root: str) -> None:
     for name in ("../a.jpg", "sub/../../a.jpg", "/etc/passwd", "/data/settled/a.jpg", ".."):
         with pytest.raises(InputError, match=r"row 3: '.+' lies outside"):
             resolve_inside(Path(root), name, where="row 3")
-        resolve_inside(Path(root), name, where="row 3", allow_escape=True)
     for name in ("sub/a.jpg", "sub/../a.jpg", "..a.jpg", "a..b/c", "c:d.jpg"):
         resolve_inside(Path(root), name, where="row 3")
 
@@ -65,7 +64,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_folders_patterns_lines_and_addresses_name_images_in_order(here: Path) -> None:
+def test_folders_patterns_and_lines_name_images_in_order(here: Path) -> None:
     inside = ["[x].jpg", "a.PNG", "b.jpg", "deep/c.webp", "deep/er/d.tif"]
     expected = [f"photos/{name}" for name in inside]
     assert list(find_images(["photos/"])) == list(find_images(["."])) == expected
@@ -75,21 +74,20 @@ def test_folders_patterns_lines_and_addresses_name_images_in_order(here: Path) -
     assert list(find_images(["photos/*"])) == ["photos/[x].jpg", "photos/a.PNG", "photos/b.jpg"]
     assert list(find_images(["photos/**/*.[tw]*"])) == ["photos/deep/c.webp", "photos/deep/er/d.tif"]
     assert list(find_images(["photos/[x].jpg"])) == ["photos/[x].jpg"]  # a file that is there is no pattern
-    far = "file://far.example/a.jpg"  # one of many lines, which fails when it is read
-    lines = ["z.jpg\n", "\n", "photos/b.jpg\r\n", " a b.png\n", "file:///a%20b.jpg\n", far]
-    expected = ["photos/a.PNG", "z.jpg", "photos/b.jpg", " a b.png", "/a b.jpg", far]
-    assert list(find_images(["photos/a.PNG", "-"], lines=lines)) == expected
-    words = [(here / "photos/b.jpg").as_uri(), f"file://localhost{here}/photos/deep"]
-    expected = [f"{here}/photos/{name}" for name in ("b.jpg", "deep/c.webp", "deep/er/d.tif")]
-    assert list(find_images(words)) == expected
+    lines = ["z.jpg\n", "\n", "photos/b.jpg\r\n", " a b.png\n"]
+    assert list(find_images(["photos/a.PNG", "-"], lines=lines)) == [
+        "photos/a.PNG",
+        "z.jpg",
+        "photos/b.jpg",
+        " a b.png",
+    ]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["photos/b.jpg", "nowhere.jpg"], "nowhere.jpg: there is no such file or folder; check the path"),
-        (["https://example.org/*.jpg"], r"https://example.org/\*.jpg: is not on this machine; download it and give"),
-        (["file:///nowhere/%2A.jpg"], r"file:///nowhere/%2A.jpg: there is no such file or folder; check the path"),
+        (["https://example.org/a.jpg"], "https://example.org/a.jpg: there is no such file or folder; check the path"),
         (["photos/*.txt"], r"photos/\*.txt: there is no image in it; known kinds: .jpg"),
         (["empty"], "empty: there is no image in it"),
     ],

@@ -11,10 +11,10 @@ from pivotpatch.data.folder import read_folder
 from pivotpatch.errors import InputError
 
 
-def add_image(path: Path, text: str | None = None, *, size: int = 2) -> None:
-    """Write a image, and a text file beside it if there is text."""
+def add_image(path: Path, text: str | None = None) -> None:
+    """Write an image, and a text file beside it if there is text."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (size, size)).save(path)
+    Image.new("RGB", (2, 2)).save(path)
     if text is not None:
         path.with_suffix(".txt").write_text(text, encoding="utf-8")
 
@@ -58,32 +58,26 @@ def test_images_without_a_sidecar(tmp_path: Path) -> None:
 def test_label_folders(tmp_path: Path) -> None:
     add_image(tmp_path / "cats" / "1.jpg")
     add_image(tmp_path / "cats" / "siamese" / "2.jpg")
-    add_image(tmp_path / "train" / "1.jpg", size=3)  # a label, for `cats` is no split
+    add_image(tmp_path / "train" / "1.jpg")  # a label, for `cats` is no split
     (tmp_path / "notes").mkdir()
     assert labels_of(read_folder(str(tmp_path), None)) == {
         "cats/1.jpg": ({"cats"}, set()),
         "cats/siamese/2.jpg": ({"cats"}, set()),
         "train/1.jpg": ({"train"}, set()),
     }
-    with pytest.raises(InputError, match=r"cats/1\.jpg and train/1\.jpg are different images and cannot be merged"):
-        read_folder(str(tmp_path), None, merge=True)
     add_image(tmp_path / "loose.jpg")
     with pytest.raises(InputError, match=r"image loose\.jpg has no label; write a text file beside each"):
         read_folder(str(tmp_path), None)
 
 
-def test_splits_share_their_labels_and_merge_apart(tmp_path: Path) -> None:
+def test_splits_share_their_labels(tmp_path: Path) -> None:
     for path in ("train/cats/1.jpg", "train/dogs/1.jpg", "train/dogs/2.jpg", "val/cats/1.jpg"):
         add_image(tmp_path / path)
     train, val = open_records(f"folder:{tmp_path}@train"), open_records(f"folder:{tmp_path}@val")
     assert train.labels.names == val.labels.names == ("cats", "dogs")
     assert [r.name for r in train] == ["train/cats/1.jpg", "train/dogs/1.jpg", "train/dogs/2.jpg"]
     assert val.name == f"folder:{tmp_path}@val"
-    assert labels_of(open_records(f"folder:{tmp_path}?merge=true")) == {
-        "train/cats/1.jpg": ({"cats", "dogs"}, set()),
-        "train/dogs/2.jpg": ({"dogs"}, set()),
-        "val/cats/1.jpg": ({"cats"}, set()),  # another split, so another image
-    }
+    assert labels_of(val) == {"val/cats/1.jpg": ({"cats"}, set())}
     with pytest.raises(InputError, match=r"there is no split 'vla'; did you mean 'val'\? known: train, val"):
         read_folder(str(tmp_path), "vla")
     with pytest.raises(InputError, match=r"there is no split 'test'; put its images into .*train/test"):
@@ -107,14 +101,9 @@ def test_metadata_beside_the_images(tmp_path: Path) -> None:
     assert labels_of(read_folder(str(tmp_path), None)) == {"train/1.png": ({"cow"}, set())}
 
 
-@pytest.mark.parametrize(("layout", "message"), [
-    ("auto", r"there is no image in it; known kinds: \.jpg"),
-    ("metadata", r"there is no metadata file; write metadata\.csv, or change the layout"),
-    ("parquet", r"no Parquet file in this folder or its data folder"),
-])  # fmt: skip
-def test_an_empty_folder(tmp_path: Path, layout: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        open_records(f"folder:{tmp_path}?layout={layout}")
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no image in it; known kinds: \.jpg"):
+        open_records(f"folder:{tmp_path}")
     with pytest.raises(InputError, match=r"none: there is no such folder; check the location"):
         read_folder(str(tmp_path / "none"), None)
 

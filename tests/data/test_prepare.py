@@ -59,7 +59,9 @@ def test_damaged_zip_is_found_and_a_sound_copy_accepted(tmp_path: Path, file_ser
     sound = zip_bytes({"images/a.jpg": noise(0), "images/b.jpg": noise(1)})
     served = file_server.serve("a.zip", sound.replace(noise(1), noise(1)[:-3] + b"???"))
     plan = DatasetPlan((RemoteFile(f"{file_server.url}/a.zip"),), {"images/*.jpg": 2}, {})
-    with pytest.raises(InputError, match=r"a.zip: is damaged \(Bad CRC-32 for file 'images/b.jpg'\); delete it"):
+    with pytest.raises(
+        InputError, match=r"a.zip: cannot be unpacked \(Bad CRC-32 for file 'images/b.jpg'\); delete it"
+    ):
         prepare(plan, tmp_path)
     assert not (tmp_path / "images").exists()
     (tmp_path / "downloads" / "a.zip").unlink()
@@ -95,8 +97,8 @@ def test_nothing_is_written_outside_the_folder(name: str, pack: Callable[..., by
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (link("../../etc"), "is damaged .*outside"),
-        (link("/etc/passwd"), "is damaged .*absolute"),
+        (link("../../etc"), "cannot be unpacked .*outside"),
+        (link("/etc/passwd"), "cannot be unpacked .*absolute"),
         (zip_bytes({"zeros": bytes(10**6)}, zipfile.ZIP_DEFLATED), "1,000,000 bytes, more than 50 times its size"),
     ],
 )
@@ -126,12 +128,12 @@ DAMAGED = {
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damaged_archives_leave_nothing_behind(damage: str, tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(DAMAGED[damage])
-    with pytest.raises(InputError, match=r"archive: is damaged \(.+\); delete it and run the same command again"):
+    with pytest.raises(InputError, match=r"archive: cannot be unpacked \(.+\); delete it if it is damaged, and run"):
         unpack(tmp_path / "archive", tmp_path / "out")
     assert not list((tmp_path / "out").rglob("*"))
 
 
-def test_unpacking_merges_into_folders_that_are_there_or_leaves_them_as_they_are(tmp_path: Path) -> None:
+def test_unpacking_merges_into_folders_that_are_there(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "x").mkdir(parents=True)
     (out / "x" / "kept.jpg").write_bytes(b"kept")
@@ -139,15 +141,6 @@ def test_unpacking_merges_into_folders_that_are_there_or_leaves_them_as_they_are
     (out / ".unpacking-a.tar").mkdir()
     (out / ".unpacking-a.tar" / "half.jpg").write_bytes(b"half")
     (tmp_path / "a.tar").write_bytes(tar_bytes({"x/a.jpg": b"new", "y/b.jpg": b"b"}))
-
-    def interrupt(what: str, done: int, total: int | None) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        unpack(tmp_path / "a.tar", out, progress=interrupt)
-    assert (out / "x" / "a.jpg").read_bytes() == b"old"
-    told: list[tuple[str, int, int | None]] = []
-    unpack(tmp_path / "a.tar", out, progress=lambda *step: told.append(step))
+    unpack(tmp_path / "a.tar", out)
     held = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert held == {"x/kept.jpg": b"kept", "x/a.jpg": b"new", "y/b.jpg": b"b"}
-    assert told == [("unpack a.tar", 3, 4), ("unpack a.tar", 4, 4)]

@@ -117,19 +117,6 @@ def test_leaving_an_object_out_changes_its_box_and_nothing_else(split: Split) ->
         np.testing.assert_array_equal(draw_scene(plan, without=everything), bare)
 
 
-def test_ink_darkens_or_lightens_where_the_digit_has_ink() -> None:
-    ink = load_digits().images / 16
-    for plan in plans_of("train", 30):
-        change = draw_scene(plan).astype(int) - draw_scene(plan, without=frozenset(range(10))).astype(int)
-        for item in plan.objects:
-            left, top, right, bottom = item.box
-            part = change[top:bottom, left:right].sum(axis=2)
-            # Nearest-neighbour enlargement of the sample, written out: the drawing must follow it.
-            places = np.arange(right - left) * 8 // (right - left)
-            expected = ink[item.sample][np.ix_(places, places)] * sum(item.shade)
-            assert np.corrcoef(part.ravel(), expected.ravel())[0, 1] > 0.8
-
-
 def test_records_agree_with_plans() -> None:
     assert open_records("scenes:?count=3")[0].name == "train/0"
     records = open_records("scenes:@test-removed?count=30&size=48&company=0.5&seed=9")
@@ -146,8 +133,8 @@ def test_records_agree_with_plans() -> None:
     [
         ("scenes:somewhere", r"location 'somewhere'; scenes are drawn"),
         ("scenes:@test", r"unknown split 'test'; .*test-same"),
-        ("scenes:?count=0", r"count is 0.*give a count of 1 or more"),
-        ("scenes:?company=nan", r"company nan.*\[0, 1\]"),
+        ("scenes:?count=0", r"option count: value '0': Input should be greater than 0"),
+        ("scenes:?company=nan", r"option company: value 'nan': Input should be"),
     ],
 )
 def test_bad_addresses_say_what_to_do(address: str, message: str) -> None:

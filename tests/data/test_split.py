@@ -1,6 +1,5 @@
 import itertools
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from pivotpatch.data.address import open_records
 from pivotpatch.data.decoding import decode_image
 from pivotpatch.data.records import FileStore
-from pivotpatch.data.split import TableFormat, split_records, write_split
+from pivotpatch.data.split import split_records, write_split
 from pivotpatch.errors import InputError
 
 THIRDS = {"train": 0.8, "val": 0.1, "test": 0.1}
@@ -118,9 +117,8 @@ def test_impossible_fractions(fractions: dict[str, float], message: str) -> None
         split(np.ones((9, 2), dtype=bool), fractions, 0)
 
 
-@pytest.mark.parametrize("kind", get_args(TableFormat))
 @pytest.mark.parametrize("place", ["above", "beside"])
-def test_table_opens_again_with_all_that_went_in(kind: TableFormat, place: str, tmp_path: Path) -> None:
+def test_table_opens_again_with_all_that_went_in(place: str, tmp_path: Path) -> None:
     shown = long_tail(7, count=40, width=4)
     shown[:, 3] = False  # a label that never occurs, and others with signs that tables use themselves
     target = np.where(~shown & (np.random.default_rng(8).random(shown.shape) < 0.2), np.nan, shown)
@@ -128,10 +126,10 @@ def test_table_opens_again_with_all_that_went_in(kind: TableFormat, place: str, 
     records = records_of(target, images=paths, labels=("zebra", "cat, domestic", 'a "b"', "Ünü"))
     parts = split_records(records, THIRDS, generator=np.random.default_rng(0))
     folder = tmp_path if place == "above" else tmp_path / "50%25 of it?" / "me@home+&=é"
-    table = write_split(records, parts, folder=folder, kind=kind)
-    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["labels.json", f"split.{kind}"]
+    addresses = write_split(records, parts, folder=folder)
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["labels.json", "split.parquet"]
     for name, indices in parts.items():
-        again = open_records(table.addresses[name])
+        again = open_records(addresses[name])
         assert again.labels == records.labels
         for record, index in zip(again, indices, strict=True):
             assert record.image == records[int(index)].image
@@ -147,23 +145,20 @@ def test_images_without_files_go_into_the_parquet(
     files = [bytes_of(index) for index in range(COUNT)] * 3
     records = records_of(long_tail(0, count=len(files), width=3), images=ListStore([*files] if encoded else [*pixels]))
     parts = split_records(records, {"a": 0.5, "b": 0.5}, generator=np.random.default_rng(0))
-    table = write_split(records, parts, folder=tmp_path / "out")
-    again = open_records(table.addresses["b"])
+    addresses = write_split(records, parts, folder=tmp_path / "out")
+    again = open_records(addresses["b"])
     assert [record.name for record in again] == [f"row {index}" for index in parts["b"]]
     for record, index in zip(again, parts["b"], strict=True):
         assert record.positive == records.positive[int(index)]
         assert np.array_equal(decode_image(record.image), pixels[index])
         assert not encoded or record.image == files[index]
-    with pytest.raises(InputError, match=r"its images are not files, and csv cannot hold them; write Parquet"):
-        write_split(records, parts, folder=tmp_path / "other", kind="csv")
-    assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize(("label", "kind"), [("?odd", "parquet"), ("a|b", "csv"), (" a", "parquet")])
-def test_labels_that_look_like_marks_are_refused(label: str, kind: TableFormat, tmp_path: Path) -> None:
+@pytest.mark.parametrize("label", ["?odd", " a"])
+def test_labels_that_look_like_marks_are_refused(label: str, tmp_path: Path) -> None:
     records = records_of(np.ones((2, 1), dtype=bool), labels=(label,))
     with pytest.raises(InputError, match="cannot be told from the marks of a table; rename it"):
-        write_split(records, {"a": np.array([0, 1])}, folder=tmp_path, kind=kind)
+        write_split(records, {"a": np.array([0, 1])}, folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

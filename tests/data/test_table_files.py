@@ -13,14 +13,14 @@ from pivotpatch.errors import InputError
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("t.csv", b"", r"t\.csv: the file is empty; copy or write it again"),
+    ("t.csv", b"", r"t\.csv: the file is empty; check that it is the right file"),
     ("t.csv", b"image,labels\n", r"t\.csv: the table has no rows; give at least one image"),
     ("t.csv", b"image,labels\na,cat\nb,caf\xe9\n", r"Row #3: CSV conversion error to string: invalid UTF8 data"),
     ("t.csv", b"image,labels\xe9\na,cat\n", r"t\.csv: damaged or cut short \(.*surrogates"),
     ("t.csv", b"image,labels\na,cat\nb,cat,dog\n", r"Row #3: Expected 2 columns, got 3"),
     ("t.csv", b'image,labels\na,cat\nb,"cat\nc,dog\n', r"t\.csv, line 3: badly quoted; close the quotes"),
     ("t.tsv", b'image\tlabels\na\tcat\nb\t"cat\nc\t"dog"\n', r"t\.tsv, line 3: badly quoted; close the quotes"),
-    ("t.csv", b"image,labels,image\na,cat,b\n", r"two columns are named 'image'; give each column its own name"),
+    ("t.csv", b"image,labels,image\na,cat,b\n", r"two columns are named 'image'; check"),
     ("t.jsonl", b"\n\n", r"t\.jsonl: the file is empty"),
     ("t.jsonl", b'{"image": "a", "labels": []}\n{"image": "b", "lab', r"jsonl: damaged .* \(line 2: Unterminated"),
     ("t.jsonl", b'{"image": "a"}\n\n[1]\n', r"t\.jsonl: damaged .* \(line 3: 'list' object is not a mapping\)"),
@@ -51,14 +51,10 @@ def test_json_columns_that_begin_or_change_far_down(tmp_path: Path) -> None:
         read_table(str(tmp_path / "t.jsonl"), None)
 
 
-@pytest.mark.parametrize(("location", "message"), [
-    ("none.csv", r"none\.csv: there is no such file; check the location"),
-    ("*.parquet", r"there is no such file"),
-    ("", r"no Parquet file in this folder or its data folder; check the location"),
-])  # fmt: skip
-def test_nothing_there(tmp_path: Path, location: str, message: str) -> None:
+@pytest.mark.parametrize("location", ["none.csv", "*.parquet", ""])
+def test_nothing_there(tmp_path: Path, location: str) -> None:
     (tmp_path / "folder.parquet" / "data").mkdir(parents=True)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match="there is no such table, nor Parquet files in such a folder; check the loca"):
         find_tables(str(tmp_path / "folder.parquet" / location))
 
 
@@ -68,7 +64,7 @@ def test_long_rows_of_csv(tmp_path: Path) -> None:
     path.write_text(f'image,labels\n5" disk.jpg,cat\n"b.jpg","{label}"\nc.jpg,cat\n', encoding="utf-8-sig")
     assert read_table(str(path), None).labels.names == ("cat", label)
     (tmp_path / "t.csv").write_text(f"image,labels\na.jpg,cat\nb.jpg,{label * 12}\nc.jpg,cat\n")
-    with pytest.raises(InputError, match=r"t\.csv: .* \(a row is longer than 16 MB: an open quote"):
+    with pytest.raises(InputError, match=r"t\.csv: damaged or cut short"):
         read_table(str(tmp_path / "t.csv"), None)
 
 

@@ -75,10 +75,10 @@ def test_a_missing_split_says_what_is_there(root: Path, split: str | None, messa
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("test.txt", b"000005\n000012\n000005\n", r"test\.txt, line 3: image '000005' stands twice; correct the line"),
-        ("test.txt", b"000005\n../../x\n", r"test\.txt, line 2: '\.\./\.\./x' is not like '000005'; correct the line"),
-        ("dog_test.txt", b"000005 -1\n000012 2\n", r"dog_test\.txt, line 2: '000012 2' is not like '000005 -1'"),
-        ("dog_test.txt", b"000005 -1\n000012 -1\n000007  0\n", r"dog_test\.txt: 000009 in this file or in the split"),
+        ("test.txt", b"000005\n000012\n000005\n", r"test\.txt: a line is not like .*, or an image stands twice; copy"),
+        ("test.txt", b"000005\n../../x\n", r"test\.txt: a line is not like '000005' or"),
+        ("dog_test.txt", b"000005 -1\n000012 2\n", r"dog_test\.txt: a line is not like"),
+        ("dog_test.txt", b"000005 -1\n000012 -1\n000007  0\n", r"dog_test\.txt: it does not say -1, 0 or 1"),
     ],
 )  # fmt: skip
 def test_damaged_image_sets_are_refused(root: Path, name: str, content: bytes, message: str) -> None:

@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pivotpatch.errors import InputError, cut, shorten
 
@@ -45,7 +45,6 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     split.add_argument("--seed", type=int, default=1, help="the same seed gives the same split (default: 1)")
     split.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write the table to")
-    split.add_argument("--format", choices=["parquet", "csv"], default="parquet", help="of the table")
     split.set_defaults(run=run_split)
 
     does = "Count images and labels, and find missing, broken and doubled images, also between data sets."
@@ -95,10 +94,10 @@ def run_split(args: argparse.Namespace) -> int:
         raise InputError("split", "two parts have the same name, or the seed is negative", "change it")
     records = open_records(args.address)
     parts = split_records(records, fractions, generator=np.random.default_rng(args.seed))
-    table = write_split(records, parts, folder=args.out, kind=args.format)
+    addresses = write_split(records, parts, folder=args.out)
     for name, indices in parts.items():
         shown = np.unique(records.positive.select(indices).indices)
-        address = shlex.quote(table.addresses[name])  # made to be pasted
+        address = shlex.quote(addresses[name])  # made to be pasted
         print(f"{address}  {len(indices):,} images, {len(shown)} of {len(records.labels)} labels")
     return 0
 
@@ -164,41 +163,38 @@ def _print_summary(screen: "Screen", summary: "DataSummary") -> None:
 
 def _print_some(screen: "Screen", what: str, items: Sequence[str], *, most: int = 5) -> None:
     """A count, and the first few of what is counted."""
-    screen.print(f"  {what}: {len(items):,}")
-    for item in items[:most]:
-        screen.print(f"    {cut(item, 300)}")
-    if len(items) > most:
-        screen.print(f"    and {len(items) - most:,} more (--json lists all)")
+    more = [f"and {len(items) - most:,} more (--json lists all)"] if len(items) > most else []
+    screen.print(f"  {what}: {len(items):,}", *(f"    {cut(item, 300)}" for item in [*items[:most], *more]), sep="\n")
 
 
-def _list_labels(summary: "DataSummary", *, first: int = 15, last: int = 5) -> list[list[Any]]:
+def _list_labels(summary: "DataSummary", *, first: int = 15, last: int = 5) -> list[list[str]]:
     """How many images show each label; of more labels than fit, the most frequent and the rarest."""
-    order = (-summary.label_counts).argsort(kind="stable").tolist()
-    shares = summary.label_counts / summary.num_records
-    rows = [[summary.labels[i], f"{summary.label_counts[i]:,}", f"{shares[i]:.1%}", shares[i]] for i in order]
+    counts, total = summary.label_counts.tolist(), summary.num_records
+    order = sorted(range(len(counts)), key=lambda label: -counts[label])
+    rows = [[summary.labels[i], f"{counts[i]:,}", f"{counts[i] / total:.1%}"] for i in order]
     if len(rows) > first + last + 4:
-        rows[first:-last] = [[f"... {len(rows) - first - last} more ...", "", "", 0.0]]
+        rows[first:-last] = [[f"... {len(rows) - first - last} more ...", "", ""]]
     return rows
 
 
-def _list_pairs(summary: "DataSummary", *, most: int = 5, evidence: int = 10) -> list[list[Any]]:
+def _list_pairs(summary: "DataSummary", *, most: int = 5, evidence: int = 10) -> list[list[str]]:
     """The pairs of labels of which one most often brings the other, with `evidence` images or more."""
-    import numpy as np
+    names, counts = summary.labels, summary.label_counts
+    shares = [
+        (share, f"{names[a]}, {names[b]}")
+        for a, row in enumerate(summary.cooccurrence.tolist())
+        for b, share in enumerate(row)
+        if a != b and counts[a] >= evidence and share > 0
+    ]
+    best = sorted(shares, key=lambda pair: -pair[0])[:most]
+    return [[pair, f"{share:.1%}"] for share, pair in best]
 
-    shares = np.nan_to_num(summary.cooccurrence * (1 - np.eye(len(summary.labels))))
-    shares[summary.label_counts < evidence] = 0
-    best = [divmod(place, len(summary.labels)) for place in np.argsort(-shares, axis=None, kind="stable")[:most]]
-    found = [(f"{summary.labels[a]}, {summary.labels[b]}", shares[a, b]) for a, b in best if shares[a, b]]
-    return [[pair, f"{share:.1%}", share] for pair, share in found]
 
+def _print_table(screen: "Screen", headings: list[str], rows: list[list[str]]) -> None:
+    from pivotpatch.cli.console import make_table
 
-def _print_table(screen: "Screen", headings: list[str], rows: list[list[Any]]) -> None:
-    """Print a table whose last cells, shares, become bars."""
-    from pivotpatch.cli.console import draw_bar, make_table
-
-    table = make_table([f"  {headings[0]}", *headings[1:], ""])
-    table.columns[-1].justify = "left"
-    for *cells, share in rows:
-        table.add_row(f"  {cells[0]}", *cells[1:], draw_bar(share))
+    table = make_table([f"  {headings[0]}", *headings[1:]])
+    for name, *numbers in rows:
+        table.add_row(f"  {name}", *numbers)
     if rows:
         screen.print("", table, sep="\n")

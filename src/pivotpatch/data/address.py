@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -92,32 +92,23 @@ def read_address(word: str) -> str | None:
 
 def open_records(address: str) -> "RecordSet":
     """Read the data set at an address, or the table or folder at a path; the address becomes its name."""
+    from pydantic import ValidationError, validate_call
+
     address = read_address(address) or address
     parsed = parse_address(address)
     module, _, function = READERS[parsed.scheme].partition(":")
-    reader: Callable[..., RecordSet] = getattr(import_module(module), function)
-    options = _type_options(reader, parsed)
+    reader = getattr(import_module(module), function)
+    known = [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
     try:
-        records = reader(parsed.location, parsed.split, **options)
+        records: RecordSet = validate_call(reader)(parsed.location, parsed.split, **parsed.options)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = str(fault["loc"][0])
+        wrong = f"option {name}: value {parsed.options[name]!r}: {fault['msg']}"
+        todo = "correct it" if name in known else choose_one_of(name, known)
+        raise InputError(f"address {address!r}", wrong, todo) from None
     except OSError as error:
         where, wrong = str(error.filename or address), f"cannot be read ({error.strerror or error})"
         raise InputError(where, wrong, "check the location and its rights") from None
     records.name = address
     return records
-
-
-def _type_options(reader: "Callable[..., RecordSet]", address: Address) -> dict[str, object]:
-    """The options of an address in the types that the reader's signature states."""
-    from pydantic import TypeAdapter, ValidationError
-
-    known = {p.name: p.annotation for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    typed: dict[str, object] = {}
-    for name, text in address.options.items():
-        if name not in known:
-            raise InputError(f"address {str(address)!r}", f"unknown option {name!r}", choose_one_of(name, known))
-        try:
-            typed[name] = TypeAdapter(known[name]).validate_python(text)
-        except ValidationError as error:
-            wrong = f"option {name}: value {text!r}: {error.errors()[0]['msg']}"
-            raise InputError(f"address {str(address)!r}", wrong, "correct it") from None
-    return typed

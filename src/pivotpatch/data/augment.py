@@ -41,24 +41,14 @@ class AugmentPolicy:
 
 
 class Augmentation(NamedTuple):
-    """What happens to each of N views, as drawn; on the CPU.
+    """What happens to each of N views, as drawn; on the CPU."""
 
-    Attributes:
-        flip: (N,) bool.
-        cutout: (N,4) top, left, bottom, right of the covered box, as parts of the side; may leave the view.
-        colour: (N,3) uint8 that covers it.
-        operation: (N,K) positions among torchvision's operations and then the published ones, applied one after the
-            other.
-        strength: (N,K) of each, in its own unit.
-        place: (N,K,2) row and column of it, as parts of the sides, for those that have a place.
-    """
-
-    flip: Tensor
-    cutout: Tensor
-    colour: Tensor
-    operation: Tensor
-    strength: Tensor
-    place: Tensor
+    flip: Tensor  # (N,) bool
+    cutout: Tensor  # (N,4) top, left, bottom, right of the covered box, as parts of the side; may leave the view
+    colour: Tensor  # (N,3) uint8 that covers it
+    operation: Tensor  # (N,K) positions among torchvision's operations and then the published ones, in order
+    strength: Tensor  # (N,K) of each, in its own unit
+    place: Tensor  # (N,K,2) row and column of it, as parts of the sides, for those that have a place
 
     def split(self, count: int) -> tuple["Augmentation", "Augmentation"]:
         """That of the first `count` views, and that of the others."""
@@ -181,19 +171,12 @@ def _take(views: Tensor, rows: Tensor) -> Tensor:
 
 
 class Operation(NamedTuple):
-    """One operation.
+    """One operation."""
 
-    Attributes:
-        apply: from views (N,3,H,W) uint8 and strength (N,1,1,1) to views of the same shape.
-        full: the strength at the largest magnitude, in the operation's own unit.
-        signed: whether it goes both ways.
-        placed: whether `apply` also takes a random place (N,2), row and column as parts of the sides.
-    """
-
-    apply: Callable[..., Tensor]
-    full: float = 0
-    signed: bool = False
-    placed: bool = False
+    apply: Callable[..., Tensor]  # from views (N,3,H,W) uint8 and strength (N,1,1,1) to views of the same shape
+    full: float = 0  # the strength at the largest magnitude, in the operation's own unit
+    signed: bool = False  # whether it goes both ways
+    placed: bool = False  # whether `apply` also takes a random place (N,2), row and column as parts of the sides
 
 
 def _warp(

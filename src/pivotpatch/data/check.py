@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import stat
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pivotpatch.data.decoding import check_header, decode_image
+from pivotpatch.data.decoding import check_header, decode_image, open_file
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.table_files import EmbeddedStore
 from pivotpatch.errors import InputError, cut
@@ -46,37 +45,21 @@ class BrokenImage:
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What one data set holds.
-
-    Attributes:
-        address: where it is.
-        num_records: N, its images.
-        labels: the names of its labels.
-        label_counts: (L,) images that show each label.
-        unknown_share: share of all image-label pairs of which nobody knows.
-        histogram: how many images have no label, one, two, and so on.
-        cooccurrence: (L,L) P(column | row): of the images that show the row's label and of which the column's is
-            known, the share that shows the column's too; NaN where there is no such image.
-        pictures: whether the images are files, inside a table, or drawn when asked for.
-        checked: how far they were looked at.
-        missing: names of images whose files are not there.
-        broken: images that are there and cannot be decoded, as far as was looked.
-        duplicates: groups of names with the same content: the same bytes, or where pixels were checked, the same
-            pixels.
-    """
+    """What one data set holds."""
 
     address: str
     num_records: int
     labels: tuple[str, ...]
-    label_counts: NDArray[np.int64]
-    unknown_share: float
-    histogram: tuple[int, ...]
+    label_counts: NDArray[np.int64]  # (L,) images that show each label
+    unknown_share: float  # of all image-label pairs
+    # (L,L) P(column | row): of the images that show the row's label and of which the column's is known, the share that
+    # shows the column's too; NaN where there is no such image.
     cooccurrence: NDArray[np.float64]
     pictures: Literal["files", "embedded", "drawn"]
     checked: Depth
-    missing: tuple[str, ...] = ()
-    broken: tuple[BrokenImage, ...] = ()
-    duplicates: tuple[tuple[str, ...], ...] = ()
+    missing: tuple[str, ...] = ()  # names of images whose files are not there
+    broken: tuple[BrokenImage, ...] = ()  # there, but cannot be decoded, as far as was looked
+    duplicates: tuple[tuple[str, ...], ...] = ()  # names with the same bytes or, where they were decoded, pixels
 
     @property
     def labels_per_image(self) -> float:
@@ -131,15 +114,13 @@ def check_data(sets: Sequence[RecordSet], *, depth: Depth = "headers", progress:
         if not len(records):
             raise InputError(records.name, "holds no records", "give a data set with at least one image")
     depths: list[Depth] = ["labels" if _find_kind(records) == "drawn" else depth for records in sets]
-    looked = [len(records) if at != "labels" else 0 for records, at in zip(sets, depths, strict=True)]
-    looks: list[list[_Look]] = []
-    for records, at in zip(sets, depths, strict=True):
-        done = sum(map(len, looks))
-        looks.append([])
+    total = sum(len(records) for records, at in zip(sets, depths, strict=True) if at != "labels")
+    looks: list[list[_Look]] = [[] for _ in sets]
+    for held, records, at in zip(looks, sets, depths, strict=True):
         for results in _look_at(records, at) if at != "labels" else ():
-            looks[-1].extend(results)
+            held.extend(results)
             if progress:
-                progress("look at images", done + len(looks[-1]), sum(looked))
+                progress("look at images", sum(map(len, looks)), total)
     groups = list(_find_equal(sets, looks, depth))
     within = [[[record for at, record in group if at == place] for group in groups] for place in range(len(sets))]
     summaries = map(_summarise, sets, looks, depths, within)
@@ -170,14 +151,13 @@ def _look_at(records: RecordSet, depth: Depth) -> Iterator[list[_Look]]:
     """Looks at all images, in order, a chunk at a time so that memory stays flat."""
 
     def look(index: int) -> _Look:
+        source: ImageSource | None = None
         try:
-            return _look(records.images.source(records.place(index)), depth)
+            source = records.images.source(records.place(index))
+            return _Look(_digest(source, depth))
         except InputError as error:
-            return _Look(fault=error.parts[1])
-        except (FileNotFoundError, NotADirectoryError):
-            return _Look(missing=True)
-        except OSError as error:
-            return _Look(fault=f"cannot be read ({error.strerror})")
+            missing = isinstance(source, Path) and not source.exists()
+            return _Look(fault="" if missing else error.parts[1], missing=missing)
 
     # Threads: those that read headers wait for the disk, and decoders let other threads run.
     with ThreadPoolExecutor(os.cpu_count() if depth == "pixels" else 8) as pool, warnings.catch_warnings():
@@ -186,20 +166,18 @@ def _look_at(records: RecordSet, depth: Depth) -> Iterator[list[_Look]]:
             yield list(pool.map(look, range(start, min(start + _CHUNK, len(records)))))
 
 
-def _look(source: ImageSource, depth: Depth) -> _Look:
-    if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):  # a pipe would never answer
-        return _Look(fault="is not a plain file")
+def _digest(source: ImageSource, depth: Depth) -> bytes:
     if depth == "pixels":
         pixels = np.ascontiguousarray(decode_image(source))
         whole = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
         whole.update(pixels.data)
-        return _Look(whole.digest())
+        return whole.digest()
     assert not isinstance(source, np.ndarray)  # drawn images never get here
-    with source.open("rb") if isinstance(source, Path) else BytesIO(source) as file:
+    with open_file(source) if isinstance(source, Path) else BytesIO(source) as file:
         check_header(file)
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        return _Look(hashlib.blake2b(size.to_bytes(8, "little") + file.read(_HEAD), digest_size=16).digest())
+        return hashlib.blake2b(size.to_bytes(8, "little") + file.read(_HEAD), digest_size=16).digest()
 
 
 def _find_equal(
@@ -228,7 +206,6 @@ def _summarise(records: RecordSet, looks: Sequence[_Look], checked: Depth, equal
         labels=records.labels.names,
         label_counts=np.bincount(records.positive.indices, minlength=len(records.labels)),
         unknown_share=unknown / (len(records) * len(records.labels)),
-        histogram=tuple(np.bincount(np.diff(records.positive.offsets)).tolist()),
         cooccurrence=_count_cooccurrence(records),
         pictures=_find_kind(records),
         checked=checked,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pivotpatch.data.address import Address
 from pivotpatch.data.files import check_name, read_json, resolve_inside
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError, choose_one_of, quote
+from pivotpatch.errors import InputError, choose_one_of
 
 
 def read_coco(
@@ -19,12 +19,10 @@ def read_coco(
     *,
     images: str | None = None,
     keep_unannotated: bool = False,
-    allow_escape: bool = False,
 ) -> RecordSet:
     """Read COCO instances: a label is present where an image has at least one annotation of its category.
 
-    Crowd annotations (`iscrowd`) count as presence like any other. Labels keep the order of the file's
-    categories, records the order of its images. That an image file exists is not checked here.
+    Crowds count as presence. Labels keep the order of the file's categories, records that of its images.
 
     Args:
         location: the folder that holds `annotations/instances_<split>.json`, or such a file itself.
@@ -33,7 +31,6 @@ def read_coco(
             `<split>` or `images/<split>`, whichever is there; for a file, its own folder.
         keep_unannotated: keep the images that have no annotation, with all labels absent. The literature leaves
             them out.
-        allow_escape: accept file names that lead out of the folder of the images.
     """
     path, folder = _find_source(Path(location), split, images)
     content: Any = read_json(path, convert=_drop_shapes)
@@ -47,7 +44,7 @@ def read_coco(
         raise InputError(str(path), wrong, "give a COCO instances file") from None
     for name in names:
         check_name(name, where=str(path))
-        resolve_inside(folder, name, where=str(path), allow_escape=allow_escape)
+        resolve_inside(folder, name, where=str(path))
     positive = LabelLists.from_pairs(rows, indices, count=len(names))
     kept = np.arange(len(names)) if keep_unannotated else np.flatnonzero(np.diff(positive.offsets))
     if len(kept) == 0:
@@ -93,7 +90,4 @@ def _look_up(content: Any, key: str, table: str, path: Path) -> NDArray[np.int64
     if len(at) < len(content[table]):
         raise InputError(str(path), f"two of its {table} have the same id", "give each an id of its own")
     values = [annotation[key] for annotation in content["annotations"]]
-    lost = next((value for value in values if value not in at), None)
-    if lost is not None:
-        raise InputError(str(path), f"an annotation has {key} {quote(lost)}, which is none", "correct or remove it")
     return np.fromiter((at[value] for value in values), dtype=np.int64, count=len(values))

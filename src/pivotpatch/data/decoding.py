@@ -83,7 +83,7 @@ def decode_with_size(
         _check_size(width, height, MAX_PIXELS, name)
         return Decoded(source if size is None else _resize(source, size), (height, width))
     if isinstance(source, Path):
-        with _open_file(source) as stream:
+        with open_file(source) as stream:
             return _decode(stream, size, str(source))
     return _decode(source if isinstance(source, Image.Image) else BytesIO(source), size, name)
 
@@ -114,7 +114,8 @@ def _decode(source: IO[bytes] | Image.Image, size: tuple[int, int] | None, where
     return Decoded(np.ascontiguousarray(pixels[::down, ::right]), (height, width))
 
 
-def _open_file(path: Path) -> IO[bytes]:
+def open_file(path: Path) -> IO[bytes]:
+    """Open an image's file; whatever is not one is an error that names it."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for whoever writes to it
             raise OSError(0, "it is no regular file")

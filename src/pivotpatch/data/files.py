@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from urllib.request import url2pathname
 
 from pivotpatch.errors import InputError, quote_fault
 
@@ -25,33 +24,23 @@ def read_text(path: Path) -> str:
         fault = "" if text.strip() else "the file is empty"
     except FileNotFoundError:
         fault = "there is no such file"
-    except OSError as error:
-        fault = f"cannot be read ({error.strerror})"
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        fault = f"line {line} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start})"
+    except (OSError, UnicodeDecodeError) as error:
+        fault = f"cannot be read ({quote_fault(error)})"
     if fault:
         raise InputError(str(path), fault, "check the location, or copy or write the file again")
     return text
 
 
 def read_json(path: Path, *, convert: Callable[[dict[str, object]], object] | None = None) -> object:
-    """What a JSON file holds.
-
-    Args:
-        path: the file.
-        convert: called with each JSON object as soon as it is read, the innermost first; its result replaces the
-            object, so that unneeded content never piles up in memory.
-    """
+    """What a JSON file holds; `convert` replaces each object as soon as it is read, so that memory stays small."""
     text = read_text(path)
     try:
         return json.loads(text, object_hook=convert)
     except InputError:  # raised by `convert`
         raise
     except (ValueError, RecursionError) as error:
-        raise InputError(
-            str(path), f"not valid JSON ({quote_fault(error)})", "correct it, or copy or download the file again"
-        ) from None
+        wrong = f"not valid JSON ({quote_fault(error)})"
+        raise InputError(str(path), wrong, "correct it, or copy or download the file again") from None
 
 
 def check_name(name: str, *, where: str) -> None:
@@ -60,16 +49,9 @@ def check_name(name: str, *, where: str) -> None:
         raise InputError(where, f"the name {name!r} is blank or holds control characters", "give it a printable name")
 
 
-def resolve_inside(root: Path, name: str, *, where: str, allow_escape: bool = False) -> None:
-    """Refuse a file name that leaves `root`, by its path alone: nothing is looked up, links are not followed.
-
-    Args:
-        root: folder that must hold the file.
-        name: path relative to `root`, or absolute.
-        where: the place that gives the name, for the message.
-        allow_escape: accept every name.
-    """
-    if allow_escape or not MAY_ESCAPE.search(name):
+def resolve_inside(root: Path, name: str, *, where: str) -> None:
+    """Refuse a file name that leaves `root`, by its path alone: nothing is looked up, links are not followed."""
+    if not MAY_ESCAPE.search(name):
         return
     base = Path(os.path.abspath(root))  # noqa: PTH100 (resolve() would follow links and ask the disk)
     if not Path(os.path.abspath(base / name)).is_relative_to(base):  # noqa: PTH100
@@ -99,23 +81,6 @@ def no_image(where: str) -> InputError:
     return InputError(where, "there is no image in it", f"known kinds: {', '.join(IMAGE_SUFFIXES)}")
 
 
-def locate_file(text: str) -> str:
-    """The path that a path or a `file://` URL names.
-
-    What follows a `#` or `?` is part of the name: a file on a disk has neither fragments nor queries.
-
-    >>> locate_file("photos/a b.jpg"), locate_file("file:///photos/a%20b#1.jpg")
-    ('photos/a b.jpg', '/photos/a b#1.jpg')
-    """
-    scheme, between, rest = text.partition("://")
-    if not between:
-        return text
-    host, slash, path = rest.partition("/")
-    if scheme.lower() != "file" or host.lower() not in ("", "localhost"):
-        raise InputError(text, "is not on this machine", "download it and give the file")
-    return url2pathname(slash + path)
-
-
 def find_images(words: Sequence[str], *, lines: Iterable[str] = ()) -> Iterator[str]:
     """Paths of images, in the order of the words that name them.
 
@@ -124,21 +89,19 @@ def find_images(words: Sequence[str], *, lines: Iterable[str] = ()) -> Iterator[
     to folders are not followed. An image that is named twice comes twice.
 
     Args:
-        words: files and folders, also as `file://` URLs, and patterns; `-` stands for `lines`. One that is not there
-            is an error at once, one that has no image when its turn comes.
+        words: files, folders and patterns; `-` stands for `lines`. One that is not there is an error at once, one that
+            has no image when its turn comes.
         lines: files, one per line; blank lines are left out.
     """
-    places = [locate_file(word) for word in words]
-    for word, place in zip(words, places, strict=True):
-        if word != STDIN and not os.path.lexists(place) and (word != place or not glob.has_magic(place)):
+    for word in words:
+        if word != STDIN and not os.path.lexists(word) and not glob.has_magic(word):
             raise InputError(word, "there is no such file or folder", "check the path")
-    return (path for place in places for path in _find(place, lines))
+    return (path for word in words for path in _find(word, lines))
 
 
 def _find(word: str, lines: Iterable[str]) -> Iterator[str]:
-    if word == STDIN:  # what is on another machine fails when it is read, one among many
-        paths = (path for line in lines if (path := line.rstrip("\r\n")).strip())
-        yield from (locate_file(path) if path.startswith("file:///") else path for path in paths)
+    if word == STDIN:
+        yield from (path for line in lines if (path := line.rstrip("\r\n")).strip())
         return
     is_folder = os.path.isdir(word)  # noqa: PTH112
     if os.path.lexists(word) and not is_folder:

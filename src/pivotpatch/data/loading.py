@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -40,29 +39,21 @@ class Failure:
 
 
 class Batch(NamedTuple):
-    """B images that could be read, and those that could not.
+    """B images that could be read, and those that could not."""
 
-    Attributes:
-        images: (B,C,H,W) uint8, channels last in memory.
-        target: (B,L), NaN unknown.
-        indices: (B,) positions in the record set.
-        failures: the images that are missing from it.
-    """
-
-    images: Tensor
-    target: Tensor
-    indices: Tensor
-    failures: tuple[Failure, ...]
+    images: Tensor  # (B,C,H,W) uint8, channels last in memory
+    target: Tensor  # (B,L), NaN unknown
+    indices: Tensor  # (B,) positions in the record set
+    failures: tuple[Failure, ...]  # the images that are missing from it
 
 
 @dataclass
 class EpochSampler:
     """Which of `count` images each batch of an epoch holds, and which of them are this process's.
 
-    The order is a function of seed and epoch alone. Every `batch_size` positions of it are a global batch; of these
-    the process `rank` takes each `world`-th, so that shares differ by one at most. A last batch smaller than `world`
-    leaves some processes an empty share, which is a batch nevertheless: all processes count the same batches.
-    `epoch` comes next, less its first `start` batches, which are done.
+    The order is a function of seed and epoch alone. Every `batch_size` positions of it are a global batch, of which the
+    process `rank` takes each `world`-th. A share may be empty, which is a batch nevertheless: all processes count the
+    same batches. `epoch` comes next, less its first `start` batches, which are done.
     """
 
     count: int
@@ -141,29 +132,21 @@ class _Images(Dataset[Batch]):
 
 @dataclass(eq=False)
 class Loader:
-    """Batches of a record set; each full pass moves the sampler to the next epoch.
-
-    Attributes:
-        epoch_sampler: the order; set its epoch to resume.
-        open_pass: begins to load all batches that the sampler names.
-        failures: images skipped since the pass began.
-    """
+    """Batches of a record set; each full pass moves the sampler to the next epoch."""
 
     records: RecordSet
-    epoch_sampler: EpochSampler
+    epoch_sampler: EpochSampler  # the order; set its epoch to resume
     on_error: OnError
     every_batch: bool
-    open_pass: Callable[[], Iterator[Batch]]
-    failures: list[Failure] = field(default_factory=list)
+    open_pass: Callable[[], Iterator[Batch]]  # begins to load all batches that the sampler names
+    failures: list[Failure] = field(default_factory=list)  # images skipped since the pass began
 
     def __len__(self) -> int:
         return len(self.epoch_sampler)
 
     def __iter__(self) -> Iterator[Batch]:
         self.failures = []
-        with _hold_signals():
-            batches = self.open_pass()  # starts the workers
-        for batch in batches:
+        for batch in self.open_pass():
             if batch.failures and self.on_error == "error":
                 raise batch.failures[0].error
             self.failures.extend(batch.failures)
@@ -307,27 +290,10 @@ def hold_images(
     return HeldImages(records, pixels.permute(0, 3, 1, 2), tuple(failures))
 
 
-# Worker processes leave it to the main process what happens when Ctrl-C, or SIGTERM from a service manager, stops the
-# whole group. SIGTERM also comes from the main process when it ends; only Linux can tell who sends it.
-_SENDER_IS_KNOWN = hasattr(signal, "sigwaitinfo")
-
-
-@contextmanager
-def _hold_signals() -> Iterator[None]:
-    """Signals wait until the end; processes started meanwhile, which cannot refuse them yet, never get any."""
-    if not _SENDER_IS_KNOWN:
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _start_worker(_number: int) -> None:
+    """Leave it to the main process what Ctrl-C, or SIGTERM to the whole group, means; obey its own SIGTERM alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if _SENDER_IS_KNOWN:
+    if hasattr(signal, "sigwaitinfo"):  # only Linux can tell who sends a signal
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         Thread(target=_obey_parent, daemon=True).start()
 

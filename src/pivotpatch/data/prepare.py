@@ -1,6 +1,5 @@
 """Make a published data set ready for use: download its archives, unpack them safely, count what is there."""
 
-import errno
 import hashlib
 import http.client
 import lzma
@@ -11,11 +10,9 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pivotpatch import __version__
 from pivotpatch.data.address import open_records
@@ -27,7 +24,10 @@ Progress = Callable[[str, int, int | None], None]
 
 _CHUNK = 1 << 20
 _TIMEOUT = 30.0  # seconds without an answer before the connection counts as broken
-_FAULTS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ValueError)
+_FAULTS = (http.client.HTTPException, OSError, ValueError)
+# RuntimeError: encrypted, or packed by a method that is not known here. ValueError: offsets, names.
+_PACKERS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
+_DAMAGE = (*_PACKERS, EOFError, OSError, RuntimeError, ValueError)
 # Photographs hardly shrink in an archive and JSON shrinks about eightfold; a bomb grows a thousandfold.
 _MOST_GROWTH = 50
 
@@ -45,24 +45,14 @@ class RemoteFile:
         """The last part of the address, which names the file on disk."""
         return self.url.rpartition("/")[2]
 
-    def at(self, base_url: str) -> "RemoteFile":
-        """The same file at a mirror that holds all files in one folder."""
-        return replace(self, url=f"{base_url.rstrip('/')}/{self.name}")
-
 
 @dataclass(frozen=True)
 class DatasetPlan:
-    """Where a data set comes from and how to tell that it is complete.
+    """Where a data set comes from and how to tell that it is complete."""
 
-    Attributes:
-        archives: its files, zip or tar, unpacked into the root one after the other.
-        files: number of files that match each pattern below the root.
-        records: numbers of records, any of which is right, behind each address; {root} stands for the root.
-    """
-
-    archives: tuple[RemoteFile, ...]
-    files: Mapping[str, int]
-    records: Mapping[str, tuple[int, ...]]
+    archives: tuple[RemoteFile, ...]  # zip or tar, unpacked into the root one after the other
+    files: Mapping[str, int]  # how many match each pattern below the root
+    records: Mapping[str, tuple[int, ...]]  # numbers, any of which is right, behind each address with its {root}
 
 
 _COCO = "http://images.cocodataset.org"
@@ -131,8 +121,11 @@ def prepare(
             for archive in plan.archives:
                 unpacked = downloads / f"{archive.name}.unpacked"
                 if not unpacked.exists():
-                    remote = archive.at(base_url) if base_url else archive
-                    unpack(download_file(remote, downloads, progress=progress), root, progress=progress)
+                    url = f"{base_url.rstrip('/')}/{archive.name}" if base_url else archive.url
+                    path = download_file(replace(archive, url=url), downloads, progress=progress)
+                    if progress:
+                        progress(f"unpack {archive.name}", 0, None)
+                    unpack(path, root)
                     unpacked.touch()
             if missing := _find_missing(plan, root):
                 raise InputError(str(root), missing, f"delete {downloads}/*.unpacked and run the same command again")
@@ -159,13 +152,9 @@ def _find_missing(plan: DatasetPlan, root: Path) -> str | None:
 
 
 def download_file(remote: RemoteFile, folder: Path, *, progress: Progress | None = None) -> Path:
-    """Download a file into a folder, or check the one that is already there.
+    """Download a file into a folder, or check the one that is already there, by its published length and MD5.
 
-    Bytes are gathered in `<name>.part`, from which the next call goes on. The complete file is compared with its
-    published length and MD5.
-
-    Returns:
-        The path of the complete, checked file.
+    Bytes are gathered in `<name>.part`, from which the next call goes on.
     """
     if not remote.url.startswith(("http://", "https://")):
         raise InputError(remote.url, "is not a web address", "give one that starts with http:// or https://")
@@ -205,19 +194,12 @@ def _fetch(remote: RemoteFile, part: Path, progress: Progress | None) -> None:
     with answer, part.open("ab" if answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as file:
         done = file.tell()
         total = remote.size if answer.length is None else done + answer.length
-        while (remote.size is None or done <= remote.size) and (piece := _read_piece(answer)):
+        while (remote.size is None or done <= remote.size) and (piece := answer.read1(_CHUNK)):
             done += file.write(piece)
             if progress:
                 progress(f"fetch {remote.name}", done, total)
     if total is not None and done < total:
         raise ConnectionError(f"closed after {done:,} of {total:,} bytes")
-
-
-def _read_piece(answer: http.client.HTTPResponse) -> bytes:
-    try:
-        return answer.read1(_CHUNK)  # not read(): what came before a break must not be lost
-    except OSError as error:
-        raise ConnectionError(str(error)) from error  # a fault of the network, not of the disk
 
 
 def _check(path: Path, remote: RemoteFile, progress: Progress | None) -> None:
@@ -237,64 +219,34 @@ def _check(path: Path, remote: RemoteFile, progress: Progress | None) -> None:
         raise InputError(str(path), wrong, "delete it and run the same command again")
 
 
-def unpack(archive: Path, folder: Path, *, progress: Progress | None = None) -> None:
-    """Unpack a zip or tar file into a folder: all of it, or nothing.
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a zip or tar file into a folder: all of it, or nothing; files of the same name are replaced.
 
     Nothing is written outside the folder, whatever names and links the archive holds. One that claims to hold far more
     bytes than it honestly could is refused; checksums inside it are verified.
-
-    Args:
-        archive: the file.
-        folder: where its content belongs; files of the same name are replaced.
-        progress: told about every file.
     """
     staging = folder / f".unpacking-{archive.name}"
-    with explain_disk_faults(folder):
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        try:
-            with _explain_damage(archive), _open_archive(archive) as (extract, sizes):
-                total, done = sum(sizes.values()), 0
-                if total > _MOST_GROWTH * archive.stat().st_size:
-                    wrong = f"it unpacks to {total:,} bytes, more than {_MOST_GROWTH} times its size"
-                    raise InputError(str(archive), wrong, "fetch it again from its official address")
-                for member, size in sizes.items():
-                    extract(member, staging)
-                    done += size
-                    if progress:
-                        progress(f"unpack {archive.name}", done, total)
-            # Moves each file, and makes the folders that are not there yet.
-            shutil.copytree(staging, folder, copy_function=os.replace, dirs_exist_ok=True)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-
-
-@contextmanager
-def _open_archive(path: Path) -> Iterator[tuple[Callable[[Any, Path], object], dict[Any, int]]]:
-    """What unpacks a member of an archive, and the size of each member."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(
-            path
-        ) as zipped:  # whose `extract` takes drives, roots and .. out of names, and knows no links
-            yield zipped.extract, {member: member.file_size for member in zipped.infolist()}
-    else:
-        with tarfile.open(path) as tar:
-            tar.extraction_filter = tarfile.data_filter  # refuses what leads out of the folder, and devices
-            yield tar.extract, {member: member.size for member in tar}
-
-
-@contextmanager
-def _explain_damage(archive: Path) -> Iterator[None]:
-    """Tell damage of an archive from faults of the disk."""
-    # RuntimeError: encrypted, or packed by a method that is not known here. ValueError: offsets, names.
-    damage = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
+    shutil.rmtree(staging, ignore_errors=True)
     try:
-        yield
-    except InputError:
-        raise
-    except (*damage, OSError) as error:
-        # Packers raise OSError without a number; a wrong offset is answered with EINVAL. All else is the disk.
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise
-        wrong = f"is damaged ({quote_fault(error)})"
-        raise InputError(str(archive), wrong, "delete it and run the same command again") from None
+        staging.mkdir(parents=True)
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:  # takes drives, roots and .. out of names, and knows no links
+                _check_growth(archive, sum(member.file_size for member in zipped.infolist()))
+                zipped.extractall(staging)  # noqa: S202
+        else:
+            with tarfile.open(archive) as tar:
+                _check_growth(archive, sum(member.size for member in tar))
+                tar.extractall(staging, filter="data")  # refuses what leads out of the folder, and devices
+        # Moves each file, and makes the folders that are not there yet.
+        shutil.copytree(staging, folder, copy_function=os.replace, dirs_exist_ok=True)
+    except _DAMAGE as error:
+        wrong, todo = f"cannot be unpacked ({quote_fault(error)})", "delete it if it is damaged, and run the same again"
+        raise InputError(str(archive), wrong, todo) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _check_growth(archive: Path, total: int) -> None:
+    if total > _MOST_GROWTH * archive.stat().st_size:
+        wrong = f"it unpacks to {total:,} bytes, more than {_MOST_GROWTH} times its size"
+        raise InputError(str(archive), wrong, "fetch it again from its official address")

@@ -5,10 +5,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol, overload
+from typing import Protocol, overload
 
 import numpy as np
 import pyarrow as pa
@@ -53,28 +52,16 @@ class LabelSpace:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One image and what is known of it.
+    """One image and what is known of it."""
 
-    Attributes:
-        name: the image's name in its data set, for people and for messages.
-        image: where its pixels are.
-        positive: indices of the labels that are present.
-        unknown: indices of the labels nobody looked for; all others are absent.
-    """
-
-    name: str
+    name: str  # in its data set, for people and for messages
     image: ImageSource
-    positive: tuple[int, ...]
-    unknown: tuple[int, ...] = ()
+    positive: tuple[int, ...]  # indices of the labels that are present
+    unknown: tuple[int, ...] = ()  # indices of the labels nobody looked for; all others are absent
 
 
 class LabelLists:
-    """A list of label indices for each record, flat in two arrays.
-
-    Attributes:
-        offsets: (N+1,) where each record's indices start.
-        indices: all of them, one record after the other.
-    """
+    """A list of label indices for each record, flat: all `indices`, and (N+1,) `offsets` where each record's start."""
 
     def __init__(self, offsets: NDArray[np.int64], indices: NDArray[np.int32]) -> None:
         self.offsets = offsets
@@ -141,9 +128,9 @@ class ImageStore(Protocol):
 
 
 class FileStore:
-    """Images that are files; their paths lie in one Arrow column."""
+    """Images that are files; their paths lie in one Arrow column, as text or, where not all is UTF-8, as bytes."""
 
-    def __init__(self, root: Path, paths: pa.Array) -> None:
+    def __init__(self, root: Path, paths: pa.Array | pa.ChunkedArray) -> None:
         self.root = root
         self.paths = paths
 
@@ -151,44 +138,16 @@ class FileStore:
         return len(self.paths)
 
     def name(self, index: int) -> str:
-        """The path as the data set gives it."""
-        return str(self.paths[index].as_py())
-
-    def source(self, index: int) -> Path:
-        """The file."""
-        return self.root / self.name(index)
-
-
-class PathStore(FileStore):
-    """Images whose paths lie in a file that `write_paths` wrote: mapped, not held; a worker process opens it anew."""
-
-    def __init__(self, file: Path, root: Path, *, start: int = 0, count: int | None = None) -> None:
-        """Open the paths of `file`, from `start` on, `count` of them or all; they start from the folder `root`."""
-        super().__init__(root, pa.ipc.open_file(pa.memory_map(str(file))).read_all().column(0).slice(start, count))
-        self._reopen = partial(PathStore, file, root, start=start, count=count)
-
-    def __reduce__(self) -> tuple[Callable[[], "PathStore"], tuple[()]]:
-        return self._reopen, ()
-
-    def name(self, index: int) -> str:
-        """The path; signs that are not UTF-8 are replaced."""
-        path: bytes = self.paths[index].as_py()
-        return path.decode("utf-8", "replace")
+        """The path as the data set gives it; signs that are not UTF-8 are replaced."""
+        return os.fsencode(self.paths[index].as_py()).decode("utf-8", "replace")
 
     def source(self, index: int) -> Path:
         """The file."""
         return self.root / os.fsdecode(self.paths[index].as_py())
 
 
-class PathList(NamedTuple):
-    """How many paths a list has, and a digest that tells it from lists with other paths or in another order."""
-
-    length: int
-    digest: str
-
-
-def write_paths(paths: Iterable[str], file: Path) -> PathList:
-    """Write paths to an Arrow file as they come."""
+def write_paths(paths: Iterable[str], file: Path) -> tuple[int, str]:
+    """Write paths to an Arrow file as they come; returns how many, and a digest of them in this order."""
     length, digest, rest = 0, hashlib.sha256(), iter(paths)
     schema = pa.schema([("path", pa.binary())])  # a name need not be UTF-8
     with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, schema) as writer:
@@ -196,19 +155,11 @@ def write_paths(paths: Iterable[str], file: Path) -> PathList:
             writer.write(pa.record_batch([pa.array(batch, pa.binary())], schema))
             digest.update(b"\0".join([*batch, b""]))
             length += len(batch)
-    return PathList(length, digest.hexdigest())
+    return length, digest.hexdigest()
 
 
 class RecordSet(Sequence[Record]):
-    """The records of one split of one data set.
-
-    Attributes:
-        name: its address, for messages.
-        labels: the label space.
-        images: the images.
-        positive: labels present, a list per record.
-        unknown: labels nobody looked for, a list per record.
-    """
+    """The records of one split of one data set; `name` is its address, `unknown` are labels nobody looked for."""
 
     def __init__(
         self,
@@ -275,11 +226,7 @@ class RecordSet(Sequence[Record]):
 def keep_common_labels(records: RecordSet, labels: Sequence[str], *, whose: str, tell: Tell) -> RecordSet:
     """The same images with the labels that both know alone, in the order of `labels`.
 
-    Args:
-        records: the data set.
-        labels: of a model or a file of scores.
-        whose: they are, for messages.
-        tell: told in one line what is judged and what is left out, where the data set lacks some of `labels`.
+    `whose` names the owner of `labels`; `tell` hears what is judged and what is left out, if the data set lacks some.
     """
     asked, there = dict.fromkeys(labels), dict.fromkeys(records.labels.names)
     common = [name for name in asked if name in there]

@@ -3,23 +3,19 @@
 Every label has one companion, the next digit: zero brings one, and so on round to nine, which brings zero. A scene has
 one or two hosts, and each host brings its companion with probability `company`. A companion is a guest and brings
 nobody, so P(next | label) over all images is lower than `company`: 0.36, 0.49 and 0.55 at 0.5, 0.8 and 1.0 (measured on
-`train`). A scene is a function of seed, split and index; scikit-learn carries the 1,797 digits. No digit serves in two
-of the parts train, val and test.
-
-| split | what it shows |
-|---|---|
-| `train`, `val`, `test-same` | one or two hosts, each with its companion with probability `company` |
-| `test-broken` | the same number of objects, but a stranger comes where a companion would have come |
-| `test-removed` | the first host has brought its companion, which is then taken out; all else stays |
+`train`). In `test-broken` a stranger comes where a companion would have come; in `test-removed` the first host has
+brought its companion, which is then taken out. A scene is a function of seed, split and index; scikit-learn carries the
+1,797 digits, none of which serves in two of the parts train, val and test.
 """
 
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt, PositiveInt
 from sklearn.datasets import load_digits
 
 from pivotpatch.core.patches import PatchBox
@@ -43,47 +39,28 @@ MAX_SIZE = 4096  # pixels per side; such a scene takes some 200 MB while it is d
 
 
 def companion(label: int) -> int:
-    """The label that `label` brings along.
-
-    >>> companion(SCENE_LABELS.index("nine")) == SCENE_LABELS.index("zero")
-    True
-    """
+    """The label that `label` brings along: the next, and of nine, zero."""
     return (label + 1) % len(SCENE_LABELS)
 
 
 class SceneObject(NamedTuple):
-    """One digit of a scene.
+    """One digit of a scene."""
 
-    Attributes:
-        label: what it is; for a distractor, what it was before its quarters were swapped.
-        sample: its number among scikit-learn's digits.
-        box: the pixels it may touch.
-        shade: what full ink adds to red, green and blue.
-    """
-
-    label: int
-    sample: int
-    box: PatchBox
-    shade: tuple[float, float, float]
+    label: int  # of a distractor, what it was before its quarters were swapped
+    sample: int  # its number among scikit-learn's digits
+    box: PatchBox  # the pixels it may touch
+    shade: tuple[float, float, float]  # what full ink adds to red, green and blue
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScenePlan:
-    """All that chance decides about a scene, of which `draw_scene` makes the pixels.
+    """All that chance decides about a scene, of which `draw_scene` makes the pixels."""
 
-    Attributes:
-        size: pixels per side.
-        objects: the digits, no label twice.
-        distractors: digits with their quarters swapped: ink, but no label.
-        ground: seed of background, scratches and noise.
-        removed: labels whose objects the split leaves out of its image.
-    """
-
-    size: int
-    objects: tuple[SceneObject, ...]
-    distractors: tuple[SceneObject, ...]
-    ground: int
-    removed: frozenset[int]
+    size: int  # pixels per side
+    objects: tuple[SceneObject, ...]  # the digits, no label twice
+    distractors: tuple[SceneObject, ...]  # digits with their quarters swapped: ink, but no label
+    ground: int  # seed of background, scratches and noise
+    removed: frozenset[int]  # labels whose objects the split leaves out of its image
 
     @property
     def labels(self) -> tuple[int, ...]:
@@ -128,14 +105,6 @@ class SceneStore:
     size: int = 128
     company: float = 0.8
 
-    def __post_init__(self) -> None:
-        if self.count < 1 or not 32 <= self.size <= MAX_SIZE or self.seed < 0 or not 0 <= self.company <= 1:
-            raise InputError(
-                "scenes",
-                f"count is {self.count}, size {self.size}, seed {self.seed} and company {self.company}",
-                f"give a count of 1 or more, a size from 32 to {MAX_SIZE}, a seed of 0 or more and a company in [0, 1]",
-            )
-
     def __len__(self) -> int:
         return self.count
 
@@ -178,10 +147,10 @@ def read_scenes(
     location: str,
     split: str | None,
     *,
-    count: int | None = None,
-    size: int = 128,
-    company: float = 0.8,
-    seed: int = 0,
+    count: PositiveInt | None = None,
+    size: Annotated[int, Field(ge=32, le=MAX_SIZE)] = 128,
+    company: Annotated[float, Field(ge=0, le=1)] = 0.8,
+    seed: NonNegativeInt = 0,
 ) -> RecordSet:
     """Make the records of a split; images are drawn one by one when they are asked for.
 

@@ -11,11 +11,9 @@ import re
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
@@ -27,9 +25,6 @@ from pivotpatch.data.table import NAMES_FILE, UNKNOWN_MARK
 from pivotpatch.errors import InputError, shorten
 from pivotpatch.writing import explain_disk_faults, replacing
 
-TableFormat = Literal["parquet", "csv"]
-
-_DELIMITER = "|"
 _EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _BATCH = 512
 
@@ -37,19 +32,15 @@ _BATCH = 512
 def split_records(
     records: RecordSet, fractions: Mapping[str, float], *, generator: np.random.Generator
 ) -> dict[str, NDArray[np.int64]]:
-    """Split records into parts that each have their share of every label.
+    """Split records into parts that each have their share of every label; returns each part's indices, ascending.
 
-    Every part has its fraction of the records to within one, and at least one. A part that has none of a label yet
-    comes first, so that rare labels reach every part. Images without any label are shared out like a label of
-    their own; unknown labels count as absent.
+    Every part has its fraction of the records to within one, and at least one. Images without any label are shared out
+    like a label of their own; unknown labels count as absent.
 
     Args:
         records: what to split.
         fractions: the share of each part, by its name; together 1.
         generator: of the random choices.
-
-    Returns:
-        The indices of each part's records, ascending; no record is in two parts or in none.
     """
     shares = np.array(list(fractions.values()))
     if not all(re.fullmatch(r"[\w.-]+", name) for name in fractions):
@@ -102,38 +93,21 @@ def _stratify(
     return np.array(parts, dtype=np.int64)
 
 
-class SplitTable(NamedTuple):
-    """A split on disk: the table's file, and the address of each part."""
-
-    path: Path
-    addresses: dict[str, str]
-
-
-def write_split(
-    records: RecordSet, parts: Mapping[str, NDArray[np.int64]], *, folder: Path, kind: TableFormat = "parquet"
-) -> SplitTable:
-    """Write records and their parts as a table that `table:` reads, with `labels.json` beside it.
+def write_split(records: RecordSet, parts: Mapping[str, NDArray[np.int64]], *, folder: Path) -> dict[str, str]:
+    """Write records and the indices of their parts as a Parquet table, and `labels.json`; the address of each part.
 
     Images that are files are named as they are in `records`; the addresses name the folder that holds them. Images
     inside a table, or drawn on the fly, go into the new table.
-
-    Args:
-        records: the data set.
-        parts: indices of the records of each part.
-        folder: where to write, made if it is missing.
-        kind: of table; only Parquet holds images.
     """
     images, names = records.images, records.labels.names
     for label in names:
-        if label.startswith(UNKNOWN_MARK) or label != label.strip() or (kind == "csv" and _DELIMITER in label):
+        if label.startswith(UNKNOWN_MARK) or label != label.strip():
             raise InputError(records.name, f"label {label!r} cannot be told from the marks of a table", "rename it")
-    if kind == "csv" and not isinstance(images, FileStore):
-        raise InputError(records.name, "its images are not files, and csv cannot hold them", "write Parquet")
     listed = (json.dumps(names, ensure_ascii=False, indent=0) + "\n").encode()
-    labels_file, path = folder / NAMES_FILE, folder / f"split.{kind}"
+    labels_file, path = folder / NAMES_FILE, folder / "split.parquet"
     if labels_file.exists() and labels_file.read_bytes() != listed:
         raise InputError(str(labels_file), "belongs to another data set", "write the split into a folder of its own")
-    options = {"delimiter": _DELIMITER} if kind == "csv" else {}
+    options = {}
     if isinstance(images, FileStore):
         options["root"] = os.path.abspath(images.root)  # noqa: PTH100 (links stay)
         if any(MAY_ESCAPE.search(images.name(index)) for index in range(len(images))):
@@ -146,21 +120,20 @@ def write_split(
         with replacing(labels_file) as written:
             written.write_bytes(listed)
         with replacing(path) as written:
-            _write_table(written, kind, records.select(chosen[order]), splits)
-    return SplitTable(path, {name: str(Address("table", str(path), name, options)) for name in parts})
+            _write_table(written, records.select(chosen[order]), splits)
+    return {name: str(Address("table", str(path), name, options)) for name in parts}
 
 
-def _write_table(path: Path, kind: TableFormat, records: RecordSet, splits: NDArray[np.str_]) -> None:
+def _write_table(path: Path, records: RecordSet, splits: NDArray[np.str_]) -> None:
     """Write a table a batch at a time, for it may have the images in it."""
     names, files = records.labels.names, isinstance(records.images, FileStore)
-    labels_kind = pa.string() if kind == "csv" else pa.list_(pa.string())
-    schema = pa.schema({"image": pa.string() if files else _EMBEDDED, "labels": labels_kind, "split": pa.string()})
-    with pacsv.CSVWriter(path, schema) if kind == "csv" else pq.ParquetWriter(path, schema) as writer:
+    image = pa.string() if files else _EMBEDDED
+    schema = pa.schema({"image": image, "labels": pa.list_(pa.string()), "split": pa.string()})
+    with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, len(records), _BATCH):
             held = list(records[start : start + _BATCH])
             images = [r.name if files else {"bytes": _encode(r.image), "path": r.name} for r in held]
-            lists = [[names[i] for i in r.positive] + [UNKNOWN_MARK + names[i] for i in r.unknown] for r in held]
-            labels = [_DELIMITER.join(marked) for marked in lists] if kind == "csv" else lists
+            labels = [[names[i] for i in r.positive] + [UNKNOWN_MARK + names[i] for i in r.unknown] for r in held]
             writer.write_table(pa.table([images, labels, splits[start : start + _BATCH].tolist()], schema=schema))
 
 

@@ -1,7 +1,6 @@
 """Data sets in tables: CSV, TSV, JSON lines and Parquet, with paths to images or the images themselves."""
 
 import json
-import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +35,9 @@ SPLIT_COLUMN = "split"
 DELIMITERS = "|;,"
 UNKNOWN_MARK = "?"
 NAMES_FILE = "labels.json"
+# What a column of one label may say.
+_STATES = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}
+_STATES |= dict.fromkeys(("-1", "-1.0", "", "nan"), -1)
 NameRow = Callable[[int], str]
 """Names a row for a message, by its index in the table."""
 
@@ -84,18 +86,18 @@ def read_table(
     starts = np.cumsum([0, *(piece.num_rows for piece in pieces)]).tolist()
     rows = _Rows(join_tables(tables.files[0].path, pieces), tables, starts)
     if columns.hot:
-        encoded = encode_label_columns({name: rows.table[name] for name in columns.labels}, name_row=rows.name)
+        encoded = _encode_label_columns({name: rows.table[name] for name in columns.labels}, name_row=rows.name)
     else:
         told = columns.names if known is None else known
         encoded = encode_label_column(rows.table[columns.labels[0]], told, delimiter=delimiter, name_row=rows.name)
     chosen = None if split is None else _choose_rows(rows, columns.split, split)
-    images: ImageStore | None = None if columns.pixels is None else _embedded_images(rows, columns)
-    if images is None:
+    images: ImageStore
+    if columns.pixels is None:
         images = _image_files(rows, columns.image, root=root, allow_escape=allow_escape, chosen=chosen)
+    else:
+        images = _embedded_images(rows, columns)
     space, positive, unknown = encoded
     records = RecordSet(f"table:{location}", space, images=images, positive=positive, unknown=unknown)
-    del rows, pieces  # Arrow keeps what reading took, which is several times what the records need
-    pa.default_memory_pool().release_unused()
     return records if chosen is None else records.select(chosen)
 
 
@@ -153,17 +155,15 @@ def _choose_columns(
     if hot and names is None:  # a column that only some files have is an error where it is read
         every = dict.fromkeys((*columns, *(name for path in others for name in read_schema(path).names)))
         chosen = [name for name in every if name not in (image, split)]
-    lacking = [name for name in names or () if hot and name not in columns]
-    if lacking or not chosen:
-        wrong = f"no column of labels beside {image!r}" + (f", and none for {shorten(lacking)}" if lacking else "")
-        raise InputError(str(first), wrong, "name it with ?labels=COLUMN, or add it")
+    if not chosen:
+        raise InputError(str(first), f"no column of labels beside {image!r}", "name it with ?labels=COLUMN, or add it")
     kind = schema.field(image).type
     fields = {field.name for field in kind} if pa.types.is_struct(kind) else set()
     pixels: str | None = None
     path: str | None = image
     if "bytes" in fields:
         pixels, path = f"{image}.bytes", f"{image}.path" if "path" in fields else None
-    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+    elif "binary" in str(kind):
         pixels, path = image, None
     told = None if labels is None else _class_names(schema, labels)
     return _Columns(image, pixels, path, chosen, hot, told, split)
@@ -193,15 +193,14 @@ def _read_paths(rows: _Rows, image: str) -> pa.ChunkedArray:
     return values.cast(pa.large_string())
 
 
-def _embedded_images(rows: _Rows, columns: _Columns) -> EmbeddedStore | None:
-    """The images inside the table; None where it has their paths only, so that the first row holds no bytes."""
+def _embedded_images(rows: _Rows, columns: _Columns) -> EmbeddedStore:
+    """The images inside the table."""
     assert columns.pixels is not None
     names = None if columns.path is None else _read_paths(rows, columns.image).combine_chunks()
     # Many files carry one name for all images, or none; such names would tell nobody which is meant.
     telling = names is not None and not names.null_count and pc.count_distinct(names).as_py() == len(names)
     files = [file.path for file in rows.tables.files]
-    store = EmbeddedStore(files, columns.pixels, names=names if telling else None)
-    return store if names is None or store.has_bytes() else None
+    return EmbeddedStore(files, columns.pixels, names=names if telling else None)
 
 
 def _image_files(
@@ -235,12 +234,7 @@ def _image_files(
 
 
 def find_label_names(folder: Path, names: str | None) -> list[str] | None:
-    """Label names in order, from a JSON list or a text file with one per line.
-
-    Args:
-        folder: of the data set.
-        names: the file, from `folder`; None looks for `labels.json` there.
-    """
+    """Label names in order, from a JSON list or a text file with one per line; None looks for `labels.json`."""
     path = folder / (names or NAMES_FILE)
     if names is None and not path.is_file():
         return None
@@ -265,14 +259,7 @@ def _class_names(schema: pa.Schema, column: str) -> list[str] | None:
 def encode_label_column(
     values: pa.ChunkedArray, names: Sequence[str] | None, *, delimiter: str | None, name_row: NameRow
 ) -> TableLabels:
-    """Labels from one column; blanks around a label are no part of it, and an empty one is none.
-
-    Args:
-        values: text of delimited labels, lists of labels, or (lists of) numbers of labels.
-        names: all labels in order; None takes those that occur, sorted.
-        delimiter: stands between the labels of a text; None finds it out, "" takes the whole text as one label.
-        name_row: names a row for messages.
-    """
+    """Labels from one column of text, lists of text, or (lists of) numbers of `names`; None takes those that occur."""
     rows, flat = _flatten(values, delimiter, name_row)
     coded = flat.dictionary_encode()
     codes, pieces = coded.indices.to_numpy(), coded.dictionary.to_pylist()
@@ -290,30 +277,27 @@ def encode_label_column(
             raise InputError(name_row(row), f"unknown label {label!r}", choose_one_of(label, names))
     ids, unsure = np.array([index[label] for label in written], np.int64)[codes], np.array(unknown, bool)[codes]
     there = ids >= 0
-    return _pack(tuple(names), rows[there], ids[there], unknown=unsure[there], count=len(values), name_row=name_row)
+    return _pack(tuple(names), rows[there], ids[there], unknown=unsure[there], count=len(values))
 
 
-def encode_label_columns(columns: Mapping[str, pa.ChunkedArray], *, name_row: NameRow) -> TableLabels:
+def _encode_label_columns(columns: Mapping[str, pa.ChunkedArray], *, name_row: NameRow) -> TableLabels:
     """Labels from one column each: 1 present, 0 absent; -1, nothing and not-a-number are unknown."""
     count = len(next(iter(columns.values())))
     states = np.empty((count, len(columns)), dtype=np.int8)
     for place, (name, values) in enumerate(columns.items()):
-        if pa.types.is_null(values.type) or pa.types.is_nested(values.type):  # nothing in any row, or no number
-            texts = [None if value is None else str(value) for value in values.to_pylist()]
-            values = pa.chunked_array([pa.array(texts, pa.string())])
-        coded = values.combine_chunks().dictionary_encode()
-        # A null has no code; the last place of the table of states stands for it.
-        codes = pc.fill_null(coded.indices, len(coded.dictionary)).to_numpy(zero_copy_only=False)
-        known = [_read_state(value) for value in coded.dictionary.to_pylist()]
-        if None in known:
-            code = known.index(None)
-            held = quote(coded.dictionary[code].as_py())
-            wrong = f"no column of labels was found, and column {name!r} is not one of 0, 1 and -1: it holds {held}"
+        if pa.types.is_nested(values.type) or "binary" in str(values.type):  # neither number nor text
+            values = pa.chunked_array([[str(value) for value in values.to_pylist()]])
+        texts = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.string()), "")))
+        coded = texts.combine_chunks().dictionary_encode()
+        codes, held = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+        strange = next((text for text in held if text not in _STATES), None)
+        if strange is not None:
+            wrong = f"no column of labels was found, and column {name!r} is not one of 0, 1 and -1: it holds "
             todo = "give ?labels=COLUMN, or a file that lists the 0/1 columns with ?names=FILE"
-            raise InputError(name_row(int(np.argmax(codes == code))), wrong, todo)
-        states[:, place] = np.array([*known, -1], dtype=np.int8)[codes]
+            raise InputError(name_row(int(np.argmax(codes == held.index(strange)))), wrong + quote(strange), todo)
+        states[:, place] = np.array([_STATES[text] for text in held], dtype=np.int8)[codes]
     rows, ids = np.nonzero(states)
-    return _pack(tuple(columns), rows, ids, unknown=states[rows, ids] < 0, count=count, name_row=name_row)
+    return _pack(tuple(columns), rows, ids, unknown=states[rows, ids] < 0, count=count)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -329,31 +313,13 @@ def _flatten(values: pa.ChunkedArray, delimiter: str | None, name_row: NameRow) 
         if delimiter:
             values = pc.split_pattern(values, pattern=delimiter)
     rows, flat = np.arange(len(values)), values
-    missing = flat.is_null().to_numpy()
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
         rows, flat = pc.list_parent_indices(values).to_numpy(), pc.list_flatten(values)
-        missing[rows[flat.is_null().to_numpy()]] = True
-    if missing.any():
-        where, todo = name_row(int(missing.argmax())), "write an empty list where no label is present"
-        raise InputError(where, "a label is missing (null)", todo)
     if pa.types.is_null(flat.type):  # every list is empty
         flat = flat.cast(pa.string())
     if not (_is_text(flat.type) or pa.types.is_integer(flat.type)):
         raise InputError(name_row(0), f"labels are of type {values.type}", "write text, lists of text, or 0/1 columns")
-    return rows, flat.combine_chunks()
-
-
-def _read_state(value: object) -> int | None:
-    """1 present, 0 absent, -1 unknown, None for what says none of them."""
-    if isinstance(value, str):
-        value = {"": "nan", "true": "1", "false": "0"}.get(value.strip().lower(), value)
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    if math.isnan(number):
-        return -1
-    return int(number) if number in (-1, 0, 1) else None
+    return rows[flat.is_valid().to_numpy()], flat.drop_null().combine_chunks()
 
 
 def _pack(
@@ -363,14 +329,7 @@ def _pack(
     *,
     unknown: NDArray[np.bool_],
     count: int,
-    name_row: NameRow,
 ) -> TableLabels:
     """Lists of the labels that are present and unknown, each label once per row and in order."""
-    keys = rows * len(names) + ids
-    both = np.intersect1d(keys[~unknown], keys[unknown]) if unknown.any() else keys[:0]
-    if both.size:
-        row, label = divmod(int(both[0]), len(names))
-        wrong = f"label {names[label]!r} is both present and unknown"
-        raise InputError(name_row(row), wrong, f"write it with or without {UNKNOWN_MARK}")
     present, unsure = (LabelLists.from_pairs(rows[kept], ids[kept], count=count) for kept in (~unknown, unknown))
     return TableLabels(LabelSpace(names), present, unsure if unknown.any() else None)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveInt
 
 from pivotpatch.data.address import Address
 from pivotpatch.data.files import read_json
@@ -30,28 +31,24 @@ def read_visual_genome(
     split: str | None,
     *,
     label_map: str | None = None,
-    min_images: int = 500,
-    num_labels: int = 256,
-    seed: int = 1,
+    min_images: PositiveInt = 500,
+    num_labels: PositiveInt = 256,
+    seed: NonNegativeInt = 1,
     protocol: Literal["own", "published"] = "own",
 ) -> RecordSet:
     """Read Visual Genome: a label is present where an image has an object that goes by one of the label's names.
 
-    Every image of `objects.json` is a record, also one without any label, in the order of the image ids. The split
-    is that of `split_images` with `numpy.random.default_rng(seed)` over the images in this order. That an image
-    file exists is not checked here.
-
-    The published protocol takes each object's first name alone, as `clean_published` leaves it, compares it with the
-    names of `label_map` as they are written, leaves images without a label out, and splits with
-    `numpy.random.RandomState(seed)`.
+    Every image of `objects.json` is a record, also one without any label, in the order of the image ids. The published
+    protocol takes each object's first name alone, as `clean_published` leaves it, compares it with the names of
+    `label_map` as they are written, leaves images without a label out, and splits with `RandomState(seed)`.
 
     Args:
         location: the folder that holds `objects.json` (release 1.0, 1.2 or 1.4) and the images in `VG_100K` and
             `VG_100K_2`.
         split: train (70 %), test (30 %), or None for all images.
         label_map: JSON file, relative to `location`, that gives each label the list of its names:
-            `{"bicycle": ["bicycle", "bike"], ...}`. Names are compared as `clean_name` leaves them; one that is
-            listed under two labels goes to the later. By default the map of `build_label_map`.
+            `{"bicycle": ["bicycle", "bike"], ...}`; one under two labels goes to the later. By default the map of
+            `build_label_map`.
         min_images: without `label_map`, the images a label needs, 1 or more.
         num_labels: without `label_map`, the most labels to keep, 1 or more.
         seed: seed of the split.
@@ -62,8 +59,6 @@ def read_visual_genome(
         raise InputError(location, "the published protocol needs its label map", "give label_map=FILE")
     if split not in (None, "train", "test"):
         raise InputError(location, f"there is no split {split!r}", choose_one_of(split, ["train", "test"]))
-    if seed < 0:
-        raise InputError(location, f"seed is {seed}", "give a whole number, 0 or more")
     root = Path(location)
     named = read_named_images(root / "objects.json", published=published)
     if label_map is None:
@@ -80,40 +75,19 @@ def read_visual_genome(
         records = records.select(np.unique(records.positive.rows()))
     if split is None:
         return records
-    generator = np.random.RandomState(seed) if published else np.random.default_rng(seed)
-    return records.select(split_images(len(records), split, generator=generator))
-
-
-def split_images(
-    count: int, split: str, *, generator: np.random.Generator | np.random.RandomState
-) -> NDArray[np.int64]:
-    """Positions of train, the first 70 % of a permutation of `count` images, or of test, the rest.
-
-    With a `Generator` the 70 % are rounded down, with a `RandomState` the 30 % to the nearest, as published.
-
-    >>> [len(split_images(108_249, part, generator=np.random.default_rng(1))) for part in ("train", "test")]
-    [75774, 32475]
-    """
-    order, cut = generator.permutation(count), count * 7 // 10
-    if isinstance(generator, np.random.RandomState):
-        cut = count - round(0.3 * count)
-    return np.sort(order[:cut] if split == "train" else order[cut:])
+    count = len(records)
+    order = (np.random.RandomState(seed) if published else np.random.default_rng(seed)).permutation(count)
+    cut = count - round(0.3 * count) if published else count * 7 // 10
+    return records.select(np.sort(order[:cut] if split == "train" else order[cut:]))
 
 
 class NamedImages(NamedTuple):
-    """The images of `objects.json`, by ascending id, and the names of their objects.
-
-    Attributes:
-        image_ids: (N,) the ids.
-        names: every name that occurs, cleaned.
-        shown: positions in `names` of the names in each image.
-        synsets: for each name, how many objects of that name have which synset.
-    """
+    """The images of `objects.json`, by ascending id, and the names of their objects."""
 
     image_ids: NDArray[np.int64]
-    names: list[str]
-    shown: LabelLists
-    synsets: list[Counter[str]]
+    names: list[str]  # every one that occurs, cleaned
+    shown: LabelLists  # positions in `names` of the names in each image
+    synsets: list[Counter[str]]  # for each name, how many objects of that name have which synset
 
 
 def clean_name(name: str) -> str:
@@ -199,20 +173,9 @@ def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: in
     3. Meaning: names with the same synset are one, where a name's synset is the one that more than half of its
        objects with a synset have; a name without such a synset stays on its own.
 
-    A label is called by its name with most images. Labels stand by falling number of images, equal ones in
-    alphabetical order.
-
-    Args:
-        named: the images and names.
-        min_images: images a label needs, 1 or more.
-        num_labels: the most labels to keep, 1 or more.
-
-    Returns:
-        The names of each label, that with most images first.
+    A label is called by its name with most images, which comes first in its list. Labels stand by falling number of
+    images, equal ones in alphabetical order; those with fewer than `min_images` are left out.
     """
-    if min_images < 1 or num_labels < 1:
-        wrong = f"min_images is {min_images} and num_labels {num_labels}"
-        raise InputError("label map", wrong, "give 1 or more for both")
     groups = _group_names(named)
     group_at = {group: place for place, group in enumerate(dict.fromkeys(groups))}
     group_of = np.array([group_at[group] for group in groups], dtype=np.int64)

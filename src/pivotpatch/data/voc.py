@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pivotpatch.data.address import Address
 from pivotpatch.data.files import read_text
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError, choose_one_of, shorten
+from pivotpatch.errors import InputError, choose_one_of
 
 LABELS = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
@@ -20,9 +20,8 @@ LABELS = (
 
 # The image sets' numbers for a label that only difficult objects show, and for one that is plain to see.
 _DIFFICULT, _PRESENT = 0, 1
-# The lines of the image sets; a name has word characters only, so that none leads out of its folder.
-_NAME = re.compile(r"([\w-]+)()")
-_NAME_AND_STATE = re.compile(r"([\w-]+)\s+(-1|0|1)")
+# A line of the image sets; a name has word characters only, so that none leads out of its folder.
+_LINE = re.compile(r"([\w-]+)(?:\s+(-1|0|1))?")
 
 
 def read_voc(
@@ -43,9 +42,15 @@ def read_voc(
         drop_empty: leave images without a positive label out, as the paper's code does.
     """
     listed = _find_list(Path(location), split)
-    names = list(_read_rows(listed, _NAME, "000005"))
-    columns = [_read_states(listed.with_name(f"{label}_{listed.name}"), names) for label in LABELS]
-    states = np.array(columns, dtype=np.int8).T
+    names = list(_read_set(listed))
+    states = np.empty((len(names), len(LABELS)), dtype=np.int8)
+    for place, label in enumerate(LABELS):
+        path = listed.with_name(f"{label}_{listed.name}")
+        held = _read_set(path)
+        if held.keys() != set(names) or "" in held.values():
+            wrong = f"it does not say -1, 0 or 1 of each image of {listed.name} and of no other"
+            raise InputError(str(path), wrong, "copy both files from the same release")
+        states[:, place] = [int(held[name]) for name in names]
     shown = states >= (_DIFFICULT if difficult == "positive" else _PRESENT)
     folder = listed.parents[2] / "JPEGImages"
     records = RecordSet(
@@ -83,23 +88,11 @@ def _find_list(location: Path, split: str | None) -> Path:
     return known[split]
 
 
-def _read_states(path: Path, names: list[str]) -> list[int]:
-    """What a label's file says of each image: -1, `_DIFFICULT` or `_PRESENT`."""
-    states = _read_rows(path, _NAME_AND_STATE, "000005 -1")
-    strange = sorted(states.keys() ^ set(names))
-    if strange:
-        wrong = f"{shorten(strange)} in this file or in the split's list, but not in both"
-        raise InputError(str(path), wrong, "copy both files from the same release")
-    return [int(states[name]) for name in names]
-
-
-def _read_rows(path: Path, form: re.Pattern[str], example: str) -> dict[str, str]:
-    """The second column of each line by the image's name in the first."""
-    rows: dict[str, str] = {}
-    for number, line in enumerate(read_text(path).rstrip().splitlines(), start=1):
-        row = form.fullmatch(line.strip())
-        if row is None or row[1] in rows:
-            wrong = f"{line!r} is not like {example!r}" if row is None else f"image {row[1]!r} stands twice"
-            raise InputError(f"{path}, line {number}", wrong, "correct the line")
-        rows[row[1]] = row[2]
+def _read_set(path: Path) -> dict[str, str]:
+    """What an image set says of each image; nothing where it lists images alone."""
+    lines = read_text(path).rstrip().splitlines()
+    rows = {row[1]: row[2] or "" for line in lines if (row := _LINE.fullmatch(line.strip()))}
+    if len(rows) < len(lines):
+        wrong = "a line is not like '000005' or '000005 -1', or an image stands twice"
+        raise InputError(str(path), wrong, "copy the file again")
     return rows

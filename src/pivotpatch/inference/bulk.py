@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from pivotpatch.data.loading import Loader, OnError, make_loader
-from pivotpatch.data.records import LabelLists, LabelSpace, PathStore, RecordSet, write_paths
+from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet, write_paths
 from pivotpatch.errors import InputError, cut
 from pivotpatch.inference.engine import Engine
 from pivotpatch.inference.prediction import TagRule
@@ -188,7 +189,7 @@ def _watch(paths: Iterable[str], tell: Progress) -> Iterator[str]:
         yield path
 
 
-def _open_loader(images: PathStore, engine: Engine, batch_size: int, num_workers: int, on_error: OnError) -> Loader:
+def _open_loader(images: FileStore, engine: Engine, batch_size: int, num_workers: int, on_error: OnError) -> Loader:
     """All images in order."""
     nothing_known = LabelLists(np.zeros(len(images) + 1, dtype=np.int64), np.empty(0, dtype=np.int32))
     return make_loader(
@@ -284,10 +285,10 @@ class TagJob:
         with explain_disk_faults(self.parts):
             scratch.mkdir()
             try:
-                listed = write_paths(paths, scratch / _PICTURES)
-                if listed.length == 0:
+                length, digest = write_paths(paths, scratch / _PICTURES)
+                if length == 0:
                     raise InputError(str(self.out), "no image is named", "name files, folders or patterns")
-                settings |= {"root": str(Path.cwd()), "pictures": listed.length, "list": listed.digest}
+                settings |= {"root": str(Path.cwd()), "pictures": length, "list": digest}
                 (scratch / _SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
                 for path in (*scratch.iterdir(), scratch):
                     flush(path)
@@ -315,10 +316,10 @@ class TagJob:
         _compare(self.settings, settings, where=str(self.parts))
         return True
 
-    def list_images(self, stretch: range) -> PathStore:
-        """A stretch of the list."""
-        root = Path(self.settings["root"])
-        return PathStore(self.parts / _PICTURES, root, start=stretch.start, count=len(stretch))
+    def list_images(self, stretch: range) -> FileStore:
+        """A stretch of the list, mapped and not held."""
+        paths = pa.ipc.open_file(pa.memory_map(str(self.parts / _PICTURES))).read_all().column(0)
+        return FileStore(Path(self.settings["root"]), paths.slice(stretch.start, len(stretch)))
 
     def find_gaps(self, stretch: range) -> list[range]:
         """What is left to do of a stretch of the list."""
@@ -442,7 +443,6 @@ def _count_rows(settings: Mapping[str, Any]) -> int:
 
 
 def _write_parquet(path: Path, rows: Iterator[Row], settings: Mapping[str, Any]) -> None:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = {"picture": pa.string(), "labels": pa.list_(pa.string()), "probs": pa.list_(pa.float32())}

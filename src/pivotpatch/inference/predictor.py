@@ -15,7 +15,6 @@ from pivotpatch.accel import quicken_inference
 from pivotpatch.accel.device import has_bfloat16
 from pivotpatch.core.adaptive import check_effort
 from pivotpatch.data.decoding import Decoded, decode_image, decode_with_size
-from pivotpatch.data.files import locate_file
 from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Engine, TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
@@ -31,7 +30,7 @@ EXPORTED = ".onnx"
 _TRIED = 512  # rows and columns of images on which folding is tried, at most: more would only take longer
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Tensor
-"""A file's path or `file://` URL, its bytes, a Pillow image, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
+"""A file's path, its bytes, a Pillow image, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
 of uint8 or of floats from 0 to 1."""
 
 
@@ -155,7 +154,7 @@ class Predictor:
         """An image's name, where figures take it from, and its pixels (S,S,3) for the model."""
         size = (self.engine.picture_size, self.engine.picture_size)
         if isinstance(picture, str | os.PathLike):
-            path = Path(locate_file(picture) if isinstance(picture, str) else picture)
+            path = Path(picture)
             return str(path), path, decode_with_size(path, size=size)
         given = _get_pixels(picture, where)
         decoded = decode_with_size(given, size=size, name=where)
