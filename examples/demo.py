@@ -244,7 +244,7 @@ def draw_pair(trained: Trained, judged: dict[str, Answers], path: Path) -> None:
     claimed = {}
     for row in (PLAIN, PAT_T):
         scores, kind = judged["test-removed"][row]
-        decided = decide(scores, policy=choose_thresholds(judged["val"][row]), kind=kind)
+        decided = decide(scores.only(kind), policy=choose_thresholds(judged["val"][row]))
         claimed[row] = decided.gather(1, missing[:, None])[:, 0]
 
     def clearness(index: int) -> float:

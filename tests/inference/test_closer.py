@@ -97,7 +97,7 @@ def test_scores_of_a_closer_look_are_those_of_the_records_and_can_be_mixed_again
     torch.testing.assert_close(scores.patch_logits, out.patch_logits[..., [2, 0]], rtol=0, atol=1e-4)
     model.set_mixing(lam=0.3, temperature=0.5)
     again = score_closer(model, pixels).tde_logits[:, [2, 0]]
-    torch.testing.assert_close(scores.mix(lam=0.3, temperature=0.5), again, rtol=0, atol=1e-3)
+    torch.testing.assert_close(scores.remix(lam=0.3, temperature=0.5).get("tde"), again, rtol=0, atol=1e-3)
 
 
 def test_a_predictor_looks_closer_as_its_checkpoint_says(photos: list[Path], tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 from made_scores import HOSTILE, make_records, make_scores
-from matplotlib.figure import Figure
 from PIL import Image
 
 from pivotpatch.core.metrics import average_precision, precision_recall
 from pivotpatch.core.patches import patch_boxes
 from pivotpatch.report.findings import Findings, Subject, gather_findings
-from pivotpatch.report.html import LARGEST, LIMIT, SIDE, Album, clean, embed_figure, render_report
+from pivotpatch.report.html import LIMIT, SIDE, Album, clean, render_report
 
 LABELS = tuple(f"label {letter}" for letter in "abcdefgh")
 
@@ -115,7 +114,7 @@ def test_hostile_names_are_nothing_but_text(hostile: str) -> None:
     page = Page(hostile)
     assert len(page.find("script")) == len(page.find("style")) == 1
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
-    assert all(re.match(r"data:image/(jpeg|png|svg\+xml);base64,", str(image["src"])) for image in page.find("img"))
+    assert all(re.match(r"data:image/(jpeg|png);base64,", str(image["src"])) for image in page.find("img"))
     assert [row[0] for row in page.rows[1:]] == [clean(label) for label in HOSTILE]
     assert page.rows[6][0] == "犬 ���"
 
@@ -167,16 +166,6 @@ def test_boxes_of_case_studies_overlap_as_the_patches_do() -> None:
     assert drawn == expected * (len(drawn) // 4)
 
 
-def test_a_figure_is_an_image_of_lines_or_of_pixels() -> None:
-    for points, kind in ((3, "svg+xml"), (20_000, "png")):
-        figure = Figure(figsize=(3, 2), layout="constrained")
-        figure.subplots().plot(np.random.default_rng(0).random(points), marker="o")
-        (shown,) = Page(embed_figure(figure, text='a "plot" <b>')).find("img")
-        assert shown["alt"] == 'a "plot" <b>'
-        assert str(shown["src"]).startswith(f"data:image/{kind};base64,")
-        assert len(str(shown["src"])) < 1.4 * LARGEST
-
-
 def test_a_copy_is_the_image_of_its_row_and_there_are_no_more_than_there_is_room_for() -> None:
     scores = make_scores(("a", "b"), count=20)
     records = make_records(scores, size=(300, 600))
@@ -195,6 +184,4 @@ def test_a_copy_is_the_image_of_its_row_and_there_are_no_more_than_there_is_room
     made = [copy for copy in map(album.copy, range(9)) if copy is not None]
     assert 0 < len(made) < 9
     assert sum(len(copy.address) for copy in made) <= 100_000
-    broken = Album(scores, make_records(scores), count=1, room=10**6).copy(9)
-    assert broken is not None
-    assert (broken.address, broken.problem) == ("", "is in none of the known formats")
+    assert Album(scores, make_records(scores), count=1, room=10**6).copy(9) is None  # it cannot be read

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pivotpatch.core.metrics import Definition, EmptyRule, average_precision, measure_counts
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError
 
 _CHUNKS = (16, 64)  # resamples at once, fewest and most
 _COUNTS = 1 << 18  # how often images were drawn: numbers that a processor's cache holds
@@ -45,7 +45,7 @@ class ResampledPrecision:
     def bound_mean(self, name: str, *, minus: str | None = None, confidence: float = 0.95) -> Interval:
         """The interval of a matrix's mAP, or of the difference of two.
 
-        The percentiles of the resamples, moved back by the bootstrap's own bias: a image that is drawn twice counts
+        The percentiles of the resamples, moved back by the bootstrap's own bias: an image that is drawn twice counts
         twice at its place, so that resamples of rare labels come out too high, and the mean over many labels hides
         everything but that. A label without a positive image in a resample is left out of that resample's mean.
         """
@@ -60,9 +60,6 @@ class ResampledPrecision:
         return [None if row[0] != row[0] else Interval(*row) for row in bounds.T.tolist()]
 
     def _pick(self, name: str, minus: str | None) -> tuple[Tensor, Tensor]:
-        for asked in (name, *([minus] if minus else [])):
-            if asked not in self.measured:
-                raise InputError("bootstrap", f"there are no scores {asked!r}", choose_one_of(asked, self.measured))
         if minus is None:
             return self.measured[name], self.drawn[name]
         return self.measured[name] - self.measured[minus], self.drawn[name] - self.drawn[minus]
@@ -87,8 +84,6 @@ class ResampledF1:
 
 def _bound(measured: Tensor, drawn: Tensor, confidence: float, *, paired: bool) -> Tensor:
     """Values and bounds (3,K) of what was measured (K,), from the same in resamples (R,K)."""
-    if not 0 < confidence < 1:
-        raise InputError("bootstrap", f"confidence is {confidence}", "give a share between 0 and 1, such as 0.95")
     ends = torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=drawn.dtype)
     parts = drawn.split(_COLUMNS, dim=1)  # torch refuses quantiles of very large tensors
     quantiles = torch.cat([part.nanquantile(ends, dim=0) for part in parts], dim=1)
@@ -123,16 +118,13 @@ def resample_average_precision(
     """
     if resamples < 1:
         raise InputError("bootstrap", f"{resamples} resamples", "give 1 or more; 1,000 are usual")
-    if not scores:
-        raise InputError("bootstrap", "there are no scores", "give at least one matrix (N, L)")
     measured = {}
     for name, matrix in scores.items():
         found = average_precision(matrix, target, definition=definition).per_label
         measured[name] = torch.tensor([torch.nan if value is None else value for value in found], dtype=torch.float64)
     target = target.float().cpu()
     count, labels = target.shape
-    chunk = min(max(_COUNTS // count, _CHUNKS[0]), _CHUNKS[1])
-    seeds = torch.randint(2**62, (-(-resamples // chunk),), generator=generator).tolist()
+    chunk, seeds = _plan_draws(count, resamples, generator)
     drawn = {name: torch.full((resamples, labels), torch.nan, dtype=torch.float64) for name in scores}
     for name, matrix in scores.items():
         for block in torch.arange(labels).split(max(_ITEMS // count, 1)):
@@ -167,8 +159,7 @@ def resample_f1(
     """
     target = target.float().cpu()
     present, known, count = target == 1, ~target.isnan(), len(target)
-    chunk = min(max(_COUNTS // count, _CHUNKS[0]), _CHUNKS[1])
-    seeds = torch.randint(2**62, (-(-resamples // chunk),), generator=generator).tolist()
+    chunk, seeds = _plan_draws(count, resamples, generator)
     # The first row counts each image once: what was measured.
     counts = chain([torch.ones(count, 1)], _draw_counts(count, resamples, chunk=chunk, seeds=seeds))
     decided = {name: each.cpu() & known for name, each in given.items()}
@@ -182,8 +173,14 @@ def resample_f1(
     return ResampledF1({name: torch.cat(each, dim=1) for name, each in parts.items()})
 
 
+def _plan_draws(count: int, resamples: int, generator: torch.Generator) -> tuple[int, list[int]]:
+    """How many resamples are drawn at once, and a seed for each time, so that they can be drawn again."""
+    chunk = min(max(_COUNTS // count, _CHUNKS[0]), _CHUNKS[1])
+    return chunk, torch.randint(2**62, (-(-resamples // chunk),), generator=generator).tolist()
+
+
 def _draw_counts(count: int, resamples: int, *, chunk: int, seeds: list[int]) -> Iterator[Tensor]:
-    """How often each picture was drawn (N,r), for r resamples at a time; the same for the same seeds."""
+    """How often each image was drawn (N,r), for r resamples at a time; the same for the same seeds."""
     for number, seed in enumerate(seeds):
         size = min(chunk, resamples - number * chunk)
         drawn = torch.randint(count, (count, size), generator=torch.Generator().manual_seed(seed))

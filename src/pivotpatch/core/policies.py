@@ -6,7 +6,7 @@ labels of each image.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -113,10 +113,7 @@ class PriorMatched:
         """The shares of a target (N,L); unknown labels are left out of their mean."""
         return cls(tuple(torch.nanmean(torch.as_tensor(target).double(), dim=0).nan_to_num(0.0).tolist()))
 
-    @property
-    def definition(self) -> str:
-        """The rule in words."""
-        return "class-prior matched thresholds"
+    definition: ClassVar[str] = "class-prior matched thresholds"
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:
         """Decisions (B,L) for scores (B,L) of any scale; `known` (B,L) marks the images that count."""
@@ -133,10 +130,7 @@ class PriorMatched:
 class TargetMatched(PriorMatched):
     """The same with the shares of the images that are judged: two models are compared at equal counts."""
 
-    @property
-    def definition(self) -> str:
-        """The rule in words."""
-        return "target-matched thresholds"
+    definition: ClassVar[str] = "target-matched thresholds"
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,10 +143,7 @@ class Given:
 
     decisions: Tensor
 
-    @property
-    def definition(self) -> str:
-        """The rule in words."""
-        return "the tags in the file"
+    definition: ClassVar[str] = "the tags in the file"
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """The decisions (B,L), whatever the scores (B,L)."""

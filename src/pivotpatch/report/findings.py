@@ -1,14 +1,14 @@
 """What a report tells of a model, as numbers: measured here, drawn and written elsewhere."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pivotpatch.audit.cases import CaseStudy, study_case
+from pivotpatch.audit.cases import CaseStudy, find_cases
 from pivotpatch.audit.cooccurrence import (
     FEW,
     FalsePositive,
@@ -117,7 +117,6 @@ def gather_findings(
     images: int = 60,
     resamples: int = 1000,
     generator: torch.Generator,
-    progress: Callable[[str, int, int | None], None] = lambda *_: None,
 ) -> Findings:
     """Measure all that a report tells.
 
@@ -132,13 +131,11 @@ def gather_findings(
         images: how many will be shown: cases, pairs and label errors get their shares, and six each without any.
         resamples: of the bootstrap.
         generator: draws them.
-        progress: told what is done.
     """
     scores, other = subject.scores, None if baseline is None else baseline.scores
     reference = other
     if baseline is None and scores.ranking != "image" and "image" in scores.logits:
         reference = scores.only("image")
-    progress("measure", 0, 3)
     evaluation = evaluate_scores(
         scores,
         policy=policy,
@@ -148,10 +145,10 @@ def gather_findings(
         baseline=other,
         generator=generator,
     )
-    progress("measure", 1, 3)
     comparison, worst = _audit(scores, reference, max(images // 6, 6))
-    cases = _find_cases(scores, reference, max(images // 5, 6), named=baseline is not None)
-    progress("measure", 2, 3)
+    cases: list[CaseStudy] = []
+    if reference is not None and scores.weights is not None and "tde" in scores.logits:
+        cases = find_cases(scores, reference, count=max(images // 5, 6))
     calibration: dict[str, Calibrated] = {}
     errors: list[LabelError] = []
     if len(scores) >= _ENOUGH and bool((scores.target == 0).any()):
@@ -160,7 +157,6 @@ def gather_findings(
         for name, values in {"before": scores.probs(scores.ranking).float(), "after": probs.float()}.items():
             quality = judge_calibration(values, scores.target, labels=scores.labels)
             calibration[name] = Calibrated(reliability(values, scores.target), quality)
-    progress("measure", 3, 3)
     named = "the image logits of the same model" if baseline is None else f"the baseline {baseline.name}"
     return Findings(
         evaluation=evaluation,
@@ -169,7 +165,7 @@ def gather_findings(
         panels=_make_panels(scores, other, _choose_labels(evaluation)),
         comparison=comparison,
         worst=worst,
-        cases=cases,
+        cases=tuple(cases),
         errors=tuple(errors),
         calibration=calibration,
     )
@@ -224,33 +220,11 @@ def _audit(scores: Scores, reference: Scores | None, count: int) -> tuple[PairCo
     theirs = {}
     if comparison is not None:
         theirs = dict(zip(rates.names, comparison.baseline.fpr.tolist(), strict=True))
-    decided, worst = decide(scores), list[WorstPair]()
-    seen, shown = Counter[str](), set[int]()
+    decided, worst, seen = decide(scores), list[WorstPair](), Counter[str]()
     for row in rank_pairs(rates, by="gap").to_dict()["pairs"]:
         label, context = row["label"], row["company"]
-        seen[label] += row["cfpr"] > 0
-        if not row["cfpr"] or seen[label] > PAIRS_PER_LABEL:
-            continue
-        found = find_false_positives(scores, label, context=context, decided=decided)
-        found = sorted(found, key=lambda each: each.row in shown)[:_EXAMPLES]  # new ones first
-        shown |= {each.row for each in found}
-        worst.append(WorstPair(row, theirs.get((label, context)), tuple(found)))
-        if len(worst) == count:
-            break
+        if row["cfpr"] and seen[label] < PAIRS_PER_LABEL and len(worst) < count:
+            seen[label] += 1
+            found = find_false_positives(scores, label, context=context, decided=decided)[:_EXAMPLES]
+            worst.append(WorstPair(row, theirs.get((label, context)), tuple(found)))
     return comparison, tuple(worst)
-
-
-def _find_cases(scores: Scores, reference: Scores | None, count: int, *, named: bool) -> tuple[CaseStudy, ...]:
-    """The greatest gains and the greatest losses over a reference, half of each, no label twice among either."""
-    if reference is None or scores.weights is None:
-        return ()
-    target = scores.target
-    rise = scores.probs(scores.ranking) - reference.probs(reference.ranking)
-    gain = torch.where(target == 1, rise, -rise).masked_fill(target.isnan(), 0.0)
-    best, worst = gain.max(dim=0), gain.min(dim=0)
-    gained = [label for label in best.values.argsort(descending=True).tolist() if best.values[label] > 0]
-    lost = [label for label in worst.values.argsort().tolist() if worst.values[label] < 0]
-    chosen = [(int(best.indices[label]), label) for label in gained[: count - count // 2]]
-    chosen += [(int(worst.indices[label]), label) for label in lost[: count // 2]]
-    rival = reference if named else None
-    return tuple(study_case(scores, row, label=label, baseline=rival) for row, label in chosen)
