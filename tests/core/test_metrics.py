@@ -200,8 +200,7 @@ def test_bad_choices_are_named() -> None:
     for policy, message in policies:
         with pytest.raises(InputError, match=message):
             precision_recall(scores, target, policy=policy)
-    for threshold in (7.0, -0.1, float("nan")):
-        with pytest.raises(InputError, match=f"Fixed: threshold is {threshold}"):
-            Fixed(threshold)
+    with pytest.raises(InputError, match="Fixed: threshold is nan"):
+        Fixed(NAN)
     with pytest.raises(InputError, match="PriorMatched: priors are"):
         PriorMatched((2.0,))

@@ -51,16 +51,11 @@ def report(subject: Subject, baseline: Subject | None = None, **options: object)
 SUBJECT = Subject("my run", make_scores(LABELS))
 PLAIN = Subject("plain", make_scores(LABELS, patches=False))
 BASELINE = Subject("the old one", make_scores(LABELS, patches=False, seed=1, skill=1.0))
-LOG = [
-    {"step": 1, "epoch": 0.5, "loss": 2.0, "loss_image": 1.0, "loss_patch": 1.0},
-    {"step": 2, "epoch": 1.0, "val_mAP_tde": 0.5},
-]
-FULL = replace(SUBJECT, log=LOG)
 
 
 @pytest.fixture(scope="module")
 def full() -> str:
-    return report(FULL, BASELINE, records=make_records(FULL.scores))
+    return report(SUBJECT, BASELINE, records=make_records(SUBJECT.scores))
 
 
 def list_sections(page: Page) -> list[str | None]:
@@ -71,15 +66,15 @@ def list_sections(page: Page) -> list[str | None]:
 @pytest.mark.parametrize(
     ("subject", "expected"),
     [
-        (replace(PLAIN, scores=PLAIN.scores.select(torch.arange(20))), "summary labels curves cooccurrence"),
-        (Subject("one", make_scores(("alone",), patches=False)), "summary labels curves errors calibration"),
+        (replace(PLAIN, scores=PLAIN.scores.select(torch.arange(20))), "summary labels cooccurrence"),
+        (Subject("one", make_scores(("alone",), patches=False)), "summary labels errors calibration"),
     ],
 )
 def test_sections_are_there_where_their_data_are(subject: Subject, expected: str, full: str) -> None:
     page = Page(report(subject))
     assert list_sections(page) == expected.split()
     assert "data:image/jpeg" not in report(subject)  # nobody said where the images are
-    whole = "summary labels curves cooccurrence cases errors calibration training"
+    whole = "summary labels cooccurrence cases errors calibration"
     assert " ".join(map(str, list_sections(Page(full)))) == whole
 
 
@@ -105,7 +100,7 @@ def test_the_table_is_what_the_metrics_say(full: str) -> None:
 @pytest.fixture(scope="module")
 def hostile() -> str:
     scores = make_scores(HOSTILE)
-    subject = Subject(HOSTILE[0], scores, facts={HOSTILE[1]: HOSTILE[2]}, log=LOG)
+    subject = Subject(HOSTILE[0], scores, facts={HOSTILE[1]: HOSTILE[2]})
     baseline = Subject(HOSTILE[3], make_scores(HOSTILE, patches=False, seed=1), facts={"model": HOSTILE[0]})
     return report(subject, baseline, records=make_records(scores))
 

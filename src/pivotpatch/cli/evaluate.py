@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -107,7 +106,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
         scores = read_score_file(source.path, records=records, tags_alone=True)
         if scores.given is not None and scores.logits["image"].isnan().any():
             _judge_tags(scores, args)
-        elif os.environ.get("RANK", "0") == "0":
+        else:
             _finish(Scored(scores, {}), _read_policy(args, source, scores.labels), args)
         return 0
     from pivotpatch.training.processes import join_processes
@@ -134,8 +133,6 @@ def _check_options(args: argparse.Namespace) -> None:
 
     if not args.patch_inference:
         _refuse(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
-    if args.keep_patches and args.save is None:
-        raise InputError("--keep-patches", "nothing is saved", "give --save too")
     if args.resamples < 0:
         raise InputError("--resamples", f"{args.resamples} is below 0", "give 0 for no intervals, or 1000")
     if args.save is not None:

@@ -36,7 +36,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     report = verbs.add_parser(
         "report",
         help="write one HTML file with all that there is to know of a model",
-        description="Write one HTML file that opens offline: mAP with its interval, a table of the labels, curves, the "
+        description="Write one HTML file that opens offline: mAP with its interval, a table of the labels, the "
         "pairs of labels that mislead the model, with images, case studies, likely label errors and calibration.",
         usage="%(prog)s WHAT [DATA] [options]",
     )
@@ -131,7 +131,6 @@ def _make_subject(
     from pivotpatch.models.named import is_named
     from pivotpatch.report.findings import Subject
     from pivotpatch.training.config import load_config
-    from pivotpatch.training.folder import read_log
 
     name = str(source.path) if is_named(str(source.path)) else source.path.resolve().name
     if source.model is None:
@@ -152,7 +151,7 @@ def _make_subject(
     list_not_read(scored.not_read, rest="")
     seconds, device = time.perf_counter() - started, next(source.model.parameters()).device.type
     facts["scoring"] = f"{seconds:.3g} s on {device}, {len(scored.scores) / seconds:.3g} images a second, with decoding"
-    return Subject(name, scored.scores, facts, log=() if source.config is None else read_log(source.path))
+    return Subject(name, scored.scores, facts)
 
 
 def _select(source: Source, records: "RecordSet", like: "Scores") -> "RecordSet":

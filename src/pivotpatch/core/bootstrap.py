@@ -14,7 +14,6 @@ from pivotpatch.errors import InputError
 
 _CHUNKS = (16, 64)  # resamples at once, fewest and most
 _COUNTS = 1 << 18  # how often images were drawn: numbers that a processor's cache holds
-_ITEMS = 1 << 24  # images of all labels together that are held in order at once
 F1_MEASURES = ("CF1", "OF1")
 _COLUMNS = 1000  # labels whose quantiles are found at once
 
@@ -123,15 +122,14 @@ def resample_average_precision(
         found = average_precision(matrix, target, definition=definition).per_label
         measured[name] = torch.tensor([torch.nan if value is None else value for value in found], dtype=torch.float64)
     target = target.float().cpu()
-    count, labels = target.shape
-    chunk, seeds = _plan_draws(count, resamples, generator)
-    drawn = {name: torch.full((resamples, labels), torch.nan, dtype=torch.float64) for name in scores}
-    for name, matrix in scores.items():
-        for block in torch.arange(labels).split(max(_ITEMS // count, 1)):
-            plan = _Plan.make(matrix[:, block].detach().cpu(), target[:, block])
-            for number, counts in enumerate(_draw_counts(count, resamples, chunk=chunk, seeds=seeds)):
-                rows = slice(number * chunk, number * chunk + counts.shape[1])
-                drawn[name][rows, block[plan.labels]] = plan.measure(counts, definition)
+    plans = {name: _Plan.make(matrix.detach().cpu(), target) for name, matrix in scores.items()}
+    parts: dict[str, list[Tensor]] = {name: [] for name in scores}
+    for counts in _draw_counts(len(target), resamples, generator):
+        for name, plan in plans.items():
+            values = torch.full((counts.shape[1], target.shape[1]), torch.nan, dtype=torch.float64)
+            values[:, plan.labels] = plan.measure(counts, definition)
+            parts[name].append(values)
+    drawn = {name: torch.cat(each) for name, each in parts.items()}
     return ResampledPrecision(definition, measured, drawn)
 
 
@@ -159,9 +157,8 @@ def resample_f1(
     """
     target = target.float().cpu()
     present, known, count = target == 1, ~target.isnan(), len(target)
-    chunk, seeds = _plan_draws(count, resamples, generator)
     # The first row counts each image once: what was measured.
-    counts = chain([torch.ones(count, 1)], _draw_counts(count, resamples, chunk=chunk, seeds=seeds))
+    counts = chain([torch.ones(count, 1)], _draw_counts(count, resamples, generator))
     decided = {name: each.cpu() & known for name, each in given.items()}
     parts: dict[str, list[Tensor]] = {name: [] for name in given}
     for drawn in counts:
@@ -173,15 +170,10 @@ def resample_f1(
     return ResampledF1({name: torch.cat(each, dim=1) for name, each in parts.items()})
 
 
-def _plan_draws(count: int, resamples: int, generator: torch.Generator) -> tuple[int, list[int]]:
-    """How many resamples are drawn at once, and a seed for each time, so that they can be drawn again."""
+def _draw_counts(count: int, resamples: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """How often each image was drawn (N,r), for r resamples at a time."""
     chunk = min(max(_COUNTS // count, _CHUNKS[0]), _CHUNKS[1])
-    return chunk, torch.randint(2**62, (-(-resamples // chunk),), generator=generator).tolist()
-
-
-def _draw_counts(count: int, resamples: int, *, chunk: int, seeds: list[int]) -> Iterator[Tensor]:
-    """How often each image was drawn (N,r), for r resamples at a time; the same for the same seeds."""
-    for number, seed in enumerate(seeds):
+    for number, seed in enumerate(torch.randint(2**62, (-(-resamples // chunk),), generator=generator).tolist()):
         size = min(chunk, resamples - number * chunk)
         drawn = torch.randint(count, (count, size), generator=torch.Generator().manual_seed(seed))
         cells = drawn * size + torch.arange(size)

@@ -113,7 +113,10 @@ class PriorMatched:
         """The shares of a target (N,L); unknown labels are left out of their mean."""
         return cls(tuple(torch.nanmean(torch.as_tensor(target).double(), dim=0).nan_to_num(0.0).tolist()))
 
-    definition: ClassVar[str] = "class-prior matched thresholds"
+    @property
+    def definition(self) -> str:
+        """The rule in words."""
+        return "class-prior matched thresholds"
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:
         """Decisions (B,L) for scores (B,L) of any scale; `known` (B,L) marks the images that count."""
@@ -130,7 +133,10 @@ class PriorMatched:
 class TargetMatched(PriorMatched):
     """The same with the shares of the images that are judged: two models are compared at equal counts."""
 
-    definition: ClassVar[str] = "target-matched thresholds"
+    @property
+    def definition(self) -> str:
+        """The rule in words."""
+        return "target-matched thresholds"
 
 
 @dataclass(frozen=True, eq=False)

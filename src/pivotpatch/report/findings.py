@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from pivotpatch.audit.cases import CaseStudy, find_cases
 from pivotpatch.audit.cooccurrence import (
-    FEW,
     FalsePositive,
     PairComparison,
     compare_pairs,
@@ -24,7 +22,6 @@ from pivotpatch.audit.label_errors import LabelError, find_label_errors
 from pivotpatch.core.metrics import Definition, EmptyRule
 from pivotpatch.core.policies import Fixed, PerLabel
 from pivotpatch.inference.scores import Scores
-from pivotpatch.training.plots import LogEntries
 from pivotpatch.tuning.calibration import (
     CalibrationQuality,
     Reliability,
@@ -32,10 +29,8 @@ from pivotpatch.tuning.calibration import (
     judge_calibration,
     reliability,
 )
-from pivotpatch.tuning.thresholds import ThresholdCurve, threshold_curve
 
 BASELINE = "baseline"
-PANELS = 6  # labels whose curves are drawn
 PAIRS_PER_LABEL = 3  # of the worst, so that one label does not hide all others
 _EXAMPLES = 3  # images of each pair
 _ENOUGH = 50  # images that a calibration is fitted on
@@ -49,14 +44,12 @@ class Subject:
         name: for headings.
         scores: what it says of the images, and what is true; they decide by their own thresholds where they have them.
         facts: what else is known of it, in words, by name.
-        log: of its training, where it comes from a run.
         fitted_here: whether what decides may have been fitted on these very images, which the report then says.
     """
 
     name: str
     scores: Scores
     facts: Mapping[str, str] = field(default_factory=dict)
-    log: LogEntries = ()
     fitted_here: bool = False
 
 
@@ -83,7 +76,6 @@ class Findings:
         evaluation: of each kind of logits, and of the baseline.
         thresholds: L numbers that decide about the kind to rank by; None where the policy is of another kind.
         reference: what the model is compared with, in words; None where there is nothing.
-        panels: precision and recall of chosen labels, by label and kind; their thresholds are ranks of logits.
         comparison: pairs of labels beside the reference.
         worst: the worst pairs.
         cases: where the model is nearer to the truth than the reference by most, and where farther from it by most.
@@ -94,7 +86,6 @@ class Findings:
     evaluation: Evaluation
     thresholds: tuple[float, ...] | None
     reference: str | None
-    panels: Mapping[str, Mapping[str, ThresholdCurve]]
     comparison: PairComparison | None
     worst: tuple[WorstPair, ...]
     cases: tuple[CaseStudy, ...]
@@ -162,7 +153,6 @@ def gather_findings(
         evaluation=evaluation,
         thresholds=_find_thresholds(scores, policy, empty),
         reference=named if reference is not None else None,
-        panels=_make_panels(scores, other, _choose_labels(evaluation)),
         comparison=comparison,
         worst=worst,
         cases=tuple(cases),
@@ -178,37 +168,6 @@ def _find_thresholds(scores: Scores, policy: Policy | None, empty: EmptyRule) ->
         case Rule(policy=Fixed(threshold)):
             return (threshold,) * len(scores.labels)
     return None
-
-
-def _choose_labels(evaluation: Evaluation) -> list[int]:
-    """Labels from the best to the worst, evenly between: by gain over the reference, or by average precision."""
-    precision = evaluation.kinds[evaluation.ranking].precision
-    difference = evaluation.difference or evaluation.gain
-    values = precision.per_label if difference is None else difference.per_label
-    known = [(value, label) for label, value in enumerate(values) if value is not None]
-    frequent = [(value, label) for value, label in known if precision.positives[label] >= FEW]
-    ranked = sorted(frequent if len(frequent) >= PANELS else known, reverse=True)
-    places = torch.linspace(0, len(ranked) - 1, min(PANELS, len(ranked))).round().int().tolist()
-    return [ranked[place][1] for place in places]
-
-
-def _make_panels(scores: Scores, baseline: Scores | None, labels: list[int]) -> dict[str, dict[str, ThresholdCurve]]:
-    sources = dict(scores.logits)
-    if baseline is not None:
-        sources[BASELINE] = baseline.get(baseline.ranking)
-    return {
-        scores.labels[label]: {
-            name: threshold_curve(_rank(logits[:, label]), scores.target[:, label]) for name, logits in sources.items()
-        }
-        for label in labels
-    }
-
-
-def _rank(logits: Tensor) -> Tensor:
-    """Numbers (N,) between 0 and 1 in the order of logits (N,), where probabilities near 1 would be all alike."""
-    levels, place = logits.unique(return_inverse=True)
-    ranks: Tensor = (place + 1).double() / (len(levels) + 1)
-    return ranks
 
 
 def _audit(scores: Scores, reference: Scores | None, count: int) -> tuple[PairComparison | None, tuple[WorstPair, ...]]:

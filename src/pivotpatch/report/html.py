@@ -27,8 +27,7 @@ from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings, Subject
-from pivotpatch.training.plots import plot_curves
-from pivotpatch.tuning.plots import CURVE_COLOURS, plot_precision_recall, plot_reliability
+from pivotpatch.tuning.plots import CURVE_COLOURS, plot_reliability
 from pivotpatch.writing import explain_disk_faults, replacing
 
 LIMIT = 5_000_000
@@ -140,17 +139,15 @@ def render_report(
         "worst": [(pair, [(each, album.copy(each.row)) for each in pair.examples]) for pair in findings.worst],
         "errors": [(error, album.copy(error.row)) for error in findings.errors],
         "per_label": PAIRS_PER_LABEL,
-        **_draw(findings, subject, baseline),
+        **_draw(findings, baseline),
     }
     headings = {
         "summary": ("Summary", True),
         "labels": ("Labels", True),
-        "curves": ("Precision and recall", context["panels"]),
         "cooccurrence": ("Co-occurring labels", context["pair_plot"] or context["worst"]),
         "cases": ("Case studies", context["cases"]),
         "errors": ("Likely label errors", context["errors"]),
         "calibration": ("Calibration", context["calibration_plot"]),
-        "training": ("Training", context["training_plot"]),
     }
     context["sections"] = {name: text for name, (text, there) in headings.items() if there}
     environment = jinja2.Environment(
@@ -213,23 +210,16 @@ def _show_case(study: CaseStudy, album: "Album", overlap: float, *, rival: Subje
     return {"study": study, "gain": gain, "bars": bars, "thumbnail": thumbnail, "grid": grid}
 
 
-def _draw(findings: Findings, subject: Subject, baseline: Subject | None) -> dict[str, Any]:
-    """All figures, as HTML; None where there is nothing to draw."""
-    panels = {
-        label: embed_figure(plot_precision_recall(curves), text="precision against recall")
-        for label, curves in findings.panels.items()
-    }
-    pairs = reliability = training = None
+def _draw(findings: Findings, baseline: Subject | None) -> dict[str, Markup | None]:
+    """Both figures, as HTML; None where there is nothing to draw."""
+    pairs = reliability = None
     if findings.comparison is not None:
         figure = plot_pair_curves(findings.comparison, names=("model", BASELINE if baseline else "image logits"))
         pairs = embed_figure(figure, text="conditional FPR and TPR of all pairs, sorted by the reference")
     if findings.calibration:
         curves = {name: each.curve for name, each in findings.calibration.items()}
         reliability = embed_figure(plot_reliability(curves), text="share of positives by probability")
-    logs = {"": subject.log} if baseline is None or not baseline.log else {"model": subject.log, BASELINE: baseline.log}
-    if subject.log:
-        training = embed_figure(plot_curves(logs), text="loss and validation mAP over the epochs")
-    return {"panels": panels, "pair_plot": pairs, "calibration_plot": reliability, "training_plot": training}
+    return {"pair_plot": pairs, "calibration_plot": reliability}
 
 
 def embed_figure(figure: Figure, *, text: str) -> Markup:
