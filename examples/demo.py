@@ -176,7 +176,7 @@ def choose_thresholds(val: Answer) -> PerLabel:
 def measure(row: str, judged: dict[str, Answers]) -> list[float]:
     """The numbers of a row, in per cent, in the order of `COLUMNS`."""
     same, (strangers, kind) = judged["test-same"][row].scores, judged["test-broken"][row]
-    rates = partial(rate_pairs, strangers, policy=choose_thresholds(judged["val"][row]), kind=kind)
+    rates = partial(rate_pairs, strangers.only(kind), policy=choose_thresholds(judged["val"][row]))
     numbers = [
         average_precision(same.get(kind), same.target, labels=NAMES).mean,
         average_precision(strangers.get(kind), strangers.target, labels=NAMES).mean,
@@ -244,7 +244,7 @@ def draw_pair(trained: Trained, judged: dict[str, Answers], path: Path) -> None:
     claimed = {}
     for row in (PLAIN, PAT_T):
         scores, kind = judged["test-removed"][row]
-        decided = decide(scores, policy=choose_thresholds(judged["val"][row]), kind=kind)
+        decided = decide(scores.only(kind), policy=choose_thresholds(judged["val"][row]))
         claimed[row] = decided.gather(1, missing[:, None])[:, 0]
 
     def clearness(index: int) -> float:

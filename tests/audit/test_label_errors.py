@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pivotpatch.audit.label_errors import LabelError, find_label_errors, rate_self_confidence
+from pivotpatch.audit.label_errors import LabelError, find_label_errors
 from pivotpatch.inference.scores import Scores
 
 
@@ -94,14 +94,3 @@ def test_ranks_rise_with_self_confidence_and_only_confident_disagreement_is_list
         assert (truth == 1) == (error.direction == "wrong")
         assert error.probability >= 0.75 if error.direction == "missing" else error.probability <= 0.25
         assert planted.scores.pictures[error.row] == error.picture
-
-
-def test_self_confidence_is_a_part_of_the_usual_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    probs, target = torch.rand(50, 4, generator=generator), (torch.rand(50, 4, generator=generator) < 0.5).float()
-    target[0] = torch.nan
-    rated = rate_self_confidence(probs, target)
-    assert torch.equal(rated.isnan(), target.isnan())
-    for answer in (0, 1):
-        means = rated.where(target == answer, torch.nan).nanmean(dim=0)
-        assert means.tolist() == pytest.approx([1.0] * 4)

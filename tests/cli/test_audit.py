@@ -46,8 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, baseline = make_scores(1.0, seed=1), make_scores(3.0, seed=2)
     write_scores(model, folder / "pat.parquet")
     write_scores(keep(baseline, "image"), folder / "asl.parquet")
-    write_scores(keep(baseline, "patch"), folder / "alone.parquet")
-    (folder / "three.csv").write_text("picture,image:a,target:a\nx,1,1\ny,-1,0\nz,2,1\n")
+    (folder / "three.csv").write_text("picture,a,target:a\nx,1,1\ny,-1,0\nz,2,1\n")
     return folder
 
 
@@ -77,22 +76,18 @@ def test_pairs_are_compared_with_the_baseline(audit: Audit) -> None:
     assert "conditional FPR: better in" in audit(*PAIRS, *BESIDE)
 
 
-def test_the_scale_study_and_the_list_of_steps_are_told(audit: Audit) -> None:
+def test_steps_are_listed_from_the_greatest_gain_to_the_greatest_loss(audit: Audit) -> None:
     text = audit("steps", "pat.parquet", "--count", "2")
     assert len([line for line in text.splitlines() if line.startswith(SCENE_LABELS.names)]) == 4
-    scale, other = (
-        read(audit("scale", "pat.parquet", "alone.parquet", SCENES, "--json", "--definition", definition))
-        for definition in ("step", "envelope")
+    step, envelope = (
+        read(audit("steps", "pat.parquet", "--definition", definition, "--json")) for definition in ("step", "envelope")
     )
-    assert other["tde"] > scale["tde"]
-    steps = read(audit("steps", "pat.parquet", "--definition", "envelope", "--json"))
-    assert steps["mean"]["tde"] == pytest.approx(other["tde"])
-    assert scale["difference"]["value"] == pytest.approx(scale["tde"] - scale["patch"])
+    assert envelope["mean"]["tde"] > step["mean"]["tde"]
 
 
 def test_options_choose_pairs_kind_and_policy(audit: Audit) -> None:
     found = read(audit(*PAIRS, "--pair", "one; zero", "--pair", "{two;one}", "--kind", "image", "--json"))
-    wanted = rate_pairs(make_scores(1.0, seed=1), kind="image", pairs=[("one", "zero"), ("two", "one")])
+    wanted = rate_pairs(keep(make_scores(1.0, seed=1), "image"), pairs=[("one", "zero"), ("two", "one")])
     assert found["pairs"] == json.loads(json.dumps(wanted.to_dict()))["pairs"]
     fewer = read(audit(*PAIRS, "--min-probability", "0.4", "--policy", "prior:scenes:@val?count=50", "--json"))
     assert all(row["probability"] > 0.4 for row in fewer["pairs"])
@@ -100,27 +95,20 @@ def test_options_choose_pairs_kind_and_policy(audit: Audit) -> None:
     assert found["definition"] == "target-matched thresholds"
 
 
-def test_everything_is_drawn_and_nothing_is_overwritten(audit: Audit, tmp_path: Path, capsys: Errors) -> None:
+def test_everything_is_drawn(audit: Audit, tmp_path: Path, capsys: Errors) -> None:
     plots = tmp_path / "new" / "plots"
     calls = [
         ("pairs", "pat.parquet", SCENES, *BESIDE, "--count", "2"),
         ("steps", "pat.parquet"),
-        ("scale", "pat.parquet", "alone.parquet"),
         ("label-errors", "pat.parquet", SCENES, "--count", "2"),
         ("cases", "pat.parquet", SCENES, *BESIDE, "--count", "2"),
     ]
     for words in calls:
         audit(*words, "--plot", str(plots))
-        assert main(["audit", *words, "--plot", str(plots)]) == 1
-        captured = capsys.readouterr()
-        assert captured.out == ""  # it was refused before the work
-        assert ".png: is there already; give --overwrite, or another folder" in captured.err
     drawn = sorted(path.stem for path in plots.iterdir())
-    cases = [f"case_{number}" for number in (1, 2, 3, 4)]
-    assert drawn == sorted([*cases, "false_positives", "label_errors", "pairs", "scale", "steps", "worst_pairs"])
+    assert drawn == ["case_1", "case_2", "false_positives", "label_errors", "pairs", "steps", "worst_pairs"]
     audit("pairs", "pat.parquet", *BESIDE, "--pair", "one;zero", "--plot", str(tmp_path / "given"))
     assert [path.name for path in (tmp_path / "given").iterdir()] == ["pairs.png"]
-    audit("steps", "pat.parquet", "--plot", str(plots), "--overwrite")
     alone = ["cases", "pat.parquet", SCENES, "--baseline", "pat.parquet", "--plot", str(tmp_path / "none")]
     assert main(["audit", *alone]) == 0
     assert "there is nothing to show" in capsys.readouterr().err
@@ -130,12 +118,12 @@ def test_everything_is_drawn_and_nothing_is_overwritten(audit: Audit, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("pairs pat.parquet a.csv b.csv", "got pat.parquet, a.csv, b.csv; give SCORES [DATA]"),
+        ("pairs pat.parquet a.csv b.csv", "'b.csv': a third word"),
         ("steps pat.parquet --count 0", "--count: 0 entries; give 1 or more"),
         ("pairs pat.parquet --policy fixed", "--policy: 'fixed' has no number"),
         ("pairs pat.parquet --pair one", "--pair: 'one' has no semicolon"),
-        ("label-errors alone.parquet --plot x", "--plot: it is not known where the images are"),
-        ("label-errors three.csv", "label-errors: 3 images are too few to calibrate by; give 5 or more"),
+        ("label-errors asl.parquet --plot x", "--plot: it is not known where the images are"),
+        ("label-errors three.csv", "folds: there are 3 images; give 5 or more"),
         ("pairs tagger", "not a file of scores; make some first: pivotpatch evaluate tagger DATA"),
     ],
 )

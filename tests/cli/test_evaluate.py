@@ -1,10 +1,10 @@
-import csv
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from verb import LABELS, QUICK, Errors, read_json, read_refusal, save, score, write_run
 
@@ -14,6 +14,7 @@ from pivotpatch.core.metrics import precision_recall
 from pivotpatch.core.policies import PerLabel, PriorMatched
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
+from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
 
@@ -37,11 +38,11 @@ def test_a_baseline_is_compared_image_by_image(photos: Path, capsys: Errors) -> 
     save("model")
     evaluate(capsys, "model", "photos.csv", *QUICK, "--save", "mine.parquet")
     save("other", MultiLabelClassifier)
-    evaluate(capsys, "other", "photos.csv", *QUICK, "--save", "other.csv")
-    rows = Path("other.csv").read_text().splitlines()
-    Path("other.csv").write_text("\n".join([rows[0], *rows[:0:-1]]))  # the other way round
-    found = evaluate(capsys, "mine.parquet", "--baseline", "other.csv", "--resamples", "100")["difference"]
-    means = [evaluate(capsys, name, "--resamples", "0")["mAP"] for name in ("mine.parquet", "other.csv")]
+    evaluate(capsys, "other", "photos.csv", *QUICK, "--save", "other.parquet")
+    scores = read_scores("other.parquet")
+    write_scores(scores.select(torch.arange(len(scores)).flip(0)), "other.parquet")  # the other way round
+    found = evaluate(capsys, "mine.parquet", "--baseline", "other.parquet", "--resamples", "100")["difference"]
+    means = [evaluate(capsys, name, "--resamples", "0")["mAP"] for name in ("mine.parquet", "other.parquet")]
     assert (found["of"], found["minus"]) == ("tde", "baseline image")
     assert found["value"] == pytest.approx(means[0]["tde"] - means[1]["image"])
     assert found["interval"]["low"] <= found["value"] <= found["interval"]["high"]
@@ -50,16 +51,15 @@ def test_a_baseline_is_compared_image_by_image(photos: Path, capsys: Errors) -> 
 def test_what_people_see(photos: Path, capsys: Errors) -> None:
     save("model")
     words = ["evaluate", "model", "photos.csv", "--workers", "0", "--save", "scores.parquet"]
-    assert main([*words, "--per-label", "--csv", "labels.csv", "--policy", "top:2"]) == 0
+    assert main([*words, "--per-label", "--policy", "top:2"]) == 0
     captured = capsys.readouterr()
     found = evaluate(capsys, "scores.parquet", "--policy", "top:2")
     assert "21 images, 3 labels\n" in captured.out
     assert max(map(len, captured.out.splitlines())) <= 80
     means = [f"{100 * found['mAP'][kind]:.2f}" for kind in ("image", "patch", "tde")]
     assert re.search(rf"mAP +{means[0]} +{means[1]} +{means[2]}\n", captured.out)
-    with Path("labels.csv").open(newline="") as file:
-        rows = {row["label"]: float(row["ap_tde"]) for row in csv.DictReader(file)}
-    assert rows == pytest.approx(dict(zip(LABELS, found["kinds"]["tde"]["precision"]["per_label"], strict=True)))
+    for label, value in zip(LABELS, found["kinds"]["tde"]["precision"]["per_label"], strict=True):
+        assert re.search(rf"{label} .* {100 * value:.1f} ", captured.out)
 
 
 def test_images_that_cannot_be_read_are_counted_and_listed(photos: Path, capsys: Errors) -> None:
@@ -194,7 +194,7 @@ def test_saved_scores_are_judged_as_the_model_and_a_baseline_by_its_own_rule(pho
         ("plain photos.csv --patch-inference --native 32", "--native: 32 pixels are no more than the model sees"),
         ("model photos.csv --policy prior", "--policy: 'prior' does not say of which training images"),
         ("model photos.csv --policy fitted", "--policy: no thresholds were fitted"),
-        ("model photos.csv --csv no/x.csv", "no/x.csv: there is no folder no"),
+        ("model photos.csv --save no/x.parquet", "no/x.parquet: there is no folder no"),
         ("model photos.csv --resamples -1", "--resamples: -1 is below 0"),
         ("model other.csv", "table:other.csv: no image has any of the labels"),
         ("model horse.csv", "table:horse.csv: the model knows none of its labels (horse)"),

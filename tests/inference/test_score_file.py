@@ -24,7 +24,7 @@ from pivotpatch.core.policies import Fixed
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
-from pivotpatch.inference.score_file import Scale, read_scores, write_scores
+from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.inference.scores import Scores
 
 RULE = Calibration("tde", "platt_per_label", (1.0, 2.0, 3.0, 4.0), (0.1, 0.2, 0.3, 0.4))
@@ -61,12 +61,11 @@ def assert_same(found: Scores, expected: Scores) -> None:
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 @pytest.mark.parametrize("kinds", [("image",), ("image", "patch", "tde"), ("patch",)])
 def test_what_is_written_is_read_and_a_full_disk_leaves_it(
-    suffix: str, kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kinds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, scores = tmp_path / f"scores{suffix}", replace(make_scores(patches=True), patch_logits=None, weights=None)
+    path, scores = tmp_path / "scores.parquet", replace(make_scores(patches=True), patch_logits=None, weights=None)
     scores = replace(scores, logits={kind: scores.logits[kind] for kind in kinds})
     for size in (352, None):
         write_scores(replace(scores, closer_size=size), path)
@@ -75,8 +74,7 @@ def test_what_is_written_is_read_and_a_full_disk_leaves_it(
     def fail(*_args: object, **_options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for place in ("pyarrow.parquet.write_table", "pyarrow.csv.write_csv"):
-        monkeypatch.setattr(place, fail)
+    monkeypatch.setattr("pyarrow.parquet.write_table", fail)
     with pytest.raises(InputError, match="No space left on device; free some space"):
         write_scores(scores, path)
     assert_same(read_scores(path), scores)
@@ -93,15 +91,14 @@ def test_patches_and_origins_are_kept_over_many_row_groups(tmp_path: Path, monke
     write_scores(scores, path)
     assert pq.ParquetFile(path).num_row_groups == 3
     assert_same(read_scores(path), scores)
-    torch.testing.assert_close(read_scores(path).mix(temperature=0.3), scores.mix(temperature=0.3), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("s.npz", {}, r"s\.npz: is no score file; name one that ends in \.parquet or \.csv"),
+        ("s.npz", {}, r"s\.npz: is no score file; name one that ends in \.parquet"),
         ("nowhere/s.parquet", {}, "there is no folder .*nowhere; make it first"),
-        ("s.csv", {}, "a CSV file cannot hold patches"),
+        ("s.csv", {}, r"s\.csv: is no score file"),
         ("s.parquet", {"pictures": ("a", "a", "b", "c", "d")}, r"1 images stand twice \(a\)"),
     ],
 )
@@ -141,15 +138,12 @@ def test_scores_are_put_in_the_order_of_others(tmp_path: Path) -> None:
     [
         ({"schema": 9}, "schema 9 is newer than 1, the newest known; upgrade pivotpatch"),
         ({"schema": None}, "its note or a column cannot be read .*; it is damaged"),
-        ({"labels": 3}, "its note or a column cannot be read"),
-        ({"schema": float("inf")}, "its note or a column cannot be read"),
-        ({"labels": []}, "its note or a column cannot be read"),
-        ({"labels": list(LABELS[:3])}, r"cannot be read \(cannot reshape array of size 20 into shape \(5,3\)\)"),
+        ({"labels": list(LABELS[:3])}, r"damaged .*\(cannot reshape array of size 20 into shape \(5,3\)\)"),
         ({"labels": ["a", "b", "a", "c"]}, "a stand twice"),
         ({"lam": [1.0] * 4}, "lam is .*; give a finite number"),
         ({"temperature": 0}, "temperature is 0; give"),
         ({"overlap": 1.5}, "overlap is 1.5; give a share of a patch's side"),
-        ({"closer_size": [1, 2]}, "'closer_size' is .*; give pixels per side"),
+        ({"closer_size": [1, 2]}, "its note or a column cannot be read"),
         ({"thresholds": [0.5]}, "thresholds or calibration are not those of 4 labels"),
         ({"calibration": {"kind": "image"}}, "its note or a column cannot be read"),
     ],
@@ -209,26 +203,20 @@ def test_a_table_of_probabilities_ranks_and_decides_as_they_do(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("values", "scale", "logits", "told"),
+    ("values", "logits", "told"),
     [
-        ((0.5, 0.25), "auto", (0, -np.log(3)), ["scores from 0.25 to 0.5 are taken for probabilities"]),
-        ((-3, 0.5), "auto", (-3, 0.5), ["scores from -3 to 0.5 are taken for logits"]),
-        ((2, 97), "auto", (2, 97), ["scores from 2 to 97 are taken for logits; divide by 100 if they are per cent"]),
-        ((0.5, 0.25), "logits", (0.5, 0.25), []),
-        ((0.5, 0.25), "probs", (0, -np.log(3)), []),
+        ((0.5, 0.25), (0, -np.log(3)), "scores from 0.25 to 0.5 are taken for probabilities"),
+        ((-3, 0.5), (-3, 0.5), "scores from -3 to 0.5 are taken for logits"),
     ],
-)  # fmt: skip
+)
 def test_what_scores_are_taken_for_is_told(
-    values: tuple[float, float], scale: Scale, logits: tuple[float, float], told: list[str], tmp_path: Path
+    values: tuple[float, float], logits: tuple[float, float], told: str, tmp_path: Path
 ) -> None:
     path = write_csv(tmp_path / "s.csv", f"picture,dog,target:dog\na,{values[0]},1\nb,{values[1]},0\n")
     lines: list[str] = []
-    found = read_scores(path, scale=scale, tell=lines.append).logits["image"]
+    found = read_scores(path, tell=lines.append).logits["image"]
     assert found.flatten().tolist() == pytest.approx(logits, abs=1e-6)
-    assert lines == [f"{path}: {line}" for line in told]
-    write_csv(path, "picture,dog,target:dog\na,-0.5,1\nb,0.25,0\n")
-    with pytest.raises(InputError, match=r"scores from -0\.5 to 0\.25 are no probabilities"):
-        read_scores(path, scale="probs")
+    assert lines == [f"{path}: {told}"]
 
 
 def test_targets_come_from_a_data_set_by_the_images_names(photos: RecordSet, tmp_path: Path) -> None:
@@ -272,17 +260,15 @@ def test_a_few_images_without_scores_are_left_out_and_told(photos: RecordSet, tm
         ("picture,dog\na.jpg,1\nb.jpg,1\nc.jpg,1\n", r"1 images of table:.*photos\.csv have no scores \(d\.jpg\)"),
         ("picture,dog\na,1\nb,1\nc,1\nd,1\n", r"4 images are not in table:.*\(a, b, c and 1 more\)"),
         ("picture,dog\na.jpg,1\na.jpg,1\nc.jpg,1\n", r"s\.csv: 1 images stand twice \(a\.jpg\)"),
-        ("picture,dogg\na.jpg,1\nb.jpg,1\nc.jpg,1\nd.jpg,1\n", "unknown label 'dogg'; did you mean 'dog'"),
+        ("picture,dogg\na.jpg,1\nb.jpg,1\nc.jpg,1\nd.jpg,1\n", r"s\.csv knows none of its labels"),
         ("", "the file is empty"),
-        ("picture,cat,target:cat\n", "the table has no rows"),
+        ("picture,cat,target:cat\n", "it has no rows, or one without an image"),
         ("name,cat\na,1\n", "no column of images among name, cat"),
-        (",picture,cat\n0,a,1\n", "a column is named ''"),
+        (",picture,cat\n0,a,1\n", "labels: "),
         ("picture,cat,dog,target:cat\na,1,1,1\n", r"1 labels have no scores or no target column \(dog\)"),
-        ("picture,image:cat,split\na,1,x\n", "column 'split' stands beside those of a stated kind"),
         ("picture,cat,target:cat\na.jpg,1,1\nb.jpg,many,1\n", "Row #3: .* invalid value 'many'"),
-        ("picture,dog\nd.jpg,0.1\na.jpg,nan\nc.jpg,1\nb.jpg,2\n", r"'image' is nan \(row 1, label 0\)"),
+        ("picture,dog\nd.jpg,0.1\na.jpg,nan\nc.jpg,1\nb.jpg,2\n", r"'image' is nan \(row 1\)"),
         ("picture,cat,target:cat\na.jpg,1,2\n", "the target holds 2"),
-        ("picture,image:cat,lam\na,1,1\nb,1,2\n", "column 'lam' changes from row to row"),
         ("picture\na\n", "labels: there is no label at all"),
     ],
 )
@@ -293,16 +279,15 @@ def test_wrong_tables_are_told(text: str, message: str, photos: RecordSet, tmp_p
 
 
 def test_columns_are_taken_by_their_names(tmp_path: Path) -> None:
-    text = "lam,tde:cat,target:cat,image,image:cat,patch:cat\n0.5,0.75,1,a,0.5,0.5\n0.5,0.3,,b,0.2,0.2\n"
-    scores = read_scores(write_csv(tmp_path / "s.csv", text))  # logits, for their kinds are stated
-    assert (scores.pictures, scores.lam, scores.temperature) == (("a", "b"), 0.5, 1.0)
-    assert scores.logits["tde"].flatten().tolist() == pytest.approx([0.75, 0.3])
     path, labels = tmp_path / "s.parquet", {"a": [1.5], "a.b": [2.5], "target:a.b": [1], "target:a": [0]}
     pq.write_table(pa.table({"picture": pa.array(["x"]).dictionary_encode(), **labels}), path)
     scores = read_scores(path)
     assert (scores.labels, scores.logits["image"].tolist()) == (("a", "a.b"), [[1.5, 2.5]])
     assert scores.target.tolist() == [[0, 1]]
-    for changes, message in (({"a": ["much"]}, "'a' holds string, no numbers"), ({"picture": [None]}, "have no image")):
+    for changes, message in (
+        ({"a": ["much"]}, "a column holds no numbers"),
+        ({"picture": [None]}, "one without an image"),
+    ):
         pq.write_table(pa.table({"picture": ["x"], **labels, **changes}), path)
         with pytest.raises(InputError, match=message):
             read_scores(path)

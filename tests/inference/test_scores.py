@@ -43,7 +43,7 @@ def test_remixed_scores_hold_all_that_the_model_would_have_said(temperature: flo
     torch.testing.assert_close(remixed.weights, expected.weights)
     torch.testing.assert_close(remixed.get("patch"), expected.pooled_logits)
     torch.testing.assert_close(remixed.probs("tde"), expected.probs)
-    torch.testing.assert_close(scores.mix(lam=0.5, temperature=temperature), expected.tde_logits)
+    torch.testing.assert_close(scores.remix(lam=0.5, temperature=temperature).get("tde"), expected.tde_logits)
     back = remixed.remix(lam=0.2, temperature=2.0)
     assert (back.lam, back.temperature, back.pictures) == (0.2, 2.0, scores.pictures)
     rule = Calibration("tde", "platt", (2.0,) * 3, (0.5,) * 3)
@@ -56,7 +56,7 @@ def test_remixed_scores_hold_all_that_the_model_would_have_said(temperature: flo
 def test_probabilities_of_tde_are_normalised_and_a_selection_keeps_rows_together() -> None:
     scores, _ = make_scores(lam=3.0, patches=False)
     torch.testing.assert_close(scores.probs("tde"), torch.sigmoid(scores.get("tde") / 4))
-    torch.testing.assert_close(scores.mix(), scores.get("tde"))
+    torch.testing.assert_close(scores.remix().get("tde"), scores.get("tde"))
     chosen = scores.select(torch.tensor([4, 1]))
     assert chosen.pictures == ("y", "v")
     assert chosen.indices is not None
@@ -64,7 +64,7 @@ def test_probabilities_of_tde_are_normalised_and_a_selection_keeps_rows_together
     torch.testing.assert_close(chosen.get("tde"), scores.get("tde")[[4, 1]])
     torch.testing.assert_close(chosen.target, scores.target[[4, 1]])
     with pytest.raises(InputError, match="scores: the patches were not kept; score the images again"):
-        scores.mix(temperature=2.0)
+        scores.remix(temperature=2.0).get("tde")
     with pytest.raises(InputError, match="scores: there are no 'pach' logits; did you mean 'patch'"):
         scores.get("pach")
     with pytest.raises(InputError, match=r"scores: image has shape \(6, 2\); give \(6, 3\)"):
@@ -76,5 +76,5 @@ def test_a_weight_of_zero_stays_zero() -> None:
     assert scores.weights is not None
     scores.weights[0, :, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0])
     assert scores.patch_logits is not None
-    mixed = scores.mix(temperature=2.0)
+    mixed = scores.remix(temperature=2.0).get("tde")
     torch.testing.assert_close(mixed[0, 0], scores.get("image")[0, 0] + scores.patch_logits[0, 0, 0])

@@ -58,7 +58,10 @@ def test_every_pair_has_its_own_map_and_the_best_is_shared() -> None:
     assert study.temperatures == (0.5, 1.0, 3.0)
     expected = torch.tensor(
         [
-            [average_precision(scores.mix(lam=lam, temperature=t), scores.target).mean for lam in study.lams]
+            [
+                average_precision(scores.remix(lam=lam, temperature=t).get("tde"), scores.target).mean
+                for lam in study.lams
+            ]
             for t in study.temperatures
         ],
         dtype=torch.float64,
@@ -87,7 +90,7 @@ def test_the_gain_is_honest_and_decides() -> None:
     assert 0 < study.gain.low < study.gain.value < study.gain.high
     assert study.chosen is study.shared
     before, shared = (
-        average_precision(fresh.mix(lam=each.lam, temperature=each.temperature), fresh.target).mean
+        average_precision(fresh.remix(lam=each.lam, temperature=each.temperature).get("tde"), fresh.target).mean
         for each in (study.before, study.shared)
     )
     assert shared - before == pytest.approx(study.gain.value, abs=0.02)

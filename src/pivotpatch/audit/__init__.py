@@ -3,7 +3,7 @@
 Figures are in `pivotpatch.audit.plots`.
 """
 
-from pivotpatch.audit.cases import find_cases, study_case
+from pivotpatch.audit.cases import find_cases
 from pivotpatch.audit.cooccurrence import (
     compare_pairs,
     conditional_rates,
@@ -12,7 +12,7 @@ from pivotpatch.audit.cooccurrence import (
     rank_pairs,
     rate_pairs,
 )
-from pivotpatch.audit.evaluation import evaluate_scores, evaluate_steps, study_scale
+from pivotpatch.audit.evaluation import evaluate_scores, evaluate_steps
 from pivotpatch.audit.label_errors import find_label_errors
 
 __all__ = [
@@ -26,6 +26,4 @@ __all__ = [
     "find_label_errors",
     "rank_pairs",
     "rate_pairs",
-    "study_case",
-    "study_scale",
 ]

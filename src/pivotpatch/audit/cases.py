@@ -16,80 +16,67 @@ class CaseStudy:
 
     Attributes:
         picture: name of the image, `row` among the scores.
-        shown: whether the image shows the label; None where nobody knows.
+        shown: whether the image shows the label.
         others: the other labels that the image shows.
         image: probability from the whole image (the paper's Ori).
         patch: probability from the pooled patches (Pat); `tde` from both.
         weights: share of each patch, row by row.
-        baseline: probability from another model, where there is one.
+        baseline: probability from the baseline.
     """
 
     picture: str
     row: int
     label: str
-    shown: bool | None
+    shown: bool
     others: tuple[str, ...]
     image: float
     patch: float
     tde: float
     weights: tuple[float, ...]
-    baseline: float | None
+    baseline: float
 
     def to_dict(self) -> dict[str, object]:
         """In plain types, for JSON."""
         return {"company" if name == "others" else name: value for name, value in asdict(self).items()}
 
 
-def study_case(scores: Scores, row: int, *, label: int, baseline: Scores | None = None) -> CaseStudy:
-    """What a model with patches says of a label of one image.
+def find_cases(scores: Scores, baseline: Scores, *, count: int = 8) -> list[CaseStudy]:
+    """Where a model is nearer to the truth than a baseline by most, then where it is farther from it by most.
 
-    Args:
-        scores: with their patches.
-        row: position of the image.
-        label: index of the label.
-        baseline: another model's scores of the same images.
-    """
-    logits, truth, names = gather_logits(scores, row), scores.target[row], scores.labels
-    shown = None if truth[label].isnan() else bool(truth[label])
-    other = None
-    if baseline is not None:
-        other = baseline.select(torch.tensor([row])).probs(baseline.ranking)[0, label].item()
-    return CaseStudy(
-        scores.pictures[row],
-        row,
-        names[label],
-        shown,
-        tuple(names[place] for place in (truth == 1).nonzero().flatten().tolist() if place != label),
-        image=logits.image_logits[0, label].sigmoid().item(),
-        patch=logits.pooled_logits[0, label].sigmoid().item(),
-        tde=logits.probs[0, label].item(),
-        weights=tuple(logits.weights[0, :, label].tolist()),
-        baseline=other,
-    )
-
-
-def find_cases(scores: Scores, baseline: Scores, *, count: int = 4) -> list[CaseStudy]:
-    """The clearest cases of both rows of the paper's figure, in images that show other labels too.
-
-    First objects that are there and that the model is surer of than the baseline, then objects that are not there and
-    that it claims less; the largest difference first. They show what can happen: for how often it does, see the rates.
+    Half of each, the largest difference first, and no label twice among either. They show what can happen: for how
+    often it does, see the rates.
 
     Args:
         scores: of a model with patches, with their patches.
         baseline: another model's scores of the same images.
-        count: the most cases of each of the two.
+        count: the most cases, of both together.
     """
     check_paired(scores, baseline)
-    rise = scores.probs("tde") - baseline.probs(baseline.ranking)
-    there = scores.target == 1
-    others = there.sum(1, keepdim=True) - there.int()
+    target, theirs, labels = scores.target, baseline.probs(baseline.ranking), scores.labels
+    rise = scores.probs("tde") - theirs
+    gain = torch.where(target == 1, rise, -rise).masked_fill(target.isnan(), 0.0)
+    chosen = []
+    for signed, most in ((gain, count - count // 2), (-gain, count // 2)):
+        best = signed.max(dim=0)
+        ranked = best.values.argsort(descending=True, stable=True)[:most].tolist()
+        chosen += [(int(best.indices[label]), label) for label in ranked if best.values[label] > 0]
     found = []
-    for wanted, gain in ((there, rise), (scores.target == 0, -rise)):
-        gain = gain.masked_fill(~wanted | (others == 0), 0.0)
-        best = gain.flatten().topk(min(count, gain.numel()))
-        cells = best.indices[best.values > 0]
-        found += [divmod(cell, len(scores.labels)) for cell in cells.tolist()]
-    return [study_case(scores, row, label=label, baseline=baseline) for row, label in found]
+    for row, label in chosen:
+        logits = gather_logits(scores, row)
+        study = CaseStudy(
+            scores.pictures[row],
+            row,
+            labels[label],
+            shown=bool(target[row, label]),
+            others=tuple(labels[i] for i in (target[row] == 1).nonzero().flatten().tolist() if i != label),
+            image=logits.image_logits[0, label].sigmoid().item(),
+            patch=logits.pooled_logits[0, label].sigmoid().item(),
+            tde=logits.probs[0, label].item(),
+            weights=tuple(logits.weights[0, :, label].tolist()),
+            baseline=theirs[row, label].item(),
+        )
+        found.append(study)
+    return found
 
 
 def gather_logits(scores: Scores, row: int) -> CounterfactualLogits:

@@ -18,7 +18,6 @@ from pivotpatch.inference.scores import Scores
 MIN_PROBABILITY = 0.2
 FEW = 20  # images behind a rate; with fewer its interval is wider than 0.3 at a rate of one half, and it is marked
 Order = Literal["rate", "gap"]
-_CHUNK = 1 << 25  # labels times images that are counted at once: bounds memory, not results
 
 
 class ConditionalRates(NamedTuple):
@@ -35,13 +34,6 @@ class ConditionalRates(NamedTuple):
     fpr: Tensor
     tpr_counts: Tensor
     fpr_counts: Tensor
-
-
-class Limits(NamedTuple):
-    """Both ends of intervals, each of the shape of what they are of."""
-
-    low: Tensor
-    high: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,8 +136,8 @@ class FalsePositive(NamedTuple):
     probability: float
 
 
-def wilson_interval(rates: Tensor, counts: Tensor) -> Limits:
-    """Wilson score intervals, 95 %, of shares; from 0 to 1 where nothing was counted.
+def wilson_interval(rates: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Both ends of Wilson score intervals, 95 %, of shares; from 0 to 1 where nothing was counted.
 
     Args:
         rates: shares of any shape.
@@ -161,7 +153,7 @@ def wilson_interval(rates: Tensor, counts: Tensor) -> Limits:
     spread = (square * (rates * (1 - rates) / counts + square / (4 * counts**2))).sqrt() / (1 + square / counts)
     nothing = counts == 0
     low = (centre - spread).clamp(min=0).masked_fill(nothing, 0.0)
-    return Limits(low, (centre + spread).clamp(max=1).masked_fill(nothing, 1.0))
+    return low, (centre + spread).clamp(max=1).masked_fill(nothing, 1.0)
 
 
 def conditional_rates(decided: Tensor, target: Tensor) -> ConditionalRates:
@@ -180,17 +172,12 @@ def conditional_rates(decided: Tensor, target: Tensor) -> ConditionalRates:
     >>> rates.fpr[0, 1].item(), rates.fpr_counts[0, 1].item()
     (1.0, 1)
     """
-    labels = target.shape[1]
-    chunk = max(_CHUNK // max(labels, 1), 1)
-    # [j, i] of each, transposed at the end. Sums of ones are exact in float32 up to 2^24 images.
-    both, both_given, alone, alone_given = (torch.zeros(labels, labels, device=target.device) for _ in range(4))
-    for given, truth in zip(decided.to(target.device).split(chunk), target.split(chunk), strict=True):
-        there, missing = truth == 1, truth == 0
-        # An image shows few of many labels: a sparse product takes steps for those alone.
-        context = there.T.to_sparse().float()
-        kinds = {both: there, both_given: there & given, alone: missing, alone_given: missing & given}
-        for counts, kind in kinds.items():
-            counts += torch.sparse.mm(context, kind.float())
+    there, missing, decided = target == 1, target == 0, decided.to(target.device)
+    # An image shows few of many labels: a sparse product takes steps for those alone. [j, i] of each, transposed at the
+    # end. Sums of ones are exact in float32 up to 2^24 images.
+    context = there.T.to_sparse().float()
+    kinds = (there, there & decided, missing, missing & decided)
+    both, both_given, alone, alone_given = (torch.sparse.mm(context, kind.float()) for kind in kinds)
     tpr, fpr = both_given.div_(both).T, alone_given.div_(alone).T
     return ConditionalRates(tpr, fpr, both.int().T, alone.int().T)
 
@@ -199,22 +186,18 @@ def rate_pairs(
     scores: Scores,
     *,
     policy: Policy = "target",
-    kind: str | None = None,
     min_probability: float = MIN_PROBABILITY,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> PairRates:
     """Conditional rates of the pairs that co-occur, or of given pairs.
 
     Args:
-        scores: what a model says, and what is true.
+        scores: what a model says, and what is true; of the logits to rank by, others by `scores.only(kind)`.
         policy: how probabilities become decisions; by default each label is given as often as the target has it.
-        kind: which logits; those to rank by, by default.
         min_probability: take the pairs whose P(label | context) is above it.
         pairs: take these instead: names of label and context.
     """
-    if not 0 <= min_probability < 1:
-        raise InputError("rate_pairs", f"min_probability is {min_probability}", "give a share in [0, 1)")
-    rule, target, labels = _find_rule(scores, policy, kind), scores.target, scores.labels
+    rule, target, labels = _find_rule(scores, policy), scores.target, scores.labels
     decided = rule.decide(target)
     if pairs is not None:
         # No other label matters then, so that a model which knows others can be compared.
@@ -235,38 +218,33 @@ def rate_pairs(
     return PairRates(rule.policy.definition, names, both / (both + alone), tpr, fpr, both, alone, overall[label])
 
 
-def decide(scores: Scores, *, policy: Policy = "target", kind: str | None = None) -> Tensor:
-    """Decisions (N,L) of a policy about scores of a kind, the one to rank by where None.
-
-    By default each label is given as often as the target has it.
-    """
-    return _find_rule(scores, policy, kind).decide(scores.target)
+def decide(scores: Scores, *, policy: Policy = "target") -> Tensor:
+    """Decisions (N,L) of a policy about scores; by default each label is given as often as the target has it."""
+    return _find_rule(scores, policy).decide(scores.target)
 
 
-def _find_rule(scores: Scores, policy: Policy, kind: str | None) -> Rule:
-    rule = find_rule(scores, policy, kind or scores.ranking)
-    if rule is None:
-        wrong = f"the thresholds are not for {kind} logits"
-        raise InputError("--policy", wrong, "choose another, or leave out the kind")
+def _find_rule(scores: Scores, policy: Policy) -> Rule:
+    rule = find_rule(scores, policy, scores.ranking)
+    assert rule is not None, "every policy decides about the logits to rank by"
     return rule
 
 
 def rank_pairs(rates: PairRates, *, by: Order = "rate") -> PairRates:
-    """The pairs that can be hallucinated, the worst first.
+    """All pairs, the worst first; those that have no conditional FPR, for no image shows the context alone, last.
 
     The lower end of the interval decides, so that a pair with one unlucky image is listed, but does not lead.
 
     Args:
-        rates: of all pairs; those without a conditional FPR are left out.
+        rates: of all pairs.
         by: "rate", the conditional FPR, or "gap", how much higher it is than the label's FPR overall.
     """
-    known = rates.select((rates.fpr_counts > 0).nonzero()[:, 0])
-    least = wilson_interval(known.fpr, known.fpr_counts).low - (known.overall_fpr if by == "gap" else 0.0)
-    return known.select(least.argsort(descending=True, stable=True))
+    least = wilson_interval(rates.fpr, rates.fpr_counts)[0] - (rates.overall_fpr if by == "gap" else 0.0)
+    least = least.masked_fill(rates.fpr_counts == 0, -torch.inf)
+    return rates.select(least.argsort(descending=True, stable=True))
 
 
 def find_false_positives(
-    scores: Scores, label: str, *, context: str, kind: str | None = None, decided: Tensor | None = None
+    scores: Scores, label: str, *, context: str, decided: Tensor | None = None
 ) -> list[FalsePositive]:
     """The images that show the context but not the label and are given the label, the most confident first.
 
@@ -274,14 +252,13 @@ def find_false_positives(
         scores: what a model says, and what is true.
         label: name of the label that is decided about.
         context: name of the label that is shown.
-        kind: which logits; those to rank by, by default.
         decided: (N,L) from `decide`; by default each label is given as often as the target has it.
     """
-    i, j, kind = _find(scores, label), _find(scores, context), kind or scores.ranking
-    decided = decide(scores, kind=kind) if decided is None else decided
+    i, j = _find(scores, label), _find(scores, context)
+    decided = decide(scores) if decided is None else decided
     (rows,) = (decided[:, i] & (scores.target[:, i] == 0) & (scores.target[:, j] == 1)).nonzero(as_tuple=True)
-    rows = rows[scores.get(kind)[rows, i].argsort(descending=True, stable=True)]
-    probs = scores.select(rows).probs(kind)[:, i].tolist()
+    rows = rows[scores.get(scores.ranking)[rows, i].argsort(descending=True, stable=True)]
+    probs = scores.select(rows).probs(scores.ranking)[:, i].tolist()
     return [FalsePositive(scores.pictures[row], row, prob) for row, prob in zip(rows.tolist(), probs, strict=True)]
 
 

@@ -35,9 +35,7 @@ class LabelError(NamedTuple):
     self_confidence: float
 
 
-def find_label_errors(
-    scores: Scores, *, kind: str | None = None, probs: Tensor | None = None, count: int = 100
-) -> list[LabelError]:
+def find_label_errors(scores: Scores, *, probs: Tensor | None = None, count: int = 100) -> list[LabelError]:
     """Rank what is probably wrong with the target, the most suspicious first.
 
     Probabilities are calibrated per label, each image's without its own fold, so that a label which is given too freely
@@ -46,12 +44,11 @@ def find_label_errors(
 
     Args:
         scores: what a model says, and the target to doubt.
-        kind: which logits; those to rank by, by default.
-        probs: (N,L) such probabilities, where the caller has fitted them already; then `kind` says nothing.
+        probs: (N,L) such probabilities, where the caller has fitted them already.
         count: the most entries to return.
     """
     if probs is None:
-        probs = calibrate_out_of_fold(scores.scaled(kind or scores.ranking), scores.target)
+        probs = calibrate_out_of_fold(scores.scaled(scores.ranking), scores.target)
     confidence = rate_self_confidence(probs, scores.target)
     rows, columns = (confidence <= HIGHEST_SELF_CONFIDENCE).nonzero(as_tuple=True)
     order = confidence[rows, columns].argsort(stable=True)[:count]

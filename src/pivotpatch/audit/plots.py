@@ -7,13 +7,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from pivotpatch.audit.cooccurrence import FEW, Curve, PairComparison, PairRates, wilson_interval
-from pivotpatch.audit.evaluation import ScaleStudy, StepwiseEvaluation
+from pivotpatch.audit.cooccurrence import Curve, PairComparison, PairRates, wilson_interval
+from pivotpatch.audit.evaluation import StepwiseEvaluation
 from pivotpatch.inference.plots import BASELINE, KINDS, MODEL
 
 _MARKERS = {"image": "o", "patch": "^", "tde": "s"}
@@ -56,58 +53,37 @@ def plot_pairs(
 ) -> Figure:
     """Conditional FPR and TPR of a few pairs as bars, such as the worst, or DeT beside InT as in the paper.
 
-    Whiskers are 95 % intervals; pale bars stand for few images.
+    Whiskers are 95 % intervals; a diamond is the FPR of the label over all images.
 
     Args:
         rates: of the pairs to show, the first on top.
         baseline: rates of another model, of these pairs and perhaps others.
         names: of the model and the baseline, for the legend.
     """
-    models = [(rates, MODEL)]
+    models = [(rates, MODEL, names[0])]
     if baseline is not None:
-        models.append((baseline.select(torch.tensor([baseline.names.index(pair) for pair in rates.names])), BASELINE))
+        beside = baseline.select(torch.tensor([baseline.names.index(pair) for pair in rates.names]))
+        models.append((beside, BASELINE, names[1]))
     figure = Figure(figsize=(9.6, 1.4 + 0.25 * len(rates) * (1 + len(models))), dpi=_DPI, layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     places = np.arange(len(rates))
     for axes, rate in zip(panels, ("fpr", "tpr"), strict=True):
-        counts, ends = getattr(rates, f"{rate}_counts"), torch.zeros(len(rates), dtype=torch.float64)
-        for number, (each, colour) in enumerate(models):
+        for number, (each, colour, name) in enumerate(models):
+            values, counts = getattr(each, rate).nan_to_num(0.0), getattr(each, f"{rate}_counts")
+            low, high = wilson_interval(values, counts)
+            errors = torch.stack([values - low, high - values]).clamp(min=0) * (counts > 0)
             shifted = places + 0.4 * (number - (len(models) - 1) / 2)
-            ends = ends.maximum(_draw_bars(axes, shifted, getattr(each, rate), counts, colour=colour))
-        if rate == "fpr":
-            axes.plot(rates.overall_fpr, places, "D", color="white", markeredgecolor="black", markersize=5, zorder=3)
-            ends = ends.fmax(rates.overall_fpr)
-        for place, end, images in zip(places, ends.tolist(), counts.tolist(), strict=True):
-            text = f"n = {images:,}" if images else "no image"
-            axes.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7)
-        axes.set(xlabel=f"conditional {rate.upper()}", xlim=(0, 1.2 * ends.max().item() or 1.0))
+            axes.barh(shifted, values.numpy(), 0.4, xerr=errors.numpy(), color=colour, label=name, capsize=2)
+        axes.set(xlabel=f"conditional {rate.upper()}", xlim=(0, None))
         _clean(axes)
+    overall = {"color": "white", "markeredgecolor": "black", "label": "FPR of the label overall"}
+    panels[0].plot(rates.overall_fpr, places, "D", zorder=3, **overall)
     shown = [f"{{{_shorten(label)}; {_shorten(context)}}}" for label, context in rates.names]
     panels[0].set_yticks(places, shown, fontsize=8, parse_math=False)
     panels[0].set_ylim(len(rates) - 0.4, -0.6)
-    # Not the bars: a panel may have none.
-    handles = [Patch(facecolor=colour, label=name) for (_, colour), name in zip(models, names, strict=False)]
-    overall = Line2D([], [], color="white", marker="D", markeredgecolor="black", label="FPR of the label overall")
-    _write_plainly(figure.legend(handles=[*handles, overall], loc="outside upper center", ncols=3, frameon=False))
+    handles = panels[0].get_legend_handles_labels()
+    _write_plainly(figure.legend(*handles, loc="outside upper center", ncols=3, frameon=False))
     return figure
-
-
-def _draw_bars(axes: Axes, places: NDArray[np.floating], values: Tensor, counts: Tensor, *, colour: str) -> Tensor:
-    """Draw rates (M,) that have images behind them; the upper ends of their intervals, 0 where there are none."""
-    known, (low, high) = counts > 0, wilson_interval(values, counts)
-    errors = torch.stack([values - low, high - values]).clamp(min=0)[:, known].numpy()
-    bars = axes.barh(
-        places[known.numpy()],
-        values[known].numpy(),
-        0.4,
-        xerr=errors,
-        color=colour,
-        edgecolor="black",
-        error_kw={"elinewidth": 0.8, "capsize": 2},
-    )
-    for bar, images in zip(bars, counts[known].tolist(), strict=True):
-        bar.set_alpha(0.4 if images < FEW else 1.0)
-    return high.where(known, 0.0)
 
 
 def plot_steps(evaluation: StepwiseEvaluation) -> Figure:
@@ -139,18 +115,6 @@ def plot_steps(evaluation: StepwiseEvaluation) -> Figure:
         below.set_xticks(places, names, rotation=90, fontsize=size, parse_math=False)
     for axes in (above, below):
         _clean(axes, grid=True)
-    return figure
-
-
-def plot_scale(study: ScaleStudy) -> Figure:
-    """MAP of patch logits beside TDE logits, as in the paper's study of image scale."""
-    figure = Figure(figsize=(3.6, 3.6), dpi=_DPI, layout="constrained")
-    axes = figure.subplots()
-    names = ["patch logits,\ntrained alone", "TDE logits"]
-    bars = axes.bar(names, [100 * study.patch, 100 * study.tde], color=[KINDS["patch"], KINDS["tde"]])
-    axes.bar_label(bars, fmt="%.1f", padding=2)
-    axes.set_ylabel("mAP (%)")
-    _clean(axes)
     return figure
 
 

@@ -2,8 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,15 +15,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.table import Table
 
-    from pivotpatch.audit.cooccurrence import Curve, FalsePositive, PairComparison, PairRates
+    from pivotpatch.audit.cooccurrence import Curve
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
 
     Pair = tuple[str, str]
-    Behind = Mapping[Pair, Sequence[FalsePositive]]
 
-SEED = 0  # of resamples: the same scores have the same intervals
-_FOLDS = 5  # of the calibration behind likely label errors
 _SIDE, _LEAST = 448, 16  # pixels of the longer side of images in figures, and the fewest of the shorter one
 
 
@@ -35,10 +31,6 @@ class _Audited(NamedTuple):
     scores: "Scores"
     args: argparse.Namespace
 
-    def read(self, path: Path) -> "Scores":
-        """Other scores of the same images."""
-        return read_score_file(path, like=self.scores)
-
     def decode(self, rows: Sequence[int]) -> "list[NDArray[np.uint8]]":
         """Pixels (H,W,3) of the images in these rows, in their own shape and small enough for a figure."""
         import numpy as np
@@ -46,7 +38,8 @@ class _Audited(NamedTuple):
 
         from pivotpatch.data.decoding import decode_image
 
-        assert self.records is not None, "refused before the work"
+        if self.records is None:
+            raise InputError("--plot", "it is not known where the images are", "give their address behind the scores")
         found = []
         for place in map(self.records.place, rows):
             pixels = decode_image(self.records.images.source(place), name=self.records.images.name(place))
@@ -63,17 +56,6 @@ class _Told(NamedTuple):
     draw: "Callable[[], dict[str, Figure]]"
 
 
-class _Part(NamedTuple):
-    """A part of the audit: how it works, its help, its figures, its options, and whether those figures need images."""
-
-    audit: Callable[[_Audited], _Told]
-    told: str
-    figures: tuple[str, ...]
-    options: tuple[str, ...] = ()
-    draws_images: bool = False
-    words: str = "SCORES [DATA]"
-
-
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb and its parts."""
     audit = verbs.add_parser(
@@ -82,151 +64,123 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         description="Audit scores that `pivotpatch evaluate --save` wrote, or anybody's.",
     )
     parts = audit.add_subparsers(title="parts", required=True)
-    for name, part in _PARTS.items():
-        parser = parts.add_parser(name, help=part.told, description=part.told, usage=f"%(prog)s {part.words} [options]")
+    for name, (part, told, options) in _PARTS.items():
+        parser = parts.add_parser(name, help=told, description=told, usage="%(prog)s SCORES [DATA] [options]")
         parser.add_argument(
             "words",
             nargs="+",
-            metavar=part.words,
+            metavar="SCORES [DATA]",
             help="scores (.parquet, .csv); then the address of their images, where the truth is not in the file or "
             "images are to be drawn",
         )
         parser.add_argument("--json", action="store_true", help="write everything as JSON")
         parser.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
-        parser.add_argument("--overwrite", action="store_true", help="replace figures that are there")
-        for option in part.options:
+        for option in options:
             parser.add_argument(f"--{option}", required=(name, option) == ("cases", "baseline"), **_OPTIONS[option])
         parser.set_defaults(run=_run_part, part=part)
 
 
 def _run_part(args: argparse.Namespace) -> int:
-    """Refuse what cannot be meant before the work starts, then do it, tell it, and draw it where asked to."""
+    """Read the scores, audit them, tell it, and draw it where asked to."""
     from pivotpatch.cli.console import Screen, write_figures
 
-    part, files = args.part, args.part.words.count("SCORES")
-    if not files <= len(args.words) <= files + 1:
-        raise InputError("audit", f"got {shorten(args.words)}", f"give {part.words}")
-    if getattr(args, "count", 1) < 1:
+    if args.count < 1:
         raise InputError("--count", f"{args.count} entries", "give 1 or more")
-    if args.plot is not None:
-        if part.draws_images and len(args.words) == files:
-            raise InputError("--plot", "it is not known where the images are", "give their address behind the scores")
-        old = [path for name in part.figures for path in args.plot.glob(f"{name}.png")]
-        if old and not args.overwrite:
-            raise InputError(str(old[0]), "is there already", "give --overwrite, or another folder")
-    records = open_pictures(args.words[files:])
+    records = open_pictures(args.words[1:])
     scores = read_score_file(Path(args.words[0]), records=records)
     if records is not None and scores.indices is not None:
         records = records.select(scores.indices.numpy())  # those that have scores
-    found = part.audit(_Audited(records, scores, args))
+    if getattr(args, "kind", None) is not None:
+        scores = scores.only(args.kind)
+    found = args.part(_Audited(records, scores, args))
+    figures = None if args.plot is None else found.draw()
     if args.json:
         print(json.dumps(found.plain))
     else:
         screen = Screen()
         for each in found.shown:
             screen.print(each, soft_wrap=False)
-    if args.plot is not None:
-        write_figures(found.draw(), args.plot)
+    if figures is not None:
+        write_figures(figures, args.plot)
     return 0
 
 
 def _audit_pairs(audited: _Audited) -> _Told:
-    from pivotpatch.audit.cooccurrence import compare_pairs, decide, find_false_positives, rank_pairs, rate_pairs
+    import torch
+
+    from pivotpatch.audit.cooccurrence import (
+        FEW,
+        compare_pairs,
+        decide,
+        find_false_positives,
+        rank_pairs,
+        rate_pairs,
+    )
 
     _, scores, args = audited
-    pairs = _split_pairs(args.pair)
-    policy = read_policy(args.policy, scores.labels)
-    limit = args.min_probability
-    rates = rate_pairs(scores, policy=policy, kind=args.kind, min_probability=limit, pairs=pairs)
-    comparison = None
+    pairs, policy, limit = _split_pairs(args.pair), read_policy(args.policy, scores.labels), args.min_probability
+    rates = rate_pairs(scores, policy=policy, min_probability=limit, pairs=pairs)
+    comparison, theirs = None, None
+    lines = [f"{len(rates):,} pairs, rates in per cent; decisions by {rates.definition}"]
     if args.baseline is not None:
         other = _read_baseline(args.baseline, scores, pairs)
-        theirs = read_policy(args.policy, other.labels)
-        comparison = compare_pairs(rates, rate_pairs(other, policy=theirs, min_probability=limit, pairs=pairs))
-    ranked = rank_pairs(rates, by=args.order)
-    decided = decide(scores, policy=policy, kind=args.kind)
+        rule = read_policy(args.policy, other.labels)
+        comparison = compare_pairs(rates, rate_pairs(other, policy=rule, min_probability=limit, pairs=pairs))
+        lines += [f"conditional FPR: {_tell(comparison.cfpr)}", f"conditional TPR: {_tell(comparison.ctpr)}"]
+        theirs = dict(zip(rates.names, comparison.baseline.fpr.tolist(), strict=True))
+    worst = rank_pairs(rates, by=args.order)
+    worst = worst.select(torch.arange(min(args.count, len(worst))))
+    decided = decide(scores, policy=policy)
     behind = {
-        (label, context): find_false_positives(scores, label, context=context, kind=args.kind, decided=decided)
-        for label, context in ranked.names[: args.count]
+        (label, context): find_false_positives(scores, label, context=context, decided=decided)
+        for label, context in worst.names
     }
-    worst = [
+    table = _make_table("label; context", "P", "CFPR", "95 %", "n", "FPR", "CTPR", *(["baseline"] if theirs else []))
+    for pair, row in zip(worst.names, worst.to_dict()["pairs"], strict=True):
+        table.add_row(
+            "; ".join(pair),
+            f"{row['probability']:.2f}",
+            _percent(row["cfpr"], few=row["cfpr_few"]),
+            f"{100 * row['cfpr_low']:.0f}-{100 * row['cfpr_high']:.0f}",
+            f"{row['cfpr_pictures']:,}",
+            _percent(row["fpr"]),
+            _percent(row["ctpr"], few=row["ctpr_few"]),
+            *([_percent(theirs[pair])] if theirs else []),
+        )
+
+    def draw() -> "dict[str, Figure]":
+        from pivotpatch.audit.plots import plot_pair_curves, plot_pairs, plot_sheet
+
+        figures, names = {}, (Path(args.words[0]).stem, "" if args.baseline is None else args.baseline.stem)
+        if len(rates):
+            listed, beside = worst if pairs is None else rates, None if comparison is None else comparison.baseline
+            figures["worst_pairs" if pairs is None else "pairs"] = plot_pairs(listed, baseline=beside, names=names)
+        if comparison is not None and pairs is None:
+            figures["pairs"] = plot_pair_curves(comparison, names=names)
+        captions: dict[int, str] = {}  # by row: no image twice
+        for (label, context), images in behind.items():
+            for found in [each for each in images if each.row not in captions][:1]:
+                captions[found.row] = f"{label}? {found.probability:.2f}\nbeside {context}"
+        if audited.records is not None and captions:
+            figures["false_positives"] = plot_sheet(audited.decode(list(captions)), list(captions.values()))
+        return figures
+
+    plain = [
         {"label": label, "company": context, "false_positives": [found._asdict() for found in images]}
         for (label, context), images in behind.items()
     ]
-    plain = {"worst": worst, **(comparison or rates).to_dict()}
-    shown = _show_pairs(rates, ranked, behind, comparison, count=args.count)
-    listed = _first(ranked, args.count) if pairs is None else rates
-    return _Told(plain, shown, lambda: _draw_pairs(audited, listed, behind, comparison))
-
-
-def _show_pairs(
-    rates: "PairRates", ranked: "PairRates", behind: "Behind", comparison: "PairComparison | None", *, count: int
-) -> "list[str | Table]":
-    """The worst pairs, those without a conditional FPR last, and the most confident image behind each."""
-    from pivotpatch.audit.cooccurrence import FEW
-
-    shown: list[str | Table] = [f"{len(rates):,} pairs, rates in per cent; decisions by {rates.definition}"]
-    unrated = rates.select((rates.fpr_counts == 0).nonzero()[:, 0])
-    if len(unrated):
-        shown.append(f"without a CFPR, for no image shows the context alone: {len(unrated):,}")
-    theirs: dict[Pair, float] = {}
-    if comparison is not None:
-        shown += [f"conditional FPR: {_tell(comparison.cfpr)}", f"conditional TPR: {_tell(comparison.ctpr)}"]
-        theirs = dict(zip(comparison.baseline.names, comparison.baseline.fpr.tolist(), strict=True))
-    table = _make_table("label; context", "P", "CFPR", "95 %", "n", "FPR", "CTPR", *(["baseline"] if theirs else []))
-    for each in (ranked, unrated):
-        first = _first(each, count - table.row_count)
-        for pair, row in zip(first.names, first.to_dict()["pairs"], strict=True):
-            table.add_row(
-                "; ".join(pair),
-                f"{row['probability']:.2f}",
-                _percent(row["cfpr"], few=row["cfpr_few"]),
-                f"{100 * row['cfpr_low']:.0f}-{100 * row['cfpr_high']:.0f}" if row["cfpr_pictures"] else "-",
-                f"{row['cfpr_pictures']:,}",
-                _percent(row["fpr"]),
-                _percent(row["ctpr"], few=row["ctpr_few"]),
-                *([_percent(theirs[pair])] if theirs else []),
-            )
-    shown += ["", table, f"*: fewer than {FEW} images; n: images behind the CFPR"]
-    images = _make_table("label; context", "p", "most confident false positive")
-    for pair, found in behind.items():
-        if found:
-            images.add_row("; ".join(pair), f"{found[0].probability:.2f}", found[0].picture)
-    return [*shown, "", images] if images.row_count else shown
+    shown: list[str | Table] = [*lines, "", table, f"*: fewer than {FEW} images; n: images behind the CFPR"]
+    return _Told({"worst": plain, **(comparison or rates).to_dict()}, shown, draw)
 
 
 def _tell(curve: "Curve") -> str:
-    if curve.share_improved is None:
-        return "no image tells"
     parts = (("better", curve.improved), ("worse", curve.worse), ("tied", curve.tied))
-    told = ", ".join(f"{what} in {count} ({100 * count / len(curve.model):.0f} %)" for what, count in parts)
-    return told + (f"; no image tells of {curve.undefined}" if curve.undefined else "")
+    told = [f"{what} in {count} ({100 * count / max(len(curve.model), 1):.0f} %)" for what, count in parts]
+    return ", ".join(told) + (f"; no image tells of {curve.undefined}" if curve.undefined else "")
 
 
 def _percent(value: float | None, *, few: bool = False) -> str:
     return "-" if value is None or value != value else f"{100 * value:.1f}{'*' if few else ''}"
-
-
-def _draw_pairs(
-    audited: _Audited, listed: "PairRates", behind: "Behind", comparison: "PairComparison | None"
-) -> "dict[str, Figure]":
-    from pivotpatch.audit.plots import plot_pair_curves, plot_pairs, plot_sheet
-
-    args = audited.args
-    figures, names = {}, (Path(args.words[0]).stem, "" if args.baseline is None else args.baseline.stem)
-    if len(listed):
-        theirs = None if comparison is None else comparison.baseline
-        figures["worst_pairs" if args.pair is None else "pairs"] = plot_pairs(listed, baseline=theirs, names=names)
-        if comparison is not None and args.pair is None:
-            figures["pairs"] = plot_pair_curves(comparison, names=names)
-    captions: dict[int, str] = {}  # by row: no image twice
-    for (label, context), images in behind.items():
-        found = next((each for each in images if each.row not in captions), None)
-        if found is not None:
-            captions[found.row] = f"{label}? {found.probability:.2f}\nbeside {context}"
-    if audited.records is not None and captions:
-        figures["false_positives"] = plot_sheet(audited.decode(list(captions)), list(captions.values()))
-    return figures
 
 
 def _audit_steps(audited: _Audited) -> _Told:
@@ -253,34 +207,11 @@ def _audit_steps(audited: _Audited) -> _Told:
     return _Told(found.to_dict(), [*lines, "", table], lambda: {"steps": plot_steps(found)})
 
 
-def _audit_scale(audited: _Audited) -> _Told:
-    import torch
-
-    from pivotpatch.audit.evaluation import study_scale
-    from pivotpatch.audit.plots import plot_scale
-    from pivotpatch.core.metrics import DEFINITIONS
-
-    found = study_scale(
-        audited.scores,
-        audited.read(Path(audited.args.words[1])),
-        definition=audited.args.definition,
-        generator=torch.Generator().manual_seed(SEED),
-    )
-    table = _make_table("patch logits", "TDE logits", "difference", "95 %")
-    value, low, high = (f"{100 * each:+.2f}" for each in asdict(found.difference).values())
-    table.add_row(f"{100 * found.patch:.2f}", f"{100 * found.tde:.2f}", value, f"{low} to {high}")
-    line = f"AP is the {DEFINITIONS[found.definition]}; mAP in per cent"
-    return _Told(asdict(found), [line, "", table], lambda: {"scale": plot_scale(found)})
-
-
 def _audit_label_errors(audited: _Audited) -> _Told:
     from pivotpatch.audit.label_errors import find_label_errors
     from pivotpatch.audit.plots import plot_sheet
 
-    if len(audited.scores) < _FOLDS:
-        wrong = f"{len(audited.scores)} images are too few to calibrate by"
-        raise InputError("label-errors", wrong, f"give {_FOLDS} or more")
-    found = find_label_errors(audited.scores, kind=audited.args.kind, count=audited.args.count)
+    found = find_label_errors(audited.scores, count=audited.args.count)
     table = _make_table("label", "is probably", "p", "self-confidence", "file")
     for error in found:
         probs = f"{error.probability:.3f}", f"{error.self_confidence:.3f}"
@@ -299,11 +230,11 @@ def _audit_cases(audited: _Audited) -> _Told:
     from pivotpatch.audit.cases import find_cases, gather_logits
     from pivotpatch.inference.plots import plot_case
 
-    scores = audited.scores
-    found = find_cases(scores, audited.read(audited.args.baseline), count=audited.args.count)
+    scores, args = audited.scores, audited.args
+    found = find_cases(scores, read_score_file(args.baseline, like=scores), count=args.count)
     table = _make_table("label", "there", "baseline", "image", "patches", "TDE", "file")
     for case in found:
-        probs = (f"{prob:.2f}" for prob in (case.baseline or 0.0, case.image, case.patch, case.tde))
+        probs = (f"{prob:.2f}" for prob in (case.baseline, case.image, case.patch, case.tde))
         table.add_row(case.label, "yes" if case.shown else "no", *probs, case.picture)
 
     def draw() -> "dict[str, Figure]":
@@ -326,14 +257,10 @@ def _audit_cases(audited: _Audited) -> _Told:
 
 def _read_baseline(path: Path, scores: "Scores", pairs: "Sequence[Pair] | None") -> "Scores":
     """Scores of the same images; named pairs need their own labels alone, such as an InT of a few."""
-    try:
-        return read_score_file(path, like=scores)
-    except InputError:
-        if pairs is None:
-            raise
-    named = {name for pair in pairs for name in pair}
-    few = scores.keep_labels([place for place, name in enumerate(scores.labels) if name in named])
-    return read_score_file(path, like=few)
+    if pairs is not None:
+        named = {name for pair in pairs for name in pair}
+        scores = scores.keep_labels([place for place, name in enumerate(scores.labels) if name in named])
+    return read_score_file(path, like=scores)
 
 
 def _split_pairs(texts: Sequence[str] | None) -> "list[Pair] | None":
@@ -345,18 +272,12 @@ def _split_pairs(texts: Sequence[str] | None) -> "list[Pair] | None":
     return None if texts is None else [(label.strip(), context.strip()) for label, _, context in split]
 
 
-def _first(rates: "PairRates", count: int) -> "PairRates":
-    import torch
-
-    return rates.select(torch.arange(min(max(count, 0), len(rates))))
-
-
 def _make_table(*headings: str) -> "Table":
     """A table whose last column, where it holds names of images, is folded and not cut."""
     from pivotpatch.cli.console import make_table
 
     table = make_table(list(headings))
-    if headings[-1] in ("file", "most confident false positive"):
+    if headings[-1] == "file":
         table.columns[-1].justify, table.columns[-1].no_wrap, table.columns[-1].overflow = "left", False, "fold"
     return table
 
@@ -375,35 +296,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "definition": {"choices": ["step", "envelope"], "default": "step", "help": "of average precision (step)"},
     "count": {"type": int, "default": 15, "metavar": "N", "help": "entries to list (15)"},
 }
-_PARTS = {
-    "pairs": _Part(
+_PARTS: dict[str, tuple[Callable[[_Audited], _Told], str, tuple[str, ...]]] = {
+    "pairs": (
         _audit_pairs,
         "FPR and TPR of labels that co-occur, the worst first",
-        ("pairs", "worst_pairs", "false_positives"),
         ("baseline", "pair", "min-probability", "policy", "order", "kind", "count"),
     ),
-    "steps": _Part(
-        _audit_steps, "AP of image, patch and TDE logits, label by label", ("steps",), ("definition", "count")
-    ),
-    "scale": _Part(
-        _audit_scale,
-        "TDE logits against a model of patches alone",
-        ("scale",),
-        ("definition",),
-        words="SCORES PATCH_SCORES [DATA]",
-    ),
-    "label-errors": _Part(
-        _audit_label_errors,
-        "labels that are probably missing or wrong",
-        ("label_errors",),
-        ("kind", "count"),
-        draws_images=True,
-    ),
-    "cases": _Part(
-        _audit_cases,
-        "the clearest images for and against a baseline",
-        ("case_*",),
-        ("baseline", "count"),
-        draws_images=True,
-    ),
+    "steps": (_audit_steps, "AP of image, patch and TDE logits, label by label", ("definition", "count")),
+    "label-errors": (_audit_label_errors, "labels that are probably missing or wrong", ("kind", "count")),
+    "cases": (_audit_cases, "the clearest images for and against a baseline", ("baseline", "count")),
 }

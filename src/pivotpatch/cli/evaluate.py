@@ -1,9 +1,7 @@
 """`pivotpatch evaluate`: what a model, or a file of its scores, is worth on images whose labels are known."""
 
 import argparse
-import csv
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 SEED = 0  # of the resamples: the same scores have the same intervals
 MODEL_OPTIONS = ("patch_inference", "closer", "keep_patches", "batch_size", "workers", "on_error")
 PATCH_OPTIONS = ("lam", "temperature", "grid", "native")
-RANKED_OPTIONS = ("policy", "baseline", "save", "csv", "per_label")  # they need the probabilities of all labels
+RANKED_OPTIONS = ("policy", "baseline", "save", "per_label")  # they need the probabilities of all labels
 NAMES = {"image": "image", "patch": "patches", "tde": "TDE"}
 MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
@@ -67,9 +65,6 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     add_definitions(measures)
     measures.add_argument("--resamples", type=int, default=1000, metavar="N", help="for intervals; 0 for none (1000)")
     measures.add_argument("--baseline", type=Path, metavar="SCORES", help="compare with these, image by image")
-    measures.add_argument(
-        "--scale", choices=["auto", "logits", "probs"], default="auto", help="of scores that do not say what they are"
-    )
     patches = evaluate.add_argument_group("PAT-I around an ordinary model")
     patches.add_argument("--patch-inference", action="store_true", help="add the patches' logits, without training")
     patches.add_argument("--lam", type=float, help="weight of the patches (1)")
@@ -88,8 +83,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     scoring.add_argument("--on-error", choices=["error", "skip"], help="what a broken image does (error)")
     scoring.add_argument("--keep-patches", action="store_true", help="save logits and weights of each patch too")
     out = evaluate.add_argument_group("output")
-    out.add_argument("--save", type=Path, metavar="FILE", help="write the scores (.parquet or .csv)")
-    out.add_argument("--csv", type=Path, metavar="FILE", help="write a table with a row per label")
+    out.add_argument("--save", type=Path, metavar="FILE", help="write the scores (.parquet)")
     out.add_argument("--per-label", action="store_true", help="show a row per label")
     out.add_argument("--json", action="store_true", help="write everything as JSON")
     evaluate.set_defaults(run=run_evaluate)
@@ -111,10 +105,10 @@ def run_evaluate(args: argparse.Namespace) -> int:
     records = open_pictures(args.words[1:])
     if source.model is None:
         _refuse(args, MODEL_OPTIONS, f"{source.path} holds scores, no model", "leave it out")
-        scores = read_score_file(source.path, records=records, scale=args.scale, tags_alone=True)
+        scores = read_score_file(source.path, records=records, tags_alone=True)
         if scores.given is not None and scores.logits["image"].isnan().any():
             _judge_tags(scores, args)
-        elif os.environ.get("RANK", "0") == "0":
+        else:
             _finish(Scored(scores, {}), _read_policy(args, source, scores.labels), args)
         return 0
     from pivotpatch.training.processes import join_processes
@@ -125,8 +119,8 @@ def run_evaluate(args: argparse.Namespace) -> int:
         check_closer(source.model, args.closer)
     records = keep_known_labels(records, source.model)
     policy = _read_policy(args, source, records.labels.names)
-    if args.baseline is not None:
-        _check_baseline(records, args)
+    if args.baseline is not None and args.on_error != "skip":
+        _check_baseline(records, args.baseline)
     state = join_processes()
     scored = _score(source, records, args)
     if state.is_main_process:
@@ -141,14 +135,10 @@ def _check_options(args: argparse.Namespace) -> None:
 
     if not args.patch_inference:
         _refuse(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
-    if args.keep_patches and args.save is None:
-        raise InputError("--keep-patches", "nothing is saved", "give --save too")
     if args.resamples < 0:
         raise InputError("--resamples", f"{args.resamples} is below 0", "give 0 for no intervals, or 1000")
     if args.save is not None:
-        check_score_file(args.save, patches=args.keep_patches)
-    if args.csv is not None and not args.csv.absolute().parent.is_dir():
-        raise InputError(str(args.csv), f"there is no folder {args.csv.parent}", "make it first")
+        check_score_file(args.save)
 
 
 def _refuse(args: argparse.Namespace, options: Sequence[str], wrong: str, todo: str) -> None:
@@ -167,14 +157,12 @@ def _read_policy(args: argparse.Namespace, source: Source, labels: tuple[str, ..
     return None if args.policy is None else read_policy(args.policy, labels, config=source.config)
 
 
-def _check_baseline(records: "RecordSet", args: argparse.Namespace) -> None:
-    """Refuse a baseline of other images or labels before the work; images that may be skipped may lack there."""
+def _check_baseline(records: "RecordSet", path: Path) -> None:
+    """Refuse a baseline of other images or labels before the work."""
     from pivotpatch.inference.scores import Scores
 
-    like, target = None, records.target()
-    if args.on_error != "skip":
-        like = Scores(records.labels.names, tuple(record.name for record in records), target, {"image": target})
-    read_score_file(args.baseline, records=records, like=like, scale=args.scale, quiet=True)
+    names, target = tuple(record.name for record in records), records.target()
+    read_score_file(path, like=Scores(records.labels.names, names, target, {"image": target}), quiet=True)
 
 
 def _score(source: Source, records: "RecordSet", args: argparse.Namespace) -> Scored:
@@ -241,12 +229,9 @@ def _finish(scored: Scored, policy: "Policy | None", args: argparse.Namespace) -
         definition=args.definition,
         empty=args.empty,
         resamples=args.resamples,
-        baseline=None if args.baseline is None else read_score_file(args.baseline, like=scores, scale=args.scale),
+        baseline=None if args.baseline is None else read_score_file(args.baseline, like=scores),
         generator=torch.Generator().manual_seed(SEED),
     )
-    if args.csv is not None:
-        _write_label_table(found, args.csv)
-        tell(f"wrote {args.csv}")
     if args.json:
         print(json.dumps({"evaluated": args.words, **found.to_dict(), "not_read": scored.not_read}))
     else:
@@ -362,37 +347,3 @@ def _make_label_table(found: "Evaluation") -> "Table":
         row += [write_bounds(best.label_intervals[place], digits=1)] if best.label_intervals else []
         table.add_row(*row)
     return table
-
-
-def _write_label_table(found: "Evaluation", path: Path) -> None:
-    """Write a CSV file with a row per label, in fractions; what is not known is left empty."""
-    from pivotpatch.writing import explain_disk_faults, replacing
-
-    rows = []
-    for place, label in enumerate(found.labels):
-        row: dict[str, object] = {"label": label, "positives": found.kinds[found.ranking].precision.positives[place]}
-        for name, kind in found.kinds.items():
-            row[f"ap_{name}"] = kind.precision.per_label[place]
-            row |= _list_bounds(f"ap_{name}", kind.label_intervals, place)
-            if kind.decided is not None:
-                row[f"precision_{name}"] = kind.decided.precision[place]
-                row[f"recall_{name}"] = kind.decided.recall[place]
-        if found.difference is not None:
-            row["difference"] = found.difference.per_label[place]
-            row |= _list_bounds("difference", found.difference.label_intervals, place)
-        rows.append(row)
-    with (
-        explain_disk_faults(path.parent),
-        replacing(path) as written,
-        written.open("w", encoding="utf-8", newline="") as file,
-    ):
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
-
-
-def _list_bounds(name: str, intervals: "tuple[Interval | None, ...] | None", place: int) -> dict[str, object]:
-    if intervals is None:
-        return {}
-    interval = intervals[place]
-    return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}

@@ -2,10 +2,8 @@
 
 import argparse
 import copy
-import json
 import time
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,7 @@ from pivotpatch.cli.sources import (
     read_score_file,
     score_source,
 )
-from pivotpatch.errors import InputError, quote_fault, shorten
+from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
@@ -38,7 +36,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     report = verbs.add_parser(
         "report",
         help="write one HTML file with all that there is to know of a model",
-        description="Write one HTML file that opens offline: mAP with its interval, a table of the labels, curves, the "
+        description="Write one HTML file that opens offline: mAP with its interval, a table of the labels, the "
         "pairs of labels that mislead the model, with images, case studies, likely label errors and calibration.",
         usage="%(prog)s WHAT [DATA] [options]",
     )
@@ -55,7 +53,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     add_definitions(report)
     report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
     report.add_argument(
-        "--images", "--pictures", type=int, default=60, metavar="N", help=f"images to show at most, up to {MOST} (60)"
+        "--images", type=int, default=60, metavar="N", help=f"images to show at most, up to {MOST} (60)"
     )
     report.add_argument("--on-error", choices=["error", "skip"], help="what a broken image does (error)")
     report.set_defaults(run=run_report)
@@ -102,7 +100,6 @@ def run_report(args: argparse.Namespace) -> int:
                 empty=args.empty,
                 images=args.images,
                 generator=torch.Generator().manual_seed(SEED),
-                progress=shown.tell,
             )
             size = write_report(args.out, findings, subject, baseline=baseline, records=records, images=args.images)
     if state.is_main_process:
@@ -118,8 +115,7 @@ def _find_held_out(sources: list[Source]) -> "RecordSet | None":
     for config in (source.config for source in sources if source.config is not None):
         held = copy.copy(open_training_records(config).val)
         if held is not None:
-            apart = config.data.val is not None
-            held.name = f"{held.name}, the validation images" if apart else f"held out of {held.name}"
+            held.name = f"{held.name}, the validation images"
             return held
     for source in sources:
         if source.model is not None:
@@ -135,15 +131,11 @@ def _make_subject(
     from pivotpatch.models.named import is_named
     from pivotpatch.report.findings import Subject
     from pivotpatch.training.config import load_config
-    from pivotpatch.training.folder import read_log
 
     name = str(source.path) if is_named(str(source.path)) else source.path.resolve().name
     if source.model is None:
         scores = read_score_file(source.path, records=None if like else records, like=like)
-        facts = {"model": "known by its scores alone"}
-        if scores.closer_size is not None:
-            facts["closer look"] = f"at {scores.closer_size} pixels a side, in the place of patches"
-        return Subject(name, _drop_shares(scores), facts)
+        return Subject(name, scores, {"model": "known by its scores alone"})
     config, facts = source.config or load_config(None), _describe(source)
     if on_error is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"on_error": on_error})})
@@ -159,7 +151,7 @@ def _make_subject(
     list_not_read(scored.not_read, rest="")
     seconds, device = time.perf_counter() - started, next(source.model.parameters()).device.type
     facts["scoring"] = f"{seconds:.3g} s on {device}, {len(scored.scores) / seconds:.3g} images a second, with decoding"
-    return Subject(name, _drop_shares(scored.scores), facts, log=() if source.config is None else read_log(source.path))
+    return Subject(name, scored.scores, facts)
 
 
 def _select(source: Source, records: "RecordSet", like: "Scores") -> "RecordSet":
@@ -173,16 +165,10 @@ def _select(source: Source, records: "RecordSet", like: "Scores") -> "RecordSet"
     return records.select(like.indices.numpy()).keep_labels(like.labels)
 
 
-def _drop_shares(scores: "Scores") -> "Scores":
-    """Scores without their patches where nothing was mixed: case studies show shares in a TDE logit."""
-    return scores if "tde" in scores.logits else replace(scores, patch_logits=None, weights=None)
-
-
 def _describe(source: Source) -> dict[str, str]:
-    """What a model is made of, what it costs, and what its training did where it is a run's."""
+    """What a model is made of and what it costs."""
     from pivotpatch.models.classifier import IndependentClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
-    from pivotpatch.training.folder import METRICS
 
     model = source.model
     assert model is not None
@@ -191,20 +177,9 @@ def _describe(source: Source) -> dict[str, str]:
         passes = (not model.patch_only) + model.grid**2
     elif isinstance(model, IndependentClassifier):
         passes = len(model.labels)
-    facts = {
+    return {
         "model": f"{type(model).__name__}, {built.backbone}, {built.head} head, {side} x {side} pixels",
         "labels that it knows": f"{len(model.labels):,}",
         "weights": f"{sum(weight.numel() for weight in model.parameters()):,}",
         "forward passes per image": str(passes),
     }
-    path = source.path / METRICS
-    if source.config is None or not path.is_file():
-        return facts
-    try:
-        metrics = json.loads(path.read_text("utf-8"))
-        took, steps, best = timedelta(seconds=round(metrics["seconds"])), metrics["steps"], metrics["best_step"]
-        facts["training"] = f"{steps:,} steps in {took} on {source.config.data.train}; step {best:,} was chosen"
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        wrong = f"it cannot be read ({quote_fault(error)})"
-        raise InputError(str(path), wrong, "it is damaged: copy it again, or remove it") from None
-    return facts

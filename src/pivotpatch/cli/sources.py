@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pivotpatch.audit.evaluation import Policy
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.patch_inference import PatchInference
-    from pivotpatch.inference.score_file import Scale
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
     from pivotpatch.training.config import RunConfig
@@ -242,7 +241,6 @@ def read_score_file(
     *,
     records: "RecordSet | None" = None,
     like: "Scores | None" = None,
-    scale: "Scale" = "auto",
     tags_alone: bool = False,
     quiet: bool = False,
 ) -> "Scores":
@@ -255,7 +253,7 @@ def read_score_file(
         todo = f"make some first: pivotpatch evaluate {path} DATA --save x.parquet --keep-patches"
         raise InputError(str(path), f"is a {'folder' if path.is_dir() else 'model'}, not a file of scores", todo)
     told = (lambda _: None) if quiet else tell
-    return read_scores(path, records=records, like=like, scale=scale, tags_alone=tags_alone, tell=told)
+    return read_scores(path, records=records, like=like, tags_alone=tags_alone, tell=told)
 
 
 def list_not_read(not_read: Mapping[str, str], *, rest: str = ", --json lists all") -> None:

@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pivotpatch.core.metrics import Definition, EmptyRule, average_precision, measure_counts
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError
 
 _CHUNKS = (16, 64)  # resamples at once, fewest and most
 _COUNTS = 1 << 18  # how often images were drawn: numbers that a processor's cache holds
-_ITEMS = 1 << 24  # images of all labels together that are held in order at once
 F1_MEASURES = ("CF1", "OF1")
 _COLUMNS = 1000  # labels whose quantiles are found at once
 
@@ -45,7 +44,7 @@ class ResampledPrecision:
     def bound_mean(self, name: str, *, minus: str | None = None, confidence: float = 0.95) -> Interval:
         """The interval of a matrix's mAP, or of the difference of two.
 
-        The percentiles of the resamples, moved back by the bootstrap's own bias: a image that is drawn twice counts
+        The percentiles of the resamples, moved back by the bootstrap's own bias: an image that is drawn twice counts
         twice at its place, so that resamples of rare labels come out too high, and the mean over many labels hides
         everything but that. A label without a positive image in a resample is left out of that resample's mean.
         """
@@ -60,9 +59,6 @@ class ResampledPrecision:
         return [None if row[0] != row[0] else Interval(*row) for row in bounds.T.tolist()]
 
     def _pick(self, name: str, minus: str | None) -> tuple[Tensor, Tensor]:
-        for asked in (name, *([minus] if minus else [])):
-            if asked not in self.measured:
-                raise InputError("bootstrap", f"there are no scores {asked!r}", choose_one_of(asked, self.measured))
         if minus is None:
             return self.measured[name], self.drawn[name]
         return self.measured[name] - self.measured[minus], self.drawn[name] - self.drawn[minus]
@@ -87,8 +83,6 @@ class ResampledF1:
 
 def _bound(measured: Tensor, drawn: Tensor, confidence: float, *, paired: bool) -> Tensor:
     """Values and bounds (3,K) of what was measured (K,), from the same in resamples (R,K)."""
-    if not 0 < confidence < 1:
-        raise InputError("bootstrap", f"confidence is {confidence}", "give a share between 0 and 1, such as 0.95")
     ends = torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=drawn.dtype)
     parts = drawn.split(_COLUMNS, dim=1)  # torch refuses quantiles of very large tensors
     quantiles = torch.cat([part.nanquantile(ends, dim=0) for part in parts], dim=1)
@@ -123,23 +117,19 @@ def resample_average_precision(
     """
     if resamples < 1:
         raise InputError("bootstrap", f"{resamples} resamples", "give 1 or more; 1,000 are usual")
-    if not scores:
-        raise InputError("bootstrap", "there are no scores", "give at least one matrix (N, L)")
     measured = {}
     for name, matrix in scores.items():
         found = average_precision(matrix, target, definition=definition).per_label
         measured[name] = torch.tensor([torch.nan if value is None else value for value in found], dtype=torch.float64)
     target = target.float().cpu()
-    count, labels = target.shape
-    chunk = min(max(_COUNTS // count, _CHUNKS[0]), _CHUNKS[1])
-    seeds = torch.randint(2**62, (-(-resamples // chunk),), generator=generator).tolist()
-    drawn = {name: torch.full((resamples, labels), torch.nan, dtype=torch.float64) for name in scores}
-    for name, matrix in scores.items():
-        for block in torch.arange(labels).split(max(_ITEMS // count, 1)):
-            plan = _Plan.make(matrix[:, block].detach().cpu(), target[:, block])
-            for number, counts in enumerate(_draw_counts(count, resamples, chunk=chunk, seeds=seeds)):
-                rows = slice(number * chunk, number * chunk + counts.shape[1])
-                drawn[name][rows, block[plan.labels]] = plan.measure(counts, definition)
+    plans = {name: _Plan.make(matrix.detach().cpu(), target) for name, matrix in scores.items()}
+    parts: dict[str, list[Tensor]] = {name: [] for name in scores}
+    for counts in _draw_counts(len(target), resamples, generator):
+        for name, plan in plans.items():
+            values = torch.full((counts.shape[1], target.shape[1]), torch.nan, dtype=torch.float64)
+            values[:, plan.labels] = plan.measure(counts, definition)
+            parts[name].append(values)
+    drawn = {name: torch.cat(each) for name, each in parts.items()}
     return ResampledPrecision(definition, measured, drawn)
 
 
@@ -167,10 +157,8 @@ def resample_f1(
     """
     target = target.float().cpu()
     present, known, count = target == 1, ~target.isnan(), len(target)
-    chunk = min(max(_COUNTS // count, _CHUNKS[0]), _CHUNKS[1])
-    seeds = torch.randint(2**62, (-(-resamples // chunk),), generator=generator).tolist()
     # The first row counts each image once: what was measured.
-    counts = chain([torch.ones(count, 1)], _draw_counts(count, resamples, chunk=chunk, seeds=seeds))
+    counts = chain([torch.ones(count, 1)], _draw_counts(count, resamples, generator))
     decided = {name: each.cpu() & known for name, each in given.items()}
     parts: dict[str, list[Tensor]] = {name: [] for name in given}
     for drawn in counts:
@@ -182,9 +170,10 @@ def resample_f1(
     return ResampledF1({name: torch.cat(each, dim=1) for name, each in parts.items()})
 
 
-def _draw_counts(count: int, resamples: int, *, chunk: int, seeds: list[int]) -> Iterator[Tensor]:
-    """How often each picture was drawn (N,r), for r resamples at a time; the same for the same seeds."""
-    for number, seed in enumerate(seeds):
+def _draw_counts(count: int, resamples: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """How often each image was drawn (N,r), for r resamples at a time."""
+    chunk = min(max(_COUNTS // count, _CHUNKS[0]), _CHUNKS[1])
+    for number, seed in enumerate(torch.randint(2**62, (-(-resamples // chunk),), generator=generator).tolist()):
         size = min(chunk, resamples - number * chunk)
         drawn = torch.randint(count, (count, size), generator=torch.Generator().manual_seed(seed))
         cells = drawn * size + torch.arange(size)

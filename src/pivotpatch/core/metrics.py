@@ -198,10 +198,6 @@ def precision_recall(
     if empty not in ("zero", "skip"):
         raise InputError("precision_recall", f"unknown rule {empty!r}", choose_one_of(empty, ("zero", "skip")))
     target, names = check_scores(scores, target, labels=labels, where="precision_recall")
-    if not hasattr(policy, "decide"):
-        number = isinstance(policy, (int, float))
-        todo = f"write Fixed({policy})" if number else "give Fixed, PerLabel, PriorMatched or TopK"
-        raise InputError("precision_recall", f"policy is {policy!r}", todo)
     known = ~torch.isnan(target)
     given = policy.decide(scores.detach(), known=known) & known
     present = target == 1

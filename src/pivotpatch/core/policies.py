@@ -6,7 +6,7 @@ labels of each image.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -149,10 +149,7 @@ class Given:
 
     decisions: Tensor
 
-    @property
-    def definition(self) -> str:
-        """The rule in words."""
-        return "the tags in the file"
+    definition: ClassVar[str] = "the tags in the file"
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """The decisions (B,L), whatever the scores (B,L)."""

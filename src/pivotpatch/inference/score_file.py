@@ -1,15 +1,14 @@
-"""Scores as files: Parquet or CSV, written by us or by anybody else, and the tags that `predict --out` writes."""
+"""Scores as files: our Parquet, anybody's table with a column per label, and the tags that `predict --out` writes."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
@@ -17,23 +16,18 @@ from torch import Tensor
 
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import check_lam, check_temperature
-from pivotpatch.data.decoding import MAX_SIDE
 from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import open_parquet, read_columns, read_schema
-from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault, shorten
+from pivotpatch.errors import InputError, choose_one_of, quote_fault, shorten
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.writing import explain_disk_faults, replacing
 
-Scale = Literal["auto", "logits", "probs"]
-"""What scores of no stated kind are; "auto" takes them for probabilities where all of them are in [0, 1]."""
 SUFFIXES = (".parquet", ".csv", ".jsonl")
-_WRITTEN = SUFFIXES[:2]
 _SCHEMA = 1
-_PICTURE, _TARGET, _UNSTATED = "picture", "target", "scores"  # the last: scores whose kind a file does not tell
+_PICTURE, _TARGET, _TRUTH = "picture", "target", "target:"
 _TAGS = {"picture", "labels", "probs"}  # columns of what `predict --out` wrote
-_CONSTANTS = ("lam", "temperature", "closer_size")  # columns of a table with one value
-_NOTED = (*_CONSTANTS, "overlap", "data", "network", "thresholds")
+_NOTED = ("lam", "temperature", "closer_size", "overlap", "data", "network", "thresholds")
 _PATCHES = ("patch_logits", "weights")
 _OURS = b"pivotpatch"  # the metadata of a Parquet file that is ours
 _GROUP = 1 << 22  # numbers of a Parquet row group
@@ -43,12 +37,10 @@ _MOST = 0.5  # share of images without scores, or of other truth, above which a 
 _LOWEST, _HIGHEST = -104.0, 37.0
 
 
-def check_score_file(path: Path, *, patches: bool = False) -> None:
+def check_score_file(path: Path) -> None:
     """Refuse a name that scores cannot be written to, before the work that makes them."""
-    if path.suffix.lower() not in _WRITTEN:
-        raise InputError(str(path), "is no score file", f"name one that ends in {' or '.join(_WRITTEN)}")
-    if patches and path.suffix.lower() == ".csv":
-        raise InputError(str(path), "a CSV file cannot hold patches", "write .parquet, or leave them out")
+    if path.suffix.lower() != ".parquet":
+        raise InputError(str(path), "is no score file", "name one that ends in .parquet")
     if not path.absolute().parent.is_dir():
         raise InputError(str(path), f"there is no folder {path.parent}", "make it first")
 
@@ -61,43 +53,28 @@ def check_pictures(pictures: Sequence[str], where: str) -> None:
 
 
 def write_scores(scores: Scores, path: str | Path) -> None:
-    """Write scores to a file, whole or not at all.
+    """Write scores to a .parquet file, whole or not at all; `read_scores` returns the same.
 
-    A .parquet file holds all of them, and `read_scores` returns the same. A .csv file has a column per kind and label,
-    and no room for patches, thresholds and calibration.
+    It has a row per image and a list per kind: a column per kind and label would take longer than their numbers.
     """
     path = Path(path)
-    check_score_file(path, patches=scores.patch_logits is not None)
+    check_score_file(path)
     check_pictures(scores.pictures, str(path))
     # Unknown is -1, so that the target needs a byte each.
     tensors = {_TARGET: scores.target.nan_to_num(-1).to(torch.int8), **scores.logits}
     tensors |= {name: held for name in _PATCHES if (held := getattr(scores, name)) is not None}
-    arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
-    with explain_disk_faults(path.parent), replacing(path) as written:
-        (_write_csv if path.suffix.lower() == ".csv" else _write_parquet)(scores, arrays, written)
-
-
-def _write_parquet(scores: Scores, arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """One row per image, one list per kind: tens of thousands of columns would take longer than their numbers."""
     columns: dict[str, Any] = {_PICTURE: pa.array(scores.pictures, pa.string())}
-    for name, array in arrays.items():
-        flat = array.reshape(len(array), -1)
+    widest = 1
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous().numpy().reshape(len(scores), -1)
         columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), flat.shape[1])
+        widest = max(widest, flat.shape[1])
     note = {"schema": _SCHEMA, "labels": scores.labels, **{name: getattr(scores, name) for name in _NOTED}}
     note["calibration"] = scores.calibration and scores.calibration.to_dict()
     table = pa.table(columns).replace_schema_metadata({_OURS: json.dumps(note)})
-    width = max(array[:1].size for array in arrays.values())
-    pq.write_table(table, path, compression="zstd", use_dictionary=False, row_group_size=max(_GROUP // width, 1))
-
-
-def _write_csv(scores: Scores, arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    columns: dict[str, Any] = {_PICTURE: pa.array(scores.pictures)}
-    constants = {name: getattr(scores, name) for name in _CONSTANTS}
-    columns |= {name: pa.array(np.full(len(scores), value)) for name, value in constants.items() if value is not None}
-    for kind, array in arrays.items():
-        by_label = np.asfortranarray(array)
-        columns |= {f"{kind}:{label}": pa.array(by_label[:, place]) for place, label in enumerate(scores.labels)}
-    pacsv.write_csv(pa.table(columns), path)
+    with explain_disk_faults(path.parent), replacing(path) as written:
+        rows = max(_GROUP // widest, 1)
+        pq.write_table(table, written, compression="zstd", use_dictionary=False, row_group_size=rows)
 
 
 def read_scores(
@@ -105,33 +82,30 @@ def read_scores(
     *,
     records: RecordSet | None = None,
     like: Scores | None = None,
-    scale: Scale = "auto",
     tags_alone: bool = False,
     tell: Tell | None = None,
 ) -> Scores:
     """Read scores that `write_scores` wrote, that other people made, or tags that `pivotpatch predict --out` wrote.
 
     Other people's CSV or Parquet table has a column `picture` (or one of the names that `table:` data sets use) and one
-    column per label. `target:LABEL` columns tell the truth: 1 present, 0 absent, -1 or nothing unknown. Columns of
-    logits may tell their kind: `image:LABEL`, `patch:LABEL`, `tde:LABEL`, and then `lam` and `temperature` beside them.
+    column per label, probabilities where all of them are in [0, 1], else logits. Probabilities become logits in
+    float64, 0 and 1 finite ones. `target:LABEL` columns tell the truth: 1 present, 0 absent, -1 or nothing unknown.
 
     Args:
         path: the file.
         records: the data set of the images. They are found in it by their names, in whatever order, and no others.
             The truth comes from it, also where the file tells one; a file where most of it is another is refused.
-            Its labels may be more than the file's, or with `tell` fewer: those that both have are read.
+            The labels that both have are read.
         like: scores of the same images, whose labels, order and truth are taken instead.
-        scale: what scores of no stated kind are. Probabilities become logits in float64, 0 and 1 finite ones.
         tags_alone: read tags without the probabilities of all labels, too; logits of labels that are not given are NaN.
         tell: told a line each about images of `records` that have no scores (they are left out, up to half of
-            them; without `tell` there must be none), about labels that `records` lack (likewise), about truth that
-            differs, and what "auto" took the scores for.
+            them; without `tell` there must be none), about labels that `records` lack, about truth that differs, and
+            what the numbers were taken for.
     """
     path, where = Path(path), str(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(where, "is no score file", f"name one that ends in {' or '.join(SUFFIXES)}")
-    if not path.is_file():
-        raise InputError(where, "there is no such file", "check the path")
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        wrong = "there is no such file" if path.suffix.lower() in SUFFIXES else "is no score file"
+        raise InputError(where, wrong, f"name one that ends in {' or '.join(SUFFIXES)}")
     schema = read_schema(path)
     note = (schema.metadata or {}).get(_OURS)
     if note is not None:
@@ -139,7 +113,7 @@ def read_scores(
     elif set(schema.names) - {"all_probs"} == _TAGS:
         scores = _read_tags(path, schema, tags_alone=tags_alone)
     else:
-        scores = _read_table(path, schema, scale=scale, tell=tell)
+        scores = _read_table(path, schema.names, tell=tell)
     if like is not None or records is not None:
         return _align(scores, where, records=records, like=like, tell=tell)
     if scores.target.isnan().all():
@@ -149,7 +123,7 @@ def read_scores(
 
 
 def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
-    """A file of `_write_parquet`, one column after the other, so that little is held twice."""
+    """A file of `write_scores`, one column after the other, so that little is held twice."""
     where, arrays = str(path), dict[str, NDArray[Any]]()
     try:
         told = json.loads(note)
@@ -158,6 +132,8 @@ def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
             raise InputError(where, wrong, "upgrade pivotpatch")
         labels = tuple(map(str, told["labels"]))
         noted = {name: told[name] for name in _NOTED if told.get(name) is not None}
+        if "closer_size" in noted:
+            noted["closer_size"] = int(noted["closer_size"])
         if "thresholds" in noted:
             noted["thresholds"] = tuple(map(float, noted["thresholds"]))
         if told.get("calibration") is not None:
@@ -176,93 +152,44 @@ def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise InputError(where, f"its note or a column cannot be read ({quote_fault(error)})", _DAMAGED) from None
+    check_lam(noted.get("lam", 1.0), where)
+    check_temperature(noted.get("temperature", 1.0), where)
     return _make_scores(where, pictures, labels, arrays, noted)
 
 
-def _read_table(path: Path, schema: pa.Schema, *, scale: Scale, tell: Tell | None) -> Scores:
+def _read_table(path: Path, names: Sequence[str], *, tell: Tell | None) -> Scores:
     """A table with a column per label: what other people have, or can make in a line."""
-    where = str(path)
-    picture, by_kind, constants = _choose_columns(schema.names, where)
-    labels = tuple(next(columns for kind, columns in by_kind.items() if kind != _TARGET))
-    numbers = [*constants, *(name for columns in by_kind.values() for name in columns.values())]
-    table = read_columns(path, [picture, *numbers], types=dict.fromkeys(numbers, pa.float64()))
-    names = table.column(picture).cast(pa.string())
-    if table.num_rows == 0 or names.null_count:
-        wrong = f"{names.null_count} rows have no image in {picture!r}" if names.null_count else "the table has no rows"
-        raise InputError(where, wrong, "give at least one image, and name each one")
-
-    def read(name: str) -> NDArray[np.float64]:
-        column = table.column(name)
-        if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type) or column.type == pa.bool_()):
-            raise InputError(where, f"column {name!r} holds {column.type}, no numbers", "leave it out, or correct it")
-        values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
-        return values
-
-    noted = {}
-    for name in constants:
-        values = read(name)
-        if not (values == values[0]).all():
-            raise InputError(where, f"column {name!r} changes from row to row", "give one value for all images")
-        noted[name] = values[0].item()
-    arrays = {kind: np.stack([read(columns[label]) for label in labels]).T for kind, columns in by_kind.items()}
-    if _UNSTATED in arrays:
-        arrays["image"] = _read_unstated(arrays.pop(_UNSTATED), scale=scale, where=where, tell=tell)
-    else:
-        arrays = {kind: values.astype(np.float32) for kind, values in arrays.items()}
-    return _make_scores(where, tuple(names.to_pylist()), labels, arrays, noted)
-
-
-def _choose_columns(names: Sequence[str], where: str) -> tuple[str, dict[str, dict[str, str]], list[str]]:
-    """Which column names the images, which hold a label by kind, and which are constant."""
-    unnamed = [name for name in names if not name.strip() or name.startswith("__index_level_")]
-    if unnamed:
-        todo = "write the table without row numbers (pandas: index=False)"
-        raise InputError(where, f"a column is named {unnamed[0]!r}", todo)
-    picture = find_column((_PICTURE, *IMAGE_COLUMNS), names)
+    where, picture = str(path), find_column((_PICTURE, *IMAGE_COLUMNS), names)
     if picture is None:
         raise InputError(where, f"no column of images among {shorten(names, limit=5)}", f"name it {_PICTURE!r}")
-    by_kind: dict[str, dict[str, str]] = {}
-    plain = []
-    for name in names:
-        kind, colon, label = name.partition(":")
-        if colon and kind in (_TARGET, *KINDS):
-            by_kind.setdefault(kind, {})[label] = name
-        elif name != picture:
-            plain.append(name)
-    stated = by_kind.keys() & set(KINDS)
-    constants = [name for name in plain if stated and name in _CONSTANTS]
-    if not stated:
-        by_kind[_UNSTATED] = {name: name for name in plain}
-    elif len(plain) > len(constants):
-        strange = next(name for name in plain if name not in _CONSTANTS)
-        todo = "leave it out, or write its kind before all labels, such as image:cat"
-        raise InputError(where, f"column {strange!r} stands beside those of a stated kind", todo)
-    first = next(kind for kind in by_kind if kind != _TARGET)
-    LabelSpace(tuple(by_kind[first]))
-    for kind, columns in by_kind.items():
-        if strange_labels := sorted(by_kind[first].keys() ^ columns.keys()):
-            wrong = f"{len(strange_labels)} labels have no {first} or no {kind} column ({shorten(strange_labels)})"
-            raise InputError(where, wrong, choose_one_of(strange_labels[0], by_kind[first].keys() & columns.keys()))
-    return picture, by_kind, constants
-
-
-def _read_unstated(values: NDArray[np.float64], *, scale: Scale, where: str, tell: Tell | None) -> NDArray[np.float64]:
-    """Logits of scores (N,L); those of probabilities in float64, so that their order and their ties stay."""
-    low, high = values.min(), values.max()
-    if scale == "logits" or np.isnan(low):  # what is not a number is refused later
-        return values
+    labels = tuple(name for name in names if name != picture and not name.startswith(_TRUTH))
+    truth = tuple(name.removeprefix(_TRUTH) for name in names if name.startswith(_TRUTH))
+    if truth and (strange := sorted(set(labels) ^ set(truth))):
+        wrong = f"{len(strange)} labels have no scores or no target column ({shorten(strange)})"
+        raise InputError(where, wrong, f"name columns like {truth[0]!r} and '{_TRUTH}{truth[0]}', and no others")
+    columns = {"image": labels, **({_TARGET: [f"{_TRUTH}{label}" for label in labels]} if truth else {})}
+    LabelSpace(labels)
+    numbers = [name for each in columns.values() for name in each]
+    table = read_columns(path, [picture, *numbers], types=dict.fromkeys(numbers, pa.float64()))
+    try:
+        pictures = tuple(table.column(picture).cast(pa.string()).to_pylist())
+        read = {name: table.column(name).cast(pa.float64(), safe=False).to_numpy() for name in numbers}
+    except pa.ArrowException as error:
+        raise InputError(where, f"a column holds no numbers ({quote_fault(error)})", "leave it out") from None
+    if not pictures or None in pictures:
+        raise InputError(where, "it has no rows, or one without an image", "give at least one image, and name each")
+    arrays = {kind: np.stack([read[name] for name in each], axis=1) for kind, each in columns.items()}
+    low, high = arrays["image"].min(), arrays["image"].max()
     probable = low >= 0 and high <= 1
-    if scale == "auto" and tell is not None:
-        hint = "; divide by 100 if they are per cent" if not probable and low >= 0 and high <= 100 else ""
-        kind = "probabilities" if probable else "logits"
-        tell(f"{where}: scores from {low:.3g} to {high:.3g} are taken for {kind}{hint}")
-    if scale == "probs" and not probable:
-        wrong = f"scores from {low:.3g} to {high:.3g} are no probabilities"
-        raise InputError(where, wrong, "read them as logits, or correct them")
-    return _to_logits(values) if probable else values
+    if tell is not None and low == low:  # what is not a number is refused below
+        tell(f"{where}: scores from {low:.3g} to {high:.3g} are taken for {'probabilities' if probable else 'logits'}")
+    if probable:
+        arrays["image"] = _to_logits(arrays["image"])
+    return _make_scores(where, pictures, labels, arrays, {})
 
 
 def _to_logits(probs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """In float64, so that their order and their ties stay."""
     logits: NDArray[np.float64] = torch.from_numpy(probs).logit().clamp(_LOWEST, _HIGHEST).numpy()
     return logits
 
@@ -304,33 +231,23 @@ def _make_scores(
     pictures: tuple[str, ...],
     labels: tuple[str, ...],
     arrays: Mapping[str, NDArray[Any]],
-    noted: dict[str, Any],
+    noted: Mapping[str, Any],
 ) -> Scores:
     """Check what a file holds, and make scores of it; the target is unknown where it tells none."""
     LabelSpace(labels)
     check_pictures(pictures, where)
-    check_lam(noted.get("lam", 1.0), where)
-    check_temperature(noted.get("temperature", 1.0), where)
-    if "closer_size" in noted:
-        size = noted["closer_size"]
-        if not isinstance(size, int | float) or not 1 <= size <= MAX_SIDE:
-            raise InputError(where, f"'closer_size' is {quote(size)}", "give pixels per side, or leave it out")
-        noted["closer_size"] = int(size)
     target = np.array(arrays.get(_TARGET, np.full((len(pictures), len(labels)), -1)), dtype=np.float32)
     target[target == -1] = np.nan
     wrong = ~(np.isnan(target) | (target == 0) | (target == 1))
     if wrong.any():
         raise InputError(where, f"the target holds {target[wrong][0]:g}", "write 1, 0, or -1 for unknown")
     tensors: dict[str, Tensor] = {}
-    for name in (*KINDS, *_PATCHES):
-        if name not in arrays:
-            continue
+    for name in (each for each in (*KINDS, *_PATCHES) if each in arrays):
         values = torch.from_numpy(np.require(arrays[name], requirements=["C", "W"]))  # Arrow's arrays are not
         tensors[name] = values if values.dtype == torch.float64 else values.float()
         odd = (~values.isfinite()).nonzero()
         if len(odd):
-            place = f"row {int(odd[0, 0])}, label {int(odd[0, -1])}"
-            told = f"a number of {name!r} is {values[tuple(odd[0])].item():g} ({place})"
+            told = f"a number of {name!r} is {values[tuple(odd[0])].item():g} (row {int(odd[0, 0])})"
             raise InputError(where, told, "find where the model made it, or leave that image out")
     patches: dict[str, Any] = {name: tensors.pop(name) for name in _PATCHES if name in tensors}
     return Scores(labels, pictures, torch.from_numpy(target), tensors, **patches, **noted)
@@ -343,10 +260,8 @@ def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Score
         target, indices = like.target, like.indices
     else:
         assert records is not None
-        if scores.labels != records.labels.names and tell is not None:
-            records = keep_common_labels(records, scores.labels, whose=where, tell=tell)
-        elif scores.labels != records.labels.names:
-            records = records.keep_labels(scores.labels)
+        if scores.labels != records.labels.names:
+            records = keep_common_labels(records, scores.labels, whose=where, tell=tell or (lambda _: None))
         other, labels, target = records.name, records.labels.names, records.target()
         wanted = tuple(records.images.name(records.place(index)) for index in range(len(records)))
         indices = torch.arange(len(records))
@@ -385,18 +300,18 @@ def _name_as(scores: Scores, wanted: Sequence[str], where: str, other: str, tell
             found[row] = name
     if tell is not None and 0 < len(found) < len(scores):
         tell(f"{where}: {len(scores) - len(found):,} of {len(scores):,} images are not in {other} and are left out")
-    kept = scores.select(torch.tensor(list(found), dtype=torch.int64)) if found else scores
-    kept = replace(kept, pictures=tuple(found.values()) or scores.pictures)
+    if not found:
+        return scores
+    kept = replace(scores.select(torch.tensor(list(found))), pictures=tuple(found.values()))
     check_pictures(kept.pictures, where)
     return kept
 
 
 def _match(names: Sequence[str], wanted: Sequence[str], *, what: str, where: str, other: str) -> list[int]:
-    """Where each wanted name stands among names."""
+    """Where each wanted name stands among names; a file may know more labels than are asked for, but no more images."""
     places = {name: place for place, name in enumerate(names)}
-    extra = sorted(places.keys() - set(wanted))
-    missing = [name for name in wanted if name not in places]
-    if extra and (what == "images" or missing):  # a file may know more labels than are asked for
+    extra, missing = sorted(places.keys() - set(wanted)), [name for name in wanted if name not in places]
+    if extra and (what == "images" or missing):
         hint = choose_one_of(extra[0], wanted) if what == "labels" else f"there they are named like {wanted[0]!r}"
         raise InputError(where, f"{len(extra)} {what} are not in {other} ({shorten(extra)})", hint)
     if missing:

@@ -125,10 +125,6 @@ class Scores:
         plain = replace(self, patch_logits=None, weights=None, thresholds=None, calibration=None)
         return replace(plain, logits={kind: self.get(kind)})
 
-    def mix(self, *, lam: float | None = None, temperature: float | None = None) -> Tensor:
-        """TDE logits (N,L) with another lam or temperature, see `remix`."""
-        return self.remix(lam=lam, temperature=temperature).get("tde")
-
     def remix(self, *, lam: float | None = None, temperature: float | None = None) -> "Scores":
         """The same images with another lam or temperature; no model is asked.
 

@@ -1,16 +1,14 @@
 """What a report tells of a model, as numbers: measured here, drawn and written elsewhere."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from pivotpatch.audit.cases import CaseStudy, study_case
+from pivotpatch.audit.cases import CaseStudy, find_cases
 from pivotpatch.audit.cooccurrence import (
-    FEW,
     FalsePositive,
     PairComparison,
     compare_pairs,
@@ -24,7 +22,6 @@ from pivotpatch.audit.label_errors import LabelError, find_label_errors
 from pivotpatch.core.metrics import Definition, EmptyRule
 from pivotpatch.core.policies import Fixed, PerLabel
 from pivotpatch.inference.scores import Scores
-from pivotpatch.training.plots import LogEntries
 from pivotpatch.tuning.calibration import (
     CalibrationQuality,
     Reliability,
@@ -32,10 +29,8 @@ from pivotpatch.tuning.calibration import (
     judge_calibration,
     reliability,
 )
-from pivotpatch.tuning.thresholds import ThresholdCurve, threshold_curve
 
 BASELINE = "baseline"
-PANELS = 6  # labels whose curves are drawn
 PAIRS_PER_LABEL = 3  # of the worst, so that one label does not hide all others
 _EXAMPLES = 3  # images of each pair
 _ENOUGH = 50  # images that a calibration is fitted on
@@ -49,14 +44,12 @@ class Subject:
         name: for headings.
         scores: what it says of the images, and what is true; they decide by their own thresholds where they have them.
         facts: what else is known of it, in words, by name.
-        log: of its training, where it comes from a run.
         fitted_here: whether what decides may have been fitted on these very images, which the report then says.
     """
 
     name: str
     scores: Scores
     facts: Mapping[str, str] = field(default_factory=dict)
-    log: LogEntries = ()
     fitted_here: bool = False
 
 
@@ -83,7 +76,6 @@ class Findings:
         evaluation: of each kind of logits, and of the baseline.
         thresholds: L numbers that decide about the kind to rank by; None where the policy is of another kind.
         reference: what the model is compared with, in words; None where there is nothing.
-        panels: precision and recall of chosen labels, by label and kind; their thresholds are ranks of logits.
         comparison: pairs of labels beside the reference.
         worst: the worst pairs.
         cases: where the model is nearer to the truth than the reference by most, and where farther from it by most.
@@ -94,7 +86,6 @@ class Findings:
     evaluation: Evaluation
     thresholds: tuple[float, ...] | None
     reference: str | None
-    panels: Mapping[str, Mapping[str, ThresholdCurve]]
     comparison: PairComparison | None
     worst: tuple[WorstPair, ...]
     cases: tuple[CaseStudy, ...]
@@ -117,7 +108,6 @@ def gather_findings(
     images: int = 60,
     resamples: int = 1000,
     generator: torch.Generator,
-    progress: Callable[[str, int, int | None], None] = lambda *_: None,
 ) -> Findings:
     """Measure all that a report tells.
 
@@ -132,13 +122,11 @@ def gather_findings(
         images: how many will be shown: cases, pairs and label errors get their shares, and six each without any.
         resamples: of the bootstrap.
         generator: draws them.
-        progress: told what is done.
     """
     scores, other = subject.scores, None if baseline is None else baseline.scores
     reference = other
     if baseline is None and scores.ranking != "image" and "image" in scores.logits:
         reference = scores.only("image")
-    progress("measure", 0, 3)
     evaluation = evaluate_scores(
         scores,
         policy=policy,
@@ -148,10 +136,10 @@ def gather_findings(
         baseline=other,
         generator=generator,
     )
-    progress("measure", 1, 3)
     comparison, worst = _audit(scores, reference, max(images // 6, 6))
-    cases = _find_cases(scores, reference, max(images // 5, 6), named=baseline is not None)
-    progress("measure", 2, 3)
+    cases: list[CaseStudy] = []
+    if reference is not None and scores.weights is not None and "tde" in scores.logits:
+        cases = find_cases(scores, reference, count=max(images // 5, 6))
     calibration: dict[str, Calibrated] = {}
     errors: list[LabelError] = []
     if len(scores) >= _ENOUGH and bool((scores.target == 0).any()):
@@ -160,16 +148,14 @@ def gather_findings(
         for name, values in {"before": scores.probs(scores.ranking).float(), "after": probs.float()}.items():
             quality = judge_calibration(values, scores.target, labels=scores.labels)
             calibration[name] = Calibrated(reliability(values, scores.target), quality)
-    progress("measure", 3, 3)
     named = "the image logits of the same model" if baseline is None else f"the baseline {baseline.name}"
     return Findings(
         evaluation=evaluation,
         thresholds=_find_thresholds(scores, policy, empty),
         reference=named if reference is not None else None,
-        panels=_make_panels(scores, other, _choose_labels(evaluation)),
         comparison=comparison,
         worst=worst,
-        cases=cases,
+        cases=tuple(cases),
         errors=tuple(errors),
         calibration=calibration,
     )
@@ -184,37 +170,6 @@ def _find_thresholds(scores: Scores, policy: Policy | None, empty: EmptyRule) ->
     return None
 
 
-def _choose_labels(evaluation: Evaluation) -> list[int]:
-    """Labels from the best to the worst, evenly between: by gain over the reference, or by average precision."""
-    precision = evaluation.kinds[evaluation.ranking].precision
-    difference = evaluation.difference or evaluation.gain
-    values = precision.per_label if difference is None else difference.per_label
-    known = [(value, label) for label, value in enumerate(values) if value is not None]
-    frequent = [(value, label) for value, label in known if precision.positives[label] >= FEW]
-    ranked = sorted(frequent if len(frequent) >= PANELS else known, reverse=True)
-    places = torch.linspace(0, len(ranked) - 1, min(PANELS, len(ranked))).round().int().tolist()
-    return [ranked[place][1] for place in places]
-
-
-def _make_panels(scores: Scores, baseline: Scores | None, labels: list[int]) -> dict[str, dict[str, ThresholdCurve]]:
-    sources = dict(scores.logits)
-    if baseline is not None:
-        sources[BASELINE] = baseline.get(baseline.ranking)
-    return {
-        scores.labels[label]: {
-            name: threshold_curve(_rank(logits[:, label]), scores.target[:, label]) for name, logits in sources.items()
-        }
-        for label in labels
-    }
-
-
-def _rank(logits: Tensor) -> Tensor:
-    """Numbers (N,) between 0 and 1 in the order of logits (N,), where probabilities near 1 would be all alike."""
-    levels, place = logits.unique(return_inverse=True)
-    ranks: Tensor = (place + 1).double() / (len(levels) + 1)
-    return ranks
-
-
 def _audit(scores: Scores, reference: Scores | None, count: int) -> tuple[PairComparison | None, tuple[WorstPair, ...]]:
     """Pairs under decisions that models can be compared by: each label is given to as many images as show it."""
     rates = rate_pairs(scores)
@@ -224,33 +179,11 @@ def _audit(scores: Scores, reference: Scores | None, count: int) -> tuple[PairCo
     theirs = {}
     if comparison is not None:
         theirs = dict(zip(rates.names, comparison.baseline.fpr.tolist(), strict=True))
-    decided, worst = decide(scores), list[WorstPair]()
-    seen, shown = Counter[str](), set[int]()
+    decided, worst, seen = decide(scores), list[WorstPair](), Counter[str]()
     for row in rank_pairs(rates, by="gap").to_dict()["pairs"]:
         label, context = row["label"], row["company"]
-        seen[label] += row["cfpr"] > 0
-        if not row["cfpr"] or seen[label] > PAIRS_PER_LABEL:
-            continue
-        found = find_false_positives(scores, label, context=context, decided=decided)
-        found = sorted(found, key=lambda each: each.row in shown)[:_EXAMPLES]  # new ones first
-        shown |= {each.row for each in found}
-        worst.append(WorstPair(row, theirs.get((label, context)), tuple(found)))
-        if len(worst) == count:
-            break
+        if row["cfpr"] and seen[label] < PAIRS_PER_LABEL and len(worst) < count:
+            seen[label] += 1
+            found = find_false_positives(scores, label, context=context, decided=decided)[:_EXAMPLES]
+            worst.append(WorstPair(row, theirs.get((label, context)), tuple(found)))
     return comparison, tuple(worst)
-
-
-def _find_cases(scores: Scores, reference: Scores | None, count: int, *, named: bool) -> tuple[CaseStudy, ...]:
-    """The greatest gains and the greatest losses over a reference, half of each, no label twice among either."""
-    if reference is None or scores.weights is None:
-        return ()
-    target = scores.target
-    rise = scores.probs(scores.ranking) - reference.probs(reference.ranking)
-    gain = torch.where(target == 1, rise, -rise).masked_fill(target.isnan(), 0.0)
-    best, worst = gain.max(dim=0), gain.min(dim=0)
-    gained = [label for label in best.values.argsort(descending=True).tolist() if best.values[label] > 0]
-    lost = [label for label in worst.values.argsort().tolist() if worst.values[label] < 0]
-    chosen = [(int(best.indices[label]), label) for label in gained[: count - count // 2]]
-    chosen += [(int(worst.indices[label]), label) for label in lost[: count // 2]]
-    rival = reference if named else None
-    return tuple(study_case(scores, row, label=label, baseline=rival) for row, label in chosen)

@@ -2,7 +2,6 @@
 
 import math
 import re
-import warnings
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
-import matplotlib as mpl
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -29,24 +27,19 @@ from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings, Subject
-from pivotpatch.training.plots import plot_curves
-from pivotpatch.tuning.plots import CURVE_COLOURS, plot_precision_recall, plot_reliability
+from pivotpatch.tuning.plots import CURVE_COLOURS, plot_reliability
 from pivotpatch.writing import explain_disk_faults, replacing
 
 LIMIT = 5_000_000
 """Bytes that a report never reaches."""
-ROOM_FOR_IMAGES, ROOM_FOR_LABELS = 2_200_000, 1_000_000  # the rest is for figures and words
-LARGEST = 200_000
-"""Bytes of an SVG figure; a larger one is embedded as pixels."""
+ROOM_FOR_IMAGES, MOST_LABELS = 2_200_000, 1000  # characters, and rows; the rest is for figures and words
 SIDE = 240
 """Pixels of the longer side of an image."""
 NAMES = {"image": "image", "patch": "patch", "tde": "TDE"}
 _OPINIONS = {"image": "whole image", "patch": "its patches", "tde": "both (TDE)"}
-_QUALITIES = (75, 40)  # of JPEG; the second for images of noise, which are many times as large
-_LARGE = 24_000  # bytes of a small copy
 _SMALLEST = 0.68  # of its own size, to which a figure may shrink on a narrow screen before it scrolls
+_DPI = 150  # of figures
 _LONGEST = 160  # characters of a name that are shown
-_CELLS = 130  # bytes of a row of the table besides its name, at most
 # Signs that no XML may hold, halves of signs, and those that turn the text around them.
 _UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 _PAGE = files("pivotpatch.report") / "page"
@@ -105,8 +98,10 @@ def render_report(
         images: how many at most.
     """
     album = Album(subject.scores, records, count=images, room=ROOM_FOR_IMAGES)
-    evaluation, kept = findings.evaluation, _keep_labels(findings)
+    evaluation = findings.evaluation
     counted = evaluation.kinds[evaluation.ranking]
+    positives = counted.precision.positives
+    kept = sorted(sorted(range(len(positives)), key=lambda label: -positives[label])[:MOST_LABELS])
     results = {NAMES[kind]: each for kind, each in evaluation.kinds.items()}
     columns = ["label", "positives", *(f"AP {name}" for name in results)]
     if findings.difference is not None:
@@ -140,21 +135,19 @@ def render_report(
         "columns": [*columns, "threshold", "precision", "recall"],
         "rows": _list_rows(findings, kept),
         "left_out": len(evaluation.labels) - len(kept),
-        "cases": [_show_case(study, album, subject.scores.overlap) for study in findings.cases],
+        "cases": [_show_case(study, album, subject.scores.overlap, rival=baseline) for study in findings.cases],
         "worst": [(pair, [(each, album.copy(each.row)) for each in pair.examples]) for pair in findings.worst],
         "errors": [(error, album.copy(error.row)) for error in findings.errors],
         "per_label": PAIRS_PER_LABEL,
-        **_draw(findings, subject, baseline),
+        **_draw(findings, baseline),
     }
     headings = {
         "summary": ("Summary", True),
         "labels": ("Labels", True),
-        "curves": ("Precision and recall", context["panels"]),
         "cooccurrence": ("Co-occurring labels", context["pair_plot"] or context["worst"]),
         "cases": ("Case studies", context["cases"]),
         "errors": ("Likely label errors", context["errors"]),
         "calibration": ("Calibration", context["calibration_plot"]),
-        "training": ("Training", context["training_plot"]),
     }
     context["sections"] = {name: text for name, (text, there) in headings.items() if there}
     environment = jinja2.Environment(
@@ -184,18 +177,6 @@ def _list_facts(subject: Subject, baseline: Subject | None, records: RecordSet |
     return facts
 
 
-def _keep_labels(findings: Findings) -> list[int]:
-    """The labels that there is room for, in their own order: the most frequent."""
-    evaluation, room, kept = findings.evaluation, ROOM_FOR_LABELS, []
-    positives = evaluation.kinds[evaluation.ranking].precision.positives
-    for label in sorted(range(len(positives)), key=lambda label: -positives[label]):
-        room -= len(escape(clean(evaluation.labels[label])).encode()) + _CELLS
-        if room < 0:
-            break
-        kept.append(label)
-    return sorted(kept)
-
-
 def _list_rows(findings: Findings, labels: Iterable[int]) -> Iterator[list[str]]:
     evaluation, difference, thresholds = findings.evaluation, findings.difference, findings.thresholds
     counted = evaluation.kinds[evaluation.ranking]
@@ -214,65 +195,50 @@ def _list_rows(findings: Findings, labels: Iterable[int]) -> Iterator[list[str]]
         ]
 
 
-def _show_case(study: CaseStudy, album: "Album", overlap: float) -> dict[str, Any]:
+def _show_case(study: CaseStudy, album: "Album", overlap: float, *, rival: Subject | None) -> dict[str, Any]:
     """A case study with its image, its patches' shares, and how much nearer to the truth than the reference it is."""
-    other = study.image if study.baseline is None else study.baseline
     bars = [(_OPINIONS[kind], getattr(study, kind), CURVE_COLOURS[kind]) for kind in _OPINIONS]
-    if study.baseline is not None:
+    if rival is not None:
         bars.insert(0, (BASELINE, study.baseline, CURVE_COLOURS[BASELINE]))
     thumbnail = album.copy(study.row)
-    height = round(100 * thumbnail.height / thumbnail.width) if thumbnail and thumbnail.width else 100
+    height = round(100 * thumbnail.height / thumbnail.width) if thumbnail else 100
     side, grid = math.isqrt(len(study.weights)), None
     if side**2 == len(study.weights) and height >= side:
         boxes = patch_boxes(height, 100, grid=side, overlap=overlap)
         grid = {"height": height, "cells": list(zip(boxes, study.weights, strict=True))}
-    gain = (study.tde - other) * (1 if study.shown else -1)
+    gain = (study.tde - study.baseline) * (1 if study.shown else -1)
     return {"study": study, "gain": gain, "bars": bars, "thumbnail": thumbnail, "grid": grid}
 
 
-def _draw(findings: Findings, subject: Subject, baseline: Subject | None) -> dict[str, Any]:
-    """All figures, as HTML; None where there is nothing to draw."""
-    panels = {
-        label: embed_figure(plot_precision_recall(curves), text="precision against recall")
-        for label, curves in findings.panels.items()
-    }
-    pairs = reliability = training = None
+def _draw(findings: Findings, baseline: Subject | None) -> dict[str, Markup | None]:
+    """Both figures, as HTML; None where there is nothing to draw."""
+    pairs = reliability = None
     if findings.comparison is not None:
         figure = plot_pair_curves(findings.comparison, names=("model", BASELINE if baseline else "image logits"))
         pairs = embed_figure(figure, text="conditional FPR and TPR of all pairs, sorted by the reference")
     if findings.calibration:
         curves = {name: each.curve for name, each in findings.calibration.items()}
         reliability = embed_figure(plot_reliability(curves), text="share of positives by probability")
-    logs = {"": subject.log} if baseline is None or not baseline.log else {"model": subject.log, BASELINE: baseline.log}
-    if subject.log:
-        training = embed_figure(plot_curves(logs), text="loss and validation mAP over the epochs")
-    return {"panels": panels, "pair_plot": pairs, "calibration_plot": reliability, "training_plot": training}
+    return {"pair_plot": pairs, "calibration_plot": reliability}
 
 
 def embed_figure(figure: Figure, *, text: str) -> Markup:
-    """A figure as an image in HTML, of lines or, where those are too many, of pixels; `text` tells what it shows."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}), warnings.catch_warnings():
-        # The browser has the signs that matplotlib's font lacks.
-        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        written, kind = BytesIO(), "svg+xml"
-        figure.savefig(written, format="svg", metadata={"Date": None})
-        if written.tell() > LARGEST:
-            written, kind = BytesIO(), "png"
-            figure.savefig(written, format="png")
+    """A figure as an image in HTML; `text` tells what it shows."""
+    written = BytesIO()
+    figure.savefig(written, format="png", dpi=_DPI)
     address, points = b64encode(written.getvalue()).decode("ascii"), figure.get_figwidth() * 72
     size = f"min-width:min({_SMALLEST * points:.0f}pt,28rem);max-width:{1.5 * points:.0f}pt"
-    return Markup('<div class="plot"><div style="{}"><img src="data:image/{};base64,{}" alt="{}"></div></div>').format(
-        size, kind, address, text
+    return Markup('<div class="plot"><div style="{}"><img src="data:image/png;base64,{}" alt="{}"></div></div>').format(
+        size, address, text
     )
 
 
 class Thumbnail(NamedTuple):
-    """A small copy of an image: a `data:` address and its pixels, or the problem why it cannot be shown."""
+    """A small copy of an image: a `data:` address, and its pixels."""
 
     address: Markup
     width: int
     height: int
-    problem: str = ""
 
 
 @dataclass
@@ -292,22 +258,18 @@ class Album:
     room: int
 
     def copy(self, row: int) -> Thumbnail | None:
-        """A small copy of the image in a row of the scores; None where there is none, or no room for it."""
+        """A small copy of the image in a row of the scores; None where it cannot be read or has no room."""
         if self.records is None or self.scores.indices is None or self.count < 1:
             return None
         place = self.records.place(int(self.scores.indices[row]))
         try:
             pixels = decode_image(self.records.images.source(place), name=self.records.images.name(place))
-        except InputError as error:
-            self.count -= 1
-            return Thumbnail(Markup(), 0, 0, error.parts[1])
+        except InputError:
+            return None
         small = Image.fromarray(pixels)
         small.thumbnail((SIDE, SIDE))
-        for quality in _QUALITIES:
-            written = BytesIO()
-            small.save(written, "JPEG", quality=quality, optimize=True)
-            if written.tell() <= _LARGE:
-                break
+        written = BytesIO()
+        small.save(written, "JPEG", optimize=True)
         address = Markup("data:image/jpeg;base64,{}").format(b64encode(written.getvalue()).decode("ascii"))
         if len(address) > self.room:
             return None
