@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from pivotpatch.audit.evaluation import Policy, evaluate_scores, evaluate_steps
+from pivotpatch.audit.evaluation import Policy, evaluate_scores, evaluate_steps, study_scale
 from pivotpatch.core.bootstrap import Interval
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import Definition, average_precision, precision_recall
@@ -129,3 +129,12 @@ def test_each_step_is_scikit_learns() -> None:
     assert found.share_gained == sum(step.gain > 0 for step in found.steps) / 3
     with pytest.raises(InputError, match="there are no 'patch' logits"):
         evaluate_steps(replace(scores, logits={"image": scores.get("image")}))
+
+
+def test_the_scale_study_sets_tde_beside_the_patches_of_another_model() -> None:
+    scores = make_scores()
+    found = evaluate_steps(scores)
+    study = study_scale(scores, replace(scores, logits={"patch": scores.get("patch")}), generator=seeded())
+    assert [study.patch, study.tde] == pytest.approx([found.mean["patch"], found.mean["tde"]])
+    assert study.difference.value == pytest.approx(study.tde - study.patch)
+    assert study.difference.low < study.difference.value < study.difference.high

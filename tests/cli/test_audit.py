@@ -46,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model, baseline = make_scores(1.0, seed=1), make_scores(3.0, seed=2)
     write_scores(model, folder / "pat.parquet")
     write_scores(keep(baseline, "image"), folder / "asl.parquet")
+    write_scores(keep(baseline, "patch"), folder / "alone.parquet")
     (folder / "three.csv").write_text("picture,a,target:a\nx,1,1\ny,-1,0\nz,2,1\n")
     return folder
 
@@ -83,6 +84,12 @@ def test_steps_are_listed_from_the_greatest_gain_to_the_greatest_loss(audit: Aud
         read(audit("steps", "pat.parquet", "--definition", definition, "--json")) for definition in ("step", "envelope")
     )
     assert envelope["mean"]["tde"] > step["mean"]["tde"]
+    scale, other = (
+        read(audit("scale", "pat.parquet", "alone.parquet", SCENES, "--json", "--definition", definition))
+        for definition in ("step", "envelope")
+    )
+    assert envelope["mean"]["tde"] == pytest.approx(other["tde"])
+    assert scale["difference"]["value"] == pytest.approx(scale["tde"] - scale["patch"])
 
 
 def test_options_choose_pairs_kind_and_policy(audit: Audit) -> None:
@@ -95,20 +102,24 @@ def test_options_choose_pairs_kind_and_policy(audit: Audit) -> None:
     assert found["definition"] == "target-matched thresholds"
 
 
-def test_everything_is_drawn(audit: Audit, tmp_path: Path, capsys: Errors) -> None:
+def test_everything_is_drawn_and_nothing_is_overwritten(audit: Audit, tmp_path: Path, capsys: Errors) -> None:
     plots = tmp_path / "new" / "plots"
     calls = [
         ("pairs", "pat.parquet", SCENES, *BESIDE, "--count", "2"),
         ("steps", "pat.parquet"),
+        ("scale", "pat.parquet", "alone.parquet"),
         ("label-errors", "pat.parquet", SCENES, "--count", "2"),
         ("cases", "pat.parquet", SCENES, *BESIDE, "--count", "2"),
     ]
     for words in calls:
         audit(*words, "--plot", str(plots))
+        assert main(["audit", *words, "--plot", str(plots)]) == 1
+        assert ".png: is there already; give --overwrite, or another folder" in capsys.readouterr().err
     drawn = sorted(path.stem for path in plots.iterdir())
-    assert drawn == ["case_1", "case_2", "false_positives", "label_errors", "pairs", "steps", "worst_pairs"]
+    assert drawn == ["case_1", "case_2", "false_positives", "label_errors", "pairs", "scale", "steps", "worst_pairs"]
     audit("pairs", "pat.parquet", *BESIDE, "--pair", "one;zero", "--plot", str(tmp_path / "given"))
     assert [path.name for path in (tmp_path / "given").iterdir()] == ["pairs.png"]
+    audit("steps", "pat.parquet", "--plot", str(plots), "--overwrite")
     alone = ["cases", "pat.parquet", SCENES, "--baseline", "pat.parquet", "--plot", str(tmp_path / "none")]
     assert main(["audit", *alone]) == 0
     assert "there is nothing to show" in capsys.readouterr().err

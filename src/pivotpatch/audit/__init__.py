@@ -12,7 +12,7 @@ from pivotpatch.audit.cooccurrence import (
     rank_pairs,
     rate_pairs,
 )
-from pivotpatch.audit.evaluation import evaluate_scores, evaluate_steps
+from pivotpatch.audit.evaluation import evaluate_scores, evaluate_steps, study_scale
 from pivotpatch.audit.label_errors import find_label_errors
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "find_label_errors",
     "rank_pairs",
     "rate_pairs",
+    "study_scale",
 ]

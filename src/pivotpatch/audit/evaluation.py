@@ -289,6 +289,22 @@ class StepwiseEvaluation:
         return {**summary, "skipped": self.skipped, "labels": [step._asdict() for step in self.steps]}
 
 
+@dataclass(frozen=True)
+class ScaleStudy:
+    """A row of the paper's study of image scale: do larger views alone explain the gain?
+
+    Attributes:
+        patch: mAP of the patch logits of a model that was trained on patches alone.
+        tde: mAP of the TDE logits of PAT-T.
+        difference: TDE less patch, with the interval of a paired bootstrap over the images.
+    """
+
+    definition: Definition
+    patch: float
+    tde: float
+    difference: Interval
+
+
 def evaluate_steps(scores: Scores, *, definition: Definition = "step") -> StepwiseEvaluation:
     """Average precision of image, patch and TDE logits, label by label."""
     image, patch, tde = (
@@ -302,3 +318,29 @@ def evaluate_steps(scores: Scores, *, definition: Definition = "step") -> Stepwi
         if p is not None and q is not None and both is not None
     )
     return StepwiseEvaluation(tde.definition, steps, tde.skipped)
+
+
+def study_scale(
+    scores: Scores,
+    patch_only: Scores,
+    *,
+    definition: Definition = "step",
+    resamples: int = 1000,
+    generator: torch.Generator,
+) -> ScaleStudy:
+    """TDE logits of PAT-T beside the patch logits of a model that never saw a whole image.
+
+    Args:
+        scores: of PAT-T, with "tde" logits.
+        patch_only: of the other model (task `patch_only`), with "patch" logits of the same images.
+        definition: of average precision.
+        resamples: of the bootstrap.
+        generator: draws them.
+    """
+    check_paired(scores, patch_only)
+    logits = {"tde": scores.get("tde"), "patch": patch_only.get("patch")}
+    drawn = resample_average_precision(
+        logits, scores.target, resamples=resamples, definition=definition, generator=generator
+    )
+    patch, tde = (drawn.measured[kind].nanmean().item() for kind in ("patch", "tde"))
+    return ScaleStudy(definition, patch, tde, drawn.bound_mean("tde", minus="patch"))

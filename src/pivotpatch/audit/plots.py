@@ -10,7 +10,7 @@ from matplotlib.legend import Legend
 from numpy.typing import NDArray
 
 from pivotpatch.audit.cooccurrence import Curve, PairComparison, PairRates, wilson_interval
-from pivotpatch.audit.evaluation import StepwiseEvaluation
+from pivotpatch.audit.evaluation import ScaleStudy, StepwiseEvaluation
 from pivotpatch.inference.plots import BASELINE, KINDS, MODEL
 
 _MARKERS = {"image": "o", "patch": "^", "tde": "s"}
@@ -115,6 +115,18 @@ def plot_steps(evaluation: StepwiseEvaluation) -> Figure:
         below.set_xticks(places, names, rotation=90, fontsize=size, parse_math=False)
     for axes in (above, below):
         _clean(axes, grid=True)
+    return figure
+
+
+def plot_scale(study: ScaleStudy) -> Figure:
+    """MAP of patch logits beside TDE logits, as in the paper's study of image scale."""
+    figure = Figure(figsize=(3.6, 3.6), dpi=_DPI, layout="constrained")
+    axes = figure.subplots()
+    names = ["patch logits,\ntrained alone", "TDE logits"]
+    bars = axes.bar(names, [100 * study.patch, 100 * study.tde], color=[KINDS["patch"], KINDS["tde"]])
+    axes.bar_label(bars, fmt="%.1f", padding=2)
+    axes.set_ylabel("mAP (%)")
+    _clean(axes)
     return figure
 
 

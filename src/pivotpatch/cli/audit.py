@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,16 +66,18 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     parts = audit.add_subparsers(title="parts", required=True)
     for name, (part, told, options) in _PARTS.items():
-        parser = parts.add_parser(name, help=told, description=told, usage="%(prog)s SCORES [DATA] [options]")
+        words = "SCORES PATCH_SCORES [DATA]" if part is _audit_scale else "SCORES [DATA]"
+        parser = parts.add_parser(name, help=told, description=told, usage=f"%(prog)s {words} [options]")
         parser.add_argument(
             "words",
             nargs="+",
-            metavar="SCORES [DATA]",
+            metavar=words,
             help="scores (.parquet, .csv); then the address of their images, where the truth is not in the file or "
             "images are to be drawn",
         )
         parser.add_argument("--json", action="store_true", help="write everything as JSON")
         parser.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
+        parser.add_argument("--overwrite", action="store_true", help="replace figures that are there")
         for option in options:
             parser.add_argument(f"--{option}", required=(name, option) == ("cases", "baseline"), **_OPTIONS[option])
         parser.set_defaults(run=_run_part, part=part)
@@ -84,9 +87,12 @@ def _run_part(args: argparse.Namespace) -> int:
     """Read the scores, audit them, tell it, and draw it where asked to."""
     from pivotpatch.cli.console import Screen, write_figures
 
-    if args.count < 1:
+    if getattr(args, "count", 1) < 1:
         raise InputError("--count", f"{args.count} entries", "give 1 or more")
-    records = open_pictures(args.words[1:])
+    files = 2 if args.part is _audit_scale else 1
+    if len(args.words) < files:
+        raise InputError("PATCH_SCORES", "they are not given", "name the scores of a model of patches alone")
+    records = open_pictures(args.words[files:])
     scores = read_score_file(Path(args.words[0]), records=records)
     if records is not None and scores.indices is not None:
         records = records.select(scores.indices.numpy())  # those that have scores
@@ -101,7 +107,7 @@ def _run_part(args: argparse.Namespace) -> int:
         for each in found.shown:
             screen.print(each, soft_wrap=False)
     if figures is not None:
-        write_figures(figures, args.plot)
+        write_figures(figures, args.plot, overwrite=args.overwrite)
     return 0
 
 
@@ -207,6 +213,26 @@ def _audit_steps(audited: _Audited) -> _Told:
     return _Told(found.to_dict(), [*lines, "", table], lambda: {"steps": plot_steps(found)})
 
 
+def _audit_scale(audited: _Audited) -> _Told:
+    import torch
+
+    from pivotpatch.audit.evaluation import study_scale
+    from pivotpatch.audit.plots import plot_scale
+    from pivotpatch.core.metrics import DEFINITIONS
+
+    found = study_scale(
+        audited.scores,
+        read_score_file(Path(audited.args.words[1]), like=audited.scores),
+        definition=audited.args.definition,
+        generator=torch.Generator().manual_seed(0),
+    )
+    table = _make_table("patch logits", "TDE logits", "difference", "95 %")
+    value, low, high = (f"{100 * each:+.2f}" for each in asdict(found.difference).values())
+    table.add_row(f"{100 * found.patch:.2f}", f"{100 * found.tde:.2f}", value, f"{low} to {high}")
+    line = f"AP is the {DEFINITIONS[found.definition]}; mAP in per cent"
+    return _Told(asdict(found), [line, "", table], lambda: {"scale": plot_scale(found)})
+
+
 def _audit_label_errors(audited: _Audited) -> _Told:
     from pivotpatch.audit.label_errors import find_label_errors
     from pivotpatch.audit.plots import plot_sheet
@@ -303,6 +329,7 @@ _PARTS: dict[str, tuple[Callable[[_Audited], _Told], str, tuple[str, ...]]] = {
         ("baseline", "pair", "min-probability", "policy", "order", "kind", "count"),
     ),
     "steps": (_audit_steps, "AP of image, patch and TDE logits, label by label", ("definition", "count")),
+    "scale": (_audit_scale, "TDE logits against a model of patches alone", ("definition",)),
     "label-errors": (_audit_label_errors, "labels that are probably missing or wrong", ("kind", "count")),
     "cases": (_audit_cases, "the clearest images for and against a baseline", ("baseline", "count")),
 }

@@ -156,19 +156,26 @@ def show_progress(unit: str = "", *, outer: str | None = None) -> Iterator[Progr
         yield ProgressLines(unit, outer=outer)
 
 
-def write_figures(figures: Mapping[str, "Figure"], folder: Path) -> None:
+def write_figures(figures: Mapping[str, "Figure"], folder: Path, *, overwrite: bool = True) -> None:
     """Write figures to a folder as PNG or SVG files, each whole or not at all, and say so on stderr.
 
     Args:
         figures: by the names of their files, to which `.png` is added where they end in neither `.png` nor `.svg`.
         folder: where to.
+        overwrite: replace files that are there; else one is an error before any is written.
     """
+    from pivotpatch.errors import InputError
     from pivotpatch.writing import explain_disk_faults, replacing
 
     if not figures:
         tell(f"drew nothing to {folder}: there is nothing to show")
-    for name, figure in figures.items():
-        path = folder / (name if name.lower().endswith((".png", ".svg")) else f"{name}.png")
+    paths = {
+        folder / (name if name.lower().endswith((".png", ".svg")) else f"{name}.png"): figures[name] for name in figures
+    }
+    old = [str(path) for path in paths if path.exists()]
+    if old and not overwrite:
+        raise InputError(old[0], "is there already", "give --overwrite, or another folder")
+    for path, figure in paths.items():
         with explain_disk_faults(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as written, warnings.catch_warnings():
