@@ -243,9 +243,9 @@ def test_labels_are_put_into_the_order_of_the_logits(vit: Path, resnet: Path) ->
         (edit(model_args={"layers": [10**5, 1, 1, 1]}), "describes a far larger model than its weights are of"),
         (edit(model_args={"stem_width": 10**9}), "'model_args': 'stem_width': 1000000000 is too large a number"),
         (edit(within="pretrained_cfg", input_size=[3, 32, 48]), "it sees 3 channels of 32 x 48 pixels"),
-        (edit(within="pretrained_cfg", input_size=[3, 9999, 9999]), "preprocessing.image_size is 9999"),
+        (edit(within="pretrained_cfg", input_size=[3, 9999, 9999]), "preprocessing: image_size is 9999"),
         *(
-            (edit(within="pretrained_cfg", mean=[0.5, 0.5, *last]), "preprocessing.mean")
+            (edit(within="pretrained_cfg", mean=[0.5, 0.5, *last]), "preprocessing: mean")
             for last in ([], ["x"], [[0.5]], [float("nan")], [1e38])
         ),
     ],

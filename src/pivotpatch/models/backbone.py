@@ -256,6 +256,7 @@ class Cvt(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         library = import_extra("transformers", "transformers")
+        gelu = import_extra("transformers.activations", "transformers").ACT2FN["quick_gelu"]
         widths, depths, heads, drop, _ = CVTS[name]
         self.body: Any = library.CvtModel(library.CvtConfig(embed_dim=widths, depth=depths, num_heads=heads))
         self.norm = nn.LayerNorm(widths[-1])
@@ -265,7 +266,7 @@ class Cvt(nn.Module):
         for stage in stages:
             for place, layer in enumerate(stage.layers):
                 rate = drop * place / max(len(stage.layers) - 1, 1) if stage is stages[-1] else 0.0
-                layer.intermediate.activation = QuickGELU()
+                layer.intermediate.activation = gelu
                 layer.drop_path = nn.Identity()
                 layer.attention.output.dropout, layer.output.dropout = DropPath(rate), DropPath(rate)
 
@@ -290,11 +291,3 @@ def describe_cvt(name: str) -> dict[str, Any]:
     sizes = {"input_size": (3, CVTS[name][-1], CVTS[name][-1]), "interpolation": "bilinear"}
     colours = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     return {"architecture": name, "classifier": "head", **sizes, **colours}
-
-
-class QuickGELU(nn.Module):
-    """x * sigmoid(1.702 x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same shape as x."""
-        return x * torch.sigmoid(1.702 * x)

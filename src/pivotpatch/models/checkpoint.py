@@ -223,11 +223,7 @@ def read_description(folder: Path) -> Description:
 def check_preprocessing(preprocessing: Preprocessing, where: str) -> None:
     """Refuse what was read from somebody's files and cannot be done to images; `where` they are."""
     content = {**asdict(preprocessing), "mean": [*preprocessing.mean], "std": [*preprocessing.std]}
-    _validate(_Prepared, {"preprocessing": content}, where, todo="correct it in its configuration")
-
-
-class _Prepared(_Part):
-    preprocessing: _Preprocessing
+    _validate(_Preprocessing, content, f"{where}: preprocessing", todo="correct it in its configuration")
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
