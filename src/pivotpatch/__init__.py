@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from pivotpatch.errors import InputError
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.inference.predictor import Predictor
-    from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
+    from pivotpatch.models.checkpoint import save_checkpoint
     from pivotpatch.models.classifier import MultiLabelClassifier
+    from pivotpatch.models.open import load_checkpoint
     from pivotpatch.models.patch_classifier import PatchClassifier
 
 # Imported when first used: `pivotpatch --help` must not wait for torch.
@@ -36,7 +37,7 @@ _HOMES = {
     "PriorMatched": "core.policies",
     "TopK": "core.policies",
     "average_precision": "core.metrics",
-    "load_checkpoint": "models.checkpoint",
+    "load_checkpoint": "models.open",
     "precision_recall": "core.metrics",
     "save_checkpoint": "models.checkpoint",
 }

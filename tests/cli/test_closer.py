@@ -12,7 +12,7 @@ from pivotpatch.core.metrics import average_precision
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import make_loader
 from pivotpatch.inference.score_file import read_scores
-from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
+from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_closer_view

@@ -6,7 +6,7 @@ from verb import Errors, read_refusal
 
 from pivotpatch.cli.main import main
 from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
+from pivotpatch.models import load_checkpoint, save_checkpoint
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pivotpatch.cli.main import main
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.score_file import write_scores
-from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
+from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 
 VAL, TEST = "scenes:@val?count=60&size=32", "scenes:@test-same?count=50&size=32"

@@ -15,7 +15,7 @@ from verb import SCENES, SMALL, Errors, read_refusal, save, train, write_images
 from pivotpatch.cli.main import main
 from pivotpatch.cli.train import read_words
 from pivotpatch.data.loading import EpochSampler
-from pivotpatch.models.checkpoint import load_checkpoint
+from pivotpatch.models import load_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training import find_recipe, load_config

@@ -14,7 +14,7 @@ from verb import KEEP, LABELS, QUICK, SIZE, Errors, make_model, read_json, read_
 from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
 from pivotpatch.inference.score_file import read_scores, write_scores
-from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
+from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import open_training_records

@@ -18,7 +18,7 @@ from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import Answer
 from pivotpatch.inference.prediction import LONGEST
 from pivotpatch.inference.predictor import Picture, Predictor
-from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
+from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 
 LABELS = ("cat", "dog")

@@ -1,18 +1,19 @@
-import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
 import transformers
+from PIL import Image
 from safetensors.torch import save_file
 from timm.layers import DropPath
 
 from pivotpatch import MultiLabelClassifier
 from pivotpatch.errors import InputError
+from pivotpatch.models.backbone import Cvt, Preprocessing
 from pivotpatch.models.classifier import Architecture
-from pivotpatch.models.cvt import Cvt, QuickGELU
 
 LABELS = ["cat", "dog"]
 
@@ -40,7 +41,7 @@ def test_cvt_is_transformers_but_for_what_was_published(monkeypatch: pytest.Monk
         theirs = transformers.CvtModel(network.body.config).eval()
         theirs.load_state_dict(network.body.state_dict())
         for layer in network.modules():
-            if isinstance(layer, QuickGELU):
+            if type(layer).__name__ == "QuickGELUActivation":
                 monkeypatch.setattr(layer, "forward", torch.nn.functional.gelu)
         expected = network.norm(theirs(images).last_hidden_state.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         torch.testing.assert_close(model.backbone(images), expected)
@@ -102,37 +103,6 @@ def test_local_weights_are_loaded_and_the_classifier_left_out(name: str, size: i
     torch.testing.assert_close(model.eval().backbone(images), expected)
 
 
-def authors_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A TResNet's weights as its authors wrote them: layers by number, and InPlaceABN, which counts no batches.
-
-    Convolutions followed by a blur lie one level deeper; its norm takes a weight's absolute value.
-    """
-    renamed = {}
-    for key, value in state.items():
-        deep = re.search(r"layer2\.0\.conv1|layer[34]\.0\.conv2", key) is not None
-        key = re.sub(r"(conv\d|downsample\.\d)\.conv", r"\1.0.0" if deep else r"\1.0", key)
-        name = re.sub(r"(conv\d|downsample\.\d)\.bn", r"\1.0.1" if deep else r"\1.1", key)
-        if not name.endswith("num_batches_tracked"):
-            renamed[name] = -value if re.search(r"(conv\d(\.0)?|downsample\.\d)\.1\.weight", name) else value
-    return renamed
-
-
-def test_weights_in_their_authors_names_are_converted(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    full = timm.create_model("tresnet_m", pretrained=False, num_classes=10).eval()
-    old = authors_names(full.state_dict())
-    torch.save({"model": old}, tmp_path / "w.pth")
-    model = MultiLabelClassifier("tresnet_m", LABELS, weights=tmp_path / "w.pth").eval()
-    images = torch.rand(1, 3, 64, 64)
-    with torch.inference_mode():
-        expected = full.forward_features(images)
-        torch.testing.assert_close(model.backbone(images), expected, rtol=1e-2, atol=1e-3)  # weights gain 1e-5
-    del old["body.layer4.1.conv1.0.weight"]
-    torch.save(old, tmp_path / "less.pth")
-    with pytest.raises(InputError, match=r"do not fit the model: 1 missing \(body.layer4.1.conv1.conv.weight\)"):
-        MultiLabelClassifier("tresnet_m", LABELS, weights=tmp_path / "less.pth")
-
-
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     state = timm.create_model("test_resnet", pretrained=False, num_classes=0).state_dict()
     state["extra.weight"] = torch.zeros(1)
@@ -162,3 +132,26 @@ def test_pickled_code_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": Path("x")}, tmp_path / "evil.pth")
     with pytest.raises(InputError, match="evil.pth: cannot be read as plain tensors .*; save its state_dict"):
         MultiLabelClassifier("test_resnet", LABELS, weights=tmp_path / "evil.pth")
+
+
+PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8))
+
+
+def test_a_picture_is_squashed_scaled_and_normalised() -> None:
+    ready = Preprocessing(16, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))(PICTURE)
+    resized = np.asarray(PICTURE.resize((16, 16), Image.Resampling.BILINEAR), dtype=np.float32) / 255
+    expected = torch.from_numpy((resized - [0.5, 0.4, 0.3]) / [0.1, 0.2, 0.3]).permute(2, 0, 1).float()
+    assert (ready - expected).abs().max() <= 1 / 255 / 0.1 + 1e-5
+
+
+def test_tensor_batch_and_picture_agree() -> None:
+    prepare = Preprocessing(16, interpolation="bicubic")
+    pixels = torch.from_numpy(np.asarray(PICTURE).copy()).permute(2, 0, 1)
+    torch.testing.assert_close(prepare(pixels), prepare(PICTURE))
+    torch.testing.assert_close(prepare(torch.stack([pixels, pixels]))[1], prepare(PICTURE))
+
+
+def test_wrong_channels_are_named() -> None:
+    for pixels in (torch.zeros(30, 50, 3), torch.zeros(3, 30, 50, dtype=torch.int64)):
+        with pytest.raises(InputError, match=r"Preprocessing: pixels are torch.\w+ of shape .*; give \(3, H, W\)"):
+            Preprocessing(8)(pixels)

@@ -15,7 +15,7 @@ from pivotpatch.models.heads import (
     encode_positions,
     make_head,
 )
-from pivotpatch.models.published import rename_published
+from pivotpatch.models.weights import rename_published
 
 
 @pytest.mark.parametrize("name", ["linear", "max"])

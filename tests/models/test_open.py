@@ -7,7 +7,7 @@ from made_networks import make_network
 
 from pivotpatch import InputError, PatchClassifier, save_checkpoint
 from pivotpatch.models import open_model
-from pivotpatch.models.named import correct_scheme, is_named
+from pivotpatch.models.open import is_named
 
 
 def test_bundled_models_runs_and_checkpoints_are_opened(tmp_path: Path) -> None:
@@ -28,7 +28,6 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name, wrong in (
         ("tager", "neither a bundled model nor a folder .*did you mean 'tagger'"),
-        ("HUB:me/tags", "did you mean 'hub:me/tags'"),
         (tmp_path / "file", "file: is a file; .*give the folder of a run or checkpoint"),
         (tmp_path / "folder", "folder: is no checkpoint, model.json is missing"),
         (f"timm:{tmp_path / 'folder'}", "holds no config.json"),
@@ -42,5 +41,3 @@ def test_names_begin_with_a_scheme() -> None:
         assert is_named(name)
     for name in ("hub:", "hub:@v1", "hub", "tagger", "runs/pat", "C:\\runs", "table:photos.csv", ""):
         assert not is_named(name)
-        assert correct_scheme(name) == ""
-    assert correct_scheme("transformer:C:\\x") == "did you mean 'transformers:C:\\x'? "

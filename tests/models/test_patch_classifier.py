@@ -88,7 +88,7 @@ def test_looks_that_cannot_be_are_refused() -> None:
     flexible = Architecture("test_vit", image_size=64, backbone_options={"dynamic_img_size": True})
     model = PatchClassifier(flexible, LABELS, closer_size=96).eval().double()
     assert model.look_closer(draw(2, 3), draw(2, 3, 96, 96)).patch_logits.shape == (2, 4, 3)
-    with pytest.raises(InputError, match="48 pixels gives a map of 2 x 2 places; give more pixels, for a grid of 3"):
+    with pytest.raises(InputError, match="grid 3 is larger than the image, 2 x 2"):
         make_closer(grid=3).look_closer(draw(2, 3), draw(2, 3, 48, 48))
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier
 from pivotpatch.errors import InputError
-from pivotpatch.export.graph import quiet
 from pivotpatch.models import ForeignClassifier, open_model, open_weights
 from pivotpatch.models.classifier import Architecture
+from pivotpatch.models.foreign import quiet
 
 LABELS = ["cat", "dog", "cow", "elk", "cup"]
 
@@ -84,25 +84,9 @@ CASES: dict[str, Case] = {
 }
 
 
-LARGE: dict[str, Case] = {
-    "MLC-PAT ResNet-101": (
-        Architecture("resnet101"),
-        partial(published.resnet, layers=(3, 4, 23, 3)),
-        "",
-        partial(linear_head, name="fc", outputs=THREE),
-    ),
-    "query2labels TResNet-L": (
-        Architecture("tresnet_l", "query2label"),
-        partial(published.tresnet, layers=(4, 5, 18, 3), planes=76, second=False),
-        "backbone.0.body.",
-        lambda state, x: published.query2label(state, x, len(LABELS), outputs=("fc",)),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
+@pytest.mark.parametrize("case", CASES)
 def test_published_weights_give_the_published_logits(case: str, tmp_path: Path) -> None:
-    built, body, prefix, head = (CASES | LARGE)[case]
+    built, body, prefix, head = CASES[case]
     state, image = State(), torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
     def ask(image: Tensor) -> list[Tensor]:

@@ -8,7 +8,7 @@ import torch
 from run_process import make_config
 
 from pivotpatch.errors import InputError
-from pivotpatch.models.checkpoint import load_checkpoint, save_checkpoint
+from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training import fit, resume
 from pivotpatch.training.build import Run, build_run, open_training_records

@@ -12,7 +12,7 @@ import torch
 from run_process import SHORT, TrainingProcess, crash, make_config, read_run, read_step, when, write_images
 
 from pivotpatch.errors import InputError
-from pivotpatch.models.checkpoint import load_checkpoint
+from pivotpatch.models import load_checkpoint
 from pivotpatch.training import fit, resume
 from pivotpatch.training.build import build_run
 from pivotpatch.training.config import RunConfig

@@ -57,13 +57,14 @@ def run_export(args: argparse.Namespace) -> int:
 
 def _find_place(args: argparse.Namespace) -> Path:
     """The file or folder to write; what cannot be meant is refused before anything is loaded."""
-    from pivotpatch.models.named import shorten_name
+    from pivotpatch.models.open import is_named
 
     if args.format == "checkpoint":
         if args.out is None:
             raise InputError("--out", "there is no name for the folder", "give one")
         return Path(args.out)
-    out: Path = args.out or Path(f"{shorten_name(str(args.what))}.onnx")
+    place = Path(args.what.partition(":")[2] if is_named(args.what) else args.what).resolve()
+    out: Path = args.out or Path(f"{place.name.partition('@')[0]}.onnx")
     if out.suffix.lower() != ".onnx" or out.is_dir() or not out.absolute().parent.is_dir():
         raise InputError(
             str(out), "is no name for an ONNX file", "give one that ends in .onnx, in a folder that is there"

@@ -261,7 +261,12 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
             args.out,
             rule=rule,
             all_probs=args.all_probs,
-            note={"model": args.model, "weights": digest_engine(engine), "effort": args.effort},
+            note={
+                "model": args.model,
+                "architecture": args.architecture,
+                "weights": digest_engine(engine),
+                "effort": args.effort,
+            },
             share=share,
             overwrite=args.overwrite,
             batch_size=args.batch_size or BULK_BATCH,

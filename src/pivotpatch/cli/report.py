@@ -128,7 +128,7 @@ def _make_subject(
     source: Source, records: "RecordSet | None", *, like: "Scores | None", on_error: str | None, progress: "Progress"
 ) -> "Subject":
     """Scores of a source on the images, or on those of other scores, and what is known of it."""
-    from pivotpatch.models.named import is_named
+    from pivotpatch.models.open import is_named
     from pivotpatch.report.findings import Subject
     from pivotpatch.training.config import load_config
 

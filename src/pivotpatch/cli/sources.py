@@ -93,15 +93,14 @@ def read_names(path: Path) -> list[str]:
 def open_source(what: str | Path, *, architecture: str | None = None, labels: Path | None = None) -> Source:
     """A run's best model, a checkpoint, a model as in `open_given`, or a file of scores, which is not read yet."""
     from pivotpatch.inference.score_file import SUFFIXES
-    from pivotpatch.models.named import correct_scheme, find_bundled, is_named
+    from pivotpatch.models.open import find_bundled, find_checkpoint, is_named, open_model
 
     path = find_bundled(str(what)) or Path(what)
     if path.suffix.lower() in SUFFIXES and not path.is_dir() and not is_named(str(what)):
         if not path.exists():  # it is read later, perhaps after work that would be lost
-            raise InputError(str(what), "there is no such file", f"{correct_scheme(str(what))}check the path")
+            raise InputError(str(what), "there is no such file", "check the path")
         return Source(path)
     from pivotpatch.models.checkpoint import DESCRIPTION
-    from pivotpatch.models.open import find_checkpoint, open_model
     from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import CONFIG
 
@@ -247,7 +246,7 @@ def read_score_file(
     """Read scores as `read_scores` does, and unless `quiet` tell on stderr what of them may surprise."""
     from pivotpatch.cli.console import tell
     from pivotpatch.inference.score_file import read_scores
-    from pivotpatch.models.named import BUNDLED, is_named
+    from pivotpatch.models.open import BUNDLED, is_named
 
     if path.is_dir() or str(path) in BUNDLED or is_named(str(path)):
         todo = f"make some first: pivotpatch evaluate {path} DATA --save x.parquet --keep-patches"

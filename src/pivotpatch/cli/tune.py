@@ -149,7 +149,7 @@ def _check_model(model: "Classifier", source: Source, args: argparse.Namespace) 
 
 def _open_images(source: Source, model: "Classifier", args: argparse.Namespace) -> "RecordSet | None":
     """The images that are named, or that the run held out; None where scores alone are given."""
-    from pivotpatch.models.named import BUNDLED
+    from pivotpatch.models.open import BUNDLED
     from pivotpatch.training.build import open_training_records
 
     what, *words = args.words

@@ -1,9 +1,6 @@
 """A model as one graph from images to probabilities, and the proof that a written file computes the same."""
 
-import logging
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import NamedTuple
 
@@ -14,11 +11,12 @@ from torch.nn import functional as F
 
 from pivotpatch import __version__
 from pivotpatch.core.patches import resize_images
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, quote_fault
 from pivotpatch.inference.engine import Answer, TorchEngine
 from pivotpatch.inference.exported import Description
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.foreign import quiet
 
 BATCHES = (1, 3)
 """Batch sizes at which a written file is compared with torch."""
@@ -88,7 +86,7 @@ def trace_pictures(graph: PictureGraph) -> ExportedProgram:
         with torch.no_grad(), quiet():
             return torch.export.export(graph, (example,), dynamic_shapes=shapes)
     except RuntimeError as error:
-        wrong = f"torch cannot trace this model ({first_line(error)})"
+        wrong = f"torch cannot trace this model ({quote_fault(error)})"
         raise InputError("export", wrong, "try another backbone or head") from error
 
 
@@ -125,21 +123,3 @@ def _difference(one: Answer, other: Answer) -> Tensor:
         return torch.tensor(torch.inf)
     pairs = zip(one, other, strict=True)
     return torch.stack([(a - b).abs().max() for a, b in pairs if a is not None and b is not None]).max()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the exporters' remarks to themselves; what matters is whether the result is right, and that is checked."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
-def first_line(error: Exception) -> str:
-    """What torch says in short."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from pivotpatch.core.patches import patch_boxes
-from pivotpatch.errors import InputError, import_extra
+from pivotpatch.errors import InputError, import_extra, quote_fault
 from pivotpatch.export.graph import (
     FREE,
     LOOSE_TOLERANCE,
@@ -14,13 +14,12 @@ from pivotpatch.export.graph import (
     Agreement,
     PictureGraph,
     check_difference,
-    first_line,
-    quiet,
     trace_pictures,
 )
 from pivotpatch.inference.exported import PROPERTY, OnnxEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.foreign import quiet
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.writing import explain_disk_faults, replacing
 
@@ -82,7 +81,7 @@ def _convert(graph: PictureGraph) -> Any:
                 verbose=False,
             )
     except RuntimeError as error:
-        wrong = f"torch cannot say this model in ONNX ({first_line(error)})"
+        wrong = f"torch cannot say this model in ONNX ({quote_fault(error)})"
         raise InputError("export", wrong, "try another backbone or head") from error
     assert made is not None
     content = made.model_proto

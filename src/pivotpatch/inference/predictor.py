@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,8 +23,7 @@ from pivotpatch.inference.prediction import Prediction, fit
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.limits import check_views
-from pivotpatch.models.named import is_named
-from pivotpatch.models.open import open_model
+from pivotpatch.models.open import is_named, open_model
 
 EXPORTED = ".onnx"
 """How the names of exported models end."""
@@ -203,10 +203,8 @@ def _wrap_foreign(model: ForeignClassifier, *, pat: bool, device: torch.device) 
     if not pat:
         return TorchEngine(model, device=device)
     wrapped, seen = PatchInference(model), model.preprocessing.image_size
-    cut = wrapped.patching
-    model.source_size = cut.grid * seen
-    sizes = {"source_size": model.source_size, "patch_size": seen}
-    check_views(seen, grid=cut.grid, overlap=cut.overlap, **sizes, where=model.called)
+    model.source_size = wrapped.patching.grid * seen
+    check_views(seen, replace(wrapped.patching, source_size=model.source_size), where=model.called)
     return TorchEngine(wrapped, device=device)
 
 

@@ -1,21 +1,92 @@
-"""Any timm model as images in, feature map out."""
+"""Any timm model, or CvT, as images in, feature map out; and what it wants done to an image first."""
 
+import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import timm
+import torch
+from PIL import Image
+from timm.data import resolve_data_config
+from timm.layers import DropPath
 from timm.models import get_pretrained_cfg, model_entrypoint
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as transforms
 
 from pivotpatch.core.patches import check_images
-from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
-from pivotpatch.models.cvt import CVTS, Cvt, describe_cvt
-from pivotpatch.models.limits import check_numbers
-from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
+from pivotpatch.errors import InputError, choose_one_of, import_extra, quote, quote_fault
 
 BackboneOption = str | int | float | bool | None
+CVTS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], float, int]] = {
+    "cvt_13": ((64, 192, 384), (1, 2, 10), (1, 3, 6), 0.1, 224),
+    "cvt_21": ((64, 192, 384), (1, 4, 16), (1, 3, 6), 0.1, 224),
+    "cvt_w24": ((192, 768, 1024), (2, 2, 20), (3, 12, 16), 0.3, 384),
+    "test_cvt": ((8, 16, 32), (1, 2, 3), (1, 2, 4), 0.1, 64),
+}
+"""Widths, depths and attention heads of the stages, share of dropped paths, rows and columns of the images."""
+_NAMES = (  # of the authors, and of transformers
+    (r"^stage(\d)\.", r"body.encoder.stages.\1."),
+    (r"\.patch_embed\.proj\.", ".embedding.convolution_embeddings.projection."),
+    (r"\.patch_embed\.norm\.", ".embedding.convolution_embeddings.normalization."),
+    (r"\.blocks\.", ".layers."),
+    (r"\.norm1\.", ".layernorm_before."),
+    (r"\.norm2\.", ".layernorm_after."),
+    (r"\.mlp\.fc1\.", ".intermediate.dense."),
+    (r"\.mlp\.fc2\.", ".output.dense."),
+    (r"\.attn\.proj\.", ".attention.output.dense."),
+    (r"\.attn\.(conv_)?proj_", r".attention.attention.\1projection_"),
+    (r"\.conv_projection_([qkv])\.", r".convolution_projection_\1.convolution_projection."),
+    (r"_projection\.conv\.", "_projection.convolution."),
+    (r"_projection\.bn\.", "_projection.normalization."),
+    (r"projection_q\b", "projection_query"),
+    (r"projection_k\b", "projection_key"),
+    (r"projection_v\b", "projection_value"),
+)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize to a square, scale to [0, 1], subtract the mean, divide by the standard deviation.
+
+    Multi-label work squashes images to the square: a crop could lose the object a label is about.
+
+    Attributes:
+        image_size: rows and columns the model sees.
+        mean: one value per channel.
+        std: one value per channel.
+        interpolation: "bilinear" or "bicubic", always anti-aliased.
+    """
+
+    image_size: int
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    interpolation: str = "bilinear"
+
+    def __call__(self, picture: Image.Image | Tensor) -> Tensor:
+        """Prepare an image.
+
+        Args:
+            picture: a PIL image of any mode, or pixels (C,H,W) or (B,C,H,W), uint8 or floats in [0, 1].
+
+        Returns:
+            Floats (C,S,S) or (B,C,S,S) with S = image_size.
+        """
+        pixels: Tensor = (
+            transforms.pil_to_tensor(picture.convert("RGB")) if isinstance(picture, Image.Image) else picture
+        )
+        known = pixels.dtype == torch.uint8 or pixels.is_floating_point()
+        if pixels.ndim not in (3, 4) or pixels.shape[-3] != len(self.mean) or not known:
+            wrong = f"pixels are {pixels.dtype} of shape {tuple(pixels.shape)}"
+            raise InputError("Preprocessing", wrong, "give (3, H, W) or a batch of such, uint8 or floats in [0, 1]")
+        size = [self.image_size, self.image_size]
+        resized = transforms.resize(pixels, size, InterpolationMode(self.interpolation), antialias=True)
+        scaled = transforms.to_dtype(resized, torch.float32, scale=True)
+        normalised: Tensor = transforms.normalize(scaled, list(self.mean), list(self.std))
+        return normalised
 
 
 class Backbone(nn.Module):
@@ -82,8 +153,6 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (B,D,h,w) of images (B,C,H,W)."""
         check_images(images, "backbone")
-        if images.shape[1] != 3:
-            raise InputError("backbone", f"images have {images.shape[1]} channels", "give RGB, (B, 3, H, W)")
         if not images.is_floating_point():
             raise InputError("backbone", f"images are {images.dtype}", "preprocess them first")
         if self.fixed_size is not None and images.shape[-2:] != (self.fixed_size, self.fixed_size):
@@ -137,7 +206,6 @@ def _check_options(options: Mapping[str, BackboneOption], name: str) -> None:
     refused = sorted(taken & set(options))
     if refused:
         raise InputError(f"backbone {name!r}", f"option {refused[0]!r} is not yours to set", "leave it out")
-    check_numbers(options, f"backbone {name!r}")
 
 
 def _move_strides(network: nn.Module, name: str) -> None:
@@ -165,3 +233,61 @@ def convert_names(state: dict[str, Tensor], network: Any) -> dict[str, Tensor]:
     # Layers such as InPlaceABN do not count batches, and nothing reads the count.
     counts = {key: value for key, value in network.state_dict().items() if key.endswith("num_batches_tracked")}
     return counts | converted
+
+
+def read_preprocessing(config: Mapping[str, Any], *, image_size: int | None = None) -> Preprocessing:
+    """The preprocessing that timm states in a model's `pretrained_cfg`, at its own size or another."""
+    stated = resolve_data_config(pretrained_cfg=dict(config))
+    return Preprocessing(
+        image_size=image_size or stated["input_size"][-1],
+        mean=tuple(stated["mean"]),
+        std=tuple(stated["std"]),
+        interpolation=stated["interpolation"] if stated["interpolation"] in ("bilinear", "bicubic") else "bicubic",
+    )
+
+
+class Cvt(nn.Module):
+    """Images (B,3,H,W) in, feature map (B,D,h,w) out, with the attributes that a timm model has.
+
+    The network is transformers', as published where that differs: a faster GELU, a share of dropped paths that rises
+    with the depth, and each residual dropped on its own. The last norm stands on the map, as in Query2Label.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        library = import_extra("transformers", "transformers")
+        gelu = import_extra("transformers.activations", "transformers").ACT2FN["quick_gelu"]
+        widths, depths, heads, drop, _ = CVTS[name]
+        self.body: Any = library.CvtModel(library.CvtConfig(embed_dim=widths, depth=depths, num_heads=heads))
+        self.norm = nn.LayerNorm(widths[-1])
+        self.num_features = widths[-1]
+        self.pretrained_cfg = describe_cvt(name)
+        stages = self.body.encoder.stages
+        for stage in stages:
+            for place, layer in enumerate(stage.layers):
+                rate = drop * place / max(len(stage.layers) - 1, 1) if stage is stages[-1] else 0.0
+                layer.intermediate.activation = gelu
+                layer.drop_path = nn.Identity()
+                layer.attention.output.dropout, layer.output.dropout = DropPath(rate), DropPath(rate)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Feature map (B,D,h,w) of images (B,3,H,W)."""
+        features = self.body(images).last_hidden_state
+        normed: Tensor = self.norm(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return normed
+
+    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights under our names, from those of the authors."""
+        renamed = {}
+        for name, value in state.items():
+            for pattern, ours in _NAMES:
+                name = re.sub(pattern, ours, name)
+            renamed[name] = value
+        return renamed
+
+
+def describe_cvt(name: str) -> dict[str, Any]:
+    """What timm states of its models as `pretrained_cfg`."""
+    sizes = {"input_size": (3, CVTS[name][-1], CVTS[name][-1]), "interpolation": "bilinear"}
+    colours = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    return {"architecture": name, "classifier": "head", **sizes, **colours}

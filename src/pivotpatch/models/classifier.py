@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from pivotpatch.core.adaptive import Adaptive
 from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError, quote
-from pivotpatch.models.backbone import Backbone, BackboneOption
+from pivotpatch.models.backbone import Backbone, BackboneOption, Preprocessing
+from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, Description, read_description, save_checkpoint
 from pivotpatch.models.heads import HeadOption, make_head
 from pivotpatch.models.hub import Card, fetch_folder, push_model, write_card
-from pivotpatch.models.preprocessing import Preprocessing
-from pivotpatch.models.published import rename_published
-from pivotpatch.models.saving import CARD, DESCRIPTION, WEIGHTS, Description, read_description, save_checkpoint
-from pivotpatch.models.weights import Allowance, load_exactly, read_weights
+from pivotpatch.models.weights import Allowance, load_exactly, read_weights, rename_published
 
 OWN_HEAD = "its own"
 """The head of a whole model of another library."""
@@ -83,7 +81,7 @@ class Classifier(nn.Module):
             pretrained: fetch timm's weights for the backbone from the hub.
             weights: a local file instead, .safetensors or a torch file without pickled code: all weights of the
                 backbone, and the head's, which are taken where they fit these labels. Names are ours, timm's, or those
-                of the published repositories, see `published`.
+                of the published repositories, see `rename_published`.
         """
         super().__init__()
         names = tuple(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else ()
@@ -115,17 +113,11 @@ class Classifier(nn.Module):
 
     @thresholds.setter
     def thresholds(self, values: Sequence[float] | Tensor | None) -> None:
-        if values is None:
-            self._thresholds = None
-            return
-        try:
-            numbers = torch.as_tensor(values, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError):
-            numbers = torch.empty(0)
-        if numbers.shape != (len(self.labels),) or not ((numbers >= 0) & (numbers <= 1)).all():
+        numbers = None if values is None else tuple(map(float, values))
+        if numbers is not None and (len(numbers) != len(self.labels) or not all(0 <= each <= 1 for each in numbers)):
             todo = f"give {len(self.labels)} numbers from 0 to 1, one per label"
             raise InputError("thresholds", f"they are {quote(values)}", todo)
-        self._thresholds = tuple(numbers.tolist())
+        self._thresholds = numbers
 
     def find_calibration(self, *, closer_size: int | None) -> Calibration | None:
         """The calibration of what is decided on; a closer look at the size that it was fitted to may have its own.
@@ -185,15 +177,15 @@ class Classifier(nn.Module):
         try:
             with torch.random.fork_rng(devices=[]), allowance:  # the weights drawn here are replaced at once
                 model = cls(Architecture(**described.architecture.model_dump()), described.labels, **patching)
+            model.preprocessing = described.preprocessing.build()
+            model.thresholds = described.thresholds
+            if described.calibration is not None:
+                model.calibration = Calibration.from_dict(described.calibration.model_dump())
+            if described.adaptive is not None:
+                model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
         except InputError as error:
             part, wrong, todo = error.parts
             raise error if part == where else InputError(where, f"{part}: {wrong}", todo) from None
-        model.preprocessing = described.preprocessing.build()
-        model.thresholds = described.thresholds
-        if described.calibration is not None:
-            model.calibration = Calibration.from_dict(described.calibration.model_dump())
-        if described.adaptive is not None:
-            model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
         state, where = read_weights(folder / WEIGHTS), str(folder / WEIGHTS)
         if model.architecture.head == "query2label" and not any(name.endswith("head.norm.weight") for name in state):
             wrong = "its Query2Label head is of an early version, which was another network than the published one"

@@ -1,10 +1,13 @@
 """Other people's multi-label models, of transformers or timm, with what ours know: labels and preprocessing."""
 
 import json
+import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.errors import InputError, import_extra, quote_fault
-from pivotpatch.models.backbone import check_backbone, convert_names, get_config
+from pivotpatch.models.backbone import Preprocessing, check_backbone, convert_names, get_config, read_preprocessing
+from pivotpatch.models.checkpoint import WEIGHTS, check_preprocessing
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.limits import NUMBER, SIDE, check_numbers
-from pivotpatch.models.preprocessing import Preprocessing, read_preprocessing
-from pivotpatch.models.saving import WEIGHTS
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights
 
 CONFIG = "config.json"
@@ -52,7 +54,7 @@ class ForeignClassifier(Classifier):
     ) -> None:
         """Take a model in; it is asked once, to see whether it gives a logit for each label."""
         super().__init__(Architecture(name, OWN_HEAD, preprocessing.image_size), labels)
-        preprocessing.check(name)
+        check_preprocessing(preprocessing, name)
         self.origin = name
         self.network = network
         self.preprocessing = preprocessing
@@ -109,9 +111,13 @@ def load_transformers(
     _check_file(folder / CONFIG, where)
     for name in _PROCESSORS:
         _check_file(folder / name, where, most=SIDE)
-    with _explaining("transformers", where), _quiet(library), torch.random.fork_rng(devices=[]):
+    with _explaining("transformers", where):
         config = library.AutoConfig.from_pretrained(folder, **safely)
-        _check_problem(config, where, multi_label=multi_label)
+        stated = getattr(config, "problem_type", None)
+        if stated != _MULTI_LABEL and not multi_label:
+            wrong = f"its problem_type is {stated!r}, so it may have been trained to choose a single label"
+            todo = f"if it is multi-label all the same, write problem_type {_MULTI_LABEL!r} into its {CONFIG}"
+            raise InputError(where, wrong, f"{todo}, or in Python load_transformers(..., multi_label=True)")
         with Allowance(folder.glob("*.safetensors"), where=where):
             network, told = library.AutoModelForImageClassification.from_pretrained(
                 folder, config=config, use_safetensors=True, output_loading_info=True, **safely
@@ -125,7 +131,7 @@ def load_transformers(
             raise InputError(where, wrong, "give a model that was trained as an image classifier")
         return ForeignClassifier(
             network.float().eval(),
-            _order_labels(config.id2label, where) if labels is None else labels,
+            _order_labels(config.id2label) if labels is None else labels,
             name=f"transformers:{where}",
             preprocessing=preprocessing,
         )
@@ -137,18 +143,15 @@ def load_timm(
     """Open a whole timm model, with its own classifier, in evaluation mode, on the CPU, in float32.
 
     Args:
-        name_or_folder: a folder as timm's `save_for_hf` writes it, with safetensors, or `owner/name` on the hub; timm's
-            own `local-dir:` and `hf-hub:` may stand before it. That it was trained for several labels per image is
-            yours to know: timm does not write it down.
+        name_or_folder: a folder as timm's `save_for_hf` writes it, with safetensors, or `owner/name` on the hub. That
+            it was trained for several labels per image is yours to know: timm does not write it down.
         labels: names of the L labels, in place of those that its configuration states.
         revision: a branch, tag or commit of the hub's; the newest by default.
     """
     where = os.fspath(name_or_folder)
-    for prefix in ("local-dir:", "hf-hub:", "hf_hub:"):
-        where = where.removeprefix(prefix)
     folder = _fetch(where, also=(WEIGHTS,), revision=revision)
     _check_file(folder / CONFIG, where)
-    with _explaining("timm", where), torch.random.fork_rng(devices=[]):
+    with _explaining("timm", where):
         with Allowance([folder / WEIGHTS], where=where):
             network = timm.create_model(f"local-dir:{folder}")
         _fill_timm(network, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
@@ -156,7 +159,7 @@ def load_timm(
         if not names:
             raise InputError(where, f"its {CONFIG} states no label_names", _NAME_LABELS)
         prepare = read_preprocessing(network.pretrained_cfg, image_size=_find_size(network, where))
-        return ForeignClassifier(network, _order_labels(names, where), name=f"timm:{where}", preprocessing=prepare)
+        return ForeignClassifier(network, _order_labels(names), name=f"timm:{where}", preprocessing=prepare)
 
 
 def _fill_timm(network: nn.Module, state: dict[str, Tensor], *, where: str) -> None:
@@ -172,7 +175,7 @@ def build_timm(
     """A whole timm model by its name, with its own classifier and the weights of a file, `where`."""
     check_backbone(name)
     sized = {} if image_size is None or not get_config(name).get("fixed_input_size") else {"img_size": image_size}
-    with _explaining("timm", where), torch.random.fork_rng(devices=[]):
+    with _explaining("timm", where):
         network = timm.create_model(name, num_classes=len(labels), **sized)
         _fill_timm(network, state, where=where)
         prepare = read_preprocessing(network.pretrained_cfg, image_size=image_size or _find_size(network, where))
@@ -234,10 +237,11 @@ def _find_size(network: Any, where: str) -> int:
 
 
 def _fetch(name_or_folder: str | os.PathLike[str], *, also: Sequence[str], revision: str | None) -> Path:
+    """A folder with what describes a model and its weights, as safetensors."""
     folder = fetch_folder(name_or_folder, needed=CONFIG, also=also, revision=revision)
     if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
         wrong = f"holds no {CONFIG}, or no weights as safetensors; others can run code when they are opened"
-        raise InputError(str(Path(name_or_folder)), wrong, "check the path, or save it again with safetensors")
+        raise InputError(os.fspath(name_or_folder), wrong, "check the path, or save it again with safetensors")
     return folder
 
 
@@ -255,7 +259,8 @@ def _check_file(path: Path, where: str, *, most: int = NUMBER) -> None:
 def _explaining(library: str, where: str) -> Iterator[None]:
     """Turn what a library says of a model's files into a message of one line."""
     try:
-        yield
+        with quiet(), torch.random.fork_rng(devices=[]):
+            yield
     except InputError:
         raise
     except Exception as error:  # a configuration may be wrong in as many ways as there are models
@@ -264,37 +269,21 @@ def _explaining(library: str, where: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet(library: Any) -> Iterator[None]:
-    """Keep transformers' remarks and bars to itself for a while: what matters of them is checked."""
-    logging = library.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    if bars:
-        logging.disable_progress_bar()
+def quiet() -> Iterator[None]:
+    """Keep another library's remarks and bars to itself for a while: what matters of them is checked."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+        logging.disable(before)
 
 
-def _check_problem(config: Any, where: str, *, multi_label: bool) -> None:
-    stated = getattr(config, "problem_type", None)
-    if stated != _MULTI_LABEL and not multi_label:
-        wrong = f"its problem_type is {stated!r}, so it may have been trained to choose a single label"
-        todo = f"if it is multi-label all the same, write problem_type {_MULTI_LABEL!r} into its {CONFIG}"
-        raise InputError(where, wrong, f"{todo}, or in Python load_transformers(..., multi_label=True)")
-
-
-def _order_labels(stated: Mapping[Any, str] | Sequence[str], where: str) -> list[str]:
+def _order_labels(stated: Mapping[Any, str] | Sequence[str]) -> list[str]:
     """Names in the order of the logits."""
-    if not isinstance(stated, Mapping):
-        return list(stated)
-    numbered = {int(place): name for place, name in stated.items()}
-    if sorted(numbered) != list(range(len(numbered))):
-        raise InputError(where, "its labels are not numbered from 0 without a gap", _NAME_LABELS)
-    return [numbered[place] for place in range(len(numbered))]
+    return [stated[place] for place in sorted(stated, key=int)] if isinstance(stated, Mapping) else list(stated)
 
 
 def _read_processor(stated: Mapping[str, Any], where: str) -> Preprocessing:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
-from pivotpatch.models.limits import check_numbers
 
 HeadOption = int | float | bool | None
 
@@ -256,7 +255,6 @@ def make_head(name: str, *, features: int, labels: int, options: Mapping[str, He
         if option not in known:
             todo = choose_one_of(option, known) if known else "this head has no options"
             raise InputError(f"head {name!r}", f"unknown option {option!r}", todo)
-    check_numbers(options or {}, f"head {name!r}")
     try:
         return HEADS[name](features, labels, **(options or {}))
     except InputError:

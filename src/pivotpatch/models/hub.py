@@ -7,30 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from huggingface_hub import HfApi, ModelCardData, get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import HfApi, ModelCardData, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
 
 from pivotpatch import __version__
 from pivotpatch.errors import InputError, quote_fault
-from pivotpatch.models.named import find_bundled
-from pivotpatch.models.saving import CARD, describe_model, write_checkpoint
+from pivotpatch.models.checkpoint import CARD, describe_model, write_checkpoint
 
 # The client reports a broken connection in the words of its HTTP library, which differs from version to version; what
-# it says of answers inherits from the same base.
-_FAULTS: tuple[type[Exception], ...] = (OSError, HfHubHTTPError.__mro__[1])
-_TOLD: tuple[type[Exception], ...] = (ValueError, *_FAULTS)
-_LOG_IN = "set HF_TOKEN or run `hf auth login`"
+# it says of answers inherits from the same base. ValueError is its opinion of a name or card.
+_FAULTS: tuple[type[Exception], ...] = (ValueError, OSError, HfHubHTTPError.__mro__[1])
+_LOG_IN = "if it is private, set HF_TOKEN or run `hf auth login`"
 
 
 @dataclass(frozen=True)
@@ -105,77 +94,50 @@ def fetch_folder(
     cache_dir: str | Path | None = None,
     token: str | None = None,
 ) -> Path:
-    """The folder of a model: a local one, or a copy of some files that the hub has under a name.
+    """The folder of a model: a local one, or a copy of some files of one commit that the hub has under a name.
 
     Args:
-        name_or_folder: a folder or the name of a bundled model, else `owner/name`.
-        needed: the file that tells what kind of model it is; fetched first.
+        name_or_folder: a folder, else `owner/name`.
+        needed: the file that tells what kind of model it is.
         also: names or patterns of the other files, fetched where they are there.
         revision: a branch, tag or commit of the hub's; the newest by default.
         cache_dir: where copies are kept; the hub client's own place by default.
         token: of the hub's, for what is not public; the one that the client has stored by default.
     """
-    name = os.fspath(find_bundled(os.fspath(name_or_folder)) or name_or_folder)
+    name = os.fspath(name_or_folder)
     if Path(name).is_dir():
         if revision is not None:
             raise InputError(name, f"revision {revision!r} is given for a folder", "leave it out")
         return Path(name)
     where = name if revision is None else f"{name}@{revision}"
-    told: dict[str, Any] = {"library_name": "pivotpatch", "library_version": __version__}
-    told |= {"cache_dir": cache_dir, "token": token}
-    with _explaining(where, "is no folder that is there, and "):
-        if name.count("/") != 1:  # old names have no owner, but most words without are mistyped folders
-            raise HFValidationError
-        told["local_files_only"] = not _reach_hub(name, needed)
-        try:
-            first = hf_hub_download(name, needed, revision=revision, **told)
-        except LocalEntryNotFoundError:
-            raise
-        except EntryNotFoundError:
-            raise InputError(where, f"holds no {needed}, so it is another kind of model", "check the name") from None
-        # The commit of the first file, so that the others are of the same one whatever happens to the branch meanwhile.
-        return Path(snapshot_download(name, revision=Path(first).parent.name, allow_patterns=list(also), **told))
-
-
-def _reach_hub(name: str, file: str) -> bool:
-    """Whether the hub answers, whatever it says; asked once, where its client would try again for half a minute."""
-    try:
-        get_hf_file_metadata(hf_hub_url(name, file), token=False)
-    except HfHubHTTPError:
-        return True
-    except _FAULTS:
-        return False
-    return True
+    if name.count("/") != 1:  # old names have no owner, but most words without are mistyped folders
+        raise InputError(where, "is no folder that is there, and no owner/name on the hub", "check what you gave")
+    with _explaining(where):
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=[needed, *also],
+            cache_dir=cache_dir,
+            token=token,
+            library_name="pivotpatch",
+            library_version=__version__,
+        )
+    if not (Path(folder) / needed).is_file():
+        raise InputError(where, f"holds no {needed}, so it is another kind of model", "check the name")
+    return Path(folder)
 
 
 @contextmanager
-def _explaining(name: str, sought: str = "") -> Iterator[None]:
-    """Turn what the hub and its client say into a message for people; `sought` is where else `name` was looked for."""
+def _explaining(name: str) -> Iterator[None]:
+    """Turn what the hub and its client say into one line."""
     try:
         yield
     except InputError:
         raise
-    except _TOLD as error:
-        raise InputError(name, *_explain(error, sought)) from error
-
-
-def _explain(error: Exception, sought: str) -> tuple[str, str]:
-    """What is wrong, and what to do."""
-    said = f"{type(error).__name__}: {quote_fault(error)}"
-    match error:
-        case HFValidationError():
-            return f"{sought}is no owner/name on the hub", "check what you gave"
-        case GatedRepoError():
-            return "its owner gives it to those who ask", f"ask on its page, then {_LOG_IN}"
-        case RepositoryNotFoundError():
-            return f"{sought}the hub shows no such model", f"check the name; if it is private, {_LOG_IN}"
-        case RevisionNotFoundError():
-            return "the hub has no such revision of it", "check the branch, tag or commit"
-        case LocalEntryNotFoundError():
-            return f"{sought}the hub cannot be reached", "check the name and the connection"
-        case ValueError():  # its opinion of a card
-            return f"the hub refuses it ({said})", "change the card"
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    may = f"{_LOG_IN}, with a token that allows it"
-    todo = may if status in (401, 403) else "check the connection, or try again later"
-    return f"the hub cannot be used ({f'status {status}' if status else said})", todo
+    except HFValidationError as error:
+        raise InputError(name, "is no owner/name on the hub", "check what you gave") from error
+    except LocalEntryNotFoundError as error:
+        raise InputError(name, "is no folder that is there, and the hub cannot be reached", "check the name") from error
+    except _FAULTS as error:
+        said = f"{type(error).__name__}: {quote_fault(error)}"
+        raise InputError(name, f"the hub cannot be used ({said})", f"check the name; {_LOG_IN}") from error

@@ -1,11 +1,14 @@
 """How much a model's files may ask for: refused before anything of that size is made."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from pivotpatch.errors import InputError, quote
+
+if TYPE_CHECKING:
+    from pivotpatch.core.patches import Patching
 
 SIDE = 4096
 """Most rows and columns of an image that a model sees or cuts patches from."""
@@ -19,19 +22,15 @@ Side = Annotated[int, Field(ge=1, le=SIDE, strict=True)]
 Grid = Annotated[int, Field(ge=1, le=GRID, strict=True)]
 
 
-def check_views(
-    image_size: int, *, grid: int, overlap: float, source_size: int | None, patch_size: int | None, where: str
-) -> None:
-    """Refuse views of an image that have more than `VIEW_PIXELS` together.
+def check_views(image_size: int, cut: "Patching", *, where: str) -> None:
+    """Refuse an image and patches that have more than `VIEW_PIXELS` together.
 
     Patches count as they are cut or as the model sees them, whichever is larger.
-
-    >>> check_views(448, grid=2, overlap=0.0, source_size=None, patch_size=None, where="here")
     """
-    cut = (source_size or image_size) / (grid - (grid - 1) * overlap)
-    pixels = image_size**2 + (grid * max(patch_size or image_size, cut)) ** 2
+    side = (cut.source_size or image_size) / (cut.grid - (cut.grid - 1) * cut.overlap)
+    pixels = image_size**2 + (cut.grid * max(cut.patch_size or image_size, side)) ** 2
     if pixels > VIEW_PIXELS:
-        wrong = f"an image and its {grid} x {grid} patches have {pixels / 1e6:,.0f} million pixels"
+        wrong = f"an image and its {cut.grid} x {cut.grid} patches have {pixels / 1e6:,.0f} million pixels"
         todo = f"give a smaller grid, overlap or size, for {VIEW_PIXELS / 1e6:.1f} million at most"
         raise InputError(where, wrong, todo)
 

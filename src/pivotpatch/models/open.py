@@ -1,4 +1,4 @@
-"""Open a model by whatever a user calls it."""
+"""What a name opens: a bundled model, a run, a checkpoint, a model on the hub, somebody's weights."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,20 +9,24 @@ from typing import Any
 import torch
 
 from pivotpatch.errors import InputError, choose_one_of
-from pivotpatch.models.backbone import check_backbone, get_config
-from pivotpatch.models.checkpoint import load_checkpoint
-from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier, MultiLabelClassifier
+from pivotpatch.models.backbone import check_backbone, get_config, read_preprocessing
+from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, Kind, read_description
+from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.foreign import CONFIG, ForeignClassifier, OnnxNetwork, build_timm, load_timm, load_transformers
 from pivotpatch.models.hub import fetch_folder
-from pivotpatch.models.named import BUNDLED, correct_scheme, find_bundled, is_named
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.preprocessing import read_preprocessing
-from pivotpatch.models.published import read_head_options, rename_published
-from pivotpatch.models.saving import CARD, DESCRIPTION, WEIGHTS
-from pivotpatch.models.weights import load_exactly, read_labels, read_weights
+from pivotpatch.models.weights import load_exactly, read_head_options, read_labels, read_weights, rename_published
 
+BUNDLED = ("tagger",)
+"""Models that come with the package."""
+SCHEMES = ("hub", "timm", "transformers")
+"""What may stand before a colon, in front of a folder or of `owner/name` on the Hugging Face hub."""
+_KINDS: dict[Kind, type[Classifier]] = {
+    "MultiLabelClassifier": MultiLabelClassifier,
+    "PatchClassifier": PatchClassifier,
+    "IndependentClassifier": IndependentClassifier,
+}
 _RUN = ("config.toml", "best", "last")  # what a run's folder holds
-_SAY = "say of what model: --architecture RECIPE or BACKBONE+HEAD, in Python open_weights"
 
 
 def open_model(name: str | os.PathLike[str], *, labels: Sequence[str] | None = None) -> Classifier:
@@ -39,11 +43,66 @@ def open_model(name: str | os.PathLike[str], *, labels: Sequence[str] | None = N
     if not is_named(name) and not (folder / DESCRIPTION).exists() and (folder / CONFIG).is_file():
         scheme = "timm" if b'"architecture"' in (folder / CONFIG).read_bytes() else "transformers"
         name = f"{scheme}:{name}"
-    if is_named(name):
-        return _open_named(name, labels)
+    scheme, _, place = name.partition(":")
+    place, _, tail = (place, "", "") if Path(place).exists() else place.partition("@")
+    loaders: dict[str, Callable[..., Classifier]] = {"timm": load_timm, "transformers": load_transformers}
+    if is_named(name) and scheme in loaders:
+        return loaders[scheme](place, labels=labels, revision=tail or None)
     if labels is not None:
         raise InputError(name, "it knows its labels, and others are given", "leave them out")
-    return load_checkpoint(find_checkpoint(name))
+    if not is_named(name):
+        return load_checkpoint(find_checkpoint(name))
+    model = load_checkpoint(fetch_folder(place, needed=DESCRIPTION, also=(WEIGHTS, CARD), revision=tail or None))
+    model.origin = name
+    return model
+
+
+def load_checkpoint(folder: str | Path) -> Classifier:
+    """Build the model that a checkpoint folder describes, in evaluation mode, on the CPU, in float32.
+
+    Args:
+        folder: of the checkpoint, or the name of a bundled model.
+    """
+    folder = find_bundled(str(folder)) or Path(folder)
+    described = read_description(folder)
+    return _KINDS[described.kind].build_described(described, folder)
+
+
+def is_named(name: str) -> bool:
+    """Whether a name begins with one of `SCHEMES`.
+
+    >>> is_named("hub:owner/name@v2"), is_named("my-run"), is_named("timm:")
+    (True, False, False)
+    """
+    scheme, _, place = name.partition(":")
+    return scheme in SCHEMES and place.partition("@")[0] != ""
+
+
+def find_bundled(name: str) -> Path | None:
+    """The checkpoint folder of a bundled model; None where no model has the name.
+
+    >>> find_bundled("tagger").name, find_bundled("runs/mine")
+    ('tagger', None)
+    """
+    return Path(__file__).parents[1] / name if name in BUNDLED else None
+
+
+def find_checkpoint(name: str | os.PathLike[str]) -> Path:
+    """The checkpoint folder of a bundled model, or that a run or checkpoint folder holds."""
+    path = find_bundled(os.fspath(name)) or Path(name)
+    todo = "give the folder of a run or checkpoint, or an .onnx file"
+    if path.is_file():
+        say = "say of what model: --architecture RECIPE or BACKBONE+HEAD, in Python open_weights"
+        raise InputError(str(path), "is a file", f"{say}; or {todo}")
+    if not path.is_dir():
+        known = choose_one_of(str(path), [*BUNDLED, *(f"{scheme}:owner/name" for scheme in SCHEMES)])
+        wrong = "is neither a bundled model nor a folder or file that is there"
+        raise InputError(str(path), wrong, f"{known}; or {todo}")
+    if (path / DESCRIPTION).exists() or not any((path / part).exists() for part in _RUN):
+        return path
+    if not (path / "best").is_dir():
+        raise InputError(str(path), "the run has no best model yet", f"train on, or give {path / 'last'}")
+    return path / "best"
 
 
 def open_weights(
@@ -121,42 +180,3 @@ def _read_architecture(text: str) -> Architecture:
     if (at and not size.isdecimal()) or (plus and not head):
         raise InputError(f"architecture {text!r}", "is not like BACKBONE+HEAD@SIZE", "write resnet101+linear@448")
     return Architecture(backbone, head or OWN_HEAD, int(size) if at else None)
-
-
-def find_checkpoint(name: str | os.PathLike[str]) -> Path:
-    """The checkpoint folder of a bundled model, or that a run or checkpoint folder holds."""
-    bundled, path = find_bundled(os.fspath(name)), Path(name)
-    if bundled is not None:
-        return bundled
-    if path.is_file():
-        raise InputError(str(path), "is a file", f"{_SAY}; or give the folder of a run or checkpoint, or an .onnx file")
-    if not path.is_dir():
-        known = f"{correct_scheme(str(path))}{choose_one_of(str(path), BUNDLED)}"
-        wrong = "is neither a bundled model nor a folder or file that is there"
-        raise InputError(str(path), wrong, f"{known}; or give the folder of a run or checkpoint, or an .onnx file")
-    if (path / DESCRIPTION).exists() or not any((path / part).exists() for part in _RUN):
-        return path
-    if not (path / "best").is_dir():
-        raise InputError(str(path), "the run has no best model yet", f"train on, or give {path / 'last'}")
-    return path / "best"
-
-
-def _open_named(name: str, labels: Sequence[str] | None) -> Classifier:
-    scheme, _, whole = name.partition(":")
-    place, _, tail = (whole, "", "") if Path(whole).exists() else whole.partition("@")
-    loaders: dict[str, Callable[..., Classifier]]
-    loaders = {"hub": _load_hub, "timm": load_timm, "transformers": load_transformers}
-    try:
-        model = loaders[scheme](place, labels=labels, revision=tail or None)
-    except InputError as error:
-        where, wrong, todo = error.parts
-        itself = any(said.rstrip("/").endswith(where) for said in (place, whole))  # a file of it keeps its own name
-        raise InputError(name if itself else where, wrong, todo) from error
-    model.origin = name
-    return model
-
-
-def _load_hub(place: str, *, labels: Sequence[str] | None, revision: str | None) -> Classifier:
-    if labels is not None:
-        raise InputError(place, "it knows its labels, and others are given", "leave them out")
-    return load_checkpoint(fetch_folder(place, needed=DESCRIPTION, also=(WEIGHTS, CARD), revision=revision))

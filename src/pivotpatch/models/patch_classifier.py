@@ -2,24 +2,18 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.core.counterfactual import (
-    CounterfactualLogits,
-    check_lam,
-    check_temperature,
-    combine_logits,
-    patch_weights,
-    pool_patches,
-)
-from pivotpatch.core.patches import Patching, check_grid, check_overlap, patch_boxes, split_views, stack_views
+from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits, patch_weights, pool_patches
+from pivotpatch.core.patches import Patching, patch_boxes, split_views, stack_views
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, SharedClassifier
-from pivotpatch.models.limits import SIDE, check_views
+from pivotpatch.models.limits import check_views
 
 
 class PatchClassifier(SharedClassifier):
@@ -45,8 +39,6 @@ class PatchClassifier(SharedClassifier):
     projections = ("patch_projection", "weight_projection")
     patch_projection: nn.Module
     weight_projection: nn.Module
-    lam: float
-    temperature: float
 
     def __init__(
         self,
@@ -67,28 +59,22 @@ class PatchClassifier(SharedClassifier):
         patch_only: bool = False,
     ) -> None:
         """Build a model; how it cuts and weighs its patches is the paper's way by default."""
-        check_grid(grid, "PatchClassifier")
-        check_overlap(overlap, "PatchClassifier")
+        cut = Patching(grid, overlap, source_size, patch_size, closer_size, lam, temperature)  # refuses what is none
         super().__init__(backbone, labels, head=head, image_size=image_size, pretrained=pretrained, weights=weights)
         seen = self.preprocessing.image_size
-        if source_size is not None and not (isinstance(source_size, int) and source_size >= seen):
+        if source_size is not None and source_size < seen:
             todo = f"give a side of {seen} pixels, which the model sees, or more, or None for the resized image"
             raise InputError("PatchClassifier", f"source_size is {source_size!r}", todo)
-        if patch_size is not None and not (isinstance(patch_size, int) and 1 <= patch_size <= seen):
+        if patch_size is not None and not 1 <= patch_size <= seen:
             todo = f"give a side of at most {seen} pixels, at which the model sees the image, or None for that"
             raise InputError("PatchClassifier", f"patch_size is {patch_size!r}", todo)
-        check_views(
-            seen, grid=grid, overlap=overlap, source_size=source_size, patch_size=patch_size, where="PatchClassifier"
-        )
-        self.grid = grid
-        self.overlap = overlap
-        self.source_size = source_size
-        self.patch_size = patch_size
-        self.closer_size = closer_size
+        check_views(seen, cut, where="PatchClassifier")
         if closer_size is not None:
             self.closer_cost(closer_size)  # refuses one that is none
+        self.grid, self.overlap = grid, overlap
+        self.source_size, self.patch_size, self.closer_size = source_size, patch_size, closer_size
+        self.lam, self.temperature = lam, temperature
         self.patch_only = patch_only
-        self.set_mixing(lam=lam, temperature=temperature)
 
     @classmethod
     def from_classifier(
@@ -121,9 +107,8 @@ class PatchClassifier(SharedClassifier):
 
     def set_mixing(self, *, lam: float, temperature: float) -> None:
         """Mix image and patches with other numbers; forgets what was fitted to the old probabilities."""
-        check_lam(lam, "PatchClassifier")
-        check_temperature(temperature, "PatchClassifier")
-        self.lam, self.temperature = lam, temperature
+        mixed = replace(self.patching, lam=lam, temperature=temperature)  # refuses what is none
+        self.lam, self.temperature = mixed.lam, mixed.temperature
         self.thresholds = self.calibration = self.adaptive = None
 
     @property
@@ -149,8 +134,6 @@ class PatchClassifier(SharedClassifier):
         if size <= image:
             wrong = f"a closer look at {size} pixels is no closer than the {image} of the first"
             raise InputError("PatchClassifier", wrong, f"give more than {image}, about {image * 3 // 2}")
-        if size > SIDE:
-            raise InputError("PatchClassifier", f"a closer look at {size} pixels is too large", f"give {SIDE} at most")
         if self.backbone.fixed_size is not None:
             raise InputError("PatchClassifier", "the backbone takes images of one size only", "look at patches instead")
         return (size / image) ** 2
@@ -206,11 +189,7 @@ class PatchClassifier(SharedClassifier):
     def _see_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
         """Image logits (B,L), and the embeddings (B,P,...) of patches of the feature map."""
         features = self.backbone(closer)
-        height, width = features.shape[-2:]
-        if self.grid > min(height, width):
-            wrong = f"a closer look at {closer.shape[-1]} pixels gives a map of {height} x {width} places"
-            raise InputError("PatchClassifier", wrong, f"give more pixels, for a grid of {self.grid}")
-        boxes = patch_boxes(height, width, grid=self.grid, overlap=self.overlap)
+        boxes = patch_boxes(*features.shape[-2:], grid=self.grid, overlap=self.overlap)
         cut = torch.stack([features[..., box.top : box.bottom, box.left : box.right] for box in boxes], dim=1)
         return self.head(features), self.head.embed(cut.flatten(0, 1)).unflatten(0, cut.shape[:2])
 
@@ -226,8 +205,6 @@ class PatchClassifier(SharedClassifier):
 
     def forward_patches(self, patches: Tensor) -> Tensor:
         """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
-        if patches.ndim != 5:
-            raise InputError("PatchClassifier", f"patches have shape {tuple(patches.shape)}", "give (B, P, C, H, W)")
         return self._pool(self._embed_parts(patches))
 
     def _pool(self, parts: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
-"""Weights from files: read without pickled code, loaded only where every key and shape agrees."""
+"""Weights from files: read without pickled code, under whatever names, loaded only where every key and shape agrees."""
 
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pivotpatch.errors import InputError, quote_fault, shorten
+from pivotpatch.models.backbone import convert_names
 
 # Published checkpoints hold these beside their tensors: the command line, and average precisions. None runs code.
 _HARMLESS: list[Any] = [Namespace, np.ndarray, np.dtype, *{type(np.dtype(kind)) for kind in "?bhilqBHILQefd"}]
@@ -21,24 +23,46 @@ _HARMLESS += [(each, f"numpy.{core}.multiarray.{each.__name__}") for each in _MA
 _WRAPPERS = ("state_dict_ema", "model_ema", "ema", "state_dict", "model")  # an average is what was evaluated
 _SPARE = 1 << 25  # elements besides those of the weights: masks and tables that are computed, not stored
 _MAKING = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange, torch.linspace}
+_LAYERS = r"transformer\.(encoder|decoder)\.layers\.(\d+)\."
+_DECODER = r"(?:head|fc)\.decoder\."
+_HEADS = (  # names of heads, which begin so, and ours
+    (r"query_embed\.weight$", "head.queries"),
+    (r"input_proj\.", "head.enter."),
+    (r"transformer\.decoder\.norm\.", "head.norm."),
+    (rf"{_LAYERS}self_attn\.", r"head.\1.\2.self_attention."),
+    (rf"{_LAYERS}multihead_attn\.", r"head.\1.\2.image_attention."),
+    (rf"{_LAYERS}linear1\.", r"head.\1.\2.feedforward.0."),
+    (rf"{_LAYERS}linear2\.", r"head.\1.\2.feedforward.3."),
+    (rf"{_LAYERS}norm1\.", r"head.\1.\2.self_norm."),
+    (r"transformer\.encoder\.layers\.(\d+)\.norm2\.", r"head.encoder.\1.feedforward_norm."),
+    (r"transformer\.decoder\.layers\.(\d+)\.norm2\.", r"head.decoder.\1.image_norm."),
+    (r"transformer\.decoder\.layers\.(\d+)\.norm3\.", r"head.decoder.\1.feedforward_norm."),
+    (rf"{_DECODER}embed_standart\.", "head.enter."),
+    (rf"{_DECODER}query_embed\.weight$", "head.queries"),
+    (rf"{_DECODER}layers\.0\.", "head.decoder."),
+    (rf"{_DECODER}duplicate_pooling$", "head.project.weight"),
+    (rf"{_DECODER}duplicate_pooling_bias$", "head.project.bias"),
+)
+# MLC-PAT's outputs: of the image, of the patches' weights, of the patches; where there are two, the second is both.
+_OUTPUTS = {None: "head.project", "1": "head.project", "2": "weight_projection", "3": "patch_projection"}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a torch file without pickled code; all finite.
-
-    A variance of batch norm that was too large for float16 comes back as the largest that is not: training moves it
-    to its place, which it could not from infinity.
-    """
-    if not path.is_file():
-        raise InputError(str(path), "there is no such file", "check the path")
-    state: dict[str, Tensor]
-    state = _read_safetensors(path, load_file) if path.suffix == ".safetensors" else _read_tensors(path)
+    """The tensors of a .safetensors file, or of a torch file without pickled code; all finite."""
+    if path.suffix == ".safetensors":
+        state = _read_safetensors(path, load_file)
+    else:
+        state = _read_torch(path)
+        for wrapper in _WRAPPERS:
+            if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+                state = state[wrapper]
+        if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+            raise InputError(str(path), "holds more than named tensors", "save its state_dict as .safetensors")
+        state = {key.removeprefix("module.").removeprefix("_orig_mod."): value for key, value in state.items()}
     for name, value in state.items():
         if value.is_floating_point() and not value.isfinite().all():
-            if not (name.endswith("running_var") and value.dtype == torch.float16 and not value.isnan().any()):
-                raise InputError(str(path), f"{name} holds values that are not finite", "give weights that are sound")
-            state[name] = value.clamp(max=torch.finfo(torch.float16).max)
-    return state
+            raise InputError(str(path), f"{name} holds values that are not finite", "give weights that are sound")
+    return dict(state)
 
 
 def read_labels(path: Path) -> list[str] | None:
@@ -49,6 +73,7 @@ def read_labels(path: Path) -> list[str] | None:
 
 
 def _read_torch(path: Path) -> Any:
+    _check_file(path)
     try:
         with torch.serialization.safe_globals(_HARMLESS):
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -57,28 +82,18 @@ def _read_torch(path: Path) -> Any:
         raise InputError(str(path), wrong, "save its state_dict as .safetensors") from error
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    state = _read_torch(path)
-    for wrapper in _WRAPPERS:
-        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
-            state = state[wrapper]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise InputError(str(path), "holds more than named tensors", "save its state_dict as .safetensors")
-    return {key.removeprefix("module.").removeprefix("_orig_mod."): value for key, value in state.items()}
-
-
-def _read_shapes(path: Path) -> list[tuple[int, ...]]:
-    """The shapes of a .safetensors file's tensors; none of them is read."""
-    with safe_open(path, "pt") as file:
-        return [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 # it is no dict
-
-
 def _read_safetensors(path: Path, read: Callable[[Path], Any]) -> Any:
+    _check_file(path)
     try:
         return read(path)
     except (SafetensorError, OSError) as error:
         todo = "it is damaged or cut short, copy it again"
         raise InputError(str(path), f"cannot be read ({quote_fault(error)})", todo) from error
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise InputError(str(path), "there is no such file", "check the path")
 
 
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
@@ -116,10 +131,15 @@ class Allowance(TorchFunctionMode):
             where: what describes the model, for the message.
         """
         super().__init__()
-        shapes = [shape for path in weights for shape in _read_safetensors(path, _read_shapes)]
+        shapes = [shape for path in weights for shape in _read_safetensors(path, self._read_shapes)]
         self._elements = 2 * sum(torch.Size(shape).numel() for shape in shapes) + _SPARE
         self._tensors = 4 * len(shapes) + 1000
         self._where = where
+
+    @staticmethod
+    def _read_shapes(path: Path) -> list[tuple[int, ...]]:
+        with safe_open(path, "pt") as file:
+            return [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 # it is no dict
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -133,3 +153,72 @@ class Allowance(TorchFunctionMode):
                 wrong = "describes a far larger model than its weights are of"
                 raise InputError(self._where, wrong, "it is damaged, copy the model again")
         return func(*args, **kwargs)
+
+
+def rename_published(state: Mapping[str, Tensor], network: Any) -> dict[str, Tensor]:
+    """Weights of a whole model under our names, with as many projections as there are; what is unknown keeps its name.
+
+    Args:
+        state: under our names, timm's, or those of the model's authors.
+        network: the timm model of the backbone, which knows names of its authors, too.
+    """
+    if any(name.startswith("backbone.network.") for name in state):
+        return dict(state)
+    asked = "query_embed.weight" in state  # Query2Label
+    classifier = network.pretrained_cfg["classifier"]
+    tops = [classifier] if isinstance(classifier, str) else list(classifier)
+    output = re.compile(rf"{'fc' if asked else re.escape(tops[0])}\.(?:fc([123])\.)?(weight|bias|W|b)")
+    plain = not asked and _averages(network)
+    named, body = {}, {}
+    for name, value in state.items():
+        found, known = output.fullmatch(name), [pair for pair in _HEADS if re.match(pair[0], name)]
+        if found is not None and (asked or plain or found[1] is not None):
+            part = {"W": "weight", "b": "bias"}.get(found[2], found[2])
+            ours = value[0, :, :, None] if found[2] == "W" else value[0] if found[2] == "b" else value
+            named[f"{_OUTPUTS[found[1]]}.{part}"] = ours
+        elif known:
+            named[re.sub(*known[0], name)] = value
+        else:
+            body[name.removeprefix("backbone.0.").removeprefix("body.") if asked else name] = value
+    expected = network.state_dict()
+    if not expected.keys() <= body.keys():
+        body = convert_names(body, network)
+    for name, value in body.items():
+        another = name not in expected and name.startswith(tuple(f"{top.partition('.')[0]}." for top in tops))
+        named[name if another else f"backbone.network.{name}"] = value  # a head that is none of ours keeps its name
+    if "weight_projection.weight" in named and "patch_projection.weight" not in named:
+        named |= {f"patch_projection.{part}": named[f"weight_projection.{part}"] for part in ("weight", "bias")}
+    return named
+
+
+def _averages(network: Any) -> bool:
+    """Whether a timm model's classifier stands on the mean of its feature map, as our linear head does."""
+    shape = (
+        (1, 2, 2, network.num_features)
+        if getattr(network, "output_fmt", "") == "NHWC"
+        else (1, network.num_features, 2, 2)
+    )
+    features = torch.linspace(-1, 1, network.num_features * 4).reshape(shape)
+    try:
+        pooled = network.forward_head(features, pre_logits=True)
+    except Exception:  # it wants tokens, or has no such step
+        return False
+    mean = features.mean(dim=(1, 2) if shape[1] == 2 else (2, 3))
+    return pooled.shape == mean.shape and torch.allclose(pooled, mean, atol=1e-6)
+
+
+def read_head_options(state: Mapping[str, Tensor]) -> dict[str, int | bool]:
+    """Options of the decoder head that published weights are of, as their shapes tell; none for any other head."""
+    queries = {name: value.shape for name, value in state.items() if name.endswith("query_embed.weight")}
+    if "query_embed.weight" in queries:
+        layers = {match.groups() for name in state if (match := re.match(_LAYERS, name))}
+        inner = state.get("transformer.decoder.layers.0.linear1.weight", torch.empty(1))
+        return {
+            "width": queries["query_embed.weight"][-1],
+            "projection": "input_proj.weight" in state,
+            "self_attention": any(re.match(r"transformer\.decoder\.layers\.\d+\.self_attn", name) for name in state),
+            "encoder_layers": sum(kind == "encoder" for kind, _ in layers),
+            "decoder_layers": sum(kind == "decoder" for kind, _ in layers),
+            "feedforward": inner.shape[0],
+        }
+    return next(({"groups": shape[0], "width": shape[-1]} for shape in queries.values()), {})

@@ -17,7 +17,6 @@ from pivotpatch.data.loading import Loader, count_held_bytes, hold_images, make_
 from pivotpatch.data.records import RecordSet, Tell
 from pivotpatch.data.split import split_records
 from pivotpatch.errors import InputError, shorten
-from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import (
     Architecture,
     Classifier,
@@ -27,7 +26,7 @@ from pivotpatch.models.classifier import (
     load_relabelled,
 )
 from pivotpatch.models.foreign import ForeignClassifier
-from pivotpatch.models.open import open_model
+from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import RunConfig, TaskSection
 from pivotpatch.training.optimiser import WeightAverage, make_average, make_optimiser

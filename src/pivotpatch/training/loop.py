@@ -19,8 +19,8 @@ from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError, shorten
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
-from pivotpatch.models.checkpoint import load_checkpoint
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.open import load_checkpoint
 from pivotpatch.training.build import Progress, Run, build_run, none_read, open_loader
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.folder import RunFolder, RunState
