@@ -1,20 +1,34 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from textwrap import dedent
 
 import pytest
 import torch
-from huggingface_hub import ModelCard, RepoUrl
-from huggingface_hub.errors import LocalEntryNotFoundError
+from hub_server import HubServer, HubUser, serving_hub
+from huggingface_hub import ModelCard
 from made_networks import LABELS, fit_made_up, make_network
 from PIL import Image
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
 from pivotpatch.errors import InputError
-from pivotpatch.models import Card, hub, open_model
+from pivotpatch.models import Card, open_model
 from pivotpatch.models.classifier import Classifier, IndependentClassifier
 
 FILES = ["README.md", "model.json", "model.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[HubServer]:
+    with serving_hub() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def user(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubUser]:
+    online = HubUser(hub, tmp_path_factory.mktemp("hub"))
+    yield online
+    online.close()
 
 
 @pytest.mark.parametrize("kind", [MultiLabelClassifier, PatchClassifier, IndependentClassifier])
@@ -98,75 +112,108 @@ def test_what_lies_beside_a_checkpoint_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_only_the_files_of_a_checkpoint_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_network().save_pretrained(tmp_path / "m")
-    asked: list[tuple[object, ...]] = []
-
-    def download(name: str, **options: Any) -> str:
-        asked.append((name, options["revision"], sorted(options["allow_patterns"]), options["token"]))
-        return str(tmp_path / "m" if name == "me/m" else tmp_path)
-
-    monkeypatch.setattr(hub, "snapshot_download", download)
-    model = PatchClassifier.from_pretrained("me/m", token="may-read")
-    assert model.origin == "me/m"
-    assert open_model("hub:me/m@v2").origin == "hub:me/m@v2"
-    assert asked == [("me/m", None, FILES, "may-read"), ("me/m", "v2", FILES, None)]
-    with pytest.raises(InputError, match="me/other: holds no model.json, so it is another kind of model; check the"):
-        open_model("hub:me/other")
-
-
-def test_what_the_hub_refuses_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = {
-        "me/away": (LocalEntryNotFoundError("no copy"), "is no folder that is there, and the hub cannot be reached"),
-        "me/full": (OSError("disk full"), r"the hub cannot be used \(OSError: disk full\); check the name; if it is"),
-    }
-
-    def refuse(name: str, **_: object) -> str:
-        raise faults[name][0]
-
-    monkeypatch.setattr(hub, "snapshot_download", refuse)
-    for name, (_, message) in faults.items():
-        with pytest.raises(InputError, match=f"^{name}@v9: {message}"):
-            PatchClassifier.from_pretrained(name, revision="v9")
-
-
-class FakeApi:
-    """What a hub has, in the words of its client."""
-
-    held: ClassVar[dict[str, dict[str, bytes]]] = {}
-    told: ClassVar[list[dict[str, Any]]] = []
-
-    def __init__(self, **_: object) -> None:
-        pass
-
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> RepoUrl:
-        self.told.append({"private": private, "exist_ok": exist_ok})
-        self.held.setdefault(repo_id, {})
-        return RepoUrl(f"https://huggingface.co/{repo_id}")
-
-    def file_exists(self, repo_id: str, name: str) -> bool:
-        return name in self.held[repo_id]
-
-    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
-        self.told[-1]["message"] = commit_message
-        self.held[repo_id] |= {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
-
-
-def test_a_network_is_sent_with_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "HfApi", FakeApi)
+@pytest.mark.slow
+def test_only_the_checkpoint_is_fetched_and_only_once(tmp_path: Path) -> None:
+    """A copy is opened without a connection, and nothing is waited for."""
     model = make_network()
     model.save_pretrained(tmp_path / "m")
-    for name in ("edited", "replaced"):
-        FakeApi.held[f"me/{name}"] = {"README.md": b"my own words"}
-    assert model.push_to_hub("me/new", private=True, message="First try") == "https://huggingface.co/me/new"
-    model.push_to_hub("me/edited")
-    model.push_to_hub("me/replaced", card=Card(license="mit", text="Said again."))
-    assert FakeApi.told[0] == {"private": True, "exist_ok": True, "message": "First try"}
-    for sent in FakeApi.held.values():
+    code = dedent("""
+        import time
+        from pivotpatch import PatchClassifier
+        def refuse(seconds):
+            raise AssertionError(f"it waits for {seconds} seconds")
+        time.sleep = refuse
+        for name, revision in (("me/m", None), ("me/m", "v2"), ("me/unheard-of", None)):
+            try:
+                print(PatchClassifier.from_pretrained(name, revision=revision).thresholds)
+            except ValueError as error:
+                print(error)
+    """)
+    with serving_hub() as hub:
+        hub.offer("me/m", tmp_path / "m").files.update({"pytorch_model.bin": b"pickle", "photo.jpg": b"large"})
+        model.thresholds = (0.1, 0.2, 0.3)
+        save_checkpoint(model, tmp_path / "m", overwrite=True)
+        hub.offer("me/m", tmp_path / "m", revision="v2")
+        said = []
+        for offline in (False, True):
+            user = HubUser(hub, tmp_path / "copies", offline=offline)
+            said.append(user.run(code))
+            user.close()
+        assert sorted(set(hub.fetched)) == [f"me/m/{name}" for name in FILES]
+        assert len(hub.fetched) <= 6  # three files of two revisions, whose weights and card are the same
+    user = HubUser(hub, tmp_path / "copies")  # which is gone
+    said.append(user.run(code))
+    user.close()
+    assert [lines[:2] for lines in said] == [["None", "(0.1, 0.2, 0.3)"]] * 3
+    assert said[0][2].startswith("me/unheard-of: the hub cannot be used (RepositoryNotFoundError")
+    assert said[2][2].startswith("me/unheard-of: is no folder that is there, and the hub cannot be reached")
+
+
+def test_what_the_hub_refuses_is_said_in_one_line(hub: HubServer, user: HubUser, tmp_path: Path) -> None:
+    make_network().save_pretrained(tmp_path / "m")
+    hub.offer("me/private", tmp_path / "m").token = "may-read"
+    hub.offer("me/gated", tmp_path / "m").gated = True
+    hub.offer("me/other", tmp_path / "m").files.pop("model.json")
+    hub.offer("me/cut", tmp_path / "m").files["model.safetensors"] = b"cut short"
+    asked = [
+        ("nobody/m", {}, "nobody/m: the hub cannot be used (RepositoryNotFoundError"),
+        ("me/private", {}, "check the name; if it is private, set HF_TOKEN or run `hf auth login`"),
+        ("me/private", {"token": "may-read"}, "PatchClassifier"),
+        (
+            "me/private",
+            {"token": "may-read", "revision": "v9"},
+            "me/private@v9: the hub cannot be used (RevisionNotFoundError",
+        ),
+        ("me/gated", {}, "me/gated: the hub cannot be used (GatedRepoError"),
+        ("me/other", {}, "me/other: holds no model.json, so it is another kind of model; check the name"),
+        ("me/cut", {}, "model.safetensors: cannot be read"),
+    ]
+    code = dedent("""
+        import json
+        from pivotpatch import PatchClassifier
+        for name, options in json.loads('%s'):
+            try:
+                print(type(PatchClassifier.from_pretrained(name, **options)).__name__)
+            except ValueError as error:
+                print(error)
+    """) % json.dumps([[name, options] for name, options, _ in asked])
+    said = user.run(code)
+    assert len(said) == len(asked)
+    for line, (_, _, expected) in zip(said, asked, strict=True):
+        assert expected in line
+        assert "may-read" not in line
+
+
+def test_a_network_is_sent_with_its_card(hub: HubServer, user: HubUser, tmp_path: Path) -> None:
+    make_network().save_pretrained(tmp_path / "m")
+    code = dedent(f"""
+        from pivotpatch.models import Card, PatchClassifier
+        model = PatchClassifier.from_pretrained({str(tmp_path / "m")!r})
+        def push(name, **options):
+            try:
+                print(model.push_to_hub(name, **options))
+            except ValueError as error:
+                print(error)
+        push("me/new", private=True, token="may-write", message="First try")
+        push("me/edited", token="may-write")
+        push("me/replaced", token="may-write", card=Card(license="mit", text="Said again."))
+        push("me/new", token="may-not-write")
+        push("me/new", token="may-write", card=Card(license="nonsense"))
+    """)
+    for name in ("me/edited", "me/replaced"):
+        hub.offer(name, tmp_path / "m").files["README.md"] = b"my own words"
+        hub.repositories[name].files["model.json"] = b"{}"
+    said = user.run(code)
+    assert said[:3] == [f"{hub.address}/me/{name}" for name in ("new", "edited", "replaced")]
+    assert said[3].startswith("me/new: the hub cannot be used (HfHubHTTPError: 403")
+    assert "license" in said[4]
+    new, edited, replaced = (hub.repositories[name].files for name in ("me/new", "me/edited", "me/replaced"))
+    for sent in (new, edited, replaced):
         assert sorted(sent) == FILES
-        for name in FILES[1:]:
-            assert sent[name] == (tmp_path / "m" / name).read_bytes()
-    cards = {name: sent["README.md"] for name, sent in FakeApi.held.items()}
-    assert b'Predictor.load("hub:me/new")' in cards["me/new"]
-    assert cards["me/edited"] == b"my own words"
-    assert b"Said again." in cards["me/replaced"]
+        assert sent["model.json"] == (tmp_path / "m" / "model.json").read_bytes()
+        assert sent["model.safetensors"] == (tmp_path / "m" / "model.safetensors").read_bytes()
+    assert b'Predictor.load("hub:me/new")' in new["README.md"]
+    assert edited["README.md"] == b"my own words"
+    assert b"Said again." in replaced["README.md"]
+    assert hub.messages == ["First try", "Upload the model", "Upload the model"]
+    assert "private" in (hub.made[0].get("visibility"), "private" if hub.made[0].get("private") else "")
