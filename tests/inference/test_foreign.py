@@ -176,6 +176,11 @@ def drop_weights(folder: Path) -> None:
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def pickle_code(folder: Path) -> None:
+    torch.save({"weight": print}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
 def pickle_weights(folder: Path) -> None:
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -238,7 +243,7 @@ def test_labels_are_put_into_the_order_of_the_logits(vit: Path, resnet: Path) ->
         (edit(architecture=5), "timm cannot open it .*Attribute"),
         (edit(model_args={"block": None}), "timm cannot open it"),
         (write("config.json", b"[]"), "timm cannot open it"),
-        (pickle_weights, "no weights as safetensors"),
+        (pickle_code, "pytorch_model.bin: cannot be read as plain tensors"),
         (write("model.safetensors", b"cut"), "model.safetensors: cannot be read"),
         (edit(model_args={"layers": [10**5, 1, 1, 1]}), "describes a far larger model than its weights are of"),
         (edit(model_args={"stem_width": 10**9}), "'model_args': 'stem_width': 1000000000 is too large a number"),
@@ -259,10 +264,13 @@ def test_a_timm_model_that_will_not_do_is_refused(damage: Damage, message: str, 
 
 def test_weights_in_their_authors_names_are_converted_and_the_built_size_counts(tmp_path: Path) -> None:
     model, folder = timm.create_model("test_vit", num_classes=2, img_size=48).eval(), tmp_path / "m"
+    save_for_hf(model, str(folder), model_args={"img_size": 48})  # as a torch file
+    images = torch.rand(1, 3, 48, 48)
+    assert torch.equal(load_timm(folder, labels=["a", "b"])(images), model(images))
     save_for_hf(model, str(folder), model_args={"img_size": 48}, safe_serialization=True)
     state = load_file(folder / "model.safetensors")
     save_file({f"visual.trunk.{key}": value.half() for key, value in state.items()}, folder / "model.safetensors")
-    loaded, images = load_timm(folder, labels=["a", "b"]), torch.rand(1, 3, 48, 48)
+    loaded = load_timm(folder, labels=["a", "b"])
     assert loaded.picture_size == 48
     assert {value.dtype for value in loaded.parameters()} == {torch.float32}
     torch.testing.assert_close(loaded(images), model(images), atol=0.02, rtol=0)

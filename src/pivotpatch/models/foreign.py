@@ -26,6 +26,7 @@ from pivotpatch.models.weights import Allowance, load_exactly, read_weights
 CONFIG = "config.json"
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _MULTI_LABEL = "multi_label_classification"
+_TORCH_FILE = "pytorch_model.bin"  # what timm's `save_for_hf` writes by default; read without pickled code
 _NAME_LABELS = f"name each logit in its {CONFIG}, or in Python open it with labels=[...]"
 _CUBIC = 3  # Pillow's number
 _KNOWN_STEPS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"}
@@ -149,12 +150,13 @@ def load_timm(
         revision: a branch, tag or commit of the hub's; the newest by default.
     """
     where = os.fspath(name_or_folder)
-    folder = _fetch(where, also=(WEIGHTS,), revision=revision)
+    folder = _fetch(where, also=(WEIGHTS,), revision=revision, others=(_TORCH_FILE,))
+    weights = folder / (WEIGHTS if (folder / WEIGHTS).is_file() else _TORCH_FILE)
     _check_file(folder / CONFIG, where)
     with _explaining("timm", where):
-        with Allowance([folder / WEIGHTS], where=where):
+        with Allowance([weights], where=where):
             network = timm.create_model(f"local-dir:{folder}")
-        _fill_timm(network, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
+        _fill_timm(network, read_weights(weights), where=str(weights))
         names = network.pretrained_cfg.get("label_names") if labels is None else labels
         if not names:
             raise InputError(where, f"its {CONFIG} states no label_names", _NAME_LABELS)
@@ -236,10 +238,13 @@ def _find_size(network: Any, where: str) -> int:
     return int(sides[0])
 
 
-def _fetch(name_or_folder: str | os.PathLike[str], *, also: Sequence[str], revision: str | None) -> Path:
-    """A folder with what describes a model and its weights, as safetensors."""
+def _fetch(
+    name_or_folder: str | os.PathLike[str], *, also: Sequence[str], revision: str | None, others: Sequence[str] = ()
+) -> Path:
+    """A folder with what describes a model and its weights, as safetensors or, of a local folder, one of `others`."""
     folder = fetch_folder(name_or_folder, needed=CONFIG, also=also, revision=revision)
-    if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
+    held = any(folder.glob("*.safetensors")) or any((folder / name).is_file() for name in others)
+    if not (folder / CONFIG).is_file() or not held:
         wrong = f"holds no {CONFIG}, or no weights as safetensors; others can run code when they are opened"
         raise InputError(os.fspath(name_or_folder), wrong, "check the path, or save it again with safetensors")
     return folder

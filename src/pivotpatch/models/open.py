@@ -49,7 +49,8 @@ def open_model(name: str | os.PathLike[str], *, labels: Sequence[str] | None = N
     if is_named(name) and scheme in loaders:
         return loaders[scheme](place, labels=labels, revision=tail or None)
     if labels is not None:
-        raise InputError(name, "it knows its labels, and others are given", "leave them out")
+        todo = "leave them out, or name the --architecture of the file too"
+        raise InputError(name, "labels are given for a model that should know them", todo)
     if not is_named(name):
         return load_checkpoint(find_checkpoint(name))
     model = load_checkpoint(fetch_folder(place, needed=DESCRIPTION, also=(WEIGHTS, CARD), revision=tail or None))

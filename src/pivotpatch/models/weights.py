@@ -1,6 +1,7 @@
 """Weights from files: read without pickled code, under whatever names, loaded only where every key and shape agrees."""
 
 import re
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -75,7 +76,7 @@ def read_labels(path: Path) -> list[str] | None:
 def _read_torch(path: Path) -> Any:
     _check_file(path)
     try:
-        with torch.serialization.safe_globals(_HARMLESS):
+        with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings(action="ignore"):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch reports a damaged file in many ways
         wrong = f"cannot be read as plain tensors ({type(error).__name__})"
@@ -127,19 +128,25 @@ class Allowance(TorchFunctionMode):
         """Read what the files hold.
 
         Args:
-            weights: .safetensors files.
+            weights: .safetensors files, or torch's.
             where: what describes the model, for the message.
         """
         super().__init__()
-        shapes = [shape for path in weights for shape in _read_safetensors(path, self._read_shapes)]
+        shapes = [shape for path in weights for shape in self._read_shapes(path)]
         self._elements = 2 * sum(torch.Size(shape).numel() for shape in shapes) + _SPARE
         self._tensors = 4 * len(shapes) + 1000
         self._where = where
 
     @staticmethod
     def _read_shapes(path: Path) -> list[tuple[int, ...]]:
-        with safe_open(path, "pt") as file:
-            return [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 # it is no dict
+        def read(path: Path) -> list[tuple[int, ...]]:
+            with safe_open(path, "pt") as file:
+                return [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 # it is no dict
+
+        if path.suffix == ".safetensors":
+            shapes: list[tuple[int, ...]] = _read_safetensors(path, read)
+            return shapes
+        return [tuple(value.shape) for value in read_weights(path).values()]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
