@@ -18,7 +18,6 @@ from pivotpatch.tuning.thresholds import (
     PrecisionAtLeast,
     fit_thresholds,
     parse_goal,
-    threshold_curve,
 )
 
 NAN = float("nan")
@@ -120,20 +119,6 @@ def test_a_goal_out_of_reach_is_said_and_the_label_never_given() -> None:
     assert (row.threshold, row.precision, row.recall) == (1.0, None, 0.0)
     assert not fitted.policy.decide(torch.ones(1, 6))[0, 3]
     assert "goal out of reach, so never given: d" in str(fitted)
-
-
-def test_a_curve_is_the_loop_over_thresholds() -> None:
-    probs, target = (values[:, 0] for values in draw(labels=1))
-    probs = ((probs * 40).round() + 1) / 42
-    target[:30] = NAN
-    curve = threshold_curve(probs, target)
-    known, present = ~torch.isnan(target), target == 1
-    for place, threshold in enumerate(sorted(set(probs[known].tolist()), reverse=True)):
-        given = known & (probs >= threshold)
-        hits = (given & present).sum().item()
-        assert curve.precision[place].item() == pytest.approx(hits / given.sum().item())
-        assert curve.recall[place].item() == pytest.approx(hits / present.sum().item())
-    assert len(curve.recall) == len(curve.precision) == place + 1
 
 
 def test_goals_can_be_written() -> None:

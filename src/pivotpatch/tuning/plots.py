@@ -1,20 +1,16 @@
-"""Figures of what is fitted after training: reliability, precision and recall, lam, effort."""
+"""Figures of what is fitted after training: reliability, lam, effort."""
 
 from collections.abc import Mapping
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pivotpatch.inference.plots import BASELINE, KINDS
 from pivotpatch.tuning.calibration import Reliability
 from pivotpatch.tuning.mixing import MixingStudy
-from pivotpatch.tuning.thresholds import ThresholdCurve
 from pivotpatch.tuning.tune import EffortCurve
 
 CURVE_COLOURS = {**KINDS, "baseline": BASELINE}
-_STYLES = {"image": "-.", "patch": "--", "tde": "-", "baseline": ":"}
-_POINTS = 120  # of a curve, where recall rises, so that thousands of images do not make thousands of points
 # Of the Okabe-Ito set: told apart by every kind of colour vision. Markers and line styles tell the same.
 _COLOURS = ("#E69F00", "#0072B2")
 
@@ -98,17 +94,4 @@ def plot_effort(curve: EffortCurve) -> Figure:
         axes.legend(fontsize=8, loc="lower right")
     axes.set(xlabel="cost per image, in passes over an image", ylabel="mAP (%)")
     axes.margins(y=0.15)
-    return figure
-
-
-def plot_precision_recall(curves: Mapping[str, ThresholdCurve]) -> Figure:
-    """Draw precision against recall, of curves by kind of logits, or "baseline"."""
-    figure, (axes,) = _make_axes(3.2, 2.7)
-    for name, curve in curves.items():
-        (rises,) = (curve.recall.diff(prepend=curve.recall.new_zeros(1)) > 0).nonzero(as_tuple=True)
-        places = rises[torch.linspace(0, len(rises) - 1, min(_POINTS, len(rises))).round().long()]
-        x, y, label = curve.recall[places].numpy(), curve.precision[places].numpy(), "TDE" if name == "tde" else name
-        axes.plot(x, y, _STYLES[name], color=CURVE_COLOURS[name], linewidth=1.8, label=label)
-    axes.set(xlabel="recall", ylabel="precision", xlim=(-0.02, 1.02), ylim=(0, 1.03))
-    axes.legend(fontsize=8, loc="best", framealpha=0.7)
     return figure

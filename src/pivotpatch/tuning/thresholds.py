@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -206,24 +205,3 @@ def _choose(probs: Tensor, target: Tensor, goal: Goal) -> tuple[Tensor, Tensor]:
     value, row = goal.value(hits, given, hits[-1]).masked_fill(equal, -torch.inf).max(dim=0)  # the first of equal ones
     reached = value > -torch.inf
     return thresholds.gather(0, row[None])[0].masked_fill(~reached, NEVER), reached
-
-
-class ThresholdCurve(NamedTuple):
-    """Precision and recall of one label at every threshold, from the highest threshold to the lowest; each (K,)."""
-
-    precision: Tensor
-    recall: Tensor
-
-
-def threshold_curve(probs: Tensor, target: Tensor) -> ThresholdCurve:
-    """Precision and recall of one label at every threshold that gives it to an image.
-
-    Args:
-        probs: (N,), of any scale.
-        target: (N,), 1 present, 0 absent, NaN unknown.
-    """
-    from sklearn.metrics import precision_recall_curve
-
-    known = ~torch.isnan(target)
-    precision, recall, _ = precision_recall_curve(target[known].numpy(), probs.detach()[known].numpy())
-    return ThresholdCurve(*(torch.from_numpy(values[-2::-1].copy()) for values in (precision, recall)))
