@@ -87,7 +87,10 @@ def test_folders_patterns_and_lines_name_images_in_order(here: Path) -> None:
     ("words", "message"),
     [
         (["photos/b.jpg", "nowhere.jpg"], "nowhere.jpg: there is no such file or folder; check the path"),
-        (["https://example.org/a.jpg"], "https://example.org/a.jpg: there is no such file or folder; check the path"),
+        (
+            ["https://example.org/a.jpg"],
+            "https://example.org/a.jpg: there is no such file or folder; download it and give its path",
+        ),
         (["photos/*.txt"], r"photos/\*.txt: there is no image in it; known kinds: .jpg"),
         (["empty"], "empty: there is no image in it"),
     ],

@@ -95,7 +95,8 @@ def find_images(words: Sequence[str], *, lines: Iterable[str] = ()) -> Iterator[
     """
     for word in words:
         if word != STDIN and not os.path.lexists(word) and not glob.has_magic(word):
-            raise InputError(word, "there is no such file or folder", "check the path")
+            todo = "download it and give its path" if "://" in word else "check the path"
+            raise InputError(word, "there is no such file or folder", todo)
     return (path for word in words for path in _find(word, lines))
 
 
