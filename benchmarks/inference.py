@@ -29,12 +29,11 @@ from training import profile
 
 from pivotpatch import PatchClassifier
 from pivotpatch.accel.inference import fold_norms
-from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import combine_logits
-from pivotpatch.core.patches import patch_boxes, resize_images
-from pivotpatch.inference.predictor import prepare_engine
+from pivotpatch.core.patches import resize_images
+from pivotpatch.inference.open_engine import prepare_engine
 from pivotpatch.models.views import make_network_views
+from pivotpatch.runtime.values import Adaptive, Calibration, patch_boxes
 from pivotpatch.training.processes import own_settings
 from pivotpatch.tuning.tune import find_cutoffs
 

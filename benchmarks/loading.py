@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from pivotpatch.core.patches import patch_boxes, stack_views
+from pivotpatch.core.patches import stack_views
 from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
-from pivotpatch.data.decoding import decode_image
 from pivotpatch.models.views import make_views
+from pivotpatch.runtime.decoding import decode_image
+from pivotpatch.runtime.values import patch_boxes
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # for the published RandAugment by Pillow
 from reference import randaugment

@@ -25,13 +25,12 @@ from loading import write_photographs
 from PIL import Image
 
 from pivotpatch.allocator import keep_freed_memory
-from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.calibration import Calibration
-from pivotpatch.data.decoding import decode_image
 from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.inference.predictor import Predictor
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.decoding import decode_image
+from pivotpatch.runtime.predictor import Predictor
+from pivotpatch.runtime.values import Adaptive, Calibration
 from pivotpatch.tuning.tune import find_cutoffs
 
 RESULT = Path(__file__).parent / "results" / "predict_cpu.json"

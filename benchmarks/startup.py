@@ -46,7 +46,7 @@ def load(*args, **options):
     return predictor
 timed("importing torch", __import__)("torch")
 def import_rest():
-    import pivotpatch.cli.main, pivotpatch.inference.bulk, pivotpatch.inference.predictor
+    import pivotpatch.cli.main, pivotpatch.runtime.bulk, pivotpatch.runtime.predictor
 timed("importing the rest", import_rest)()
 from pivotpatch.inference import predictor
 open_network = predictor.Predictor.load

@@ -327,7 +327,7 @@ def profile(step: Callable[[], object], path: Path) -> None:
 
 def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Iterator[Speed]:
     """Forward and backward on views that are there already, with the settings of our own way; as `run_ours`."""
-    from pivotpatch.data.decoding import decode_image
+    from pivotpatch.runtime.decoding import decode_image
     from pivotpatch.training.processes import own_settings
 
     model = make_network(backbone, args.size).to(device)

@@ -15,8 +15,8 @@ from made_scores import HOSTILE
 
 from pivotpatch.app.batching import Batcher
 from pivotpatch.app.server import Connection, build_app, make_server, open_socket
-from pivotpatch.inference.engine import Answer, Engine
-from pivotpatch.inference.predictor import Predictor
+from pivotpatch.runtime.engine import Answer, Engine
+from pivotpatch.runtime.predictor import Predictor
 
 LABELS = ("cat", "cup", HOSTILE[0], HOSTILE[4], "${alert(1)}", "dog", "car")
 _WATCHED = """

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.models.backbone import Backbone
 from pivotpatch.models.classifier import Architecture, Classifier, MultiLabelClassifier, SharedClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.values import Calibration
 
 LABELS = ("cat", 'a "quoted", comma', "Köln 猫 \n\\")
 HEADS: dict[str, dict[str, int]] = {

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pivotpatch.data.files import find_images
 from pivotpatch.inference import bulk
-from pivotpatch.inference.bulk import ALONE, Share, tag_pictures
-from pivotpatch.inference.engine import Answer
+from pivotpatch.runtime.bulk import ALONE, Share, tag_pictures
+from pivotpatch.runtime.engine import Answer
+from pivotpatch.runtime.files import find_images
 from pivotpatch.training.config import RunConfig, load_config
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets", "pivotpatch.inference.bulk"]
+    ["pivotpatch.training.loop", "pivotpatch.data.scenes", "sklearn.datasets", "pivotpatch.runtime.bulk"]
 )
 IMAGES = "scenes:@train?count=63&size=32"
 # 7 steps per epoch, the last of which is smaller; neither saves nor entries of the log divide them.

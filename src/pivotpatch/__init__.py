@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, TopK
     from pivotpatch.errors import InputError
     from pivotpatch.inference.patch_inference import PatchInference
-    from pivotpatch.inference.predictor import Predictor
     from pivotpatch.models.checkpoint import save_checkpoint
     from pivotpatch.models.classifier import MultiLabelClassifier
     from pivotpatch.models.open import load_checkpoint
     from pivotpatch.models.patch_classifier import PatchClassifier
+    from pivotpatch.runtime.predictor import Predictor
 
 # Imported when first used: `pivotpatch --help` must not wait for torch.
 _HOMES = {

@@ -8,8 +8,8 @@ from PIL import Image
 
 from pivotpatch.app.batching import Batcher, BusyError
 from pivotpatch.errors import InputError
-from pivotpatch.inference.engine import Answer
-from pivotpatch.inference.predictor import Predictor
+from pivotpatch.runtime.engine import Answer
+from pivotpatch.runtime.predictor import Predictor
 
 
 class Means(FixedEngine):

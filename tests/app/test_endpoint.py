@@ -16,7 +16,7 @@ from pivotpatch.app.endpoint import Bodies
 from pivotpatch.app.server import Access
 from pivotpatch.cli.main import main
 from pivotpatch.errors import InputError
-from pivotpatch.inference.predictor import Predictor
+from pivotpatch.runtime.predictor import Predictor
 
 
 @pytest.fixture(scope="module")

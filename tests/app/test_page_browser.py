@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from pivotpatch.app.server import Access
-from pivotpatch.inference.predictor import Predictor
+from pivotpatch.runtime.predictor import Predictor
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 

@@ -7,11 +7,11 @@ from sklearn.metrics import average_precision_score
 
 from pivotpatch.audit.evaluation import Policy, evaluate_scores, evaluate_steps, study_scale
 from pivotpatch.core.bootstrap import Interval
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import Definition, average_precision, precision_recall
 from pivotpatch.core.policies import Fixed, PerLabel, TargetMatched, TopK
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
+from pivotpatch.runtime.values import Calibration
 
 LABELS = ("cat", "dog", "fish", "never")
 

@@ -9,7 +9,6 @@ from PIL import Image
 from verb import LABELS, QUICK, Errors, read_json, read_refusal, save, score, write_run
 
 from pivotpatch.cli.main import main
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import precision_recall
 from pivotpatch.core.policies import PerLabel, PriorMatched
 from pivotpatch.data.address import open_records
@@ -17,6 +16,7 @@ from pivotpatch.data.records import RecordSet
 from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
+from pivotpatch.runtime.values import Calibration
 
 
 def evaluate(capsys: Errors, *words: str) -> dict[str, Any]:

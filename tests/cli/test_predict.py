@@ -17,9 +17,9 @@ from verb import read_refusal
 
 from pivotpatch.cli.main import main
 from pivotpatch.cli.predict import digest_engine
-from pivotpatch.inference.predictor import Predictor
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.predictor import Predictor
 
 LABELS = ("cat", "dog", "[red]hat")
 COUNT = 20

@@ -8,11 +8,11 @@ from made_scores import make_scores
 from verb import SCENES, Errors, read_refusal, train
 
 from pivotpatch.cli.main import main
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.score_file import write_scores
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.values import Calibration
 
 VAL, TEST = "scenes:@val?count=60&size=32", "scenes:@test-same?count=50&size=32"
 MEAN = r'<b id="map">([\d.]+)<'

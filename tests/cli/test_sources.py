@@ -7,11 +7,10 @@ import torch
 from verb import make_model, score, write_run
 
 from pivotpatch.cli.sources import list_not_read, open_source
-from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.values import Adaptive, Calibration
 from pivotpatch.training.config import load_config
 
 

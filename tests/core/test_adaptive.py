@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from pivotpatch.core.adaptive import Adaptive, check_effort, measure_uncertainty
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.values import Adaptive, Calibration, check_effort, measure_uncertainty
 
 IMAGE = Calibration("image", "platt", (0.5, 2.0), (1.0, -0.25))
 ADAPTIVE = Adaptive(IMAGE, (0.0, 0.125, 0.25, 0.5, 0.5))

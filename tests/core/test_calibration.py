@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.values import Calibration
 
 FITTED = Calibration("tde", "platt_per_label", (0.5, 2.0), (1.0, -0.25))
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms.v2 import functional as transforms
 
-from pivotpatch.core.patches import Patching, cut_patches, patch_boxes, resize_images, split_views, stack_views
+from pivotpatch.core.patches import cut_patches, resize_images, split_views, stack_views
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.values import Patching, patch_boxes
 
 NAN = float("nan")
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from pivotpatch.data import decoding
-from pivotpatch.data.decoding import MAX_PIXELS, MAX_SIDE, decode_image, decode_with_size
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.decoding import MAX_PIXELS, MAX_SIDE, decode_image, decode_with_size
 
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(0, 256, (3, 5, 3), dtype=np.uint8)
@@ -320,7 +320,7 @@ import json, re, sys
 from pathlib import Path
 import numpy as np
 from pivotpatch.errors import InputError
-from pivotpatch.data.decoding import decode_image
+from pivotpatch.runtime.decoding import decode_image
 
 def read_status(field):
     return int(re.search(field + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from pivotpatch.data.files import check_name, find_images, read_json, read_text, resolve_inside
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.files import check_name, find_images, read_json, read_text, resolve_inside
 
 
 def test_json_comes_back_as_written_with_or_without_byte_order_mark(tmp_path: Path) -> None:

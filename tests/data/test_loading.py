@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from made_records import COUNT, SIZE, picture
 
 from pivotpatch.data import loading
-from pivotpatch.data.decoding import decode_image
 from pivotpatch.data.loading import EpochSampler, Loader, hold_images, make_loader
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.decoding import decode_image
 
 # Worker processes are forked, of which newer Pythons warn wherever a thread runs, as torch's do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

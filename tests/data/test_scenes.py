@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from pivotpatch.core.patches import PatchBox
 from pivotpatch.data.address import open_records
 from pivotpatch.data.scenes import (
     SCENE_LABELS,
@@ -21,6 +20,7 @@ from pivotpatch.data.scenes import (
     read_scenes,
 )
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.values import PatchBox
 
 
 def plans_of(split: Split, count: int = 200, *, company: float = 0.8) -> list[ScenePlan]:

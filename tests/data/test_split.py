@@ -11,10 +11,10 @@ from made_records import encoded as bytes_of
 from numpy.typing import NDArray
 
 from pivotpatch.data.address import open_records
-from pivotpatch.data.decoding import decode_image
 from pivotpatch.data.records import FileStore
 from pivotpatch.data.split import split_records, write_split
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.decoding import decode_image
 
 THIRDS = {"train": 0.8, "val": 0.1, "test": 0.1}
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from pivotpatch.core.patches import resize_images
 from pivotpatch.errors import InputError
 from pivotpatch.export.graph import PictureGraph, check_difference, trace_pictures
-from pivotpatch.inference.engine import Answer, TorchEngine
+from pivotpatch.inference.engine import TorchEngine
+from pivotpatch.runtime.engine import Answer
 
 
 class Off(TorchEngine):

@@ -14,9 +14,9 @@ from pivotpatch.export import onnx as exporter
 from pivotpatch.export.graph import Agreement
 from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.inference.exported import Description, OnnxEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.runtime.engine import Description, OnnxEngine
 
 pytestmark = pytest.mark.slow
 

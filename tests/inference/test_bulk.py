@@ -14,11 +14,11 @@ from PIL import Image
 from run_process import Greens, TaggingProcess, write_pictures
 
 from pivotpatch.data.address import open_records
-from pivotpatch.data.files import find_images
 from pivotpatch.errors import InputError
-from pivotpatch.inference.bulk import ALONE, FITTED, Share, Summary, TagJob, tag_pictures
-from pivotpatch.inference.prediction import TagRule
-from pivotpatch.inference.predictor import Predictor
+from pivotpatch.runtime.bulk import ALONE, FITTED, Share, Summary, TagJob, tag_pictures
+from pivotpatch.runtime.files import find_images
+from pivotpatch.runtime.prediction import TagRule
+from pivotpatch.runtime.predictor import Predictor
 
 COUNT, BROKEN = 23, (0, 9, 10)
 Row = dict[str, Any]
@@ -249,8 +249,8 @@ def test_an_unreadable_picture_ends_the_work_where_that_is_asked_for(here: Path)
 
 
 def test_long_lists_are_worked_in_segments_and_parts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pivotpatch.inference.bulk._SEGMENT", 10)
-    monkeypatch.setattr("pivotpatch.inference.bulk._ROWS", 7)
+    monkeypatch.setattr("pivotpatch.runtime.bulk._SEGMENT", 10)
+    monkeypatch.setattr("pivotpatch.runtime.bulk._ROWS", 7)
     seen: set[str] = set()
     tag("tags.parquet", progress=lambda *_: seen.update(path.name for path in Path("out").glob("*/0*")))
     assert seen >= {f"{a:010d}-{b:010d}.jsonl" for a, b in [(0, 8), (8, 10), (10, 18), (18, 20)]}

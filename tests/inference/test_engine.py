@@ -8,18 +8,18 @@ import torch
 from made_networks import LABELS, fit_made_up, make_network, make_pictures
 from torch import Tensor
 
-from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.patches import cut_patches
 from pivotpatch.errors import InputError
-from pivotpatch.inference.engine import Answer, TorchEngine
+from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
-from pivotpatch.inference.predictor import Predictor
 from pivotpatch.inference.scoring import score_images
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.engine import Answer
+from pivotpatch.runtime.predictor import Predictor
+from pivotpatch.runtime.values import Adaptive, Calibration, measure_uncertainty
 
 SLOPE, OFFSET = (0.5, 2.0, 1.5), (1.0, -0.5, 0.25)
 LAM, SIZE, CLOSER, LOADED = 0.5, 32, 40, 48

@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pivotpatch.errors import InputError
 from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.inference.exported import OnnxEngine
-from pivotpatch.inference.predictor import Predictor
+from pivotpatch.runtime.predictor import Predictor
 
 
 def describe(**changes: Any) -> dict[str, str]:

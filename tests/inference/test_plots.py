@@ -6,8 +6,8 @@ import torch
 from matplotlib.patches import Rectangle
 
 from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
-from pivotpatch.core.patches import patch_boxes
 from pivotpatch.inference.plots import plot_case
+from pivotpatch.runtime.values import patch_boxes
 
 LABELS = ("cat", "dog $5 & more", "hat")
 

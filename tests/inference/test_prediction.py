@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from pivotpatch.core.patches import PatchBox
 from pivotpatch.errors import InputError
-from pivotpatch.inference.prediction import Prediction
+from pivotpatch.runtime.prediction import Prediction
+from pivotpatch.runtime.values import PatchBox
 
 LABELS = ("cat", "dog", "cup", "bird")
 # The boxes of four patches of 101 x 67 pixels: sides are rounded up, so that the inner borders overlap by a pixel.

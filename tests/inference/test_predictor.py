@@ -10,16 +10,14 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.calibration import Calibration
-from pivotpatch.core.patches import PatchBox
-from pivotpatch.data.decoding import decode_image
 from pivotpatch.errors import InputError
-from pivotpatch.inference.engine import Answer
-from pivotpatch.inference.prediction import LONGEST
-from pivotpatch.inference.predictor import Picture, Predictor
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.decoding import decode_image
+from pivotpatch.runtime.engine import Answer
+from pivotpatch.runtime.prediction import LONGEST
+from pivotpatch.runtime.predictor import Picture, Predictor
+from pivotpatch.runtime.values import Adaptive, Calibration, PatchBox
 
 LABELS = ("cat", "dog")
 PIXELS = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from made_scores import make_scores as make_plain_scores
 from sklearn.metrics import average_precision_score
 
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.core.policies import Fixed
 from pivotpatch.data.address import open_records
@@ -26,6 +25,7 @@ from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
 from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.inference.scores import Scores
+from pivotpatch.runtime.values import Calibration
 
 RULE = Calibration("tde", "platt_per_label", (1.0, 2.0, 3.0, 4.0), (0.1, 0.2, 0.3, 0.4))
 LABELS = ("cat", 'a "dog", said: he', "tde:fish", "α")

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
+from pivotpatch.runtime.values import Calibration
 
 
 def make_scores(*, lam: float = 1.0, temperature: float = 1.0, patches: bool = True) -> tuple[Scores, Tensor]:

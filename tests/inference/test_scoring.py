@@ -9,7 +9,6 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
 
-from pivotpatch.core.patches import patch_boxes
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import Loader, make_loader
 from pivotpatch.errors import InputError
@@ -18,6 +17,7 @@ from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.values import patch_boxes
 
 LABELS = ["cat", "dog"]
 SIZE, SOURCE = 32, 64

@@ -12,12 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pivotpatch import PatchClassifier, load_checkpoint, save_checkpoint
-from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError
 from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.checkpoint import fingerprint
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.runtime.values import Adaptive, Calibration
 
 LABELS = ["cat", "dog", "cow"]
 CALIBRATION = {"kind": "tde", "method": "platt", "slope": [1.0, 1.0, 1.0], "offset": [0.0]}

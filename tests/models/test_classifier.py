@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference, load_checkpoint, save_checkpoint
-from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, IndependentClassifier
 from pivotpatch.models.heads import HeadOption
+from pivotpatch.runtime.values import Adaptive, Calibration
 
 LABELS = ["cat", "dog", "straße", "日本"]
 SMALL: dict[str, dict[str, HeadOption]] = {

@@ -6,10 +6,9 @@ from made_networks import HEADS, LABELS, make_network
 from torch import Tensor, nn
 
 from pivotpatch import PatchClassifier
-from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture
+from pivotpatch.runtime.values import Adaptive, Calibration
 
 LAM, TEMPERATURE = 0.5, 0.25
 Spans = list[tuple[int, int]]

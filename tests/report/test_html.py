@@ -13,9 +13,9 @@ from made_scores import HOSTILE, make_records, make_scores
 from PIL import Image
 
 from pivotpatch.core.metrics import average_precision, precision_recall
-from pivotpatch.core.patches import patch_boxes
 from pivotpatch.report.findings import Findings, Subject, gather_findings
 from pivotpatch.report.html import LIMIT, SIDE, Album, clean, render_report
+from pivotpatch.runtime.values import patch_boxes
 
 LABELS = tuple(f"label {letter}" for letter in "abcdefgh")
 

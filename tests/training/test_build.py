@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.values import Adaptive, Calibration
 from pivotpatch.training.build import make_model
 from pivotpatch.training.config import load_config
 

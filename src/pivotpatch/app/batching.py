@@ -9,9 +9,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from io import BytesIO
 
-from pivotpatch.data.decoding import Decoded, check_header, decode_with_size
-from pivotpatch.inference.prediction import Prediction
-from pivotpatch.inference.predictor import ModelError, Predictor
+from pivotpatch.runtime.decoding import Decoded, check_header, decode_with_size
+from pivotpatch.runtime.prediction import Prediction
+from pivotpatch.runtime.predictor import ModelError, Predictor
 
 MAX_BYTES = 32_000_000
 """Of an image's file, for whoever takes files from others."""

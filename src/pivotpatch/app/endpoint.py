@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 from pivotpatch import __version__
 from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
 from pivotpatch.errors import InputError, choose_one_of, quote
-from pivotpatch.inference.prediction import TagRule
+from pivotpatch.runtime.prediction import TagRule
 
 MAX_HELD = 8 * MAX_BYTES
 """Bytes of all request bodies together; while one is taken out of its form, it is there twice."""

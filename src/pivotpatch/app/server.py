@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from pivotpatch.app.batching import Batcher
 from pivotpatch.app.endpoint import STATUS, Bodies, answer_error, answer_json, make_routes
 from pivotpatch.errors import InputError
-from pivotpatch.inference.predictor import Predictor
+from pivotpatch.runtime.predictor import Predictor
 
 PAGE = {
     "/": "index.html",

@@ -53,7 +53,7 @@ def run_app(args: argparse.Namespace) -> int:
         from pivotpatch.app.server import Access, is_loopback, open_socket, serve
     except ModuleNotFoundError as error:
         raise InputError(str(error.name).partition(".")[0], "is not installed", install_hint("app")) from None
-    from pivotpatch.inference.predictor import Predictor
+    from pivotpatch.runtime.predictor import Predictor
 
     token = _choose_token(args.token)
     predictor = Predictor.load(args.model, device=args.device, effort=args.effort)

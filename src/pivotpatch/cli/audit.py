@@ -37,7 +37,7 @@ class _Audited(NamedTuple):
         import numpy as np
         from PIL import Image
 
-        from pivotpatch.data.decoding import decode_image
+        from pivotpatch.runtime.decoding import decode_image
 
         if self.records is None:
             raise InputError("--plot", "it is not known where the images are", "give their address behind the scores")

@@ -32,7 +32,7 @@ def run_export(args: argparse.Namespace) -> int:
     """Write the file and say how close it comes to torch."""
     out = _find_place(args)
     from pivotpatch.inference.engine import TorchEngine
-    from pivotpatch.inference.predictor import Predictor
+    from pivotpatch.runtime.predictor import Predictor
 
     engine = Predictor.load(args.what, device="cpu", fold=False).engine
     if not isinstance(engine, TorchEngine):

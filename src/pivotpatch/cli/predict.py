@@ -1,7 +1,6 @@
 """`pivotpatch predict`: the tags of images, one or millions."""
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -16,11 +15,10 @@ from pivotpatch.cli.sources import add_weights_options, open_given
 from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
-    from pivotpatch.core.patches import PatchBox
-    from pivotpatch.inference.bulk import Share
-    from pivotpatch.inference.engine import Engine
-    from pivotpatch.inference.prediction import Prediction, Tag, TagRule
-    from pivotpatch.inference.predictor import Predictor
+    from pivotpatch.runtime.bulk import Share
+    from pivotpatch.runtime.prediction import Prediction, Tag, TagRule
+    from pivotpatch.runtime.predictor import Predictor
+    from pivotpatch.runtime.values import PatchBox
 
 DETAILED = 8  # images that get a table each
 LISTED = 5  # images that could not be read
@@ -79,8 +77,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_predict(args: argparse.Namespace) -> int:
     """Tag a few images for people, or many for machines."""
-    from pivotpatch.inference.bulk import Share
-    from pivotpatch.inference.prediction import TagRule
+    from pivotpatch.runtime.bulk import Share
+    from pivotpatch.runtime.prediction import TagRule
 
     try:
         share = Share(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), args.shards)
@@ -95,7 +93,7 @@ def run_predict(args: argparse.Namespace) -> int:
 
 def _find_fault(args: argparse.Namespace, share: "Share") -> tuple[str, str, str] | None:
     """What cannot be meant, told before anything is loaded."""
-    from pivotpatch.data.files import STDIN
+    from pivotpatch.runtime.files import STDIN
 
     bulk = [name for name in BULK_OPTIONS if getattr(args, name) not in (None, False)]
     if not args.words and not args.resume:
@@ -122,7 +120,7 @@ def _open_predictor(args: argparse.Namespace, *, world: int = 1) -> "Predictor":
     """The model, on this process's GPU where several share a machine."""
     import torch
 
-    from pivotpatch.inference.predictor import Predictor
+    from pivotpatch.runtime.predictor import Predictor
 
     device = args.device
     if device is None and world > 1 and torch.cuda.is_available():
@@ -136,7 +134,7 @@ def _open_predictor(args: argparse.Namespace, *, world: int = 1) -> "Predictor":
 def _find(args: argparse.Namespace) -> Iterator[str]:
     from io import TextIOWrapper
 
-    from pivotpatch.data.files import find_images
+    from pivotpatch.runtime.files import find_images
 
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as all names of files
@@ -182,7 +180,7 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
 
 def _predict(predictor: "Predictor", paths: Iterable[str], *, stop: bool) -> "Iterator[Prediction | InputError]":
     """What is in each image, or why it could not be read."""
-    from pivotpatch.inference.predictor import ModelError
+    from pivotpatch.runtime.predictor import ModelError
 
     rest = iter(paths)
     while batch := list(islice(rest, predictor.batch_size)):
@@ -248,7 +246,7 @@ def place_in_words(box: "PatchBox", size: tuple[int, int]) -> str:
 def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
     """Tag images to a file, until it is finished or a signal asks to stop."""
     from pivotpatch.cli.console import show_progress, tell
-    from pivotpatch.inference.bulk import check_out, tag_pictures
+    from pivotpatch.runtime.bulk import check_out, tag_pictures
     from pivotpatch.training.processes import StopSignals, count_workers
 
     job = check_out(args.out, share, overwrite=args.overwrite, resume=args.resume)
@@ -264,7 +262,7 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
             note={
                 "model": args.model,
                 "architecture": args.architecture,
-                "weights": digest_engine(engine),
+                "weights": engine.digest(),
                 "effort": args.effort,
             },
             share=share,
@@ -291,26 +289,3 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
     if args.json:
         print(json.dumps({"out": str(job.out), **asdict(summary)}))
     return 0 if summary.tagged or not summary.pictures else 1
-
-
-def digest_engine(engine: "Engine") -> str:
-    """Tells models of the same name apart, by what they are made of, whatever device they run on.
-
-    A backbone of ours is made into what a device is fastest with. It is left out, for no training changes a backbone
-    and not what stands on it.
-    """
-    import torch
-
-    from pivotpatch.inference.engine import TorchEngine
-    from pivotpatch.inference.exported import OnnxEngine
-
-    if isinstance(engine, OnnxEngine):
-        return hashlib.sha256(engine.path.read_bytes()).hexdigest()
-    assert isinstance(engine, TorchEngine)
-    fitted = engine.thresholds, engine.calibration, engine.adaptive, getattr(engine.model, "patching", None)
-    content = hashlib.sha256(repr((engine.labels, fitted)).encode())
-    for name, value in engine.model.state_dict().items():
-        if not name.startswith("backbone."):
-            content.update(name.encode())
-            content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return content.hexdigest()

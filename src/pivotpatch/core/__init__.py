@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING
 from pivotpatch.faces import make_face
 
 if TYPE_CHECKING:
-    from pivotpatch.core.adaptive import Adaptive as Adaptive
     from pivotpatch.core.bootstrap import Interval as Interval
     from pivotpatch.core.bootstrap import resample_average_precision as resample_average_precision
-    from pivotpatch.core.calibration import Calibration as Calibration
     from pivotpatch.core.counterfactual import CounterfactualLogits as CounterfactualLogits
     from pivotpatch.core.counterfactual import combine_logits as combine_logits
     from pivotpatch.core.counterfactual import patch_weights as patch_weights
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
     from pivotpatch.core.policies import PriorMatched as PriorMatched
     from pivotpatch.core.policies import ThresholdPolicy as ThresholdPolicy
     from pivotpatch.core.policies import TopK as TopK
+    from pivotpatch.runtime.values import Adaptive as Adaptive
+    from pivotpatch.runtime.values import Calibration as Calibration
 
 __getattr__ = make_face(
     __name__,

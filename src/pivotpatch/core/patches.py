@@ -1,24 +1,13 @@
 """Cut an image batch into a grid of patches, and say which pixels each patch covers."""
 
-import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.errors import InputError
-
-
-class PatchBox(NamedTuple):
-    """The pixels of one patch: columns `left` to `right` and rows `top` to `bottom`, ends excluded."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
+from pivotpatch.runtime.values import Patching, patch_boxes
 
 
 class SplitViews(NamedTuple):
@@ -75,65 +64,6 @@ def check_source(images: Tensor, source: Tensor, where: str) -> None:
             f"source is {source.dtype} on {source.device} and images are {images.dtype} on {images.device}",
             "preprocess both alike",
         )
-
-
-def _starts(length: int, grid: int, overlap: float) -> tuple[list[int], int]:
-    """First pixel of each of `grid` equal spans that cover `length`, and their common size.
-
-    Spans are rounded up to whole pixels and then spread evenly, so that no border is lost and all
-    stay equal; they overlap by the few pixels that this takes, besides what `overlap` asks for.
-    """
-    # A quotient that is whole but for the last bit of a float is not rounded up.
-    size = math.ceil(length / (grid - (grid - 1) * overlap) - 1e-9)
-    return [i * (length - size) // max(grid - 1, 1) for i in range(grid)], size
-
-
-def check_grid(grid: int, where: str) -> None:
-    """Refuse a number of patches per side that is not a whole number above 0.
-
-    >>> check_grid(2, "here")
-    """
-    if not isinstance(grid, int) or grid < 1:
-        raise InputError(where, f"grid is {grid!r}", "give a whole number of patches per side, 1 or more")
-
-
-def check_overlap(overlap: float, where: str) -> None:
-    """Refuse a share of a patch's side that is no number from 0 up to 1, 1 excluded.
-
-    >>> check_overlap(0.25, "here")
-    """
-    if not isinstance(overlap, (int, float)) or not 0 <= overlap < 1:
-        raise InputError(where, f"overlap is {overlap!r}", "give a share of a patch's side, 0 or more and below 1")
-
-
-def patch_boxes(height: int, width: int, *, grid: int = 2, overlap: float = 0.0) -> list[PatchBox]:
-    """Pixel boxes of the patches of an image, row by row.
-
-    Args:
-        height: H, rows of the image.
-        width: W, columns of the image.
-        grid: patches per side; the result has P = grid * grid boxes of equal size that together
-            cover every pixel.
-        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
-
-    >>> patch_boxes(4, 6, grid=2)[1]
-    PatchBox(left=3, top=0, right=6, bottom=2)
-    >>> [(box.left, box.right) for box in patch_boxes(1, 7, grid=1)]
-    [(0, 7)]
-    >>> [(box.left, box.right) for box in patch_boxes(7, 7, grid=2, overlap=0.25)[:2]]
-    [(0, 4), (3, 7)]
-    """
-    check_grid(grid, "patch_boxes")
-    check_overlap(overlap, "patch_boxes")
-    if grid > min(height, width):
-        raise InputError(
-            "patch_boxes",
-            f"grid {grid} is larger than the image, {height} x {width} pixels",
-            "give a smaller grid or a larger image",
-        )
-    tops, rows = _starts(height, grid, overlap)
-    lefts, columns = _starts(width, grid, overlap)
-    return [PatchBox(left, top, left + columns, top + rows) for top in tops for left in lefts]
 
 
 def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
@@ -234,51 +164,15 @@ def split_views(outputs: Tensor, *, patches: int) -> SplitViews:
     return SplitViews(outputs[:batch], outputs[batch:].reshape(batch, patches, *outputs.shape[1:]))
 
 
-@dataclass(frozen=True)
-class Patching:
-    """How a model cuts the patches of an image and mixes their logits with those of the whole image.
+def cut_views(patching: Patching, images: Tensor, *, source: Tensor | None = None) -> Tensor:
+    """Patches (B,P,C,h,w) of images (B,C,H,W), cut from a larger `source` (B,C,H',W') where one is given.
 
-    Attributes:
-        grid: patches per side, P = grid * grid.
-        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
-        source_size: rows and columns of the image that patches are cut from ("native"); None where they are cut from
-            the image that the model sees.
-        patch_size: rows and columns at which the model sees each patch; None for those of the image.
-        closer_size: rows and columns of a closer look at the whole image, in the place of the patches; None for none.
-        lam: weight of the patches' logits.
-        temperature: of the softmax over the patches.
-
-    >>> Patching(grid=3).count
-    9
+    >>> cut_views(Patching(), torch.rand(2, 3, 32, 32), source=torch.rand(2, 3, 64, 64)).shape
+    torch.Size([2, 4, 3, 32, 32])
     """
-
-    grid: int = 2
-    overlap: float = 0.0
-    source_size: int | None = None
-    patch_size: int | None = None
-    closer_size: int | None = None
-    lam: float = 1.0
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_grid(self.grid, "patches")
-        check_overlap(self.overlap, "patches")
-        check_lam(self.lam, "patches")
-        check_temperature(self.temperature, "patches")
-
-    @property
-    def count(self) -> int:
-        """P, the number of patches of an image."""
-        return self.grid * self.grid
-
-    def cut(self, images: Tensor, *, source: Tensor | None = None) -> Tensor:
-        """Patches (B,P,C,h,w) of images (B,C,H,W), cut from a larger `source` (B,C,H',W') where one is given.
-
-        >>> Patching().cut(torch.rand(2, 3, 32, 32), source=torch.rand(2, 3, 64, 64)).shape
-        torch.Size([2, 4, 3, 32, 32])
-        """
-        check_images(images, "images")
-        if source is not None:
-            check_source(images, source, "images")
-        size = (images.shape[-2], images.shape[-1]) if self.patch_size is None else (self.patch_size, self.patch_size)
-        return cut_patches(images if source is None else source, grid=self.grid, overlap=self.overlap, size=size)
+    check_images(images, "images")
+    if source is not None:
+        check_source(images, source, "images")
+    side = patching.patch_size
+    size = (images.shape[-2], images.shape[-1]) if side is None else (side, side)
+    return cut_patches(images if source is None else source, grid=patching.grid, overlap=patching.overlap, size=size)

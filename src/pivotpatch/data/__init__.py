@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from pivotpatch.data.augment import apply_augmentation as apply_augmentation
     from pivotpatch.data.augment import draw_augmentation as draw_augmentation
     from pivotpatch.data.check import check_data as check_data
-    from pivotpatch.data.decoding import decode_image as decode_image
-    from pivotpatch.data.files import find_images as find_images
     from pivotpatch.data.loading import Batch as Batch
     from pivotpatch.data.loading import hold_images as hold_images
     from pivotpatch.data.loading import make_loader as make_loader
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     from pivotpatch.data.scenes import read_scenes as read_scenes
     from pivotpatch.data.split import split_records as split_records
     from pivotpatch.data.split import write_split as write_split
+    from pivotpatch.runtime.decoding import decode_image as decode_image
+    from pivotpatch.runtime.files import find_images as find_images
 
 __getattr__ = make_face(
     __name__,

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pivotpatch.data.decoding import check_header, decode_image, open_file
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.table_files import EmbeddedStore
 from pivotpatch.errors import InputError, cut
+from pivotpatch.runtime.decoding import check_header, decode_image, open_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,9 +8,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pivotpatch.data.address import Address
-from pivotpatch.data.files import check_name, read_json, resolve_inside
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.runtime.files import check_name, read_json, resolve_inside
 
 
 def read_coco(

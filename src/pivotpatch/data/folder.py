@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from pivotpatch.data.files import is_image, no_image, walk_files
 from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.data.table import encode_label_column, find_label_names, read_table
 from pivotpatch.data.table_files import TableFile, TableFiles, find_tables
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.runtime.files import is_image, no_image, walk_files
 
 SPLIT_FOLDERS = ("train", "trainval", "val", "valid", "validation", "dev", "test")
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")

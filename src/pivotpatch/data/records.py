@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.data.files import check_name
 from pivotpatch.errors import InputError, choose_one_of, shorten
+from pivotpatch.runtime.files import check_name
 
 ImageSource = Path | bytes | NDArray[np.uint8]
 """An image: a file, its encoded bytes, or decoded RGB pixels (H,W,3)."""

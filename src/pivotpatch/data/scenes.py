@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 from sklearn.datasets import load_digits
 
-from pivotpatch.core.patches import PatchBox
 from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.runtime.values import PatchBox
 
 Split = Literal["train", "val", "test-same", "test-broken", "test-removed"]
 SPLITS: tuple[Split, ...] = get_args(Split)

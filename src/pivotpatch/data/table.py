@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pivotpatch.data.files import MAY_ESCAPE, read_json, read_text, resolve_inside
 from pivotpatch.data.records import FileStore, ImageStore, LabelLists, LabelSpace, RecordSet
 from pivotpatch.data.table_files import (
     EmbeddedStore,
@@ -24,6 +23,7 @@ from pivotpatch.data.table_files import (
     read_schema,
 )
 from pivotpatch.errors import InputError, choose_one_of, quote, shorten
+from pivotpatch.runtime.files import MAY_ESCAPE, read_json, read_text, resolve_inside
 
 # Columns that are taken unasked, the first that is there; case, blanks and underscores do not matter.
 IMAGE_COLUMNS = (

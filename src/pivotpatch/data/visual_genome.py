@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
 from pivotpatch.data.address import Address
-from pivotpatch.data.files import read_json
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.runtime.files import read_json
 
 _Kind = tuple[tuple[str, ...], tuple[str, ...]]  # names and synsets of an object
 # Words that look like the plural of another thing's name.

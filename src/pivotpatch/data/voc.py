@@ -9,9 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pivotpatch.data.address import Address
-from pivotpatch.data.files import read_text
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.runtime.files import read_text
 
 LABELS = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",

@@ -1,10 +1,12 @@
 """A model as one graph from images to probabilities, and the proof that a written file computes the same."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
@@ -12,11 +14,12 @@ from torch.nn import functional as F
 from pivotpatch import __version__
 from pivotpatch.core.patches import resize_images
 from pivotpatch.errors import InputError, quote_fault
-from pivotpatch.inference.engine import Answer, TorchEngine
-from pivotpatch.inference.exported import Description
+from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.foreign import quiet
+from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.engine import Answer, Array, Description, Engine
 
 BATCHES = (1, 3)
 """Batch sizes at which a written file is compared with torch."""
@@ -49,6 +52,9 @@ class PictureGraph(nn.Module):
         description: what a file has to say besides the graph.
     """
 
+    step = 1
+    """Of the rows and columns that it takes."""
+
     def __init__(self, model: Classifier | PatchInference) -> None:
         """Take a copy of a model, or of PAT-I around one."""
         super().__init__()
@@ -65,6 +71,12 @@ class PictureGraph(nn.Module):
         )
         self.eval()
 
+    @property
+    def example(self) -> Tensor:
+        """Images that the graph is traced with: their sides differ from each other and from the model's own."""
+        side = self.engine.picture_size
+        return torch.zeros(2, side + 3, side + 5, 3, dtype=torch.uint8)
+
     def forward(self, pictures: Tensor) -> tuple[Tensor, ...]:
         """The fields of `Answer` that there are, of images (B,H,W,3) uint8 of any size."""
         size = (self.engine.picture_size, self.engine.picture_size)
@@ -76,50 +88,119 @@ class PictureGraph(nn.Module):
         return tuple(part.clone() for part in self.engine.answer(images) if part is not None)
 
 
-def trace_pictures(graph: PictureGraph) -> ExportedProgram:
+class LookGraph(nn.Module):
+    """What lies between a view and the logits of each place of its feature map, as a module that can be traced.
+
+    The mean over all places is what the model says of the view, that over some places what it says of a region:
+    cutting, pooling and calibration need no graph, and one serves every effort. Other heads than "linear" will not do.
+    """
+
+    step = 32
+    """Of rows and columns: then all paddings are the same whatever the size, and a graph of one size does for all."""
+
+    def __init__(self, model: PatchClassifier) -> None:
+        """Take a copy of a model."""
+        super().__init__()
+        if model.architecture.head != "linear":
+            wrong = f"the head is {model.architecture.head}, whose answer is no mean over places"
+            raise InputError("export", wrong, "leave --format looks out")
+        cut = model.patching
+        sizes = (model.preprocessing.image_size, cut.patch_size, cut.closer_size)
+        if any(side is not None and side % self.step for side in sizes):
+            wrong = f"a view has a side that is no multiple of {self.step} pixels"
+            raise InputError("export", wrong, "leave --format looks out")
+        self.model = deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format)
+        engine, prepare = TorchEngine(self.model), self.model.preprocessing
+        self.description = Description(
+            pivotpatch=__version__,
+            torch=torch.__version__,
+            labels=engine.labels,
+            thresholds=engine.thresholds,
+            grid=engine.grid,
+            overlap=engine.overlap,
+            picture_size=engine.picture_size,
+            kind="looks",
+            image_size=prepare.image_size,
+            patching=self.model.patching,
+            calibration=engine.calibration,
+            adaptive=engine.adaptive,
+        )
+        self.register_buffer("mean", 255 * torch.tensor(prepare.mean).reshape(3, 1, 1), persistent=False)
+        self.register_buffer("std", 255 * torch.tensor(prepare.std).reshape(3, 1, 1), persistent=False)
+        projections = (self.model.head.project, self.model.patch_projection, self.model.weight_projection)
+        self.project = nn.Conv2d(projections[0].in_features, 3 * len(engine.labels), 1)  # type: ignore[arg-type]
+        with torch.no_grad():
+            self.project.weight.copy_(torch.cat([each.weight for each in projections])[..., None, None])  # type: ignore[arg-type]
+            self.project.bias.copy_(torch.cat([each.bias for each in projections]))  # type: ignore[union-attr,arg-type]
+        self.eval()
+
+    @property
+    def example(self) -> Tensor:
+        """Views that the graph is traced with."""
+        side = self.model.preprocessing.image_size
+        return torch.zeros(2, side, side + 32, 3, dtype=torch.uint8)
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor]:
+        """Image, patch and weight logits (N,3L,h,w) of views (N,H,W,3) uint8."""
+        views = (pictures.permute(0, 3, 1, 2).float() - self.mean) / self.std  # type: ignore[operator]
+        return (self.project(self.model.backbone(views)),)
+
+
+def trace_pictures(graph: PictureGraph | LookGraph) -> ExportedProgram:
     """The graph for any number of images of any one size."""
-    side = graph.engine.picture_size
-    # Sides that differ from each other and from the model's own, so that torch sees that they are free.
-    example = torch.zeros(2, side + 3, side + 5, 3, dtype=torch.uint8)
-    shapes = {"pictures": {place: Dim(name) for place, name in FREE.items()}}
+    shapes = {"pictures": {place: Dim(name) for place, name in FREE.items() if graph.step == 1 or place == 0}}
     try:
         with torch.no_grad(), quiet():
-            return torch.export.export(graph, (example,), dynamic_shapes=shapes)
+            return torch.export.export(graph, (graph.example,), dynamic_shapes=shapes)
     except RuntimeError as error:
         wrong = f"torch cannot trace this model ({quote_fault(error)})"
         raise InputError("export", wrong, "try another backbone or head") from error
 
 
-def check_difference(written: Callable[[Tensor], Answer], graph: PictureGraph, *, tolerance: float) -> float:
+def check_difference(written: Engine, expected: Engine, *, tolerance: float, sizes: tuple[int, ...] = (1,)) -> float:
     """Compare what a written file and torch say of made images.
+
+    Args:
+        written: the file.
+        expected: torch.
+        tolerance: the largest difference that is allowed.
+        sizes: how many times the model's own the rows of images are, which the file then has to resize itself.
 
     Returns:
         The largest difference; refused where it is above the tolerance, or no number.
     """
-    size = (graph.engine.picture_size, graph.engine.picture_size)
-    found = []
-    for pictures in _make_pictures(graph.engine.picture_size):
-        expected = graph.engine(resize_images(pictures, size))  # first: a broken model is named as the user knows it
-        found.append(_difference(written(pictures), expected))
-    difference = torch.stack(found).max().item()  # NaN where any is
+    side, found = expected.picture_size, []
+    for pictures in _make_pictures(side, sizes):
+        known = expected.ask(_to_array(resize_images(pictures, (side, side))))  # first: a broken model names itself
+        found.append(_difference(written.ask(_to_array(pictures)), known))
+    difference = float(np.max(found))  # NaN where any is
     if not difference <= tolerance:
         wrong = f"the file and torch differ by {difference:.2g}, which is more than {tolerance:g}"
         raise InputError("export", wrong, "nothing was kept; try another version of torch")
     return difference
 
 
-def _make_pictures(side: int) -> Iterator[Tensor]:
-    """Noise and smooth colours (B,3,H,W) of the model's own size at each of `BATCHES`, then twice as high."""
+def _make_pictures(side: int, sizes: tuple[int, ...]) -> Iterator[Tensor]:
+    """Noise and smooth colours (B,3,H,W) at each of `BATCHES` and sizes."""
     generator = torch.Generator().manual_seed(0)
-    for count, height in (*((count, side) for count in BATCHES), (2, 2 * side)):
+    for count, height in ((count, side * times) for count in BATCHES for times in sizes):
         yield torch.randint(0, 256, (count, 3, height, side), dtype=torch.uint8, generator=generator)
         colours = torch.randint(0, 256, (count, 3, 5, 7), dtype=torch.uint8, generator=generator)
         yield resize_images(colours, (height, side))
 
 
-def _difference(one: Answer, other: Answer) -> Tensor:
+def _to_array(pictures: Tensor) -> NDArray[np.uint8]:
+    return pictures.permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def _difference(one: Answer[Array], other: Answer[Array]) -> float:
     shapes = [[None if part is None else part.shape for part in answer] for answer in (one, other)]
     if shapes[0] != shapes[1]:
-        return torch.tensor(torch.inf)
+        return float("inf")
     pairs = zip(one, other, strict=True)
-    return torch.stack([(a - b).abs().max() for a, b in pairs if a is not None and b is not None]).max()
+    return float(np.max([_find_largest(a, b) for a, b in pairs if a is not None and b is not None]))
+
+
+def _find_largest(one: Array, other: Array) -> float:
+    """The largest difference of two arrays; NaN in both, where patches were not looked at, is none."""
+    return float(np.where(np.isnan(one) & np.isnan(other), 0, np.abs(one - other)).max())

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 from pivotpatch.faces import make_face
 
 if TYPE_CHECKING:
-    from pivotpatch.inference.bulk import tag_pictures as tag_pictures
     from pivotpatch.inference.engine import Answer as Answer
     from pivotpatch.inference.engine import Engine as Engine
     from pivotpatch.inference.engine import TorchEngine as TorchEngine
-    from pivotpatch.inference.exported import OnnxEngine as OnnxEngine
     from pivotpatch.inference.patch_inference import PatchInference as PatchInference
-    from pivotpatch.inference.prediction import Prediction as Prediction
-    from pivotpatch.inference.prediction import Tag as Tag
-    from pivotpatch.inference.prediction import TagRule as TagRule
-    from pivotpatch.inference.predictor import Predictor as Predictor
     from pivotpatch.inference.score_file import read_scores as read_scores
     from pivotpatch.inference.score_file import write_scores as write_scores
     from pivotpatch.inference.scores import Scores as Scores
     from pivotpatch.inference.scoring import score_images as score_images
     from pivotpatch.inference.scoring import score_pictures as score_pictures
+    from pivotpatch.runtime.bulk import tag_pictures as tag_pictures
+    from pivotpatch.runtime.engine import open_onnx as OnnxEngine
+    from pivotpatch.runtime.prediction import Prediction as Prediction
+    from pivotpatch.runtime.prediction import Tag as Tag
+    from pivotpatch.runtime.prediction import TagRule as TagRule
+    from pivotpatch.runtime.predictor import Predictor as Predictor
 
 __getattr__ = make_face(
     __name__,

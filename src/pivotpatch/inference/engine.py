@@ -1,13 +1,11 @@
-"""One question to every kind of trained model: images in, probabilities and patch weights out."""
+"""The engine that asks a model with torch."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from hashlib import sha256
 
 import torch
 from torch import Tensor
 
-from pivotpatch.core.adaptive import Adaptive, check_effort
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
@@ -16,67 +14,8 @@ from pivotpatch.inference.scoring import evaluating, get_classifier, look_again,
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_network_views
-
-_ROUNDING = 1e-3  # by which a sigmoid or softmax of another runtime may leave [0, 1]
-
-
-class Answer(NamedTuple):
-    """What a model says of B images, in float32 on the CPU; all of it calibrated where a calibration was fitted.
-
-    Attributes:
-        probs: (B,L) to decide with: of the total direct effect where patches were looked at.
-        image_probs: (B,L) from the whole image alone; after a closer look from both looks at it.
-        patch_probs: (B,L) from the pooled patches; NaN where an image's were not looked at, None where no image's.
-        weights: (B,P,L) share of each patch, likewise.
-    """
-
-    probs: Tensor
-    image_probs: Tensor
-    patch_probs: Tensor | None = None
-    weights: Tensor | None = None
-
-
-def check_answer(answer: Answer, model: str) -> Answer:
-    """Refuse what no probability is; NaN is one only for the patches of an image that were not looked at.
-
-    Args:
-        answer: of an engine, on the CPU.
-        model: what messages call it.
-    """
-    parts = (part.flatten(1) for part in answer[2:] if part is not None)
-    for values in (*answer[:2], *(part[~part.isnan().all(dim=1)] for part in parts)):
-        odd = ~((values >= -_ROUNDING) & (values <= 1 + _ROUNDING))  # NaN is odd, too
-        if odd.any():
-            wrong = f"it answers {values[odd][0].item():g} where a probability is due"
-            raise InputError(model, wrong, "its weights or its description are damaged; use a sound model")
-    return answer
-
-
-class Engine(Protocol):
-    """What a `Predictor` needs to know of a model, however it is run.
-
-    Attributes:
-        labels: names of the L labels.
-        thresholds: L numbers; a label is given where its `probs` are above. None where none were fitted: 0.5.
-        picture_size: S, rows and columns of the images that it takes.
-        grid: patches per side; 0 where none are looked at.
-        overlap: share of a patch's side that it has in common with its neighbour.
-    """
-
-    @property
-    def labels(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def thresholds(self) -> tuple[float, ...] | None: ...  # noqa: D102
-    @property
-    def picture_size(self) -> int: ...  # noqa: D102
-    @property
-    def grid(self) -> int: ...  # noqa: D102
-    @property
-    def overlap(self) -> float: ...  # noqa: D102
-
-    def __call__(self, pictures: Tensor) -> Answer:
-        """What the model says of images (B,3,S,S) uint8, B >= 1, on the CPU or on its device."""
-        ...
+from pivotpatch.runtime.engine import Answer, Array, Pixels, check_answer
+from pivotpatch.runtime.values import Adaptive, Calibration, check_effort
 
 
 class TorchEngine:
@@ -136,17 +75,31 @@ class TorchEngine:
         self.calibration: Calibration | None = fitted
         self.adaptive: Adaptive | None = classifier.adaptive
 
-    def __call__(self, pictures: Tensor) -> Answer:
-        """What the model says of images (B,3,S,S) uint8, B >= 1, on any device."""
+    def ask(self, images: Pixels) -> Answer[Array]:
+        """What the model says of images (B,S,S,3), B >= 1."""
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with evaluating(self.model), torch.inference_mode(), autocast:
-            pictures = pictures.to(self.device)
+            pictures = torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2)
             # Where some are looked at again, they are chosen from all, so that second looks come many at a time, too.
             parts = (pictures,) if 0 < self.effort < 1 else split_for_device(pictures)
             answers = [self.answer(part) for part in parts]
-            return check_answer(Answer._make(_join(parts) for parts in zip(*answers, strict=True)), self.name)
+            return check_answer(Answer._make(map(_join, zip(*answers, strict=True))), self.name)
 
-    def answer(self, pictures: Tensor) -> Answer:
+    def digest(self) -> str:
+        """Of what the model is made of, whatever device it runs on.
+
+        A backbone of ours is made into what a device is fastest with. It is left out, for no training changes a
+        backbone and not what stands on it.
+        """
+        fitted = self.thresholds, self.calibration, self.adaptive, getattr(self.model, "patching", None)
+        content = sha256(repr((self.labels, fitted)).encode())
+        for name, value in self.model.state_dict().items():
+            if not name.startswith("backbone."):
+                content.update(name.encode())
+                content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return content.hexdigest()
+
+    def answer(self, pictures: Tensor) -> Answer[Tensor]:
         """The same of images on the model's device; with effort 1 a graph that can be exported."""
         if self.effort < 1 and isinstance(self.model, PatchClassifier):
             return self._answer_adaptively(self.model, pictures)
@@ -156,7 +109,7 @@ class TorchEngine:
             return Answer(probs, probs)
         return self._mix(out, self.calibration)
 
-    def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer:
+    def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer[Tensor]:
         """A first look at every image, then a second one at those about which the model is unsure."""
         views = (make_network_views(model, part, patches=False).image for part in split_for_device(pictures))
         logits = torch.cat([model.forward_images(image) for image in views])
@@ -177,7 +130,7 @@ class TorchEngine:
                 part[now] = seen
         return Answer(*parts)
 
-    def _mix(self, out: CounterfactualLogits, calibration: Calibration | None) -> Answer:
+    def _mix(self, out: CounterfactualLogits, calibration: Calibration | None) -> Answer[Tensor]:
         """The answer of images whose patches were seen, in a calibration of one kind of their logits."""
         assert isinstance(self.model, PatchInference | PatchClassifier)
         rows = (out.image_logits, out.pooled_logits, out.tde_logits / (1 + self.model.patching.lam))
@@ -207,7 +160,7 @@ def _mark(probs: Tensor, logits: Tensor) -> Tensor:
     return torch.where(logits.isfinite(), probs, torch.nan)
 
 
-def _join(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """The same field of several answers, in float32 on the CPU."""
+def _join(parts: Sequence[Tensor | None]) -> Array | None:
+    """The same field of several answers."""
     held = [part.float().cpu() for part in parts if part is not None]
-    return torch.cat(held) if held else None
+    return torch.cat(held).numpy() if held else None

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
-from pivotpatch.core.patches import Patching, check_images, split_views, stack_views
+from pivotpatch.core.patches import check_images, cut_views, split_views, stack_views
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.values import Patching
 
 _DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(uint8)": torch.uint8}
 
@@ -91,7 +92,7 @@ class PatchInference(nn.Module):
         if images.shape[1] != self.channels:
             todo = f"give (B, {self.channels}, H, W), or set channels= to what the model takes"
             raise InputError("PatchInference", f"images have {images.shape[1]} channels", todo)
-        views = stack_views(images, self.patching.cut(images, source=source))
+        views = stack_views(images, cut_views(self.patching, images, source=source))
         device = images.device.type
         with nullcontext() if self.autocast is None else torch.autocast(device, dtype=self.autocast):
             chunks = [views] if self.chunk_size is None else views.split(self.chunk_size)

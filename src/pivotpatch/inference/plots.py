@@ -13,8 +13,8 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
-from pivotpatch.core.patches import PatchBox, patch_boxes
-from pivotpatch.inference.prediction import Tag
+from pivotpatch.runtime.prediction import Tag
+from pivotpatch.runtime.values import PatchBox, patch_boxes
 
 # The Okabe-Ito set and grey, which every kind of colour vision tells apart.
 MODEL = "#0072B2"

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import open_parquet, read_columns, read_schema
 from pivotpatch.errors import InputError, choose_one_of, quote_fault, shorten
 from pivotpatch.inference.scores import KINDS, Scores
+from pivotpatch.runtime.values import Calibration
 from pivotpatch.writing import explain_disk_faults, replacing
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.counterfactual import patch_weights, pool_patches, tde_logits
-from pivotpatch.core.patches import check_overlap
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.runtime.values import Calibration, Patching
 
 KINDS = ("image", "patch", "tde")
 """Kinds of logits, in the order of tables: the whole image, the pooled patches, the total direct effect."""
@@ -69,7 +68,7 @@ class Scores:
         if counts != {len(self.labels)} or (self.calibration and self.calibration.kind != self.ranking):
             wrong = f"thresholds or calibration are not those of {len(self.labels)} labels' {self.ranking} logits"
             raise InputError("scores", wrong, "give one value per label, or leave them out")
-        check_overlap(self.overlap, "scores")
+        Patching(overlap=self.overlap)  # refuses what is none
 
     def __len__(self) -> int:
         return len(self.pictures)

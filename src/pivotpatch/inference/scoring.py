@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
-from pivotpatch.core.patches import Patching
 from pivotpatch.data.records import LabelSpace
 from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
@@ -17,6 +16,7 @@ from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_closer_view, make_network_views, make_views
+from pivotpatch.runtime.values import Patching
 
 if TYPE_CHECKING:  # an image alone needs none of them, and must not wait for their import
     from accelerate import Accelerator

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pivotpatch import __version__
-from pivotpatch.core.patches import Patching
 from pivotpatch.errors import InputError, quote, quote_fault
 from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.limits import Grid, Side, check_numbers, check_views
+from pivotpatch.runtime.values import Patching
 from pivotpatch.writing import explain_disk_faults, replacing_folder
 
 WEIGHTS = "model.safetensors"

@@ -9,14 +9,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.core.adaptive import Adaptive
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.errors import InputError, quote
 from pivotpatch.models.backbone import Backbone, BackboneOption, Preprocessing
 from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, Description, read_description, save_checkpoint
 from pivotpatch.models.heads import HeadOption, make_head
 from pivotpatch.models.hub import Card, fetch_folder, push_model, write_card
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights, rename_published
+from pivotpatch.runtime.values import Adaptive, Calibration
 
 OWN_HEAD = "its own"
 """The head of a whole model of another library."""

@@ -22,6 +22,7 @@ from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.limits import NUMBER, SIDE, check_numbers
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights
+from pivotpatch.runtime.engine import open_session
 
 CONFIG = "config.json"
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -190,7 +191,7 @@ class OnnxNetwork(nn.Module):
     def __init__(self, path: Path) -> None:
         """Open a file; its one input takes images in float32, and its first output gives logits or their sigmoid."""
         super().__init__()
-        self.session = open_session(path)
+        self.session = open_session(path, device="cpu", threads=torch.get_num_threads())
         graph = import_extra("onnx", "onnx").load(path, load_external_data=False).graph
         digest = torch.tensor(list(sha256(path.read_bytes()).digest()), dtype=torch.float32)
         self.digest = nn.Parameter(digest, requires_grad=False)  # tells graphs apart, and where answers are wanted
@@ -211,21 +212,6 @@ class OnnxNetwork(nn.Module):
             images.device
         )
         return found.double().logit().float() if self.ends_in_sigmoid else found
-
-
-def open_session(path: Path) -> Any:
-    """An ONNX file in ONNX Runtime, on the CPU; a graph is data, no code of the file's runs."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime keeps a list of events in the home folder
-    runtime = import_extra("onnxruntime", "onnx")
-    if not path.is_file():
-        raise InputError(str(path), "is a folder" if path.is_dir() else "there is no such file", "check the path")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    try:
-        return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors have no other ancestor
-        wrong = f"ONNX Runtime cannot open it ({quote_fault(error)})"
-        raise InputError(str(path), wrong, "export the model again") from None
 
 
 def _find_size(network: Any, where: str) -> int:

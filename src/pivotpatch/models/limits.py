@@ -8,7 +8,7 @@ from pydantic import Field
 from pivotpatch.errors import InputError, quote
 
 if TYPE_CHECKING:
-    from pivotpatch.core.patches import Patching
+    from pivotpatch.runtime.values import Patching
 
 SIDE = 4096
 """Most rows and columns of an image that a model sees or cuts patches from."""

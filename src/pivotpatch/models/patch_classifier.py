@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits, patch_weights, pool_patches
-from pivotpatch.core.patches import Patching, patch_boxes, split_views, stack_views
+from pivotpatch.core.patches import cut_views, split_views, stack_views
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, SharedClassifier
 from pivotpatch.models.limits import check_views
+from pivotpatch.runtime.values import Patching, patch_boxes
 
 
 class PatchClassifier(SharedClassifier):
@@ -145,7 +146,7 @@ class PatchClassifier(SharedClassifier):
             images: (B,C,H,W), what the model sees.
             source: the same images, larger, to cut the patches from; `images` by default.
         """
-        return self.forward_views(images, self.patching.cut(images, source=source))
+        return self.forward_views(images, cut_views(self.patching, images, source=source))
 
     def forward_views(self, images: Tensor, patches: Tensor) -> CounterfactualLogits:
         """All logits of views that were cut before; images (B,C,H,W), patches (B,P,C,h,w).

@@ -21,12 +21,12 @@ from pivotpatch import __version__
 from pivotpatch.audit.cases import CaseStudy
 from pivotpatch.audit.plots import plot_pair_curves
 from pivotpatch.core.metrics import DEFINITIONS
-from pivotpatch.core.patches import patch_boxes
-from pivotpatch.data.decoding import decode_image
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings, Subject
+from pivotpatch.runtime.decoding import decode_image
+from pivotpatch.runtime.values import patch_boxes
 from pivotpatch.tuning.plots import CURVE_COLOURS, plot_reliability
 from pivotpatch.writing import explain_disk_faults, replacing
 

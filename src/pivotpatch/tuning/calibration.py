@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import check_scores
 from pivotpatch.core.policies import check_probabilities
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.runtime.values import Calibration
 
 FOLDS = 5
 Method = Literal["temperature", "platt", "platt_per_label"]

@@ -7,12 +7,11 @@ from typing import Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.core.adaptive import Adaptive, measure_uncertainty
-from pivotpatch.core.calibration import Calibration
 from pivotpatch.core.metrics import PrecisionRecall, average_precision, precision_recall
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.values import Adaptive, Calibration, measure_uncertainty
 from pivotpatch.tuning.calibration import (
     METHODS,
     CalibrationQuality,

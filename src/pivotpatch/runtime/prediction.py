@@ -1,21 +1,19 @@
 """What a model says of one image: its tags, and for each the patch that speaks for it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 
-from pivotpatch.core.patches import PatchBox, patch_boxes
-from pivotpatch.data.decoding import decode_image
 from pivotpatch.errors import InputError, choose_one_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from pivotpatch.runtime.decoding import ImageSource, decode_image
+from pivotpatch.runtime.values import PatchBox, patch_boxes
 
 LONGEST = 640
 """Pixels of the longer side of the copy that figures show."""
@@ -126,7 +124,7 @@ class Prediction:
     """
 
     picture: str | None
-    source: Path | bytes | NDArray[np.uint8]
+    source: ImageSource
     size: tuple[int, int]
     labels: tuple[str, ...]
     probs: NDArray[np.float32]
@@ -170,19 +168,23 @@ class Prediction:
         """RGB pixels (h,w,3) for figures, at most `LONGEST` rows and columns; a file is read again for them."""
         return decode_image(self.source, size=fit(self.size))
 
-    def plot(self, label: str | None = None) -> "Figure":
-        """Show why.
+    def plot(self, label: str | None = None) -> Image:
+        """Show why; `.save("why.png")` writes it.
 
         Args:
             label: one label, given or not: its probability from the whole image, from the patches and from both, and
                 the share of each patch. By default all tags (8 at most), each with the frame of its pivot patch; the
                 three most probable labels where there are no tags.
         """
-        from pivotpatch.inference.plots import plot_tag, plot_tags
+        return self.draw((self.tags or self.top(3)) if label is None else self.get(label))
 
-        if label is None:
-            return plot_tags(self.image, self.tags or self.top(3), size=self.size)
-        return plot_tag(self.image, self.get(label), overlap=self.overlap)
+    def draw(self, chosen: Tag | Sequence[Tag]) -> Image:
+        """As `plot`, with tags that were chosen before."""
+        from pivotpatch.runtime.drawing import draw_tag, draw_tags
+
+        if isinstance(chosen, Tag):
+            return draw_tag(self.image, chosen, overlap=self.overlap)
+        return draw_tags(self.image, chosen, size=self.size)
 
     @cached_property
     def _boxes(self) -> list[PatchBox]:
@@ -208,5 +210,5 @@ class Prediction:
     def _repr_png_(self) -> bytes:
         """The figure of all tags, for notebooks."""
         written = BytesIO()
-        self.plot().savefig(written, format="png")
+        self.plot().save(written, format="png")
         return written.getvalue()

@@ -27,8 +27,8 @@ import pyarrow as pa
 from pivotpatch.data.loading import Loader, OnError, make_loader
 from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet, write_paths
 from pivotpatch.errors import InputError, cut
-from pivotpatch.inference.engine import Engine
-from pivotpatch.inference.prediction import TagRule
+from pivotpatch.runtime.engine import Engine
+from pivotpatch.runtime.prediction import TagRule
 from pivotpatch.writing import explain_disk_faults, flush, holding
 
 Progress = Callable[[str, int, int | None], None]

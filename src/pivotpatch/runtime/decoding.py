@@ -2,22 +2,23 @@
 
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
+from typing import IO, NamedTuple, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TILELENGTH, TILEWIDTH, TiffImageFile
-from torch.nn import functional as F
 
-from pivotpatch.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, install_hint, quote_fault
 
-if TYPE_CHECKING:
-    from pivotpatch.data.records import ImageSource
+ImageSource = Path | bytes | NDArray[np.uint8]
+"""Where an image's pixels come from: a file, its encoded bytes, or the pixels (H,W,3) themselves."""
+Resize = Callable[[NDArray[np.uint8], tuple[int, int]], NDArray[np.uint8]]
+"""Gives pixels (H,W,3) other rows and columns, bilinear and anti-aliased."""
 
 MAX_PIXELS = 89_478_485
 """Pixels that an image may have; the figure at which Pillow starts to warn."""
@@ -26,7 +27,7 @@ MAX_SIDE = 100_000
 
 # Pillow knows more: some run other programs on what the file says, some have no signature to tell them by, and ICO
 # decodes what it holds before it tells the size.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 
 # Scaled JPEG decoding keeps at least this multiple of the wanted size. On photographs the result then differs from
 # a full decode by 43 dB or more; at 1.0, where the final filter has nothing left to do, by only 34 dB.
@@ -35,7 +36,8 @@ _DRAFT_MARGIN = 1.5
 # Bytes per pixel while an image is decoded: at most 10, of progressive JPEG. What needs more may have fewer pixels, so
 # that no image takes more than 10 * MAX_PIXELS bytes.
 _BYTES = 10
-_FORMAT_BYTES = {"WEBP": 16, "AVIF": 17, "JPEG2000": 28}
+_FORMAT_BYTES = {"WEBP": 16, "AVIF": 17, "HEIF": 17, "JPEG2000": 28}
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"hevm", b"hevs", b"mif1", b"msf1")
 _BAND = 1 << 20  # pixels that are converted at once
 
 
@@ -46,8 +48,25 @@ class Decoded(NamedTuple):
     size: tuple[int, int]
 
 
+def resize_pixels(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Pixels (H,W,3) of another size, as Pillow resizes them.
+
+    >>> resize_pixels(np.zeros((4, 6, 3), dtype=np.uint8), (8, 2)).shape
+    (8, 2, 3)
+    """
+    if pixels.shape[:2] == size:
+        return pixels
+    if pixels.shape[0] > size[0] and pixels.shape[1] < size[1]:
+        pixels = resize_pixels(pixels, (size[0], pixels.shape[1]))  # Pillow would widen all the rows first
+    return np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR))
+
+
 def decode_image(
-    source: "ImageSource | Image.Image", *, size: tuple[int, int] | None = None, name: str = "picture"
+    source: ImageSource | Image.Image,
+    *,
+    size: tuple[int, int] | None = None,
+    name: str = "image",
+    resize: Resize = resize_pixels,
 ) -> NDArray[np.uint8]:
     """Decode an image to RGB.
 
@@ -62,15 +81,20 @@ def decode_image(
         size: rows and columns, 1 or more, to squash the image to, bilinear and anti-aliased; its own by default.
             JPEG files that are much larger are decoded at a fraction of their size.
         name: what messages call an image that is not a file.
+        resize: does the resizing.
 
     Returns:
         Pixels (H,W,3).
     """
-    return decode_with_size(source, size=size, name=name).pixels
+    return decode_with_size(source, size=size, name=name, resize=resize).pixels
 
 
 def decode_with_size(
-    source: "ImageSource | Image.Image", *, size: tuple[int, int] | None = None, name: str = "picture"
+    source: ImageSource | Image.Image,
+    *,
+    size: tuple[int, int] | None = None,
+    name: str = "image",
+    resize: Resize = resize_pixels,
 ) -> Decoded:
     """Decode as `decode_image` does, and say how large the image is itself when turned."""
     if size is not None and min(size) < 1:
@@ -81,11 +105,11 @@ def decode_with_size(
             raise InputError(name, wrong, "give uint8 pixels (H, W, 3)")
         height, width = source.shape[:2]
         _check_size(width, height, MAX_PIXELS, name)
-        return Decoded(source if size is None else _resize(source, size), (height, width))
+        return Decoded(source if size is None else resize(source, size), (height, width))
     if isinstance(source, Path):
         with open_file(source) as stream:
-            return _decode(stream, size, str(source))
-    return _decode(source if isinstance(source, Image.Image) else BytesIO(source), size, name)
+            return _decode(stream, size, str(source), resize)
+    return _decode(source if isinstance(source, Image.Image) else BytesIO(source), size, name, resize)
 
 
 def check_header(stream: IO[bytes], *, name: str = "image") -> int:
@@ -96,7 +120,7 @@ def check_header(stream: IO[bytes], *, name: str = "image") -> int:
         return image.width * image.height
 
 
-def _decode(source: IO[bytes] | Image.Image, size: tuple[int, int] | None, where: str) -> Decoded:
+def _decode(source: IO[bytes] | Image.Image, size: tuple[int, int] | None, where: str, resize: Resize) -> Decoded:
     with _explain_faults(where):
         image = source if isinstance(source, Image.Image) else _open(source, where)
         _check_claims(image, where)
@@ -107,7 +131,7 @@ def _decode(source: IO[bytes] | Image.Image, size: tuple[int, int] | None, where
         image.load()
         _check_values(image, where)
         turn = _find_orientation(image)
-        pixels = _render(image, size[::-1] if size is not None and turn > 4 else size)
+        pixels = _render(image, size[::-1] if size is not None and turn > 4 else size, resize)
     if turn > 4:  # rows become columns
         pixels, height, width = pixels.swapaxes(0, 1), width, height
     down, right = -1 if turn in (3, 4, 7, 8) else 1, -1 if turn in (2, 3, 6, 7) else 1
@@ -127,16 +151,27 @@ def open_file(path: Path) -> IO[bytes]:
 
 def _open(stream: IO[bytes], where: str) -> ImageFile.ImageFile:
     """Read the header. Pillow's own `open` also warns and refuses by a limit that is one for the whole process."""
-    Image.init()
     prefix = stream.read(16)
+    heif = prefix[4:8] == b"ftyp" and prefix[8:12] in _HEIF_BRANDS
+    if heif:
+        _add_heif()
+    Image.init()
     for name in FORMATS:
         if name in Image.OPEN:  # what Pillow was built with differs
             factory, accept = Image.OPEN[name]
             if cast("Callable[[bytes], bool | str]", accept)(prefix) is True:
                 stream.seek(0)
                 return factory(stream, "")
+    if heif:
+        raise InputError(where, "is a HEIC or HEIF image", f"read such images after {install_hint('heif')}")
     wrong = "is in none of the known formats" if prefix else "is empty"
     raise InputError(where, wrong, f"give one of {', '.join(FORMATS)}")
+
+
+def _add_heif() -> None:
+    """Teach Pillow the format of iPhone photos, where the extra is installed."""
+    with suppress(ImportError):
+        import_module("pillow_heif").register_heif_opener()
 
 
 @contextmanager
@@ -192,7 +227,7 @@ def _find_orientation(image: Image.Image) -> int:
         return 1
 
 
-def _render(image: Image.Image, size: tuple[int, int] | None) -> NDArray[np.uint8]:
+def _render(image: Image.Image, size: tuple[int, int] | None, resize: Resize) -> NDArray[np.uint8]:
     """The pixels (H,W,3) as they lie in the file. Beside them and the image nothing is large.
 
     Bands of rows are converted and, where a size is given, brought to its width; then all rows to its height.
@@ -203,8 +238,8 @@ def _render(image: Image.Image, size: tuple[int, int] | None) -> NDArray[np.uint
     for top in range(0, image.height, step):
         rows = pixels[top : top + step]
         band = image if len(rows) == image.height else image.crop((0, top, image.width, top + len(rows)))
-        rows[:] = _resize(_convert(band), rows.shape[:2])
-    return pixels if size is None else _resize(pixels, size)
+        rows[:] = resize(_convert(band), rows.shape[:2])
+    return pixels if size is None else resize(pixels, size)
 
 
 def _convert(image: Image.Image) -> NDArray[np.uint8]:
@@ -217,16 +252,3 @@ def _convert(image: Image.Image) -> NDArray[np.uint8]:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-
-
-def _resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Pixels (H,W,3) of another size, by way of no array that is larger than both."""
-    if pixels.shape[:2] == size:
-        return pixels
-    if pixels.shape[0] > size[0] and pixels.shape[1] < size[1]:
-        pixels = _resize(pixels, (size[0], pixels.shape[1]))  # torch would widen all the rows first
-    # Pillow's algorithm, vectorised: equal but for a rounding in some of 100,000 pixels, and 3 times as fast. The
-    # order of these dimensions keeps it on the path that needs no transposition.
-    images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))[None].permute(0, 3, 1, 2)
-    resized = F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=True)
-    return cast("NDArray[np.uint8]", resized[0].permute(1, 2, 0).numpy())

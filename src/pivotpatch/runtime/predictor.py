@@ -1,0 +1,252 @@
+"""Tags for images of any kind: files, Pillow images, arrays, tensors."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from pivotpatch.errors import InputError, import_extra
+from pivotpatch.runtime.decoding import Decoded, ImageSource, decode_image, decode_with_size
+from pivotpatch.runtime.engine import PROVIDERS, Engine, OnnxEngine, open_onnx
+from pivotpatch.runtime.prediction import Prediction, TagRule, fit
+from pivotpatch.runtime.values import check_effort
+
+TAGGER = Path(__file__).parents[1] / "tagger" / "tagger.onnx"
+"""The bundled tagger."""
+EXPORTED = ".onnx"
+"""How the names of exported models end."""
+
+Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Any
+"""A file's path, its bytes, a Pillow image, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
+of uint8 or of floats from 0 to 1."""
+_Read = tuple[str | None, ImageSource, Decoded]
+
+
+class ModelError(InputError):
+    """What is wrong with a model: no other image would mend it."""
+
+
+class Predictor:
+    """Says what is in images.
+
+    Example:
+        predictor = Predictor.load()
+        prediction = predictor("photo.jpg")
+        print([tag.label for tag in prediction.tags])
+        prediction.plot().save("why.png")
+    """
+
+    def __init__(self, engine: Engine, *, batch_size: int = 8) -> None:
+        """Ask an engine.
+
+        Args:
+            engine: a `TorchEngine`, or what `open_onnx` opens.
+            batch_size: most images that it is asked about at once.
+        """
+        if not hasattr(engine, "ask"):
+            raise InputError(
+                "Predictor", f"it is given a {type(engine).__name__}", "write Predictor(TorchEngine(model))"
+            )
+        if batch_size < 1:
+            raise InputError("Predictor", f"batch_size is {batch_size}", "give 1 or more")
+        self.engine = engine
+        self.batch_size = batch_size
+
+    @classmethod
+    def load(
+        cls,
+        name_or_folder: "str | os.PathLike[str] | Any" = "tagger",
+        *,
+        device: Any = None,
+        effort: float = 1.0,
+        fold: bool = True,
+    ) -> "Predictor":
+        """Open a trained model.
+
+        Args:
+            name_or_folder: the bundled "tagger" or an exported file (.onnx), which need no torch; or the folder of a
+                run (its best model) or of a checkpoint, "hub:owner/name" for a checkpoint on the Hugging Face hub, or
+                "transformers:" or "timm:" before a folder or `owner/name` for somebody else's multi-label model,
+                around which PAT-I looks at patches, cut at twice the model's size. A revision may follow a name:
+                "hub:owner/name@v2". A model that was opened before is taken as it is.
+            device: where to run; a GPU where there is one by default. Of ONNX files one of `PROVIDERS`, such as "cpu",
+                "cuda:1" or "coreml".
+            effort: share of images that get a second look, those that are the least clear without: 1 for all, at
+                their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`). Exported
+                models know only 1, PAT-I only 0 and 1.
+            fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
+                False leaves the model as it is.
+        """
+        check_effort(effort, "Predictor")
+        name = os.fspath(name_or_folder) if isinstance(name_or_folder, str | os.PathLike) else None
+        if name == "tagger" and not _needs_torch(device):
+            return cls(open_onnx(TAGGER, effort=effort, device=device))
+        if name is not None and name.lower().endswith(EXPORTED) and ":" not in name and not Path(name).is_dir():
+            return cls(open_onnx(name, effort=effort, device=None if device is None else str(device)))
+        import_extra("torch", "train")
+        opened = import_module("pivotpatch.inference.open_engine")
+        engine: Engine = opened.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
+        return cls(engine)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the L labels that it knows."""
+        return self.engine.labels
+
+    def __repr__(self) -> str:
+        kind = "ONNX Runtime" if isinstance(self.engine, OnnxEngine) else "torch"
+        return f"<Predictor of {self.engine.name}: {len(self.labels)} labels, {kind}, effort {self.engine.effort:g}>"
+
+    @overload
+    def __call__(
+        self, pictures: Sequence[Picture], *, threshold: float | None = ..., on_error: Literal["skip"]
+    ) -> list[Prediction | InputError]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(
+        self,
+        pictures: str | os.PathLike[str] | bytes | Image.Image | NDArray[Any],
+        *,
+        threshold: float | None = ...,
+        on_error: Literal["error"] = ...,
+    ) -> Prediction: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(
+        self, pictures: Sequence[Picture], *, threshold: float | None = ..., on_error: Literal["error"] = ...
+    ) -> list[Prediction]: ...
+    def __call__(
+        self,
+        pictures: Picture | Sequence[Picture],
+        *,
+        threshold: float | None = None,
+        on_error: Literal["error", "skip"] = "error",
+    ) -> Any:
+        """Say what is in an image, or in each of a list of them.
+
+        Args:
+            pictures: an image, or a list of images.
+            threshold: above which a label is given, in the place of the fitted ones.
+            on_error: an image that cannot be read ends the call with an error that names it; "skip" puts that error
+                into its place of the list.
+        """
+        TagRule(threshold)  # refuses what is none
+        if not isinstance(pictures, list | tuple):
+            return next(iter(self.predict([pictures], threshold=threshold, names=["image"])))
+        skip = on_error == "skip"
+        return list(self.predict(pictures, threshold=threshold, skip=skip))
+
+    def predict(
+        self,
+        pictures: Iterable[Picture],
+        *,
+        threshold: float | None = None,
+        skip: bool = False,
+        names: Iterable[str] | None = None,
+    ) -> Iterator[Any]:
+        """What is in each of any number of images, in order; they are decoded while the model is at work.
+
+        Args:
+            pictures: images.
+            threshold: as in `__call__`.
+            skip: yield the error of an image that cannot be read in its place.
+            names: what messages call images without a name.
+        """
+        named = zip(names or (f"images[{place}]" for place in count()), pictures, strict=False)
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            waiting = [pool.submit(self._try, *each) for each in islice(named, 2 * self.batch_size)]
+            while waiting:
+                batch = [each.result() for each in waiting[: self.batch_size]]
+                waiting = waiting[self.batch_size :]
+                waiting += [pool.submit(self._try, *each) for each in islice(named, self.batch_size)]
+                for each in batch:
+                    if isinstance(each, InputError) and not skip:
+                        raise each
+                answered = iter(self._answer([each for each in batch if not isinstance(each, InputError)], threshold))
+                yield from (each if isinstance(each, InputError) else next(answered) for each in batch)
+
+    def _try(self, where: str, picture: Any) -> _Read | InputError:
+        try:
+            return self._read(picture, where)
+        except InputError as error:
+            return error
+
+    def _answer(self, read: list[_Read], threshold: float | None) -> list[Prediction]:
+        """What is in images that were read."""
+        if not read:
+            return []
+        try:
+            answer = self.engine.ask(np.stack([pixels for *_, (pixels, _) in read]))
+        except InputError as error:
+            raise ModelError(*error.parts) from error
+        limits = self.engine.thresholds or (0.5,) * len(self.labels)
+        thresholds = np.array(limits if threshold is None else (threshold,) * len(limits), dtype=np.float32)
+        return [
+            Prediction(
+                picture=name,
+                source=source,
+                size=size,
+                labels=self.labels,
+                probs=answer.probs[row],
+                image_probs=answer.image_probs[row],
+                patch_probs=_pick(answer.patch_probs, row),
+                weights=_pick(answer.weights, row),
+                thresholds=thresholds,
+                overlap=self.engine.overlap,
+            )
+            for row, (name, source, (_, size)) in enumerate(read)
+        ]
+
+    def _read(self, picture: Any, where: str) -> _Read:
+        """An image's name, where figures take it from, and its pixels (S,S,3) for the model."""
+        size = (self.engine.picture_size, self.engine.picture_size)
+        if isinstance(picture, str | os.PathLike):
+            path = Path(picture)
+            return str(path), path, decode_with_size(path, size=size)
+        given = _get_pixels(picture, where)
+        decoded = decode_with_size(given, size=size, name=where)
+        if isinstance(given, bytes):
+            return None, given, decoded
+        # A small copy: the caller may go on to draw on it.
+        return None, np.array(decode_image(given, size=fit(decoded.size), name=where)), decoded
+
+
+def _needs_torch(device: Any) -> bool:
+    """Whether a device is one that torch knows and this ONNX Runtime does not."""
+    if device is None or find_spec("torch") is None:
+        return False
+    kind = str(device).partition(":")[0]
+    return PROVIDERS.get(kind) not in import_extra("onnxruntime", "onnx").get_available_providers()
+
+
+def _pick(part: NDArray[np.float32] | None, row: int) -> NDArray[np.float32] | None:
+    """What an answer's part says of one image; None where its patches were not looked at."""
+    return None if part is None or np.isnan(part[row]).all() else part[row]
+
+
+def _get_pixels(picture: Any, where: str) -> bytes | Image.Image | NDArray[np.uint8]:
+    """What `decode_with_size` takes; it checks arrays."""
+    if isinstance(picture, np.ndarray):
+        return np.repeat(picture[..., None], 3, axis=2) if picture.ndim == 2 else picture
+    if isinstance(picture, bytes | Image.Image):
+        return picture
+    if not hasattr(picture, "detach"):  # a tensor has it
+        todo = "give a path, a Pillow image, an array (H, W, 3), a tensor (3, H, W), or a list of those"
+        raise InputError(where, f"is a {type(picture).__name__}", todo)
+    if picture.ndim != 3 or picture.shape[0] != 3 or picture.numel() == 0:
+        todo = "give (3, H, W)" + (", or list(...) of a batch" if picture.ndim == 4 else "")
+        raise InputError(where, f"the tensor has shape {tuple(picture.shape)}", todo)
+    pixels = picture.detach().cpu()
+    if pixels.is_floating_point() and pixels.min() >= 0 and pixels.max() <= 1:  # NaN is refused too
+        pixels = (pixels.float() * 255).round().byte()
+    values = pixels.permute(1, 2, 0).contiguous().numpy()
+    if values.dtype != np.uint8:
+        wrong = f"the tensor is {pixels.dtype} from {values.min():.3g} to {values.max():.3g}"
+        raise InputError(where, wrong, "give uint8, or floats from 0 to 1 that are not normalised yet")
+    return values  # type: ignore[no-any-return]
