@@ -14,6 +14,7 @@ import pivotpatch
 PACKAGE = Path(__file__).parents[1] / "src" / "pivotpatch"
 LAYERS = [
     {"allocator", "errors", "faces", "writing"},
+    {"runtime"},
     {"core"},
     {"accel"},
     {"data", "models"},

@@ -1,0 +1,126 @@
+"""Rules for tags: what they let through, what they are called, and what is wrong with a file of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pivotpatch.errors import InputError
+from pivotpatch.runtime.tag_names import LANGUAGES, TagRules, read_language
+
+PACKAGE = Path(__file__).parents[2] / "src" / "pivotpatch"
+LABELS: list[str] = json.loads((PACKAGE / "tagger" / "model.json").read_text("utf-8"))["labels"]
+FOUND = [("person", 0.9), ("cat", 0.8), ("hot dog", 0.7), ("dog", 0.6)]
+SOME = st.lists(st.sampled_from(LABELS[:12]), max_size=6, unique=True).map(tuple)
+
+
+def read(folder: Path, text: str) -> TagRules:
+    path = folder / "tags.toml"
+    path.write_text(text, "utf-8")
+    return TagRules.read(path, LABELS)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_language_names_each_label_in_its_own_way(language: str) -> None:
+    names = read_language(language)
+    assert list(names) == LABELS
+    assert len(set(names.values())) == len(LABELS)
+    assert all(name == name.strip() and name and "|" not in name for name in names.values())
+    is_chinese = [any("\u4e00" <= sign <= "\u9fff" for sign in name) for name in names.values()]
+    assert all(is_chinese) if language == "zh" else not any(is_chinese)
+
+
+def test_every_list_that_lies_there_is_a_language() -> None:
+    assert sorted(path.stem for path in (PACKAGE / "runtime" / "languages").iterdir()) == list(LANGUAGES)
+
+
+def test_senses_that_are_easily_mistaken() -> None:
+    """A mouse at a computer, a tie around a neck, a kite on a string."""
+    labels = "mouse", "tie", "kite"
+    assert {language: [read_language(language)[label] for label in labels] for language in LANGUAGES} == {
+        "de": ["Computermaus", "Krawatte", "Drachen"],
+        "es": ["ratón de ordenador", "corbata", "cometa"],
+        "fr": ["souris d'ordinateur", "cravate", "cerf-volant"],
+        "zh": ["鼠标", "领带", "风筝"],
+    }
+
+
+def test_all_rules_together(tmp_path: Path) -> None:
+    rules = read(
+        tmp_path,
+        """
+        allow = ["cat", "dog", "hot dog", "person"]
+        deny = ["person"]
+        language = "de"
+        rename = { cat = "Tiere|Katze" }
+        at_most = 2
+        always = ["Urlaub", "2026"]
+        """,
+    )
+    assert rules.apply(FOUND) == [("Tiere|Katze", 0.8), ("Hotdog", 0.7), ("Urlaub", 1.0), ("2026", 1.0)]
+    assert rules.apply([]) == [("Urlaub", 1.0), ("2026", 1.0)]
+
+
+def test_no_rule_changes_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, "\ufeff").apply(FOUND) == FOUND == TagRules().apply(FOUND[::-1])
+
+
+def test_an_empty_list_of_what_is_allowed_allows_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, "allow = []").apply(FOUND) == []
+
+
+def test_labels_of_one_name_become_one_tag(tmp_path: Path) -> None:
+    rules = read(tmp_path, 'at_most = 2\n[rename]\ncat = "pet"\ndog = "pet"')
+    assert rules.apply([("dog", 0.6), ("cat", 0.8), ("bus", 0.5)]) == [("pet", 0.8), ("bus", 0.5)]
+
+
+@settings(deadline=None)
+@given(SOME, SOME, st.none() | SOME, st.none() | st.integers(1, 4), st.sampled_from([None, *LANGUAGES]))
+def test_what_comes_out_obeys(
+    found: tuple[str, ...],
+    deny: tuple[str, ...],
+    allow: tuple[str, ...] | None,
+    at_most: int | None,
+    language: str | None,
+) -> None:
+    tags = [(label, 1 / (2 + place)) for place, label in enumerate(found)]
+    names = read_language(language) if language else {}
+    rules = TagRules(allow=allow, deny=deny, language=language, at_most=at_most, always=("mine",))
+    kept = [(label, prob) for label, prob in tags if label not in deny and (allow is None or label in allow)][:at_most]
+    assert rules.apply(tags) == [(names.get(label, label), prob) for label, prob in kept] + [("mine", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('alow = ["cat"]', "unknown key 'alow'; did you mean 'allow'?"),
+        ('deny = ["persn"]', "deny: unknown label 'persn'; did you mean 'person'?"),
+        ('rename = { kat = "x" }', "rename: unknown label 'kat'; did you mean 'cat'?"),
+        ('language = "german"', "unknown language 'german'"),
+        ("language = []", "unknown language []"),
+        ('allow = "cat"', "allow is 'cat'; give a list of names"),
+        ('always = [" "]', "always is [' ']"),
+        ('rename = { cat = "" }', "rename is {'cat': ''}"),
+        ('rename = ["cat"]', "rename is ['cat']"),
+        ("at_most = 0", "at_most is 0; give 1 or more"),
+        ("at_most = true", "at_most is True"),
+        ("at_most = 1.5", "at_most is 1.5"),
+        ("allow = [", "is not valid TOML"),
+        ("x = " + "[" * 100_000, "is not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        read(tmp_path, text)
+    assert str(raised.value).startswith(f"{tmp_path / 'tags.toml'}: {message}")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(InputError, match="cannot be read"):
+            TagRules.read(path, LABELS)
+    (tmp_path / "latin.toml").write_bytes(b'always = ["caf\xe9"]')
+    with pytest.raises(InputError, match="is not valid TOML"):
+        TagRules.read(tmp_path / "latin.toml", LABELS)
