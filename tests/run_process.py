@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 
 from pivotpatch.inference import bulk
-from pivotpatch.runtime.bulk import ALONE, Share, tag_pictures
+from pivotpatch.process import Share
+from pivotpatch.runtime.bulk import ALONE, tag_pictures
 from pivotpatch.runtime.engine import Answer
 from pivotpatch.runtime.files import find_images
 from pivotpatch.training.config import RunConfig, load_config

@@ -13,7 +13,7 @@ import pivotpatch
 
 PACKAGE = Path(__file__).parents[1] / "src" / "pivotpatch"
 LAYERS = [
-    {"allocator", "errors", "faces", "writing"},
+    {"allocator", "errors", "faces", "process", "writing"},
     {"runtime"},
     {"core"},
     {"accel"},
@@ -24,7 +24,7 @@ LAYERS = [
     {"report", "export", "app"},
     {"cli"},
 ]
-ALLOWED = {("prediction", "plots")}  # what `Prediction.plot` draws knows a prediction
+ALLOWED = {("prediction", "drawing")}  # what `Prediction.plot` draws knows a prediction
 MODULE = re.compile(r"pivotpatch(\.\w+)+(:\w+)?")
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pivotpatch.models.classifier import MultiLabelClassifier
     from pivotpatch.models.open import load_checkpoint
     from pivotpatch.models.patch_classifier import PatchClassifier
+    from pivotpatch.runtime.prediction import Prediction
     from pivotpatch.runtime.predictor import Predictor
 
 # Imported when first used: `pivotpatch --help` must not wait for torch.
@@ -33,7 +34,8 @@ _HOMES = {
     "PatchClassifier": "models.patch_classifier",
     "PatchInference": "inference.patch_inference",
     "PerLabel": "core.policies",
-    "Predictor": "inference.predictor",
+    "Prediction": "runtime.prediction",
+    "Predictor": "runtime.predictor",
     "PriorMatched": "core.policies",
     "TopK": "core.policies",
     "average_precision": "core.metrics",
@@ -52,6 +54,7 @@ __all__ = [
     "PatchClassifier",
     "PatchInference",
     "PerLabel",
+    "Prediction",
     "Predictor",
     "PriorMatched",
     "TopK",

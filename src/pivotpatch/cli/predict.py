@@ -4,9 +4,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from pivotpatch.cli.sources import add_weights_options, open_given
 from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
-    from pivotpatch.runtime.bulk import Share
+    from pivotpatch.process import Share
     from pivotpatch.runtime.prediction import Prediction, Tag, TagRule
     from pivotpatch.runtime.predictor import Predictor
     from pivotpatch.runtime.values import PatchBox
@@ -66,7 +67,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     bulk = predict.add_argument_group("many images")
     bulk.add_argument("--out", type=Path, metavar="FILE", help="write the tags to a .parquet, .jsonl or .csv file")
     bulk.add_argument("--all-probs", action="store_true", help="write the probability of every label, too")
-    bulk.add_argument("--workers", type=int, metavar="N", help="processes that decode; one per core by default")
+    bulk.add_argument("--workers", type=int, metavar="N", help="threads that decode; one per core by default")
     bulk.add_argument("--resume", action="store_true", help="go on with the images that unfinished work began with")
     bulk.add_argument("--overwrite", action="store_true", help="begin anew whatever is there")
     bulk.add_argument(
@@ -77,7 +78,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_predict(args: argparse.Namespace) -> int:
     """Tag a few images for people, or many for machines."""
-    from pivotpatch.runtime.bulk import Share
+    from pivotpatch.process import Share
     from pivotpatch.runtime.prediction import TagRule
 
     try:
@@ -118,14 +119,14 @@ def _find_fault(args: argparse.Namespace, share: "Share") -> tuple[str, str, str
 
 def _open_predictor(args: argparse.Namespace, *, world: int = 1) -> "Predictor":
     """The model, on this process's GPU where several share a machine."""
-    import torch
-
     from pivotpatch.runtime.predictor import Predictor
 
-    device = args.device
-    if device is None and world > 1 and torch.cuda.is_available():
-        device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
-    model = args.model
+    device, model = args.device, args.model
+    if device is None and args.out is not None and find_spec("torch") is not None:  # many images are worth the start
+        import torch
+
+        if torch.cuda.is_available():
+            device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}" if world > 1 else "cuda"
     if args.architecture is not None or args.labels is not None:
         model = open_given(args.model, architecture=args.architecture, labels=args.labels)
     return Predictor.load(model, device=device, effort=args.effort)
@@ -143,7 +144,8 @@ def _find(args: argparse.Namespace) -> Iterator[str]:
 
 def _show(args: argparse.Namespace, rule: "TagRule") -> int:
     """Tag images one after the other, and print what is in them."""
-    from pivotpatch.cli.console import tell, write_figures
+    from pivotpatch.cli.console import tell
+    from pivotpatch.writing import explain_disk_faults, replacing
 
     found = _find(args)
     head = list(islice(found, DETAILED + 1))
@@ -156,7 +158,8 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
     predictor = _open_predictor(args)
     predictor.batch_size = args.batch_size or predictor.batch_size
     tagged = failed = 0
-    for prediction in _predict(predictor, chain(head, found), stop=args.on_error == "error" or not several):
+    stop = args.on_error == "error" or not several
+    for prediction in predictor.predict(chain(head, found), skip=not stop):
         if isinstance(prediction, InputError):
             tell(f"not read: {prediction}")
             failed += 1
@@ -168,34 +171,15 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
         else:
             _print(prediction, tags, threshold=args.threshold, detailed=len(head) <= DETAILED)
         if args.explain is not None:
-            from pivotpatch.inference.plots import plot_tags
-
             file = args.explain / f"{tagged:04d}-{Path(str(prediction.picture)).stem}.png" if several else args.explain
-            figure = plot_tags(prediction.image, tags or prediction.top(3), size=prediction.size)
-            write_figures({file.name: figure}, file.parent)
+            with explain_disk_faults(file.parent):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(file) as written:
+                    prediction.draw(tags or prediction.top(3)).save(written, format="png")
+            tell(f"wrote {file}")
     if failed:
         tell(f"{failed:,} of {tagged + failed:,} images could not be read")
     return 0 if tagged else 1
-
-
-def _predict(predictor: "Predictor", paths: Iterable[str], *, stop: bool) -> "Iterator[Prediction | InputError]":
-    """What is in each image, or why it could not be read."""
-    from pivotpatch.runtime.predictor import ModelError
-
-    rest = iter(paths)
-    while batch := list(islice(rest, predictor.batch_size)):
-        try:
-            yield from predictor(list(batch))
-        except ModelError:
-            raise
-        except InputError:
-            for path in batch:  # one of them is to blame
-                try:
-                    yield predictor(path)
-                except InputError as error:
-                    if stop or isinstance(error, ModelError):
-                        raise
-                    yield error
 
 
 def _print(prediction: "Prediction", tags: "Sequence[Tag]", *, threshold: float | None, detailed: bool) -> None:
@@ -246,8 +230,8 @@ def place_in_words(box: "PatchBox", size: tuple[int, int]) -> str:
 def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
     """Tag images to a file, until it is finished or a signal asks to stop."""
     from pivotpatch.cli.console import show_progress, tell
+    from pivotpatch.process import StopSignals, count_workers
     from pivotpatch.runtime.bulk import check_out, tag_pictures
-    from pivotpatch.training.processes import StopSignals, count_workers
 
     job = check_out(args.out, share, overwrite=args.overwrite, resume=args.resume)
     paths = None if args.resume else _find(args)
@@ -268,7 +252,7 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
             share=share,
             overwrite=args.overwrite,
             batch_size=args.batch_size or BULK_BATCH,
-            num_workers=count_workers() if args.workers is None else args.workers,
+            threads=count_workers() if args.workers is None else args.workers,
             on_error=args.on_error,
             progress=shown.tell,
             stopping=lambda: signals.received is not None,

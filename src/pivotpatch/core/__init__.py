@@ -31,19 +31,15 @@ if TYPE_CHECKING:
     from pivotpatch.core.policies import PriorMatched as PriorMatched
     from pivotpatch.core.policies import ThresholdPolicy as ThresholdPolicy
     from pivotpatch.core.policies import TopK as TopK
-    from pivotpatch.runtime.values import Adaptive as Adaptive
-    from pivotpatch.runtime.values import Calibration as Calibration
 
 __getattr__ = make_face(
     __name__,
     {
-        "adaptive": "Adaptive",
         "bootstrap": "Interval resample_average_precision",
-        "calibration": "Calibration",
         "counterfactual": "CounterfactualLogits combine_logits patch_weights pool_patches tde_logits",
         "losses": "AsymmetricLoss BinaryCrossEntropyLoss asymmetric_loss binary_cross_entropy patch_loss",
         "metrics": "AveragePrecision PrecisionRecall average_precision precision_recall",
-        "patches": "PatchBox Patching cut_patches patch_boxes resize_images",
+        "patches": "cut_patches resize_images",
         "policies": "Fixed PerLabel PriorMatched ThresholdPolicy TopK",
     },
 )

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pivotpatch.data.scenes import read_scenes as read_scenes
     from pivotpatch.data.split import split_records as split_records
     from pivotpatch.data.split import write_split as write_split
-    from pivotpatch.runtime.decoding import decode_image as decode_image
-    from pivotpatch.runtime.files import find_images as find_images
 
 __getattr__ = make_face(
     __name__,
@@ -31,8 +29,6 @@ __getattr__ = make_face(
         "address": "open_records read_address",
         "augment": "AugmentPolicy apply_augmentation draw_augmentation",
         "check": "check_data",
-        "decoding": "decode_image",
-        "files": "find_images",
         "loading": "Batch hold_images make_loader",
         "records": "FileStore ImageStore LabelSpace Record RecordSet",
         "scenes": "read_scenes",

@@ -1,6 +1,6 @@
 """Tag any number of images: constant memory, any number of processes, and every row once whenever a process ends.
 
-Unfinished work lies in `tags.parquet.parts/`: settings.json, the list of images (pictures.arrow), and a part for each
+Unfinished work lies in `tags.parquet.parts/`: settings.json, the list of images (images.jsonl), and a part for each
 stretch of the list that is done, rows as lines of JSON in a file named by its first image and the one after its last.
 A part is there whole or not at all, and nothing else says how far the work is, so that it can end at any moment and go
 on with any number of processes. In the end the parts become one file; once that is there, the work is finished.
@@ -15,18 +15,19 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
+from numpy.typing import NDArray
 
-from pivotpatch.data.loading import Loader, OnError, make_loader
-from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet, write_paths
-from pivotpatch.errors import InputError, cut
+from pivotpatch.errors import InputError, cut, import_extra
+from pivotpatch.process import Share
+from pivotpatch.runtime.decoding import decode_image, read_ahead
 from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.prediction import TagRule
 from pivotpatch.writing import explain_disk_faults, flush, holding
@@ -37,44 +38,11 @@ Row = dict[str, Any]
 """What is known of one image: its name as `picture`, and its `labels` and their `probs`, or an `error`."""
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
-_SETTINGS, _PICTURES = "settings.json", "pictures.arrow"
+_SETTINGS, _IMAGES = "settings.json", "images.jsonl"
 _ROWS, _NUMBERS = 1 << 13, 1 << 20  # held at once, at most
 _PART_SECONDS = 10.0  # of work that a kill may cost
 _TOLD = 10_000  # images between two words of progress while they are found
-_SEGMENT = 1 << 20  # images that a loader is told of at once: a few bytes each
 _BETWEEN = "|"  # stands between the labels of a CSV file
-
-
-class Share(NamedTuple):
-    """The part of all images that one of several processes takes, in one stretch.
-
-    Attributes:
-        rank: the number of the process.
-        world: how many there are.
-        shards: whether each makes a file of its own, so that they need not see each other's disk; else the last one to
-            finish makes the one file.
-    """
-
-    rank: int = 0
-    world: int = 1
-    shards: bool = False
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other process works for the same file."""
-        return self.shards or self.world == 1
-
-    def name(self, out: Path) -> Path:
-        """The file that this process works for."""
-        return out.with_stem(f"{out.stem}-{self.rank:05d}-of-{self.world:05d}") if self.shards else out
-
-    def stretch(self, count: int) -> range:
-        """The images that are this process's.
-
-        >>> [Share(rank, 3).stretch(10) for rank in range(3)]
-        [range(0, 3), range(3, 6), range(6, 10)]
-        """
-        return range(count * self.rank // self.world, count * (self.rank + 1) // self.world)
 
 
 FITTED = TagRule()
@@ -102,8 +70,8 @@ def tag_pictures(
     share: Share = ALONE,
     overwrite: bool = False,
     batch_size: int = 64,
-    num_workers: int = 0,
-    on_error: OnError = "skip",
+    threads: int = 1,
+    on_error: Literal["skip", "error"] = "skip",
     progress: Progress | None = None,
     stopping: Callable[[], bool] | None = None,
 ) -> Summary | None:
@@ -127,7 +95,7 @@ def tag_pictures(
         share: which images are this process's.
         overwrite: begin anew whatever is there; not for several processes at one file.
         batch_size: images at once.
-        num_workers: processes that decode; 0, or less than a batch, decodes in this one.
+        threads: that decode while the model is at work.
         on_error: an image that cannot be read is listed, or ("error") ends the work with its `InputError`.
         progress: told how many images are found, then how many of this process's are done, and of how many.
         stopping: asked after each batch whether to stop; what is done is kept.
@@ -169,10 +137,17 @@ def tag_pictures(
             return not (stopping and stopping())
 
         try:
-            for segment in (gap[at : at + _SEGMENT] for gap in gaps for at in range(0, len(gap), _SEGMENT)):
-                loader = _open_loader(job.list_images(segment), engine, batch_size, num_workers, on_error)
-                if not job.keep(segment.start, _tag(loader, engine, rule, all_probs=all_probs), goes_on):
-                    return None
+            for gap in gaps:
+                read = read_ahead(
+                    job.list_images(gap),
+                    lambda image: _read(image, engine.picture_size),
+                    batch_size=batch_size,
+                    threads=max(threads, 1),
+                )
+                tagged = _tag(read, job.list_images(gap), engine, rule, all_probs=all_probs, stop=on_error == "error")
+                with closing(tagged), closing(read):
+                    if not job.keep(gap.start, tagged, goes_on):
+                        return None
             whole = mine if share.shards else range(job.settings["pictures"])
             return None if job.find_gaps(whole) else job.join(whole)
         except (OSError, InputError):
@@ -189,35 +164,37 @@ def _watch(paths: Iterable[str], tell: Progress) -> Iterator[str]:
         yield path
 
 
-def _open_loader(images: FileStore, engine: Engine, batch_size: int, num_workers: int, on_error: OnError) -> Loader:
-    """All images in order."""
-    nothing_known = LabelLists(np.zeros(len(images) + 1, dtype=np.int64), np.empty(0, dtype=np.int32))
-    return make_loader(
-        RecordSet("pictures", LabelSpace(("any",)), images=images, positive=nothing_known),
-        size=(engine.picture_size, engine.picture_size),
-        batch_size=batch_size,
-        num_workers=min(num_workers, len(images) // batch_size),  # few images are not worth a start
-        on_error=on_error,
-        every_batch=True,
-    )
+def _read(image: tuple[str, Path], side: int) -> NDArray[np.uint8]:
+    """Pixels (S,S,3) of an image, given by its name and its file."""
+    return decode_image(image[1], size=(side, side))
 
 
-def _tag(loader: Loader, engine: Engine, rule: TagRule, *, all_probs: bool) -> Iterator[list[Row]]:
+def _tag(
+    read: Iterable[list[NDArray[np.uint8] | InputError]],
+    images: Iterator[tuple[str, Path]],
+    engine: Engine,
+    rule: TagRule,
+    *,
+    all_probs: bool,
+    stop: bool,
+) -> Iterator[list[Row]]:
     """The rows of each batch, one for each image, read or not."""
     thresholds = np.array(engine.thresholds or (0.5,) * len(engine.labels), dtype=np.float32)
-    for batch in loader:
-        loader.failures.clear()  # they are in the batch, and may be many
-        rows: dict[int, Row] = {each.index: {"picture": each.name, "error": str(each.error)} for each in batch.failures}
-        answers = engine(batch.images).probs.numpy() if len(batch.indices) else ()
-        for place, probs in zip(batch.indices.tolist(), answers, strict=True):
+    for batch in read:
+        pixels = [each for each in batch if not isinstance(each, InputError)]
+        answers = iter(engine.ask(np.stack(pixels)).probs if pixels else ())
+        rows: list[Row] = []
+        for each, (name, _) in zip(batch, images, strict=False):
+            if isinstance(each, InputError):
+                if stop:
+                    raise each
+                rows.append({"picture": name, "error": str(each)})
+                continue
+            probs = next(answers)
             given = rule.rank(probs, thresholds)
-            row = {"picture": loader.records.images.name(place), "labels": [engine.labels[label] for label in given]}
-            rows[place] = {
-                **row,
-                "probs": probs[given].tolist(),
-                **({"all_probs": probs.tolist()} if all_probs else {}),
-            }
-        yield [rows[place] for place in sorted(rows)]
+            row = {"picture": name, "labels": [engine.labels[label] for label in given], "probs": probs[given].tolist()}
+            rows.append({**row, "all_probs": probs.tolist()} if all_probs else row)
+        yield rows
 
 
 def check_out(out: Path, share: Share, *, overwrite: bool = False, resume: bool = False) -> "TagJob":
@@ -226,6 +203,8 @@ def check_out(out: Path, share: Share, *, overwrite: bool = False, resume: bool 
         raise InputError("share", f"rank {share.rank} of {share.world}", "give a rank from 0 to world - 1")
     if out.suffix.lower() not in SUFFIXES or out.is_dir():
         raise InputError(str(out), "is no file that tags can be written to", f"end it in {', '.join(SUFFIXES)}")
+    if out.suffix.lower() == ".parquet":
+        import_extra("pyarrow", "train")
     if not out.absolute().parent.is_dir():
         raise InputError(str(out), f"there is no folder {out.parent}", "make it first")
     job = TagJob(share.name(out))
@@ -285,7 +264,7 @@ class TagJob:
         with explain_disk_faults(self.parts):
             scratch.mkdir()
             try:
-                length, digest = write_paths(paths, scratch / _PICTURES)
+                length, digest = _write_list(paths, scratch / _IMAGES)
                 if length == 0:
                     raise InputError(str(self.out), "no image is named", "name files, folders or patterns")
                 settings |= {"root": str(Path.cwd()), "pictures": length, "list": digest}
@@ -316,10 +295,13 @@ class TagJob:
         _compare(self.settings, settings, where=str(self.parts))
         return True
 
-    def list_images(self, stretch: range) -> FileStore:
-        """A stretch of the list, mapped and not held."""
-        paths = pa.ipc.open_file(pa.memory_map(str(self.parts / _PICTURES))).read_all().column(0)
-        return FileStore(Path(self.settings["root"]), paths.slice(stretch.start, len(stretch)))
+    def list_images(self, stretch: range) -> Iterator[tuple[str, Path]]:
+        """Name and file of each image of a stretch of the list, which is not held."""
+        root = Path(self.settings["root"])
+        with (self.parts / _IMAGES).open("rb") as lines:
+            for line in islice(lines, stretch.start, stretch.stop):
+                name = json.loads(line)
+                yield name, root / name
 
     def find_gaps(self, stretch: range) -> list[range]:
         """What is left to do of a stretch of the list."""
@@ -420,6 +402,17 @@ class TagJob:
                 at = after
 
 
+def _write_list(paths: Iterable[str], path: Path) -> tuple[int, str]:
+    """Write a list of images, a JSON string per line; how many there are, and a digest of the list."""
+    count, digest = 0, sha256()
+    with path.open("wb") as file:
+        for count, name in enumerate(paths, 1):  # noqa: B007
+            line = json.dumps(name).encode() + b"\n"
+            digest.update(line)
+            file.write(line)
+    return count, digest.hexdigest()
+
+
 def _compare(begun: Mapping[str, Any], settings: Mapping[str, Any], *, where: str) -> None:
     """Refuse to go on with work that was begun with other settings."""
     for name, value in json.loads(json.dumps(settings)).items():
@@ -443,8 +436,7 @@ def _count_rows(settings: Mapping[str, Any]) -> int:
 
 
 def _write_parquet(path: Path, rows: Iterator[Row], settings: Mapping[str, Any]) -> None:
-    import pyarrow.parquet as pq
-
+    pa, pq = import_extra("pyarrow", "train"), import_extra("pyarrow.parquet", "train")
     columns = {"picture": pa.string(), "labels": pa.list_(pa.string()), "probs": pa.list_(pa.float32())}
     if settings["all_probs"]:
         columns["all_probs"] = pa.list_(pa.float32(), len(settings["labels"]))

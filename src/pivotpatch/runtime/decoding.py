@@ -1,12 +1,16 @@
 """From a file, its bytes, a Pillow image or an array to RGB pixels, the right way up."""
 
 import stat
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from copy import copy
 from importlib import import_module
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +23,8 @@ ImageSource = Path | bytes | NDArray[np.uint8]
 """Where an image's pixels come from: a file, its encoded bytes, or the pixels (H,W,3) themselves."""
 Resize = Callable[[NDArray[np.uint8], tuple[int, int]], NDArray[np.uint8]]
 """Gives pixels (H,W,3) other rows and columns, bilinear and anti-aliased."""
+
+Item, Read = TypeVar("Item"), TypeVar("Read")
 
 MAX_PIXELS = 89_478_485
 """Pixels that an image may have; the figure at which Pillow starts to warn."""
@@ -110,6 +116,38 @@ def decode_with_size(
         with open_file(source) as stream:
             return _decode(stream, size, str(source), resize)
     return _decode(source if isinstance(source, Image.Image) else BytesIO(source), size, name, resize)
+
+
+def read_ahead(
+    items: Iterable[Item], read: Callable[[Item], Read], *, batch_size: int, threads: int
+) -> Iterator[list[Read | InputError]]:
+    """What `read` gives of each item, or its `InputError`, in order and by batches; threads read the next ones already.
+
+    Args:
+        items: as many as there are; only a few batches are held.
+        read: such as `decode_image`; Pillow decodes in several threads at once.
+        batch_size: items per batch.
+        threads: how many read.
+    """
+
+    def try_to(item: Item) -> Read | InputError:
+        try:
+            return read(item)
+        except InputError as error:
+            return copy(error)  # a copy holds no frames, hence no pixels
+
+    rest, waiting = iter(items), deque[Future[Read | InputError]]()
+    with ThreadPoolExecutor(threads, "decoder") as pool:
+        try:
+            while True:
+                missing = max(2 * batch_size, threads) - len(waiting)
+                waiting.extend(pool.submit(try_to, item) for item in islice(rest, missing))
+                if not waiting:
+                    return
+                yield [waiting.popleft().result() for _ in range(min(batch_size, len(waiting)))]
+        finally:  # whoever asks has had enough
+            for each in waiting:
+                each.cancel()
 
 
 def check_header(stream: IO[bytes], *, name: str = "image") -> int:

@@ -2,10 +2,9 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pivotpatch.errors import InputError, import_extra
-from pivotpatch.runtime.decoding import Decoded, ImageSource, decode_image, decode_with_size
+from pivotpatch.process import count_workers
+from pivotpatch.runtime.decoding import Decoded, ImageSource, decode_image, decode_with_size, read_ahead
 from pivotpatch.runtime.engine import PROVIDERS, Engine, OnnxEngine, open_onnx
 from pivotpatch.runtime.prediction import Prediction, TagRule, fit
 from pivotpatch.runtime.values import check_effort
@@ -159,23 +159,13 @@ class Predictor:
             names: what messages call images without a name.
         """
         named = zip(names or (f"images[{place}]" for place in count()), pictures, strict=False)
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            waiting = [pool.submit(self._try, *each) for each in islice(named, 2 * self.batch_size)]
-            while waiting:
-                batch = [each.result() for each in waiting[: self.batch_size]]
-                waiting = waiting[self.batch_size :]
-                waiting += [pool.submit(self._try, *each) for each in islice(named, self.batch_size)]
-                for each in batch:
-                    if isinstance(each, InputError) and not skip:
-                        raise each
-                answered = iter(self._answer([each for each in batch if not isinstance(each, InputError)], threshold))
-                yield from (each if isinstance(each, InputError) else next(answered) for each in batch)
-
-    def _try(self, where: str, picture: Any) -> _Read | InputError:
-        try:
-            return self._read(picture, where)
-        except InputError as error:
-            return error
+        threads = min(count_workers(), self.batch_size)
+        for batch in read_ahead(named, self._read, batch_size=self.batch_size, threads=threads):
+            for each in batch:
+                if isinstance(each, InputError) and not skip:
+                    raise each
+            answered = iter(self._answer([each for each in batch if not isinstance(each, InputError)], threshold))
+            yield from (each if isinstance(each, InputError) else next(answered) for each in batch)
 
     def _answer(self, read: list[_Read], threshold: float | None) -> list[Prediction]:
         """What is in images that were read."""
@@ -203,8 +193,9 @@ class Predictor:
             for row, (name, source, (_, size)) in enumerate(read)
         ]
 
-    def _read(self, picture: Any, where: str) -> _Read:
+    def _read(self, named: tuple[str, Any]) -> _Read:
         """An image's name, where figures take it from, and its pixels (S,S,3) for the model."""
+        where, picture = named
         size = (self.engine.picture_size, self.engine.picture_size)
         if isinstance(picture, str | os.PathLike):
             path = Path(picture)

@@ -28,9 +28,10 @@ from pivotpatch.models.classifier import (
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.process import count_workers
 from pivotpatch.training.config import RunConfig, TaskSection
 from pivotpatch.training.optimiser import WeightAverage, make_average, make_optimiser
-from pivotpatch.training.processes import Place, choose_dtype, choose_hold, count_workers, measure_free_memory
+from pivotpatch.training.processes import Place, choose_dtype, choose_hold, measure_free_memory
 from pivotpatch.training.task import Task, make_task
 
 SPLIT_SEED = 0  # the same images are held out whatever the seed of the run, so that runs can be compared

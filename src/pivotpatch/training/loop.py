@@ -21,17 +21,11 @@ from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.open import load_checkpoint
+from pivotpatch.process import StopSignals
 from pivotpatch.training.build import Progress, Run, build_run, none_read, open_loader
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.folder import RunFolder, RunState
-from pivotpatch.training.processes import (
-    StopSignals,
-    gather_named,
-    join_processes,
-    make_accelerator,
-    open_trackers,
-    own_settings,
-)
+from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
 from pivotpatch.training.step import collect_training, compile_run, restore_training, take_step
 from pivotpatch.writing import explain_disk_faults
 

@@ -1,13 +1,9 @@
 """What a run takes of its machine: processes, trackers, memory, precision; and signals that ask it to stop."""
 
 import os
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import psutil
@@ -18,6 +14,7 @@ from accelerate.utils import ProjectConfiguration, gather_object, parse_flag_fro
 
 from pivotpatch.accel.device import has_bfloat16
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.process import count_local_processes
 from pivotpatch.training.config import RunConfig
 from pivotpatch.writing import explain_disk_faults
 
@@ -28,9 +25,6 @@ DEVICE_SHARE = 0.25  # of free GPU memory that images may take: the rest is for 
 HOST_SHARE = 0.5  # of available RAM
 COMPILE_SECONDS = 120.0  # what compiling a model for training costs
 COMPILE_GAIN = 1.4  # how many times as fast a compiled step is
-_ASKING = (signal.SIGINT, signal.SIGTERM)
-# Seconds in which signals are one request: Ctrl-C reaches a process from the terminal and again from its launcher.
-_TOGETHER = 1.0
 
 
 def join_processes() -> PartialState:
@@ -105,34 +99,6 @@ def open_trackers(accelerator: Accelerator, config: RunConfig, *, step: int) -> 
                 tracker.finish()
 
 
-class StopSignals:
-    """While it is entered, Ctrl-C and SIGTERM are noted instead of obeyed; a second one ends the process at once.
-
-    Attributes:
-        received: the signal that asked, None as long as none has.
-    """
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._since = 0.0
-
-    def __enter__(self) -> "StopSignals":
-        # Python lets only the main thread set handlers; elsewhere the caller decides when to stop.
-        main = threading.current_thread() is threading.main_thread()
-        self._before = {number: signal.signal(number, self._note) for number in _ASKING} if main else {}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self.received is None:
-            self.received, self._since = signal.Signals(number), time.monotonic()
-        elif time.monotonic() - self._since > _TOGETHER:
-            raise KeyboardInterrupt
-
-
 class FreeMemory(NamedTuple):
     """Bytes that are free for one process: on its GPU (0 where there is none), and its share of the RAM."""
 
@@ -144,7 +110,7 @@ def measure_free_memory(accelerator: Accelerator) -> FreeMemory:
     """What each process may count on: the least that any of them sees, so that all decide the same."""
     device = accelerator.device
     on_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    host = min(psutil.virtual_memory().available, _find_container_memory()) // _count_local_processes()
+    host = min(psutil.virtual_memory().available, _find_container_memory()) // count_local_processes()
     if accelerator.num_processes > 1:
         seen = torch.tensor([[on_device, host]], device=device)
         on_device, host = map(int, accelerator.gather(seen).amin(0).tolist())
@@ -160,17 +126,6 @@ def _find_container_memory() -> int:
         return max(limit - used + int(counts["inactive_file"]), 0)
     except (OSError, ValueError, KeyError):  # no container, or "max"
         return 2**62
-
-
-def _count_local_processes() -> int:
-    """Processes that a launcher started on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-
-def count_workers() -> int:
-    """This process's share of the cores that it may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(cores // _count_local_processes(), 12), 1)
 
 
 def choose_dtype(config: RunConfig, device: torch.device) -> torch.dtype:

@@ -15,7 +15,8 @@ from run_process import Greens, TaggingProcess, write_pictures
 
 from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
-from pivotpatch.runtime.bulk import ALONE, FITTED, Share, Summary, TagJob, tag_pictures
+from pivotpatch.process import Share
+from pivotpatch.runtime.bulk import ALONE, FITTED, Summary, TagJob, tag_pictures
 from pivotpatch.runtime.files import find_images
 from pivotpatch.runtime.prediction import TagRule
 from pivotpatch.runtime.predictor import Predictor

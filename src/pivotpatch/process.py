@@ -1,0 +1,84 @@
+"""This process among others: the signals that ask it to stop, its share of the cores."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+_ASKING = (signal.SIGINT, signal.SIGTERM)
+# Seconds in which signals are one request: Ctrl-C reaches a process from the terminal and again from its launcher.
+_TOGETHER = 1.0
+
+
+class Share(NamedTuple):
+    """The part of all images that one of several processes takes, in one stretch.
+
+    Attributes:
+        rank: the number of the process.
+        world: how many there are.
+        shards: whether each makes a file of its own, so that they need not see each other's disk; else the last one to
+            finish makes the one file.
+    """
+
+    rank: int = 0
+    world: int = 1
+    shards: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process works for the same file."""
+        return self.shards or self.world == 1
+
+    def name(self, out: Path) -> Path:
+        """The file that this process works for."""
+        return out.with_stem(f"{out.stem}-{self.rank:05d}-of-{self.world:05d}") if self.shards else out
+
+    def stretch(self, count: int) -> range:
+        """The images that are this process's.
+
+        >>> [Share(rank, 3).stretch(10) for rank in range(3)]
+        [range(0, 3), range(3, 6), range(6, 10)]
+        """
+        return range(count * self.rank // self.world, count * (self.rank + 1) // self.world)
+
+
+class StopSignals:
+    """While it is entered, Ctrl-C and SIGTERM are noted instead of obeyed; a second one ends the process at once.
+
+    Attributes:
+        received: the signal that asked, None as long as none has.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._since = 0.0
+
+    def __enter__(self) -> "StopSignals":
+        # Python lets only the main thread set handlers; elsewhere the caller decides when to stop.
+        main = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.signal(number, self._note) for number in _ASKING} if main else {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received, self._since = signal.Signals(number), time.monotonic()
+        elif time.monotonic() - self._since > _TOGETHER:
+            raise KeyboardInterrupt
+
+
+def count_local_processes() -> int:
+    """Processes that a launcher started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def count_workers() -> int:
+    """This process's share of the cores that it may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(cores // count_local_processes(), 12), 1)
