@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-all check format benchmark clean
+.PHONY: demo test test-all base check format benchmark clean
 
 demo: $(VENV)/installed
 	$(RUN) examples/demo.py
@@ -17,6 +17,10 @@ test: $(VENV)/installed
 
 test-all: $(VENV)/installed
 	$(PYTEST)
+
+# Tags without torch, from an environment with nothing but the base install.
+base:
+	.ci/base
 
 check: $(VENV)/installed
 	$(RUN) -m ruff check .

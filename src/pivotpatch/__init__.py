@@ -7,6 +7,8 @@ lies deeper, one function an equation, is in `pivotpatch.core`.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from pivotpatch.errors import explain_missing
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -68,7 +70,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'pivotpatch' has no attribute {name!r}")
-    return getattr(import_module(f"pivotpatch.{_HOMES[name]}"), name)
+    try:
+        return getattr(import_module(f"pivotpatch.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"pivotpatch.{name}: {explain_missing(error)}", name=error.name) from None
 
 
 def __dir__() -> list[str]:

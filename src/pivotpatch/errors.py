@@ -14,6 +14,19 @@ _QUOTED = 80  # characters of one value or name
 _FAULT = 200  # characters of what another library says
 _LISTED = 300  # characters of all names that an advice lists
 
+EXTRAS = {
+    "multipart": "app",
+    "starlette": "app",
+    "uvicorn": "app",
+    "pillow_heif": "heif",
+    "pyarrow": "parquet",
+    "huggingface_hub": "hub",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
+    "transformers": "transformers",
+}
+"""The smallest optional part that a module comes with; all others come with `train`."""
+
 
 class InputError(ValueError):
     """What a caller can mend: `<where>: <what is wrong, with the value>; <what to do>`.
@@ -91,12 +104,22 @@ def shorten(names: Iterable[str], *, limit: int = 3) -> str:
     return ", ".join(map(cut, listed[:limit])) + more
 
 
-def import_extra(name: str, extra: str) -> Any:
+def import_extra(name: str) -> Any:
     """A module of an optional part; where it is missing, an error that says how to install it."""
     try:
         return import_module(name)
-    except ImportError:
-        raise InputError(name, "is not installed", install_hint(extra)) from None
+    except ImportError as error:
+        raise explain_missing(error) from None
+
+
+def explain_missing(error: ImportError) -> InputError:
+    """What to install where a module of an optional part is missing.
+
+    >>> explain_missing(ModuleNotFoundError(name="torch.nn")).parts[:2]
+    ('torch', 'is not installed')
+    """
+    name = str(error.name).partition(".")[0]
+    return InputError(name, "is not installed", install_hint(EXTRAS.get(name, "train")))
 
 
 def install_hint(extra: str) -> str:

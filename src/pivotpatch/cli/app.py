@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from pivotpatch.errors import InputError, install_hint
+from pivotpatch.errors import InputError
 
 _TOKEN = re.compile(r"[\w.~+/=-]{8,}", re.ASCII)
 
@@ -49,10 +49,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_app(args: argparse.Namespace) -> int:
     """Serve until the process is told to end."""
-    try:
-        from pivotpatch.app.server import Access, is_loopback, open_socket, serve
-    except ModuleNotFoundError as error:
-        raise InputError(str(error.name).partition(".")[0], "is not installed", install_hint("app")) from None
+    from pivotpatch.app.server import Access, is_loopback, open_socket, serve
     from pivotpatch.runtime.predictor import Predictor
 
     token = _choose_token(args.token)

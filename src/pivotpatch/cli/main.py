@@ -9,7 +9,7 @@ from io import TextIOWrapper
 
 from pivotpatch import __version__
 from pivotpatch.allocator import keep_freed_memory
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, explain_missing
 
 # Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.
 VERBS = ("app", "audit", "data", "evaluate", "export", "predict", "recipes", "report", "train", "tune")
@@ -44,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except InputError as error:
         print(f"pivotpatch: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("pivotpatch"):
+            raise
+        print(f"pivotpatch: {explain_missing(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("pivotpatch: interrupted", file=sys.stderr)

@@ -44,7 +44,7 @@ def export_onnx(
         looks: write a `LookGraph` instead, which pivotpatch alone can ask, with every effort.
     """
     for name in ("onnx", "onnxscript", "onnxruntime"):
-        import_extra(name, "onnx")
+        import_extra(name)
     path = Path(path)
     graph: PictureGraph | LookGraph
     if looks:

@@ -255,8 +255,8 @@ class Cvt(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        library = import_extra("transformers", "transformers")
-        gelu = import_extra("transformers.activations", "transformers").ACT2FN["quick_gelu"]
+        library = import_extra("transformers")
+        gelu = import_extra("transformers.activations").ACT2FN["quick_gelu"]
         widths, depths, heads, drop, _ = CVTS[name]
         self.body: Any = library.CvtModel(library.CvtConfig(embed_dim=widths, depth=depths, num_heads=heads))
         self.norm = nn.LayerNorm(widths[-1])

@@ -106,7 +106,7 @@ def load_transformers(
         revision: a branch, tag or commit of the hub's; the newest by default.
     """
     where = os.fspath(name_or_folder)
-    library = import_extra("transformers", "transformers")
+    library = import_extra("transformers")
     also = ("*.safetensors", f"{WEIGHTS}.index.json", *_PROCESSORS)
     folder = _fetch(name_or_folder, also=also, revision=revision)
     safely = {"trust_remote_code": False, "local_files_only": True}
@@ -192,7 +192,7 @@ class OnnxNetwork(nn.Module):
         """Open a file; its one input takes images in float32, and its first output gives logits or their sigmoid."""
         super().__init__()
         self.session = open_session(path, device="cpu", threads=torch.get_num_threads())
-        graph = import_extra("onnx", "onnx").load(path, load_external_data=False).graph
+        graph = import_extra("onnx").load(path, load_external_data=False).graph
         digest = torch.tensor(list(sha256(path.read_bytes()).digest()), dtype=torch.float32)
         self.digest = nn.Parameter(digest, requires_grad=False)  # tells graphs apart, and where answers are wanted
         shapes = {given.name: given.shape for given in self.session.get_inputs() if given.type == "tensor(float)"}

@@ -210,7 +210,7 @@ def open_session(path: Path, *, device: str | None = None, threads: int = 0) -> 
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime keeps a list of events in the home folder
     if not path.is_file():
         raise InputError(str(path), "is a folder" if path.is_dir() else "there is no such file", "check the path")
-    runtime = import_extra("onnxruntime", "onnx")
+    runtime = import_extra("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0) or 0)
     options.log_severity_level = 3  # warnings about what it cannot place on a device are no use to users

@@ -91,7 +91,7 @@ class Predictor:
             return cls(open_onnx(TAGGER, effort=effort, device=device))
         if name is not None and name.lower().endswith(EXPORTED) and ":" not in name and not Path(name).is_dir():
             return cls(open_onnx(name, effort=effort, device=None if device is None else str(device)))
-        import_extra("torch", "train")
+        import_extra("torch")
         opened = import_module("pivotpatch.inference.open_engine")
         engine: Engine = opened.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
         return cls(engine)
@@ -213,7 +213,7 @@ def _needs_torch(device: Any) -> bool:
     if device is None or find_spec("torch") is None:
         return False
     kind = str(device).partition(":")[0]
-    return PROVIDERS.get(kind) not in import_extra("onnxruntime", "onnx").get_available_providers()
+    return PROVIDERS.get(kind) not in import_extra("onnxruntime").get_available_providers()
 
 
 def _pick(part: NDArray[np.float32] | None, row: int) -> NDArray[np.float32] | None:
