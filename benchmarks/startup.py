@@ -1,190 +1,123 @@
-"""How long a person waits for `pivotpatch --help` and for the tags of one picture, and where that time goes.
+"""How long a person waits for tags, on two cores: cold starts, memory, answers to mistakes, many images.
 
-    python benchmarks/startup.py [--model RUN] [--rounds 7] [--out result.json]
+    python benchmarks/startup.py [--rounds 5] [--out results/startup.json]
 
-Each time is that of a fresh process, the median of several after one that is not counted; the commands take turns, so
-that a busy moment hits all alike. The network is tf_efficientnet_lite0, never trained, unless one is given.
+Each cold start is a fresh process, the median of several after one that is not counted; the commands take turns, so
+that a busy moment hits all alike. The bundled tagger answers in two ways: by ONNX Runtime, as users have it, and by
+torch from the same weights, as everybody had it before there was a base install without torch.
 """
 
 import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
-import timm
-import torch
-import torchvision
 from loading import write_photographs
 
-from pivotpatch import PatchClassifier, save_checkpoint
+from pivotpatch.runtime.predictor import TAGGER, Predictor
 
-PREDICT = "pivotpatch predict photo.jpg"
-# The command itself, with a clock at the doors of its stages; what they took is written before it leaves.
-STAGES = """
-import json, sys, time
-began, file, *sys.argv = sys.argv[1:]
-spent = {"interpreter": time.time() - float(began)}
-def timed(stage, work):
-    def do(*args, **options):
-        begun = time.time()
-        try:
-            return work(*args, **options)
-        finally:
-            spent[stage] = spent.get(stage, 0) + time.time() - begun
-    return do
-def load(*args, **options):
-    predictor = open_network(*args, **options)
-    engine = type(predictor.engine)
-    engine.__call__ = timed("first forward pass", engine.__call__)
-    return predictor
-timed("importing torch", __import__)("torch")
-def import_rest():
-    import pivotpatch.cli.main, pivotpatch.runtime.bulk, pivotpatch.runtime.predictor
-timed("importing the rest", import_rest)()
-from pivotpatch.inference import predictor
-open_network = predictor.Predictor.load
-predictor.Predictor.load = timed("loading the checkpoint", load)
-predictor.decode_with_size = timed("reading the picture", predictor.decode_with_size)
-command = sys.modules["pivotpatch.cli.main"]
-main = command.main
-def tell():
-    status = main()
-    with open(file, "w") as opened:
-        json.dump(spent, opened)
-    return status
-sys.exit(tell())
+GOALS = {
+    "predict photo.jpg": "at most 0.6 s, 250 MB and a tenth of torch",
+    "predict no-such-file.jpg": "at most 0.2 s",
+    "predict --no-such-option": "at most 0.2 s",
+}
+# A small process that starts another: memory counts from before the start, so that a large one would count itself.
+LAUNCHER = """
+import os, sys, time
+began = time.perf_counter()
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[
+    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0), (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)])
+used = os.wait4(child, 0)[2]
+print(time.perf_counter() - began, used.ru_maxrss)
 """
-PACKAGES = ("torch", "torchvision", "timm", "numpy", "pyarrow", "accelerate", "rich", "pydantic", "pivotpatch")
-COMPILER = "torch._dynamo"  # torch does not import its compiler, but torchvision and timm do
-
-
-class Spent(NamedTuple):
-    """Seconds of a process: until it ended, and of the processor."""
-
-    wall: float
-    cpu: float
+IMAGES = 96  # of the comparison of one by one, a list and bulk
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a run, a checkpoint or an exported file instead of a network made for this")
-    parser.add_argument("--rounds", type=int, default=7, help="processes of each kind that count (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="processes of each kind that count (%(default)s)")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        (picture,) = write_photographs(Path(name), 1)
-        model = args.model or make_checkpoint(Path(name) / "model")
-        predict = ["-m", "pivotpatch", "predict", str(picture), "--model", str(model)]
+        folder = Path(name)
+        (folder / "photos").mkdir()
+        photos = write_photographs(folder / "photos", IMAGES)
+        shutil.copytree(TAGGER.parent, folder / "checkpoint", ignore=shutil.ignore_patterns("*.onnx"))
         commands = {
-            "python -c pass": ["-c", "pass"],
-            "pivotpatch --help": ["-m", "pivotpatch", "--help"],
-            'python -c "import torch"': ["-c", "import torch"],
-            PREDICT: predict,
+            "predict photo.jpg": ["predict", str(photos[0])],
+            "the same with torch": ["predict", str(photos[0]), "--model", str(folder / "checkpoint")],
+            "predict no-such-file.jpg": ["predict", "no-such-file.jpg"],
+            "predict --no-such-option": ["predict", "--no-such-option"],
+            "--help": ["--help"],
         }
-        times, stages = measure(commands, predict[1:], file=Path(name) / "spent.json", rounds=args.rounds)
-        imports = attribute_imports(trace_imports(predict))
-    about = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        **{package.__name__: package.__version__ for package in (torch, torchvision, timm)},
-        "model": args.model or "tf_efficientnet_lite0",
-        "rounds": args.rounds,
-    }
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
-    print_tables(times, stages, imports)
+        cold = measure_starts(commands, args.rounds)
+        speeds = measure_many(photos, folder)
+    about = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "python": platform.python_version()}
+    about |= {package: version(package) for package in ("onnxruntime", "numpy", "torch")}
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    print(f"\n{'pivotpatch ...':28}{'seconds':>9}{'MB':>7}")
+    for name, (seconds, memory) in cold.items():
+        print(f"{name:28}{seconds:9.2f}{memory:7.0f}   {GOALS.get(name, '')}")
+    ratio = cold["the same with torch"][0] / cold["predict photo.jpg"][0]
+    print(f"{'torch takes':28}{ratio:8.1f}x")
+    print(f"\n{IMAGES} photographs, images per second")
+    for name, speed in speeds.items():
+        print(f"{name:28}{speed:9.1f}")
     if args.out is not None:
-        seconds = {name: spent._asdict() for name, spent in times.items()}
-        found = {"commands": seconds, "stages": stages, "imports": imports}
+        found = {"cold": cold, "torch_ratio": ratio, "images_per_second": speeds}
         args.out.write_text(json.dumps({**about, **found}, indent=1) + "\n", "utf-8")
 
 
-def make_checkpoint(folder: Path) -> Path:
-    torch.manual_seed(0)
-    model = PatchClassifier("tf_efficientnet_lite0", [f"label {index}" for index in range(80)], image_size=224)
-    save_checkpoint(model, folder)
-    return folder
-
-
-def measure(
-    commands: dict[str, list[str]], predict: list[str], *, file: Path, rounds: int
-) -> tuple[dict[str, Spent], dict[str, float]]:
-    """Medians: what each command takes, and each stage of a prediction, which is told in a file."""
-    times: dict[str, list[Spent]] = {name: [] for name in commands}
-    stages: dict[str, list[float]] = {}
+def measure_starts(commands: dict[str, list[str]], rounds: int) -> dict[str, tuple[float, float]]:
+    """Median seconds and megabytes of each command in a process of its own."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     for number in range(rounds + 1):
         for name, words in commands.items():
             spent = run(words)
             if number:
-                times[name].append(spent)
-        laps = run_stages(predict, file)
-        if number:
-            for name, seconds in laps.items():
-                stages.setdefault(name, []).append(seconds)
-    commands_took = {name: Spent(*map(statistics.median, zip(*all_of, strict=True))) for name, all_of in times.items()}
-    return commands_took, {name: statistics.median(seconds) for name, seconds in stages.items()}
+                found[name].append(spent)
+    return {name: tuple(map(statistics.median, zip(*all_of, strict=True))) for name, all_of in found.items()}  # type: ignore[misc]
 
 
-def run(words: list[str]) -> Spent:
-    before, began = os.times(), time.perf_counter()
-    subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
-    wall, after = time.perf_counter() - began, os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return Spent(wall, cpu)
+def run(words: list[str]) -> tuple[float, float]:
+    """Seconds until a command ends, and the most memory it held."""
+    launch = [sys.executable, "-S", "-c", LAUNCHER, sys.executable, "-m", "pivotpatch", *words]
+    seconds, memory = subprocess.run(launch, check=True, capture_output=True, text=True).stdout.split()
+    return float(seconds), float(memory) / 1000
 
 
-def run_stages(predict: list[str], file: Path) -> dict[str, float]:
-    """Seconds of each stage."""
-    began = time.time()
-    spent = run(["-c", STAGES, str(began), str(file), *predict])
-    stages: dict[str, float] = json.loads(file.read_text("utf-8"))
-    return {**stages, "the rest: printing, leaving": spent.wall - sum(stages.values())}
+def measure_many(photos: list[Path], folder: Path) -> dict[str, float]:
+    """Images per second, one by one, as a list, and to a file."""
+    predictor = Predictor.load(device="cpu")
+    predictor(photos[0])
 
+    def one_by_one() -> None:
+        for photo in photos:
+            predictor(photo)
 
-def trace_imports(words: list[str]) -> list[tuple[int, str, float]]:
-    """Depth, name and own seconds of each module that is imported, after those that it imports itself."""
-    command = [sys.executable, "-X", "importtime", *words]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
-    rows = [line.removeprefix("import time:").split("|") for line in done.stderr.splitlines() if "|" in line]
-    return [
-        (len(name) - len(name.lstrip()), name.strip(), int(own) / 1e6)
-        for own, _, name in rows
-        if own.strip().isdecimal()
-    ]
+    def bulk() -> None:
+        out = ["--device", "cpu", "--out", str(folder / "tags.jsonl"), "--overwrite"]
+        words = ["predict", str(folder / "photos"), *out]
+        subprocess.run([sys.executable, "-m", "pivotpatch", *words], check=True, stderr=subprocess.DEVNULL)
 
-
-def attribute_imports(modules: list[tuple[int, str, float]]) -> dict[str, float]:
-    """Seconds by package, the longest first; a module of no known package counts for the one that wants it."""
-    spent: dict[str, float] = {}
-    above: list[tuple[int, str]] = []  # depth and package of those that want the next one
-    for depth, name, own in reversed(modules):
-        while above and above[-1][0] >= depth:
-            above.pop()
-        wanted = above[-1][1] if above else "the standard library"
-        package = name.partition(".")[0]
-        if wanted != COMPILER:
-            wanted = COMPILER if f"{name}.".startswith(f"{COMPILER}.") else package if package in PACKAGES else wanted
-        above.append((depth, wanted))
-        spent[wanted] = spent.get(wanted, 0.0) + own
-    return dict(sorted(spent.items(), key=lambda item: -item[1]))
-
-
-def print_tables(times: dict[str, Spent], stages: dict[str, float], imports: dict[str, float]) -> None:
-    print(f"\n{'':32}{'wall ms':>9}{'CPU ms':>9}")
-    for name, spent in times.items():
-        print(f"{name:32}{1000 * spent.wall:9.0f}{1000 * spent.cpu:9.0f}")
-    for title, rows in ((PREDICT, stages), ("importing, by package (traced, so a little slower)", imports)):
-        whole = sum(rows.values())
-        print(f"\n{title}")
-        for name, seconds in rows.items():
-            print(f"  {name:30}{1000 * seconds:9.0f}{100 * seconds / whole:8.0f} %")
-    print(f"\nlargest of the rest: {next(name for name in imports if name != 'torch')}")
+    speeds = {}
+    for name, work in {
+        "predictor(photo)": one_by_one,
+        "predictor(photos)": lambda: predictor(photos),
+        "predict --out, start included": bulk,
+    }.items():
+        began = time.perf_counter()
+        work()
+        speeds[name] = len(photos) / (time.perf_counter() - began)
+    return speeds
 
 
 if __name__ == "__main__":
