@@ -82,7 +82,7 @@ def test_images_lie_below_images_or_where_the_option_says(root: Path) -> None:
         ("", "val2014", r"there is no split 'val2014'; did you mean 'val2017'\? known: train2017, val2017$"),
         ("", None, "no split is given; known: train2017, val2017$"),
         ("", "train2017", r"the images of 'train2017' are not in .*train2017 or .*images/train2017; unpack"),
-        ("val2017", "val2017", r"annotations: there is no instances_<split>\.json"),
+        ("val2017", "val2017", r"annotations: there is no split .val2017.; give the folder with annotations/inst"),
         ("gone.json", None, r"gone\.json: there is no such file"),
         ("annotations/instances_val2017.json", "val2017", "a file has no split 'val2017'"),
     ],

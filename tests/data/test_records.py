@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_records import records_of
 
-from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet, keep_common_labels, write_paths
+from pivotpatch.data.records import FileStore, LabelSpace, RecordSet, keep_common_labels, pack_states, write_paths
 from pivotpatch.errors import InputError
 
-lists_of_labels = st.lists(st.lists(st.integers(0, 5), unique=True).map(sorted), max_size=8)
+pairs_of_labels = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), st.booleans()))
 states_of_labels = st.lists(st.lists(st.sampled_from([0, 1, -1]), min_size=6, max_size=6), min_size=1, max_size=6)
 
 
@@ -35,18 +35,15 @@ def test_labels_that_are_none(names: tuple[str, ...], message: str) -> None:
         LabelSpace(("cat", "dog")).index("cta")
 
 
-@settings(deadline=None)
-@given(lists=lists_of_labels, data=st.data())
-def test_lists_are_packed_and_selected(lists: list[list[int]], data: st.DataObject) -> None:
-    packed = LabelLists.from_lists(lists)
-    assert [list(packed[i]) for i in range(len(packed))] == lists
-    pairs = data.draw(st.permutations([(row, i) for row, held in enumerate(lists) for i in held] * 2))
-    rows, indices = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    again = LabelLists.from_pairs(rows, indices, count=len(lists))
-    assert [list(again[i]) for i in range(len(again))] == lists
-    order = data.draw(st.lists(st.integers(0, len(lists) - 1))) if lists else []
-    chosen = packed.select(np.array(order, dtype=np.int64))
-    assert [list(chosen[i]) for i in range(len(chosen))] == [lists[i] for i in order]
+@given(pairs=pairs_of_labels)
+def test_pairs_are_packed_and_unknown_wins(pairs: list[tuple[int, int, bool]]) -> None:
+    expected = np.zeros((8, 6), dtype=np.int8)
+    for row, label, unknown in sorted(pairs, key=lambda pair: pair[2]):
+        expected[row, label] = -1 if unknown else 1
+    rows, labels, marks = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
+    packed = pack_states(rows, labels, shape=(8, 6), unknown=marks.astype(bool))
+    assert np.array_equal(packed.toarray(), expected)
+    assert packed.has_canonical_format
 
 
 @settings(deadline=None)

@@ -132,7 +132,7 @@ def test_records_agree_with_plans() -> None:
     ("address", "message"),
     [
         ("scenes:somewhere", r"location 'somewhere'; scenes are drawn"),
-        ("scenes:@test", r"unknown split 'test'; .*test-same"),
+        ("scenes:@test", r"there is no split 'test'; .*test-same"),
         ("scenes:?count=0", r"option count: value '0': Input should be greater than 0"),
         ("scenes:?company=nan", r"option company: value 'nan': Input should be"),
     ],

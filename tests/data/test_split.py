@@ -149,7 +149,7 @@ def test_images_without_files_go_into_the_parquet(
     again = open_records(addresses["b"])
     assert [record.name for record in again] == [f"row {index}" for index in parts["b"]]
     for record, index in zip(again, parts["b"], strict=True):
-        assert record.positive == records.positive[int(index)]
+        assert record.positive == records[int(index)].positive
         assert np.array_equal(decode_image(record.image), pixels[index])
         assert not encoded or record.image == files[index]
 

@@ -96,9 +96,9 @@ def run_split(args: argparse.Namespace) -> int:
     parts = split_records(records, fractions, generator=np.random.default_rng(args.seed))
     addresses = write_split(records, parts, folder=args.out)
     for name, indices in parts.items():
-        shown = np.unique(records.positive.select(indices).indices)
+        shown = np.count_nonzero(records.select(indices).count_labels())
         address = shlex.quote(addresses[name])  # made to be pasted
-        print(f"{address}  {len(indices):,} images, {len(shown)} of {len(records.labels)} labels")
+        print(f"{address}  {len(indices):,} images, {shown} of {len(records.labels)} labels")
     return 0
 
 

@@ -199,13 +199,12 @@ def _find_equal(
 
 
 def _summarise(records: RecordSet, looks: Sequence[_Look], checked: Depth, equal: list[list[int]]) -> DataSummary:
-    unknown = 0 if records.unknown is None else len(records.unknown.indices)
     return DataSummary(
         address=records.name,
         num_records=len(records),
         labels=records.labels.names,
-        label_counts=np.bincount(records.positive.indices, minlength=len(records.labels)),
-        unknown_share=unknown / (len(records) * len(records.labels)),
+        label_counts=records.count_labels(),
+        unknown_share=int((records.states.data < 0).sum()) / (len(records) * len(records.labels)),
         cooccurrence=_count_cooccurrence(records),
         pictures=_find_kind(records),
         checked=checked,

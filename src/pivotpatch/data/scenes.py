@@ -11,7 +11,7 @@ brought its companion, which is then taken out. A scene is a function of seed, s
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from sklearn.datasets import load_digits
 
 from pivotpatch.core.patches import PatchBox
-from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.data.address import choose_split
+from pivotpatch.data.records import LabelSpace, RecordSet, pack_states
+from pivotpatch.errors import InputError
 
 Split = Literal["train", "val", "test-same", "test-broken", "test-removed"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -164,13 +165,12 @@ def read_scenes(
     """
     if location:
         raise InputError("scenes", f"location {location!r}", "scenes are drawn, not read: write scenes: or scenes:@val")
-    chosen = next((known for known in SPLITS if known == (split or "train")), None)
-    if chosen is None:
-        raise InputError("scenes", f"unknown split {split!r}", choose_one_of(str(split), SPLITS))
+    chosen = cast("Split", choose_split(split or "train", SPLITS, where="scenes"))
     usual = 16_000 if chosen == "train" else 2_000
     images = SceneStore(split=chosen, count=usual if count is None else count, seed=seed, size=size, company=company)
-    positive = LabelLists.from_lists([images.plan(index).labels for index in range(len(images))])
-    return RecordSet(f"scenes:@{chosen}", SCENE_LABELS, images=images, positive=positive)
+    shown = [(index, label) for index in range(len(images)) for label in images.plan(index).labels]
+    states = pack_states(*np.array(shown).T, shape=(len(images), len(SCENE_LABELS)))
+    return RecordSet(f"scenes:@{chosen}", SCENE_LABELS, images=images, states=states)
 
 
 @cache

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from pivotpatch.data.loading import Loader, OnError, make_loader
-from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet, write_paths
+from pivotpatch.data.records import FileStore, LabelSpace, RecordSet, write_paths
 from pivotpatch.errors import InputError, cut
 from pivotpatch.inference.engine import Engine
 from pivotpatch.inference.prediction import TagRule
@@ -191,9 +191,8 @@ def _watch(paths: Iterable[str], tell: Progress) -> Iterator[str]:
 
 def _open_loader(images: FileStore, engine: Engine, batch_size: int, num_workers: int, on_error: OnError) -> Loader:
     """All images in order."""
-    nothing_known = LabelLists(np.zeros(len(images) + 1, dtype=np.int64), np.empty(0, dtype=np.int32))
     return make_loader(
-        RecordSet("pictures", LabelSpace(("any",)), images=images, positive=nothing_known),
+        RecordSet("pictures", LabelSpace(("any",)), images=images),
         size=(engine.picture_size, engine.picture_size),
         batch_size=batch_size,
         num_workers=min(num_workers, len(images) // batch_size),  # few images are not worth a start
