@@ -52,14 +52,14 @@ def read_folder(
     paths = [path for path in files if is_image(path)]
     if not paths:
         raise no_image(location)
-    texts = set(files) - set(paths)
+    sidecars, there = [str(PurePosixPath(path).with_suffix(".txt")) for path in paths], set(files)
     kept = np.flatnonzero([split is None or path.startswith(f"{split}/") for path in paths])
-    if any(_sidecar(path) in texts for path in paths):
-        lists = [_read_sidecar(folder, path, texts) for path in paths]
-        lost = [paths[place] for place in kept if _sidecar(paths[place]) not in texts]
+    if there.intersection(sidecars):
+        lists = [_read_labels(folder / text) if text in there else [] for text in sidecars]
+        lost = [place for place in kept if sidecars[place] not in there]
         if lost and missing == "error":
-            wrong = f"{len(lost)} images have no text file beside them, e.g. {lost[0]}"
-            todo = f"write {_sidecar(lost[0])}, or take them without labels with ?missing=empty"
+            wrong = f"{len(lost)} images have no text file beside them, e.g. {paths[lost[0]]}"
+            todo = f"write {sidecars[lost[0]]}, or take them without labels with ?missing=empty"
             raise InputError(location, wrong, todo)
     else:
         lists = [path.split("/")[bool(splits) : -1][:1] for path in paths]
@@ -101,15 +101,8 @@ def _list_files(folder: Path) -> list[str]:
     return paths
 
 
-def _sidecar(path: str) -> str:
-    return str(PurePosixPath(path).with_suffix(".txt"))
-
-
-def _read_sidecar(folder: Path, path: str, texts: set[str]) -> list[str]:
-    """Labels from the text file beside an image, none where there is no such file."""
-    if _sidecar(path) not in texts:
-        return []
+def _read_labels(path: Path) -> list[str]:
     try:
-        return (folder / _sidecar(path)).read_text(encoding="utf-8-sig").replace("\n", ",").split(",")
+        return path.read_text(encoding="utf-8-sig").replace("\n", ",").split(",")
     except UnicodeDecodeError:
-        raise InputError(str(folder / _sidecar(path)), "not UTF-8", "save the file as UTF-8") from None
+        raise InputError(str(path), "not UTF-8", "save the file as UTF-8") from None

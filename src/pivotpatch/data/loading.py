@@ -67,9 +67,7 @@ class EpochSampler:
     start: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.seed < 0 or not 0 <= self.rank < self.world:
-            wrong = f"batch_size is {self.batch_size}, seed {self.seed} and rank {self.rank} of {self.world}"
-            raise InputError("loader", wrong, "give a batch_size of 1 or more, a seed of 0 or more and a rank < world")
+        assert self.batch_size > 0 <= self.rank < self.world, self
 
     def set_epoch(self, epoch: int, *, start: int = 0) -> None:
         """Go to an epoch, or into the middle of it."""
@@ -189,9 +187,7 @@ def make_loader(
     sampler = EpochSampler(len(records), batch_size=batch_size, shuffle=shuffle, seed=seed, rank=rank, world=world)
     if held is not None:
         same = held.records.images is records.images and held.records.order is records.order  # labels may differ
-        if not same or held.images.shape[2:] != size:
-            wrong = "the held images are of other records, or of another size"
-            raise InputError("make_loader", wrong, "hold the images of these records at this size")
+        assert same and held.images.shape[2:] == size, "held images of other records, or of another size"  # noqa: PT018
         return Loader(records, sampler, on_error, every_batch, partial(_take_held, held, records, sampler))
     batches: DataLoader[Batch] = DataLoader(
         _Images(records, size),

@@ -73,37 +73,41 @@ def read_table(
         allow_escape: accept images outside the root.
     """
     tables = find_tables(location) if isinstance(location, str) else location
+    paths = list(tables.splits)
+    schema = read_schema(paths[0])
+    check_columns(str(paths[0]), (name for name in (image, labels, split_column) if name is not None), schema.names)
+    image = image or find_column(IMAGE_COLUMNS, schema.names)
+    if image is None:
+        wrong = f"no column of images among {shorten(schema.names, limit=5)}"
+        raise InputError(str(paths[0]), wrong, f"name it with ?image=COLUMN, as in {paths[0]}?image={schema.names[0]}")
+    split_column = split_column or find_column((SPLIT_COLUMN,), schema.names)
+    labels = labels or find_column(LABEL_COLUMNS, schema.names)
     known = find_label_names(tables.folder, names)
-    columns = _choose_columns(list(tables.splits), known, image=image, labels=labels, split=split_column)
-    wanted = [column for column in (columns.path, *columns.labels, columns.split) if column is not None]
-    pieces = [read_columns(path, wanted) for path in tables.splits]
+    if labels is not None:
+        of_labels, known = [labels], _class_names(schema, labels) if known is None else known
+    elif known is not None:
+        of_labels = known
+    else:  # a column that only some files have is an error where it is read
+        every = dict.fromkeys((*schema.names, *(name for path in paths[1:] for name in read_schema(path).names)))
+        of_labels = [name for name in every if name not in (image, split_column)]
+    if not of_labels:
+        wrong = f"no column of labels beside {image!r}"
+        raise InputError(str(paths[0]), wrong, "name it with ?labels=COLUMN, or add it")
+    pixels, named = _find_fields(schema, image)
+    pieces = [read_columns(path, [name for name in (named, *of_labels, split_column) if name]) for path in paths]
     rows = _Rows(join_tables(pieces, where=tables.where), tables, np.cumsum([0, *map(len, pieces)]))
-    if columns.hot:
-        space, states = _encode_label_columns(rows.table.select(columns.labels), name_row=rows.name)
+    if labels is None:
+        space, states = _encode_label_columns(rows.table.select(of_labels), name_row=rows.name)
     else:
-        values, told = rows.table[columns.labels[0]], columns.names if known is None else known
-        space, states = encode_label_column(values, told, delimiter=delimiter, name_row=rows.name)
-    chosen = np.arange(len(rows.table)) if split is None else _choose_rows(rows, columns.split, split)
+        space, states = encode_label_column(rows.table[labels], known, delimiter=delimiter, name_row=rows.name)
+    chosen = np.arange(len(rows.table)) if split is None else _choose_rows(rows, split_column, split)
     images: ImageStore
-    if columns.pixels is None:
-        images = _image_files(rows, columns.image, root=root, allow_escape=allow_escape, chosen=chosen)
+    if pixels is None:
+        images = _image_files(rows, image, root=root, allow_escape=allow_escape, chosen=chosen)
     else:
-        names_of = None if columns.path is None else _read_paths(rows, columns.image)
-        images = EmbeddedStore(list(tables.splits), columns.pixels, names=names_of)
+        images = EmbeddedStore(paths, pixels, names=None if named is None else _read_paths(rows, image))
     records = RecordSet(tables.where, space, images=images, states=states)
     return records if split is None else records.select(chosen)
-
-
-class _Columns(NamedTuple):
-    """Which column of a table is what; `image.bytes` and the like as Parquet names a field."""
-
-    image: str
-    pixels: str | None  # the encoded images, None where they are files
-    path: str | None  # their paths or names
-    labels: Sequence[str]
-    hot: bool  # whether each column of `labels` is one label
-    names: Sequence[str] | None  # of numbered labels, where the table tells them
-    split: str | None
 
 
 class _Rows(NamedTuple):
@@ -130,42 +134,19 @@ def find_column(known: Sequence[str], columns: Sequence[str]) -> str | None:
     return next((plain[name] for name in known if name in plain), None)
 
 
-def _choose_columns(
-    paths: Sequence[Path], names: Sequence[str] | None, *, image: str | None, labels: str | None, split: str | None
-) -> _Columns:
-    first, *others = paths
-    schema = read_schema(first)
-    columns = schema.names
-    check_columns(str(first), (name for name in (image, labels, split) if name is not None), columns)
-    image = image or find_column(IMAGE_COLUMNS, columns)
-    if image is None:
-        wrong = f"no column of images among {shorten(columns, limit=5)}"
-        raise InputError(str(first), wrong, f"name it with ?image=COLUMN, as in {first}?image={columns[0]}")
-    split = split or find_column((SPLIT_COLUMN,), columns)
-    labels = labels or find_column(LABEL_COLUMNS, columns)
-    hot = labels is None
-    chosen: Sequence[str] = [labels] if labels is not None else names or ()
-    if hot and names is None:  # a column that only some files have is an error where it is read
-        every = dict.fromkeys((*columns, *(name for path in others for name in read_schema(path).names)))
-        chosen = [name for name in every if name not in (image, split)]
-    if not chosen:
-        raise InputError(str(first), f"no column of labels beside {image!r}", "name it with ?labels=COLUMN, or add it")
+def _find_fields(schema: pa.Schema, image: str) -> tuple[str | None, str | None]:
+    """As Parquet names them, the encoded images (None where they are files) and their paths or names."""
     kind = schema.field(image).type
-    fields = {field.name for field in kind} if pa.types.is_struct(kind) else set()
-    pixels: str | None = None
-    path: str | None = image
+    fields = [field.name for field in kind] if pa.types.is_struct(kind) else []
     if "bytes" in fields:
-        pixels, path = f"{image}.bytes", f"{image}.path" if "path" in fields else None
-    elif "binary" in str(kind):
-        pixels, path = image, None
-    told = None if labels is None else _class_names(schema, labels)
-    return _Columns(image, pixels, path, chosen, hot, told, split)
+        return f"{image}.bytes", f"{image}.path" if "path" in fields else None
+    return (image, None) if "binary" in str(kind) else (None, image)
 
 
 def _choose_rows(rows: _Rows, column: str | None, split: str) -> NDArray[np.int64]:
     """Rows of a split: by its column, else by the files' names."""
     if column is not None:
-        held = np.array([str(value or "") for value in rows.table[column].to_pylist()])
+        held = np.array(["" if value is None else str(value) for value in rows.table[column].to_pylist()])
     else:
         held = np.repeat([name or "" for name in rows.tables.splits.values()], np.diff(rows.starts))
     todo = f"leave out @{split}, or name a column of splits with ?split_column=COLUMN"
