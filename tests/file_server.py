@@ -3,6 +3,7 @@
 import re
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -54,10 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked.append(self.headers.get("Range"))
         served = self.server.files.get(self.path.lstrip("/"))
         if self.path in self.server.moved:
-            self.send_response(301)
-            self.send_header("Location", self.server.moved[self.path])
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self._answer(301, {"Location": self.server.moved[self.path], "Content-Length": "0"})
         elif served is None:
             self.send_error(404)
         else:
@@ -69,30 +67,23 @@ class _Handler(BaseHTTPRequestHandler):
         if found and served.ranges:
             start = int(found[1])
             if start >= size:
-                self.send_response(416)
-                self.send_header("Content-Range", f"bytes */{size}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self._answer(416, {"Content-Range": f"bytes */{size}", "Content-Length": "0"})
                 return
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
-        else:
-            self.send_response(200)
+        headers = {"Content-Range": f"bytes {start}-{size - 1}/{size}"} if found and served.ranges else {}
         announced = size - start if served.announced is None else served.announced
-        if announced != "":
-            self.send_header("Content-Length", str(announced))
-        self.end_headers()
-        cut = served.cuts.popleft() if served.cuts else None
-        self._write(served.content[start:][:cut], served.pause)
-
-    def _write(self, body: bytes, pause: float) -> None:
-        try:
+        self._answer(206 if headers else 200, headers | ({"Content-Length": str(announced)} if announced != "" else {}))
+        body = served.content[start:][: served.cuts.popleft() if served.cuts else None]
+        with suppress(OSError):  # the client went away, which some tests are about
             for at in range(0, len(body), 1000):
                 self.wfile.write(body[at : at + 1000])
-                time.sleep(pause)
-        except OSError:
-            pass  # the client went away, which some tests are about
+                time.sleep(served.pause)
         self.close_connection = True
+
+    def _answer(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
         pass

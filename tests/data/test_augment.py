@@ -120,8 +120,8 @@ def test_each_view_takes_its_own_augmentation(small: tuple[int, int] | None) -> 
 def test_mixed_precision_and_memory_layout_change_nothing() -> None:
     images, drawn = photographs(12), draw(60)
     expected = make_views(images, size=SIZE, mean=MEAN, std=STD, augmentation=drawn)
-    last = images.to(memory_format=torch.channels_last)
     with torch.autocast("cpu", dtype=torch.bfloat16):
+        last = images.to(memory_format=torch.channels_last)
         views = make_views(last, size=SIZE, mean=torch.tensor(MEAN), std=torch.tensor(STD), augmentation=drawn)
     assert torch.equal(views.image, expected.image)
     assert torch.equal(views.patches, expected.patches)

@@ -94,21 +94,6 @@ def test_nothing_is_written_outside_the_folder(name: str, pack: Callable[..., by
     assert not Path("/out.jpg").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (link("../../etc"), "cannot be unpacked .*outside"),
-        (link("/etc/passwd"), "cannot be unpacked .*absolute"),
-        (zip_bytes({"zeros": bytes(10**6)}, zipfile.ZIP_DEFLATED), "1,000,000 bytes, more than 50 times its size"),
-    ],
-)
-def test_links_that_lead_out_and_absurd_sizes_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "archive").write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        unpack(tmp_path / "archive", tmp_path / "out")
-    assert not list((tmp_path / "out").rglob("*"))
-
-
 def spoil(content: bytes, *, at: int) -> bytes:
     return content[:at] + bytes(255 - byte for byte in content[at : at + 40]) + content[at + 40 :]
 
@@ -122,13 +107,19 @@ DAMAGED = {
     "zip that lies about a size": LIAR.replace((10**6).to_bytes(4, "little"), (1000).to_bytes(4, "little")),
     "lzma zip": spoil(zip_bytes(FILES, zipfile.ZIP_LZMA), at=44),
     "xz tar": spoil(lzma.compress(tar_bytes(FILES)), at=60),
+    "link that leads out": link("../../etc"),
+    "absolute link": link("/etc/passwd"),
+    "1,000,000 bytes, more than 50 times its size": LIAR,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_damaged_archives_leave_nothing_behind(damage: str, tmp_path: Path) -> None:
+def test_refused_archives_leave_nothing_behind(damage: str, tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(DAMAGED[damage])
-    with pytest.raises(InputError, match=r"archive: cannot be unpacked \(.+\); delete it if it is damaged, and run"):
+    message = (
+        damage if "times" in damage else r"archive: cannot be unpacked \(.+\); delete it if it is damaged, and run"
+    )
+    with pytest.raises(InputError, match=message):
         unpack(tmp_path / "archive", tmp_path / "out")
     assert not list((tmp_path / "out").rglob("*"))
 
