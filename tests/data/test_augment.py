@@ -34,36 +34,6 @@ def rows(augmentation: Augmentation, chosen: slice) -> Augmentation:
     return Augmentation(*(tensor[chosen] for tensor in augmentation))
 
 
-def test_order_is_flip_then_cutout_then_operations() -> None:
-    views, drawn = photographs(30), draw(30, AugmentPolicy(flip=1.0, operations=3))
-    step = drawn._replace(operation=drawn.operation[:, :0], strength=drawn.strength[:, :0], place=drawn.place[:, :0])
-    uncovered = torch.zeros_like(drawn.cutout)
-    expected = step._replace(flip=torch.zeros(30, dtype=torch.bool)).apply(views.flip(-1))
-    for k in range(3):
-        one = drawn._replace(
-            flip=torch.zeros(30, dtype=torch.bool),
-            cutout=uncovered,
-            operation=drawn.operation[:, k : k + 1],
-            strength=drawn.strength[:, k : k + 1],
-            place=drawn.place[:, k : k + 1],
-        )
-        expected = one.apply(expected)
-    assert torch.equal(drawn.apply(views), expected)
-
-
-def test_cutout_covers_the_pixels_whose_centre_is_in_the_box() -> None:
-    views = photographs(10)
-    drawn = draw(10, AugmentPolicy(operations=0))
-    torch.testing.assert_close(drawn.cutout[:, 2:] - drawn.cutout[:, :2], torch.full((10, 2), 0.5))
-    covered = drawn.apply(views)
-    y, x = ((torch.arange(side) + 0.5) / side for side in SIZE)
-    for index in range(10):
-        top, left, bottom, right = drawn.cutout[index].tolist()
-        inside = ((top <= y) & (y < bottom))[:, None] & ((left <= x) & (x < right))
-        expected = torch.where(inside, drawn.colour[index][:, None, None], views[index])
-        assert torch.equal(covered[index], expected)
-
-
 def test_drawing_depends_on_the_generator_alone() -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
