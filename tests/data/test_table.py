@@ -1,7 +1,6 @@
 import json
 import os
 import unicodedata
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -188,15 +187,6 @@ plain_labels = texts.filter(lambda t: t == t.strip() and "|" not in t and t[0] !
 RESERVED = {*IMAGE_COLUMNS, *LABEL_COLUMNS, "split"}
 
 
-def states_for(names: Sequence[str], labels: Sequence[str]) -> st.SearchStrategy[list[list[int]]]:
-    one = st.lists(st.sampled_from([1, 0, -1]), min_size=len(labels), max_size=len(labels))
-    return st.lists(one, min_size=len(names), max_size=len(names))
-
-
-def mark_states(labels: Sequence[str], states: Sequence[int]) -> list[str]:
-    return [{1: "", -1: "?"}[s] + name for name, s in zip(labels, states, strict=True) if s]
-
-
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_what_is_written_is_read(tmp_path: Path, data: st.DataObject) -> None:
@@ -206,12 +196,13 @@ def test_what_is_written_is_read(tmp_path: Path, data: st.DataObject) -> None:
     free = texts.filter(lambda t: t.strip() and t[0] != "?") if style == "list" else plain_labels
     free = free.filter(lambda t: "".join(t.split()).replace("_", "").replace("-", "").lower() not in RESERVED)
     labels = data.draw(st.lists(free, min_size=1, max_size=4, unique=True))
-    states = data.draw(states_for(names, labels))
+    state = st.sampled_from([1, 0, -1])
+    states = [[data.draw(state) for _ in labels] for _ in names]
     columns: dict[str, Any] = {"image": names}
     if style == "hot":
         columns |= {name: [row[i] for row in states] for i, name in enumerate(labels)}
     else:
-        marked = [mark_states(labels, row) for row in states]
+        marked = [[{1: "", -1: "?"}[s] + name for name, s in zip(labels, row, strict=True) if s] for row in states]
         columns["labels"] = [" | ".join(names) for names in marked] if style == "text" else marked
     expected = {
         name: tuple({label for label, s in zip(labels, row, strict=True) if s == sign} for sign in (1, -1))

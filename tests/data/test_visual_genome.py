@@ -146,18 +146,15 @@ def test_damaged_content_is_refused(tmp_path: Path, images: object) -> None:
         read_visual_genome(str(tmp_path), None)
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("vg:{root}@train?protocol=published", "needs its label map; give label_map=FILE"),
-        ("vg:{root}@val", r"there is no split 'val'; known: test, train$"),
-        ("vg:{root}/VG_100K", r"VG_100K/objects\.json: there is no such file"),
-        ("vg:{root}", "no label has min_images=500 among 10 images; lower min_images"),
-        ("vg:{root}?num_labels=-1", "option num_labels: value '-1': Input should be greater"),
-        ("vg:{root}?label_map=list.json", r"list\.json: not a JSON object"),
-        ("vg:{root}?label_map=words.json", r"words\.json: the names of 'tree' are not a list of words"),
-    ],
-)
+@pytest.mark.parametrize(("address", "message"), [
+    ("vg:{root}@train?protocol=published", "needs its label map; give label_map=FILE"),
+    ("vg:{root}@val", r"there is no split 'val'; known: test, train$"),
+    ("vg:{root}/VG_100K", r"VG_100K/objects\.json: there is no such file"),
+    ("vg:{root}", "no label has min_images=500 among 10 images; lower min_images"),
+    ("vg:{root}?num_labels=-1", "option num_labels: value '-1': Input should be greater"),
+    ("vg:{root}?label_map=list.json", r"list\.json: not a JSON object"),
+    ("vg:{root}?label_map=words.json", r"words\.json: the names of 'tree' are not a list of words"),
+])  # fmt: skip
 def test_wrong_requests_are_refused(root: Path, address: str, message: str) -> None:
     (root / "list.json").write_text("[]")
     (root / "words.json").write_text('{"tree": "tree"}')

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from pivotpatch.data.files import check_name
 from pivotpatch.errors import InputError, choose_one_of, shorten
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 ImageSource = Path | bytes | NDArray[np.uint8]
 """An image: a file, its encoded bytes, or decoded RGB pixels (H,W,3)."""
@@ -67,12 +69,14 @@ def pack_states(
     *,
     shape: tuple[int, int],
     unknown: NDArray[np.bool_] | bool = False,
-) -> csr_array:
+) -> "csr_array":
     """Label states (N,L) of (record, label) pairs in any order: 1 present, -1 unknown; twice the same counts once.
 
     >>> pack_states(np.array([1, 0, 1, 1]), np.array([0, 3, 1, 0]), shape=(2, 4)).toarray().tolist()
     [[0, 0, 0, 1], [1, 1, 0, 0]]
     """
+    from scipy.sparse import csr_array  # one image is tagged without it
+
     # Not np.unique: pairs are mostly in order already, which a stable sort uses and hashing does not. Of a label that
     # is both, the unknown one sorts first and stays.
     keys = np.sort(2 * (rows * shape[1] + labels) + np.logical_not(unknown), kind="stable")
@@ -138,13 +142,14 @@ class RecordSet(Sequence[Record]):
         labels: LabelSpace,
         *,
         images: ImageStore,
-        states: csr_array | None = None,
+        states: "csr_array | None" = None,
         order: NDArray[np.int64] | None = None,
     ) -> None:
         self.name, self.labels, self.images = name, labels, images
         self.order = order  # position in `images` of each record; None where they agree, which costs nothing
         count = len(images) if order is None else len(order)
-        self.states = csr_array((count, len(labels)), dtype=np.int8) if states is None else states
+        nothing = np.empty(0, dtype=np.int64)
+        self.states = pack_states(nothing, nothing, shape=(count, len(labels))) if states is None else states
         assert self.states.shape == (count, len(labels))
 
     def __len__(self) -> int:
