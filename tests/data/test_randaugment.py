@@ -10,6 +10,7 @@ import torch
 from PIL import Image, ImageOps
 from reference import randaugment
 from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import RandAugment
 from torchvision.transforms.v2 import functional as TF
 
 from pivotpatch.data.augment import OPERATIONS, PUBLISHED, STEPS, AugmentPolicy, draw_augmentation
@@ -75,18 +76,18 @@ def test_other_operations_are_torchvisions(name: str) -> None:
     assert (found != SCENES).any() == (name != "identity")
 
 
-def test_strengths_at_the_default_magnitude_are_torchvisions() -> None:
+def test_ranges_are_torchvisions() -> None:
     assert all(OPERATIONS[name] is PUBLISHED[name] for name in OPERATIONS.keys() - TORCHVISION.keys())
-    ninth = {name: kind.full * 9 / 30 for name, kind in OPERATIONS.items()}
-    assert ninth["shear_x"] == ninth["shear_y"] == pytest.approx(0.09)
-    assert int(ninth["translate_x"] * 448) == int(ninth["translate_y"] * 448) == 60
-    assert ninth["rotate"] == pytest.approx(9)
-    for name in ("brightness", "color", "contrast", "sharpness"):
-        assert ninth[name] == pytest.approx(0.27)
-    assert 8 - round(ninth["posterize"]) == 7
-    assert 255 - ninth["solarize"] == pytest.approx(178.5)
-    unsigned = {name for name, kind in OPERATIONS.items() if not kind.signed}
-    assert unsigned == {"identity", "posterize", "solarize", "autocontrast", "equalize"}
+    space = {name.lower(): held for name, held in RandAugment._AUGMENTATION_SPACE.items()}
+    assert [name.replace("_", "") for name in OPERATIONS] == list(space)
+    for (name, kind), (list_magnitudes, signed) in zip(OPERATIONS.items(), space.values(), strict=True):
+        assert kind.signed == signed
+        magnitudes = list_magnitudes(31, HEIGHT, WIDTH)
+        if magnitudes is not None:
+            unit = {"translate_x": WIDTH, "translate_y": HEIGHT, "solarize": 1 / 255}.get(name, 1)
+            expected = torch.arange(31) / 30 * kind.full * unit
+            expected = expected.round() if name == "posterize" else expected
+            torch.testing.assert_close((magnitudes - magnitudes[0]).abs().float(), expected)
 
 
 def test_a_quarter_of_the_views_is_left_as_it_is() -> None:

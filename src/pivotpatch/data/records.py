@@ -82,7 +82,9 @@ def pack_states(
     keys = np.sort(2 * (rows * shape[1] + labels) + np.logical_not(unknown), kind="stable")
     keys = keys[np.diff(keys // 2, prepend=-1) > 0]
     offsets = np.searchsorted(keys // 2, np.arange(shape[0] + 1) * shape[1])
-    return csr_array(((keys % 2 * 2 - 1).astype(np.int8), keys // 2 % shape[1], offsets), shape=shape)
+    kind = np.int32 if len(keys) < 1 << 31 else np.int64
+    held = (keys % 2 * 2 - 1).astype(np.int8), (keys // 2 % shape[1]).astype(kind), offsets.astype(kind)
+    return csr_array(held, shape=shape)
 
 
 class ImageStore(Protocol):

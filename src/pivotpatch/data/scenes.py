@@ -1,11 +1,8 @@
 """The data set that is always there: real handwritten digits in cluttered scenes with a set co-occurrence.
 
-Every label has one companion, the next digit: zero brings one, and so on round to nine, which brings zero. A scene has
-one or two hosts, and each host brings its companion with probability `company`. A companion is a guest and brings
-nobody, so P(next | label) over all images is lower than `company`: 0.36, 0.49 and 0.55 at 0.5, 0.8 and 1.0 (measured on
-`train`). In `test-broken` a stranger comes where a companion would have come; in `test-removed` the first host has
-brought its companion, which is then taken out. A scene is a function of seed, split and index; scikit-learn carries the
-1,797 digits, none of which serves in two of the parts train, val and test.
+A scene is a function of seed, split and index. A companion is a guest and brings nobody, so P(next | label) over all
+images is lower than `company`: 0.36, 0.49 and 0.55 at 0.5, 0.8 and 1.0 (measured on `train`). In `test-broken` a
+stranger comes in a companion's place; in `test-removed` the first host has brought its companion, which is taken out.
 """
 
 import math
