@@ -125,7 +125,7 @@ def measure_loading(samples: int) -> dict[str, float]:
     import pyarrow as pa
 
     from pivotpatch.data.loading import hold_images, make_loader
-    from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
+    from pivotpatch.data.records import FileStore, LabelSpace, RecordSet, pack_states
 
     pipelines = {kind: make_published_pipeline(kind=kind) for kind in get_args(RandAugment)}
     with tempfile.TemporaryDirectory() as name:
@@ -134,7 +134,7 @@ def measure_loading(samples: int) -> dict[str, float]:
             "benchmark",
             LabelSpace(tuple(f"label {index}" for index in range(LABELS))),
             images=FileStore(Path(name), pa.array([path.name for path in paths])),
-            positive=LabelLists.from_lists([[index % LABELS] for index in range(samples)]),
+            states=pack_states(np.arange(samples), np.arange(samples) % LABELS, shape=(samples, LABELS)),
         )
         loader = make_loader(records, size=SIZE, batch_size=16, shuffle=True)
         held = hold_images(records, size=SIZE)

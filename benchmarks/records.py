@@ -70,7 +70,8 @@ def measure(path: Path) -> dict[str, float]:
     records = read_table(str(path), None)
     seconds, busy, grown = time.perf_counter() - start, time.process_time() - busy, resident_bytes() - before
     assert isinstance(records.images, FileStore)
-    held = records.images.paths.nbytes + records.positive.offsets.nbytes + records.positive.indices.nbytes
+    states = records.states
+    held = records.images.paths.nbytes + sum(part.nbytes for part in (states.data, states.indices, states.indptr))
     return {"seconds": seconds, "busy": busy, "resident": grown / len(records), "columns": held / len(records)}
 
 

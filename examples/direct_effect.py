@@ -30,7 +30,6 @@ from pivotpatch.cli.train import show_training
 from pivotpatch.core import Interval
 from pivotpatch.data import RecordSet, open_records
 from pivotpatch.data.loading import make_loader
-from pivotpatch.data.records import LabelLists
 from pivotpatch.data.scenes import SceneStore, draw_scene
 from pivotpatch.inference import Scores, score_pictures
 from pivotpatch.inference.plots import KINDS
@@ -113,8 +112,7 @@ def measure(model: Classifier | PatchInference, records: RecordSet) -> Effects:
     shown = whole.target == 1
     scene, label = shown.nonzero(as_tuple=True)
     images = Lacking(store, [records.place(row) for row in scene.tolist()], label.tolist())
-    nothing = LabelLists.from_lists([[] for _ in images.places])  # what they show is not asked
-    lacking = score(judged, RecordSet(records.name, records.labels, images=images, positive=nothing))
+    lacking = score(judged, RecordSet(records.name, records.labels, images=images))  # what they show is not asked
     effect = torch.zeros_like(whole.target)
     effect[shown] = whole.get("image")[shown] - lacking.get("image").gather(1, label[:, None])[:, 0]
     return Effects(records.labels.names, shown, effect, whole.logits)

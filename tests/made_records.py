@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 from PIL import Image
+from scipy.sparse import csr_array
 
-from pivotpatch.data.records import FileStore, ImageSource, ImageStore, LabelLists, LabelSpace, RecordSet
+from pivotpatch.data.records import FileStore, ImageSource, ImageStore, LabelSpace, RecordSet
 
 SIZE = (12, 16)
 COUNT = 11
@@ -51,24 +52,17 @@ def noise(seed: int, *, side: int = 16, kind: str = "JPEG") -> bytes:
 
 def make_records(sources: list[ImageSource] | FileStore, *, name: str = "test") -> RecordSet:
     store = sources if isinstance(sources, FileStore) else ListStore(sources)
-    return RecordSet(
-        name,
-        LabelSpace(("a", "b", "c")),
-        images=store,
-        positive=LabelLists.from_lists([[i % 3] for i in range(len(store))]),
-        unknown=LabelLists.from_lists([[(i + 1) % 3] if i % 2 else [] for i in range(len(store))]),
-    )
+    target = np.eye(3)[np.arange(len(store)) % 3]
+    odd = np.arange(1, len(store), 2)
+    target[odd, (odd + 1) % 3] = np.nan
+    return records_of(target, images=store, labels="abc", name=name)
 
 
 def records_of(
     target: ArrayLike, *, images: ImageStore | None = None, labels: Sequence[str] = (), name: str = "made"
 ) -> RecordSet:
     """Records with a target (N,L): 1 present, 0 absent, NaN unknown; files that are not there unless given."""
-    states = np.asarray(target, dtype=float)
-    present, unknown = (
-        LabelLists.from_lists([np.flatnonzero(row).tolist() for row in table])
-        for table in (states == 1, np.isnan(states))
-    )
+    states = np.nan_to_num(np.asarray(target, dtype=float), nan=-1).astype(np.int8)
     images = images or FileStore(Path("images"), pa.array([f"{i:05}.jpg" for i in range(len(states))]))
     space = LabelSpace(tuple(labels) or tuple(f"label{i}" for i in range(states.shape[1])))
-    return RecordSet(name, space, images=images, positive=present, unknown=unknown)
+    return RecordSet(name, space, images=images, states=csr_array(states))

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from pivotpatch.core.counterfactual import combine_logits
-from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
+from pivotpatch.data.records import LabelSpace, RecordSet
 from pivotpatch.inference.scores import Scores
 
 HOSTILE = (
@@ -76,6 +76,4 @@ class NoiseStore:
 
 def make_records(scores: Scores, *, size: tuple[int, int] = (60, 90)) -> RecordSet:
     """The pictures behind scores, without their labels."""
-    nothing = LabelLists.from_lists([[] for _ in scores.pictures])
-    images = NoiseStore(scores.pictures, size)
-    return RecordSet("made:<up>", LabelSpace(("any",)), images=images, positive=nothing)
+    return RecordSet("made:<up>", LabelSpace(("any",)), images=NoiseStore(scores.pictures, size))

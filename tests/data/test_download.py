@@ -63,14 +63,11 @@ def test_what_is_not_as_published_is_removed(
     assert not list(tmp_path.glob("a.zip*"))
 
 
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("file:///etc/hostname", "is not a web address; give one that starts with http"),
-        ("http://[bad/a.zip", "check the address"),
-        ("http://127.0.0.1:1/a.zip", "Connection refused.* beyond 0 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("url", "message"), [
+    ("file:///etc/hostname", "is not a web address; give one that starts with http"),
+    ("http://[bad/a.zip", "check the address"),
+    ("http://127.0.0.1:1/a.zip", "Connection refused.* beyond 0 bytes"),
+])  # fmt: skip
 def test_address_that_cannot_be_used_is_named(url: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"^{url[:4]}[^\n]+{message}[^\n]*$"):
         download_file(RemoteFile(url), tmp_path)

@@ -71,24 +71,16 @@ def test_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
     assert len({order(batch_size, 2, 1) for batch_size in (1, 8, 50, 99)}) == 1
 
 
-def expected_target(index: int) -> list[float]:
-    target = [0.0, 0.0, 0.0]
-    target[index % 3] = 1.0
-    if index % 2:
-        target[(index + 1) % 3] = torch.nan
-    return target
-
-
 def test_batches_hold_each_image_with_its_target(records: RecordSet) -> None:
     batches = list(make_loader(records, size=SIZE, batch_size=4))
     assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     for batch in batches:
         assert batch.images.shape == (len(batch.indices), 3, *SIZE)
         assert batch.images.dtype == torch.uint8
-        for image, target, index in zip(batch.images, batch.target, batch.indices.tolist(), strict=True):
+        torch.testing.assert_close(batch.target, records.target()[batch.indices], equal_nan=True)
+        for image, index in zip(batch.images, batch.indices.tolist(), strict=True):
             expected = decode_image(np.asarray(picture(index)), size=SIZE)
             assert image.permute(1, 2, 0).numpy().tolist() == expected.tolist()
-            torch.testing.assert_close(target, torch.tensor(expected_target(index)), equal_nan=True)
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
@@ -121,9 +113,11 @@ def test_processes_stay_in_step_and_see_each_record_once(damaged: RecordSet, wor
     assert any(len(batch.indices) == 0 for batch in batches)
 
 
-@pytest.mark.parametrize("num_workers", WORKERS)
-def test_an_unreadable_image_ends_the_pass_by_default(damaged: RecordSet, num_workers: int) -> None:
-    loader = iter(make_loader(damaged, size=SIZE, batch_size=2, num_workers=num_workers))
+@pytest.mark.parametrize("options", [{}, pytest.param({"num_workers": 2}, marks=pytest.mark.slow), {"held": True}])
+def test_an_unreadable_image_ends_the_pass_by_default(damaged: RecordSet, options: dict[str, Any]) -> None:
+    if "held" in options:
+        options = {"held": hold_images(damaged, size=SIZE, on_error="skip")}
+    loader = iter(make_loader(damaged, size=SIZE, batch_size=2, **options))
     assert next(loader).indices.tolist() == [0, 1]
     with pytest.raises(InputError, match=r"^row 2: is in none of the known formats; give one of [\w, ]+$"):
         next(loader)
@@ -135,12 +129,9 @@ def test_skipped_images_are_left_out_and_listed(damaged: RecordSet) -> None:
         batches = list(loader)
         # Of the batch (4, 5) nothing could be read.
         assert [batch.indices.tolist() for batch in batches] == [[0, 1], [3], [6, 7], [9], [10]]
+        assert [batch.images[:, 2, 0, 0].tolist() for batch in batches] == [[0, 1], [3], [6, 7], [9], [10]]
         assert [[failure.index for failure in batch.failures] for batch in batches] == [[], [2], [], [8], []]
         assert [(each.index, each.name) for each in loader.failures] == [(i, f"row {i}") for i in (2, 4, 5, 8)]
-        assert str(loader.failures[1].error).startswith("row 4: is in none of the known formats")
-        for batch in batches:
-            assert batch.images[:, 2, 0, 0].tolist() == batch.indices.tolist()
-            torch.testing.assert_close(batch.target, damaged.target(batch.indices.numpy()), equal_nan=True)
 
 
 PASS_IN_STEPS = """
@@ -174,31 +165,20 @@ def test_a_pass_survives_signals_to_the_process_group() -> None:
     assert (running.returncode, errors) == (0, "")
 
 
-def assert_equal_passes(loader: Loader, other: Loader) -> None:
-    ours, others = list(loader), list(other)
-    assert len(ours) == len(others) > 0
-    for one, two in zip(ours, others, strict=True):
-        assert torch.equal(one.images, two.images)
-        assert one.images.is_contiguous(memory_format=torch.channels_last)
-        assert one.indices.tolist() == two.indices.tolist()
-        assert torch.equal(one.target.nan_to_num(-1), two.target.nan_to_num(-1))
-        assert [str(failure) for failure in one.failures] == [str(failure) for failure in two.failures]
-    assert [str(failure) for failure in loader.failures] == [str(failure) for failure in other.failures]
-    assert loader.epoch_sampler.epoch == other.epoch_sampler.epoch
-
-
-@pytest.mark.parametrize(
-    "options", [{"shuffle": True, "seed": 4}, {"rank": 1, "world": 3}, {"every_batch": True, "rank": 2, "world": 3}]
-)
+@pytest.mark.parametrize("options", [{"shuffle": True, "seed": 4}, {"every_batch": True, "rank": 1, "world": 3}])
 def test_held_images_give_the_same_batches(damaged: RecordSet, options: dict[str, Any]) -> None:
     held = hold_images(damaged, size=SIZE, on_error="skip")
     options |= {"size": SIZE, "batch_size": 2, "on_error": "skip"}
     loader, other = make_loader(damaged, held=held, **options), make_loader(damaged, **options)
-    assert_equal_passes(loader, other)
-    assert_equal_passes(loader, other)  # the second epoch has another order
-    for each in (loader, other):
-        each.epoch_sampler.set_epoch(5, start=2)
-    assert_equal_passes(loader, other)
+    for epoch in (0, 1, 5):
+        for each in (loader, other):
+            each.epoch_sampler.set_epoch(epoch, start=epoch // 2)
+        for one, two in zip(loader, other, strict=True):
+            assert one.images.is_contiguous(memory_format=torch.channels_last)
+            for ours, theirs in zip(one[:3], two[:3], strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+            assert list(map(str, one.failures)) == list(map(str, two.failures))
+        assert list(map(str, loader.failures)) == list(map(str, other.failures)) != []
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -213,7 +193,7 @@ def test_images_are_held_a_few_at_a_time(damaged: RecordSet, device: str, monkey
     )
     assert held.images.device.type == device
     assert held.images.nbytes == loading.count_held_bytes(COUNT, SIZE)
-    assert [failure.index for failure in held.failures] == [2, 4, 5, 8]
+    assert list(held.failures) == [2, 4, 5, 8]
     whole = [0, 1, 3, 6, 7, 9, 10]
     assert held.images[whole, 2, 0, 0].tolist() == whole  # the blue channel holds the index
     assert [(done, total) for _, done, total in told] == [(done, COUNT) for done in range(1, COUNT + 1)]
@@ -249,12 +229,9 @@ def test_held_images_serve_other_labels_as_copies(records: RecordSet) -> None:
 def test_wrong_ways_to_hold_are_refused(records: RecordSet, damaged: RecordSet) -> None:
     with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
         hold_images(damaged, size=SIZE)
-    held = hold_images(damaged, size=SIZE, on_error="skip")
-    with pytest.raises(InputError, match="^row 2: is in none of the known formats"):
-        list(make_loader(damaged, size=SIZE, batch_size=2, held=held))
     with pytest.raises(InputError, match=r"memory of cpu: 11 images need [\d.]+ GiB \(.+\); choose a smaller size"):
         hold_images(records, size=(4_000_000, 4_000_000))
     held = hold_images(records, size=SIZE)
     for other, size in ((records, (8, 8)), (records[::-1], SIZE)):
-        with pytest.raises(InputError, match="the held images are of other records, or of another size; hold"):
+        with pytest.raises(AssertionError, match="held images of other records, or of another size"):
             make_loader(other, size=size, batch_size=2, held=held)

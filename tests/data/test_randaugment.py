@@ -10,9 +10,10 @@ import torch
 from PIL import Image, ImageOps
 from reference import randaugment
 from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import RandAugment
 from torchvision.transforms.v2 import functional as TF
 
-from pivotpatch.data.augment import OPERATIONS, PUBLISHED, STEPS, Augmentation, AugmentPolicy, draw_augmentation
+from pivotpatch.data.augment import OPERATIONS, PUBLISHED, STEPS, AugmentPolicy, draw_augmentation
 from pivotpatch.data.scenes import SceneStore
 
 FEW = 0.02  # of the pixels, whose place is rounded the other way where it lies between two
@@ -75,18 +76,18 @@ def test_other_operations_are_torchvisions(name: str) -> None:
     assert (found != SCENES).any() == (name != "identity")
 
 
-def test_strengths_at_the_default_magnitude_are_torchvisions() -> None:
+def test_ranges_are_torchvisions() -> None:
     assert all(OPERATIONS[name] is PUBLISHED[name] for name in OPERATIONS.keys() - TORCHVISION.keys())
-    ninth = {name: kind.full * 9 / 30 for name, kind in OPERATIONS.items()}
-    assert ninth["shear_x"] == ninth["shear_y"] == pytest.approx(0.09)
-    assert int(ninth["translate_x"] * 448) == int(ninth["translate_y"] * 448) == 60
-    assert ninth["rotate"] == pytest.approx(9)
-    for name in ("brightness", "color", "contrast", "sharpness"):
-        assert ninth[name] == pytest.approx(0.27)
-    assert 8 - round(ninth["posterize"]) == 7
-    assert 255 - ninth["solarize"] == pytest.approx(178.5)
-    unsigned = {name for name, kind in OPERATIONS.items() if not kind.signed}
-    assert unsigned == {"identity", "posterize", "solarize", "autocontrast", "equalize"}
+    space = {name.lower(): held for name, held in RandAugment._AUGMENTATION_SPACE.items()}
+    assert [name.replace("_", "") for name in OPERATIONS] == list(space)
+    for (name, kind), (list_magnitudes, signed) in zip(OPERATIONS.items(), space.values(), strict=True):
+        assert kind.signed == signed
+        magnitudes = list_magnitudes(31, HEIGHT, WIDTH)
+        if magnitudes is not None:
+            unit = {"translate_x": WIDTH, "translate_y": HEIGHT, "solarize": 1 / 255}.get(name, 1)
+            expected = torch.arange(31) / 30 * kind.full * unit
+            expected = expected.round() if name == "posterize" else expected
+            torch.testing.assert_close((magnitudes - magnitudes[0]).abs().float(), expected)
 
 
 def test_a_quarter_of_the_views_is_left_as_it_is() -> None:
@@ -94,29 +95,28 @@ def test_a_quarter_of_the_views_is_left_as_it_is() -> None:
     drawn = draw_augmentation(4000, policy=policy, generator=torch.Generator().manual_seed(0))
     untouched = (drawn.operation == list(OPERATIONS).index("identity")).all(1)
     assert untouched.float().mean().item() == pytest.approx(0.25, abs=0.03)
-    steps = (
-        STEPS
-        * drawn.strength
-        / torch.tensor([0.0] * len(OPERATIONS) + [k.full or 1 for k in PUBLISHED.values()])[drawn.operation]
-    )
-    applied = drawn.operation >= len(OPERATIONS)
+    full = torch.tensor([0.0] * len(OPERATIONS) + [kind.full or 1 for kind in PUBLISHED.values()])
+    steps, applied = STEPS * drawn.strength / full[drawn.operation], drawn.operation >= len(OPERATIONS)
     assert set(drawn.operation[applied].tolist()) == set(range(len(OPERATIONS), len(OPERATIONS) + len(PUBLISHED)))
     assert set(steps[applied].abs().round(decimals=3).tolist()) == {0.0, *map(float, range(1, STEPS + 1))}
 
 
 @pytest.mark.parametrize("kind", ["torchvision", "published"])
-def test_views_are_augmented_as_their_operations_say(kind: Literal["torchvision", "published"]) -> None:
+def test_views_are_flipped_then_covered_then_operated_on(kind: Literal["torchvision", "published"]) -> None:
     views = torch.randint(256, (300, 3, 24, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    policy = AugmentPolicy(cutout=0, randaugment=kind)
+    policy = AugmentPolicy(flip=0.5, randaugment=kind)
     drawn = draw_augmentation(300, policy=policy, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(drawn.cutout[:, 2:] - drawn.cutout[:, :2], torch.full((300, 2), 0.5))
     before, found = views.clone(), drawn.apply(views)
     assert torch.equal(views, before)
     kinds = (*OPERATIONS.values(), *PUBLISHED.values())
+    y, x = ((torch.arange(side) + 0.5) / side for side in (24, 16))
     for row in range(0, 300, 3):
-        one = Augmentation(*(part[row : row + 1] for part in drawn))
-        expected = views[row : row + 1]
+        flip, (top, left, bottom, right), colour, operation, strength, place = (part[row] for part in drawn)
+        inside = ((top <= y) & (y < bottom))[:, None] & ((left <= x) & (x < right))  # the pixels whose centre is
+        expected = torch.where(inside, colour[:, None, None], views[row].flip(-1) if flip else views[row])[None]
         for slot in range(2):
-            chosen = kinds[int(one.operation[0, slot])]
-            given = (one.strength[:, slot].reshape(1, 1, 1, 1), *([one.place[:, slot]] if chosen.placed else []))
+            chosen = kinds[int(operation[slot])]
+            given = (strength[slot].reshape(1, 1, 1, 1), *([place[slot : slot + 1]] if chosen.placed else []))
             expected = chosen.apply(expected, *given)
-        assert torch.equal(found[row : row + 1], expected)
+        assert torch.equal(found[row], expected[0])

@@ -1,5 +1,6 @@
 import os
 import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_records import records_of
 
-from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet, keep_common_labels, write_paths
+from pivotpatch.data.records import FileStore, LabelSpace, keep_common_labels, pack_states, write_paths
 from pivotpatch.errors import InputError
 
-lists_of_labels = st.lists(st.lists(st.integers(0, 5), unique=True).map(sorted), max_size=8)
-states_of_labels = st.lists(st.lists(st.sampled_from([0, 1, -1]), min_size=6, max_size=6), min_size=1, max_size=6)
-
-
-def make_records(states: list[list[int]]) -> RecordSet:
-    """Records of the labels a to f: 1 present, 0 absent, -1 unknown."""
-    target = np.array(states, dtype=float)
-    return records_of(np.where(target < 0, np.nan, target), labels="abcdef", name="some")
+pairs_of_labels = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), st.booleans()))
+targets = st.lists(st.lists(st.sampled_from([0, 1, np.nan]), min_size=6, max_size=6), min_size=1, max_size=6)
+make_records = partial(records_of, labels="abcdef", name="some")
 
 
 @pytest.mark.parametrize(("names", "message"), [
@@ -35,32 +31,36 @@ def test_labels_that_are_none(names: tuple[str, ...], message: str) -> None:
         LabelSpace(("cat", "dog")).index("cta")
 
 
-@settings(deadline=None)
-@given(lists=lists_of_labels, data=st.data())
-def test_lists_are_packed_and_selected(lists: list[list[int]], data: st.DataObject) -> None:
-    packed = LabelLists.from_lists(lists)
-    assert [list(packed[i]) for i in range(len(packed))] == lists
-    pairs = data.draw(st.permutations([(row, i) for row, held in enumerate(lists) for i in held] * 2))
-    rows, indices = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    again = LabelLists.from_pairs(rows, indices, count=len(lists))
-    assert [list(again[i]) for i in range(len(again))] == lists
-    order = data.draw(st.lists(st.integers(0, len(lists) - 1))) if lists else []
-    chosen = packed.select(np.array(order, dtype=np.int64))
-    assert [list(chosen[i]) for i in range(len(chosen))] == [lists[i] for i in order]
+@given(pairs=pairs_of_labels)
+def test_pairs_are_packed_and_unknown_wins(pairs: list[tuple[int, int, bool]]) -> None:
+    expected = np.zeros((8, 6), dtype=np.int8)
+    for row, label, unknown in sorted(pairs, key=lambda pair: pair[2]):
+        expected[row, label] = -1 if unknown else 1
+    rows, labels, marks = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
+    packed = pack_states(rows, labels, shape=(8, 6), unknown=marks.astype(bool))
+    assert np.array_equal(packed.toarray(), expected)
+    assert packed.has_canonical_format
 
 
 @settings(deadline=None)
-@given(states=states_of_labels)
-def test_targets_say_what_is_present_absent_and_unknown(states: list[list[int]]) -> None:
-    expected = torch.tensor(states, dtype=torch.float32)
-    expected[expected == -1] = torch.nan
-    records = make_records(states)
+@given(target=targets, names=st.lists(st.sampled_from("abcdef"), min_size=1, unique=True))
+def test_targets_say_what_is_present_absent_and_unknown(target: list[list[float]], names: list[str]) -> None:
+    records, expected = make_records(target), torch.tensor(target, dtype=torch.float32)
     torch.testing.assert_close(records.target(), expected, equal_nan=True)
-    torch.testing.assert_close(records.target(np.array([len(states) - 1])), expected[-1:], equal_nan=True)
+    torch.testing.assert_close(records.target(np.array([len(target) - 1])), expected[-1:], equal_nan=True)
+    kept = records[::-1].keep_labels(names)
+    assert kept.labels.names == tuple(names)
+    columns = ["abcdef".index(name) for name in names]
+    torch.testing.assert_close(kept.target(), expected.flip(0)[:, columns], equal_nan=True)
+    assert [record.name for record in kept] == [record.name for record in records][::-1]
+    for record, row in zip(records, target, strict=True):
+        assert record.positive == tuple(np.flatnonzero(np.equal(row, 1)).tolist())
+        assert record.unknown == tuple(np.flatnonzero(np.isnan(row)).tolist())
+    assert records.count_labels().tolist() == np.equal(target, 1).sum(0).tolist()
 
 
 def test_selections_of_selections_keep_images_and_labels_together() -> None:
-    records = make_records(np.eye(6)[np.arange(10) % 6].tolist())
+    records = make_records(np.eye(6)[np.arange(10) % 6])
     chosen = records[2:9].select(np.array([6, 0, 3]))
     assert [(r.name, r.image, r.positive) for r in chosen] == [
         (f"{i:05}.jpg", Path("images") / f"{i:05}.jpg", (i % 6,)) for i in (8, 2, 5)
@@ -70,19 +70,8 @@ def test_selections_of_selections_keep_images_and_labels_together() -> None:
         chosen[3]
 
 
-@settings(deadline=None)
-@given(states=states_of_labels, names=st.lists(st.sampled_from("abcdef"), min_size=1, unique=True))
-def test_kept_labels_are_columns_of_the_target(states: list[list[int]], names: list[str]) -> None:
-    records = make_records(states)[::-1]
-    kept = records.keep_labels(names)
-    assert kept.labels.names == tuple(names)
-    columns = ["abcdef".index(name) for name in names]
-    torch.testing.assert_close(kept.target(), records.target()[:, columns], equal_nan=True)
-    assert [record.name for record in kept] == [record.name for record in records]
-
-
 def test_common_labels_are_kept_in_the_order_asked_and_the_rest_is_told() -> None:
-    records, told = make_records([[1, -1, 1, 0, 0, 0], [0, 1, -1, 0, 0, 0]]), list[str]()
+    records, told = make_records([[1, np.nan, 1, 0, 0, 0], [0, 1, np.nan, 0, 0, 0]]), list[str]()
     kept = keep_common_labels(records, ("x", "c", "y", "b", "z", "w"), whose="the model", tell=told.append)
     assert kept.labels.names == ("c", "b")
     torch.testing.assert_close(kept.target(), records.target()[:, [2, 1]], equal_nan=True)

@@ -100,18 +100,12 @@ def test_images_without_labels_are_shared_out_too() -> None:
     assert np.allclose(shares, blank.mean(), atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("fractions", "message"),
-    [
-        (
-            {"train": 0.8, "val": 0.1},
-            r"9 records cannot be split into 0.8, 0.1, in all 0.9; give each part more than 0",
-        ),
-        ({"train": 1.5, "val": -0.5}, r"cannot be split into 1.5, -0.5, in all 1"),
-        ({"a@b": 1.0}, r"parts are named a@b; use letters"),
-        ({str(i): 0.1 for i in range(10)}, r"9 records cannot be split into 0.1, 0.1"),
-    ],
-)
+@pytest.mark.parametrize(("fractions", "message"), [
+    ({"train": 0.8, "val": 0.1}, r"9 records cannot be split into 0.8, 0.1, in all 0.9; give each part more than 0"),
+    ({"train": 1.5, "val": -0.5}, r"cannot be split into 1.5, -0.5, in all 1"),
+    ({"a@b": 1.0}, r"parts are named a@b; use letters"),
+    ({str(i): 0.1 for i in range(10)}, r"9 records cannot be split into 0.1, 0.1"),
+])  # fmt: skip
 def test_impossible_fractions(fractions: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         split(np.ones((9, 2), dtype=bool), fractions, 0)
@@ -149,7 +143,7 @@ def test_images_without_files_go_into_the_parquet(
     again = open_records(addresses["b"])
     assert [record.name for record in again] == [f"row {index}" for index in parts["b"]]
     for record, index in zip(again, parts["b"], strict=True):
-        assert record.positive == records.positive[int(index)]
+        assert record.positive == records[int(index)].positive
         assert np.array_equal(decode_image(record.image), pixels[index])
         assert not encoded or record.image == files[index]
 

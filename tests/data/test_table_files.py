@@ -21,7 +21,6 @@ from pivotpatch.errors import InputError
     ("t.csv", b'image,labels\na,cat\nb,"cat\nc,dog\n', r"t\.csv, line 3: badly quoted; close the quotes"),
     ("t.tsv", b'image\tlabels\na\tcat\nb\t"cat\nc\t"dog"\n', r"t\.tsv, line 3: badly quoted; close the quotes"),
     ("t.csv", b"image,labels,image\na,cat,b\n", r"two columns are named 'image'; check"),
-    ("t.jsonl", b"\n\n", r"t\.jsonl: the file is empty"),
     ("t.jsonl", b'{"image": "a", "labels": []}\n{"image": "b", "lab', r"jsonl: damaged .* \(line 2: Unterminated"),
     ("t.jsonl", b'{"image": "a"}\n\n[1]\n', r"t\.jsonl: damaged .* \(line 3: 'list' object is not a mapping\)"),
     ("t.jsonl", b"[" * 100_000, r"t\.jsonl: damaged or cut short \(line 1: maximum recursion"),

@@ -146,20 +146,58 @@ def test_damaged_content_is_refused(tmp_path: Path, images: object) -> None:
         read_visual_genome(str(tmp_path), None)
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("vg:{root}@val", r"there is no split 'val'; known: test, train$"),
-        ("vg:{root}?seed=-1", "option seed: value '-1': Input should be greater"),
-        ("vg:{root}/VG_100K", r"VG_100K/objects\.json: there is no such file"),
-        ("vg:{root}", "no label has min_images=500 among 10 images; lower min_images"),
-        ("vg:{root}?num_labels=-1", "option num_labels: value '-1': Input should be greater"),
-        ("vg:{root}?label_map=list.json", r"list\.json: not a JSON object"),
-        ("vg:{root}?label_map=words.json", r"words\.json: the names of 'tree' are not a list of words"),
-    ],
-)
+@pytest.mark.parametrize(("address", "message"), [
+    ("vg:{root}@train?protocol=published", "needs its label map; give label_map=FILE"),
+    ("vg:{root}@val", r"there is no split 'val'; known: test, train$"),
+    ("vg:{root}/VG_100K", r"VG_100K/objects\.json: there is no such file"),
+    ("vg:{root}", "no label has min_images=500 among 10 images; lower min_images"),
+    ("vg:{root}?num_labels=-1", "option num_labels: value '-1': Input should be greater"),
+    ("vg:{root}?label_map=list.json", r"list\.json: not a JSON object"),
+    ("vg:{root}?label_map=words.json", r"words\.json: the names of 'tree' are not a list of words"),
+])  # fmt: skip
 def test_wrong_requests_are_refused(root: Path, address: str, message: str) -> None:
     (root / "list.json").write_text("[]")
     (root / "words.json").write_text('{"tree": "tree"}')
     with pytest.raises(InputError, match=message):
         open_records(address.format(root=root))
+
+
+MAP = {"pole": ["pole", "post"], "dog": ["dog", "puppy"], "street light": ["street light"], "Cat": ["Cat"]}
+NAMES = [
+    "Pole.", "tall wooden pole", "tall street pole", "Dark  DOG", "puppy", "street light", "white street light", "cat",
+    "dark", "post .", "", "black dog.", "small", "zebra",
+]  # fmt: skip
+
+
+def test_the_published_labels_and_split_written_out_once_more(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    content = []
+    for image_id in generator.permutation(np.arange(5, 205)).tolist():
+        names = generator.choice(NAMES, size=(generator.integers(0, 4), 2)).tolist()
+        content.append({"image_id": image_id, "objects": [{"names": pair, "synsets": []} for pair in names]})
+    write(tmp_path, content)
+    (tmp_path / "map.json").write_text(json.dumps(MAP))
+    label_at = {name: place for place, names in enumerate(MAP.values()) for name in names}
+    expected = {}
+    for image in sorted(content, key=lambda each: each["image_id"]):
+        found = set()
+        for item in image["objects"]:
+            words = item["names"][0].lower().strip()
+            words = words[:-1].strip() if words.endswith(".") else words
+            parts = words.split()
+            if len(parts) > 1 and {*parts[:-1]} <= {"tall", "wooden", "dark", "white", "black", "small"}:
+                words = parts[-1]
+            if words in label_at:
+                found.add(label_at[words])
+        if found:
+            expected[f"VG_100K/{image['image_id']}.jpg"] = found
+    order = np.random.RandomState(1).permutation(len(expected))
+    held = round(0.3 * len(expected))
+    parts = {"train": np.sort(order[:-held]), "test": np.sort(order[-held:])}
+    for split, rows in parts.items():
+        records = open_records(f"vg:{tmp_path}@{split}?protocol=published&label_map=map.json")
+        assert records.labels.names == tuple(MAP)
+        read = {record.name: set(record.positive) for record in records}
+        names = [list(expected)[row] for row in rows]
+        assert [Path(name).name for name in read] == [Path(name).name for name in names]
+        assert list(read.values()) == [expected[name] for name in names]

@@ -7,7 +7,7 @@ from reference import losses, pat
 from torch import Tensor, nn
 
 from pivotpatch.core.patches import cut_patches, resize_images
-from pivotpatch.data.augment import AugmentPolicy, apply_augmentation, draw_augmentation
+from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views
@@ -157,7 +157,7 @@ def test_each_view_has_an_augmentation_of_its_own_and_the_larger_image_is_the_la
     mean, std = (torch.tensor(values)[:, None, None] for values in (model.preprocessing.mean, model.preprocessing.std))
 
     def make_one(view: Tensor, row: int) -> Tensor:
-        return (apply_augmentation(view[None], drawn.select(torch.tensor([row])))[0] / 255 - mean) / std
+        return (drawn.select(torch.tensor([row])).apply(view[None])[0] / 255 - mean) / std
 
     views, plain = task.make_views(images, augmentation=drawn), task.make_views(images)
     whole, larger = resize_images(images, (32, 32)), resize_images(images, (48, 48))

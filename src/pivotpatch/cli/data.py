@@ -18,6 +18,7 @@ _DEPTHS = {
     "headers": "headers read, pixels not decoded (--decode does)",
     "pixels": "all decoded",
 }
+_SHOWN = 5  # of a list of images or pairs
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -96,9 +97,9 @@ def run_split(args: argparse.Namespace) -> int:
     parts = split_records(records, fractions, generator=np.random.default_rng(args.seed))
     addresses = write_split(records, parts, folder=args.out)
     for name, indices in parts.items():
-        shown = np.unique(records.positive.select(indices).indices)
+        shown = np.count_nonzero(records.select(indices).count_labels())
         address = shlex.quote(addresses[name])  # made to be pasted
-        print(f"{address}  {len(indices):,} images, {len(shown)} of {len(records.labels)} labels")
+        print(f"{address}  {len(indices):,} images, {shown} of {len(records.labels)} labels")
     return 0
 
 
@@ -142,18 +143,29 @@ def _print_report(report: "DataReport") -> None:
 
 
 def _print_summary(screen: "Screen", summary: "DataSummary") -> None:
+    from pivotpatch.cli.console import make_table
+
     screen.print(summary.address, style="bold")
     each = f"{summary.labels_per_image:.2f} labels per image"
     screen.print(f"  {summary.num_records:,} images, {len(summary.labels)} labels, {each}")
     if summary.unknown_share:
         screen.print(f"  {summary.unknown_share:.1%} of the labels are unknown")
-    _print_table(screen, ["label", "images", "share"], _list_labels(summary))
-    _print_table(screen, ["where this label is, this one is too", "share"], _list_pairs(summary))
+    for headings, rows in (
+        (["  label", "images", "share"], _list_labels(summary)),
+        (["  where this label is, this one is too", "share"], _list_pairs(summary)),
+    ):
+        table = make_table(headings)
+        for name, *numbers in rows:
+            table.add_row(f"  {name}", *numbers)
+        if rows:
+            screen.print("", table, sep="\n")
     if summary.never:
         screen.print(f"\n  never seen: {len(summary.never)} labels: {shorten(summary.never, limit=5)}")
-    kinds = {"files": "files", "embedded": "inside the table", "drawn": "drawn when asked for, so none can be missing"}
-    depth = "" if summary.pictures == "drawn" else f", {_DEPTHS[summary.checked]}"
-    screen.print(f"\n  images: {kinds[summary.pictures]}{depth}")
+    if summary.pictures == "drawn":
+        screen.print("\n  images: drawn when asked for, so none can be missing")
+    else:
+        place = "files" if summary.pictures == "files" else "inside the table"
+        screen.print(f"\n  images: {place}, {_DEPTHS[summary.checked]}")
     if summary.checked != "labels":
         _print_some(screen, "missing", summary.missing)
         _print_some(screen, "broken", [f"{image.name}: {image.why}" for image in summary.broken])
@@ -161,40 +173,24 @@ def _print_summary(screen: "Screen", summary: "DataSummary") -> None:
     screen.print()
 
 
-def _print_some(screen: "Screen", what: str, items: Sequence[str], *, most: int = 5) -> None:
+def _print_some(screen: "Screen", what: str, items: Sequence[str]) -> None:
     """A count, and the first few of what is counted."""
-    more = [f"and {len(items) - most:,} more (--json lists all)"] if len(items) > most else []
-    screen.print(f"  {what}: {len(items):,}", *(f"    {cut(item, 300)}" for item in [*items[:most], *more]), sep="\n")
+    more = [f"and {len(items) - _SHOWN:,} more (--json lists all)"] if len(items) > _SHOWN else []
+    screen.print(f"  {what}: {len(items):,}", *(f"    {cut(item, 300)}" for item in [*items[:_SHOWN], *more]), sep="\n")
 
 
 def _list_labels(summary: "DataSummary", *, first: int = 15, last: int = 5) -> list[list[str]]:
     """How many images show each label; of more labels than fit, the most frequent and the rarest."""
-    counts, total = summary.label_counts.tolist(), summary.num_records
-    order = sorted(range(len(counts)), key=lambda label: -counts[label])
-    rows = [[summary.labels[i], f"{counts[i]:,}", f"{counts[i] / total:.1%}"] for i in order]
+    counts = sorted(zip(summary.labels, summary.label_counts.tolist(), strict=True), key=lambda each: -each[1])
+    rows = [[label, f"{count:,}", f"{count / summary.num_records:.1%}"] for label, count in counts]
     if len(rows) > first + last + 4:
         rows[first:-last] = [[f"... {len(rows) - first - last} more ...", "", ""]]
     return rows
 
 
-def _list_pairs(summary: "DataSummary", *, most: int = 5, evidence: int = 10) -> list[list[str]]:
+def _list_pairs(summary: "DataSummary", *, evidence: int = 10) -> list[list[str]]:
     """The pairs of labels of which one most often brings the other, with `evidence` images or more."""
-    names, counts = summary.labels, summary.label_counts
-    shares = [
-        (share, f"{names[a]}, {names[b]}")
-        for a, row in enumerate(summary.cooccurrence.tolist())
-        for b, share in enumerate(row)
-        if a != b and counts[a] >= evidence and share > 0
-    ]
-    best = sorted(shares, key=lambda pair: -pair[0])[:most]
-    return [[pair, f"{share:.1%}"] for share, pair in best]
-
-
-def _print_table(screen: "Screen", headings: list[str], rows: list[list[str]]) -> None:
-    from pivotpatch.cli.console import make_table
-
-    table = make_table([f"  {headings[0]}", *headings[1:]])
-    for name, *numbers in rows:
-        table.add_row(f"  {name}", *numbers)
-    if rows:
-        screen.print("", table, sep="\n")
+    names, counts, shares = summary.labels, summary.label_counts, summary.cooccurrence
+    pairs = [(a, b) for a, b in zip(*(shares > 0).nonzero(), strict=True) if a != b and counts[a] >= evidence]
+    best = sorted(pairs, key=lambda pair: -shares[pair])[:_SHOWN]
+    return [[f"{names[a]}, {names[b]}", f"{shares[a, b]:.1%}"] for a, b in best]

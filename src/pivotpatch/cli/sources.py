@@ -200,7 +200,7 @@ def score_source(
     from pivotpatch.training.build import open_loader
     from pivotpatch.training.processes import choose_dtype, gather_named, make_accelerator, own_settings
 
-    if len(records.positive.indices) == 0:
+    if not records.count_labels().any():
         raise InputError(records.name, "no image has any of the labels", "give images that have some")
     accelerator = make_accelerator(config)
     model = model.to(accelerator.device)

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from pivotpatch.data.address import open_records as open_records
     from pivotpatch.data.address import read_address as read_address
     from pivotpatch.data.augment import AugmentPolicy as AugmentPolicy
-    from pivotpatch.data.augment import apply_augmentation as apply_augmentation
     from pivotpatch.data.augment import draw_augmentation as draw_augmentation
     from pivotpatch.data.check import check_data as check_data
     from pivotpatch.data.loading import Batch as Batch
@@ -27,7 +26,7 @@ __getattr__ = make_face(
     __name__,
     {
         "address": "open_records read_address",
-        "augment": "AugmentPolicy apply_augmentation draw_augmentation",
+        "augment": "AugmentPolicy draw_augmentation",
         "check": "check_data",
         "loading": "Batch hold_images make_loader",
         "records": "FileStore ImageStore LabelSpace Record RecordSet",

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -88,6 +88,14 @@ def read_address(word: str) -> str | None:
     except OSError:  # too long for the name of a file
         pass
     return None
+
+
+def choose_split(split: str | None, known: Collection[str], *, where: str, todo: str = "") -> str:
+    """The split, where it is one of those known; an error says which are, or what to do where there is none."""
+    if split is None or split not in known:
+        wrong = "no split is given" if split is None else f"there is no split {split!r}"
+        raise InputError(where, wrong, choose_one_of(split or "", known) if known else todo)
+    return split
 
 
 def open_records(address: str) -> "RecordSet":

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as TF
 
 from pivotpatch.accel.device import send_tensor
-from pivotpatch.errors import InputError
 
 STEPS = 9
 """Magnitudes of the published operations, from 1."""
@@ -58,9 +57,30 @@ class Augmentation(NamedTuple):
         """That of the views that `rows` (M,) names, in that order."""
         return Augmentation(*(part[rows] for part in self))
 
+    @torch.no_grad()
     def apply(self, views: Tensor, *, compiled: bool = False) -> Tensor:
-        """Augment views (N,3,H,W); see `apply_augmentation`."""
-        return apply_augmentation(views, self, compiled=compiled)
+        """Flip, cover a box, then apply the drawn operations.
+
+        Args:
+            views: (N,3,H,W) uint8, on any device; left as they are.
+            compiled: compile each operation at its first use, which takes seconds; on a GPU it then passes over the
+                pixels once and not several times.
+
+        Returns:
+            Views of the same shape and device.
+        """
+        assert views.dtype == torch.uint8, views.dtype
+        assert views.shape[:2] == (len(self.flip), 3), views.shape
+        with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
+            views = views.contiguous()
+            flip, cutout, colour = (send_tensor(part, views.device) for part in self[:3])
+            if self.flip.any():
+                views = _choose(_flip, compiled=compiled)(views, flip)
+            if (self.cutout[:, :2] < self.cutout[:, 2:]).any():
+                views = _choose(_cover, compiled=compiled)(views, cutout, colour)
+            for drawn in zip(*(part.unbind(1) for part in self[3:]), strict=True):
+                views = _operate(views, *drawn, compiled=compiled)
+            return views
 
 
 def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Generator) -> Augmentation:
@@ -97,35 +117,6 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
         torch.where(signed & negative, -strength, strength),
         place,
     )
-
-
-@torch.no_grad()
-def apply_augmentation(views: Tensor, augmentation: Augmentation, *, compiled: bool = False) -> Tensor:
-    """Flip, cover a box, then apply the drawn operations.
-
-    Args:
-        views: (N,3,H,W) uint8, on any device.
-        augmentation: of N views.
-        compiled: compile each operation at its first use, which takes seconds; on a GPU it then passes over the pixels
-            once and not several times.
-
-    Returns:
-        Views of the same shape and device; `views` is left as it is.
-    """
-    if views.dtype != torch.uint8 or views.ndim != 4 or views.shape[:2] != (len(augmentation.flip), 3):
-        wrong = f"{len(augmentation.flip)} augmentations for views of shape {tuple(views.shape)}, {views.dtype}"
-        raise InputError("apply_augmentation", wrong, "draw B * (1 + P) for uint8 RGB views (B * (1 + P), 3, H, W)")
-    with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
-        views = views.contiguous()
-        flip, cutout, colour = (send_tensor(part, views.device) for part in augmentation[:3])
-        if augmentation.flip.any():
-            views = _choose(_flip, compiled=compiled)(views, flip)
-        if (augmentation.cutout[:, :2] < augmentation.cutout[:, 2:]).any():
-            views = _choose(_cover, compiled=compiled)(views, cutout, colour)
-        for slot in range(augmentation.operation.shape[1]):
-            drawn = (augmentation.operation[:, slot], augmentation.strength[:, slot], augmentation.place[:, slot])
-            views = _operate(views, *drawn, compiled=compiled)
-        return views
 
 
 @cache

@@ -129,12 +129,9 @@ def check_data(sets: Sequence[RecordSet], *, depth: Depth = "headers", progress:
     return DataReport(tuple(summaries), tuple(shared))
 
 
-class _Look(NamedTuple):
-    """What one look at an image tells."""
-
-    key: bytes = b""  # the same for the same content; at a file's header, only a first sieve
-    fault: str = ""  # why it cannot be decoded
-    missing: bool = False
+# What one look at an image tells: bytes that are the same for the same content (at a file's header, only a first
+# sieve), why it cannot be decoded, or None where its file is missing.
+_Look = bytes | str | None
 
 
 def _find_kind(records: RecordSet) -> Literal["files", "embedded", "drawn"]:
@@ -154,10 +151,9 @@ def _look_at(records: RecordSet, depth: Depth) -> Iterator[list[_Look]]:
         source: ImageSource | None = None
         try:
             source = records.images.source(records.place(index))
-            return _Look(_digest(source, depth))
+            return _digest(source, depth)
         except InputError as error:
-            missing = isinstance(source, Path) and not source.exists()
-            return _Look(fault="" if missing else error.parts[1], missing=missing)
+            return None if isinstance(source, Path) and not source.exists() else error.parts[1]
 
     # Threads: those that read headers wait for the disk, and decoders let other threads run.
     with ThreadPoolExecutor(os.cpu_count() if depth == "pixels" else 8) as pool, warnings.catch_warnings():
@@ -187,8 +183,8 @@ def _find_equal(
     sieve: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
     for place, held in enumerate(looks):
         for record, look in enumerate(held):
-            if look.key:
-                sieve[look.key].append((place, record))
+            if isinstance(look, bytes):
+                sieve[look].append((place, record))
     for key, group in sieve.items():
         equal: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
         for place, record in group if len(group) > 1 else ():
@@ -199,18 +195,17 @@ def _find_equal(
 
 
 def _summarise(records: RecordSet, looks: Sequence[_Look], checked: Depth, equal: list[list[int]]) -> DataSummary:
-    unknown = 0 if records.unknown is None else len(records.unknown.indices)
     return DataSummary(
         address=records.name,
         num_records=len(records),
         labels=records.labels.names,
-        label_counts=np.bincount(records.positive.indices, minlength=len(records.labels)),
-        unknown_share=unknown / (len(records) * len(records.labels)),
+        label_counts=records.count_labels(),
+        unknown_share=int((records.states.data < 0).sum()) / (len(records) * len(records.labels)),
         cooccurrence=_count_cooccurrence(records),
         pictures=_find_kind(records),
         checked=checked,
-        missing=tuple(_name(records, i) for i, look in enumerate(looks) if look.missing),
-        broken=tuple(BrokenImage(_name(records, i), look.fault) for i, look in enumerate(looks) if look.fault),
+        missing=tuple(_name(records, i) for i, look in enumerate(looks) if look is None),
+        broken=tuple(BrokenImage(_name(records, i), look) for i, look in enumerate(looks) if isinstance(look, str)),
         duplicates=tuple(tuple(_name(records, i) for i in group) for group in equal if len(group) > 1),
     )
 

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pivotpatch.data.address import Address
-from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.data.address import choose_split
 from pivotpatch.runtime.files import check_name, read_json, resolve_inside
+from pivotpatch.data.records import FileStore, LabelSpace, RecordSet, pack_states
+from pivotpatch.errors import InputError
 
 
 def read_coco(
@@ -45,15 +45,13 @@ def read_coco(
     for name in names:
         check_name(name, where=str(path))
         resolve_inside(folder, name, where=str(path))
-    positive = LabelLists.from_pairs(rows, indices, count=len(names))
-    kept = np.arange(len(names)) if keep_unannotated else np.flatnonzero(np.diff(positive.offsets))
-    if len(kept) == 0:
+    states = pack_states(rows, indices, shape=(len(names), len(labels)))
+    kept = np.arange(len(names)) if keep_unannotated else np.unique(rows)
+    if not len(kept):
         wrong = f"none of the {len(names)} images has an annotation"
         raise InputError(str(path), wrong, "check the file or set keep_unannotated=true")
-    store = FileStore(folder, pa.array(names, pa.string()).take(pa.array(kept)))
-    return RecordSet(
-        str(Address("coco", location, split)), LabelSpace(tuple(labels)), images=store, positive=positive.select(kept)
-    )
+    store = FileStore(folder, pa.array(names, pa.string()))
+    return RecordSet(location, LabelSpace(tuple(labels)), images=store, states=states).select(kept)
 
 
 def _find_source(location: Path, split: str | None, images: str | None) -> tuple[Path, Path]:
@@ -64,11 +62,7 @@ def _find_source(location: Path, split: str | None, images: str | None) -> tuple
         return location, location.parent / (images or "")
     annotations = location / "annotations"
     known = [path.stem.removeprefix("instances_") for path in annotations.glob("instances_*.json")]
-    if not known:
-        raise InputError(str(annotations), "there is no instances_<split>.json", "give the folder above annotations/")
-    if split not in known:
-        wrong = "no split is given" if split is None else f"there is no split {split!r}"
-        raise InputError(str(annotations), wrong, choose_one_of(split or "", known))
+    split = choose_split(split, known, where=str(annotations), todo="give the folder with annotations/instances_*.json")
     places = [location / split, location / "images" / split] if images is None else [location / images]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:

@@ -8,11 +8,12 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from pivotpatch.data.address import choose_split
+from pivotpatch.runtime.files import is_image, no_image, walk_files
 from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.data.table import encode_label_column, find_label_names, read_table
-from pivotpatch.data.table_files import TableFile, TableFiles, find_tables
-from pivotpatch.errors import InputError, choose_one_of
-from pivotpatch.runtime.files import is_image, no_image, walk_files
+from pivotpatch.data.table_files import TableFiles, find_tables
+from pivotpatch.errors import InputError
 
 SPLIT_FOLDERS = ("train", "trainval", "val", "valid", "validation", "dev", "test")
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -45,21 +46,20 @@ def read_folder(
     tables = _find_tables(folder, splits)
     if tables is not None:
         return read_table(tables, split, names=names)
-    if split is not None and split not in splits:
-        todo = choose_one_of(split, splits) if splits else f"put its images into {folder / split}"
-        raise InputError(location, f"there is no split {split!r}", todo)
+    if split is not None:
+        choose_split(split, splits, where=location, todo=f"put its images into {folder / split}")
     files = _list_files(folder)
     paths = [path for path in files if is_image(path)]
     if not paths:
         raise no_image(location)
-    texts = set(files) - set(paths)
+    sidecars, there = [str(PurePosixPath(path).with_suffix(".txt")) for path in paths], set(files)
     kept = np.flatnonzero([split is None or path.startswith(f"{split}/") for path in paths])
-    if any(_sidecar(path) in texts for path in paths):
-        lists = [_read_sidecar(folder, path, texts) for path in paths]
-        lost = [paths[place] for place in kept if _sidecar(paths[place]) not in texts]
+    if there.intersection(sidecars):
+        lists = [_read_labels(folder / text) if text in there else [] for text in sidecars]
+        lost = [place for place in kept if sidecars[place] not in there]
         if lost and missing == "error":
-            wrong = f"{len(lost)} images have no text file beside them, e.g. {lost[0]}"
-            todo = f"write {_sidecar(lost[0])}, or take them without labels with ?missing=empty"
+            wrong = f"{len(lost)} images have no text file beside them, e.g. {paths[lost[0]]}"
+            todo = f"write {sidecars[lost[0]]}, or take them without labels with ?missing=empty"
             raise InputError(location, wrong, todo)
     else:
         lists = [path.split("/")[bool(splits) : -1][:1] for path in paths]
@@ -67,10 +67,9 @@ def read_folder(
             todo = "write a text file beside each image, sort all into label folders, or use a table"
             raise InputError(location, f"image {paths[lists.index([])]} has no label", todo)
     values, known = pa.chunked_array([lists], pa.list_(pa.string())), find_label_names(folder, names)
-    encoded = encode_label_column(values, known, delimiter="", name_row=lambda row: str(folder / paths[row]))
+    space, states = encode_label_column(values, known, delimiter="", name_row=lambda row: str(folder / paths[row]))
     images = FileStore(folder, pa.array(paths, pa.large_string()))
-    space, positive, unknown = encoded
-    return RecordSet(f"folder:{location}", space, images=images, positive=positive, unknown=unknown).select(kept)
+    return RecordSet(location, space, images=images, states=states).select(kept)
 
 
 def _find_splits(folder: Path) -> list[str]:
@@ -84,7 +83,7 @@ def _find_splits(folder: Path) -> list[str]:
 def _find_tables(folder: Path, splits: Sequence[str]) -> TableFiles | None:
     """The tables of Hugging Face's layouts; None where there are none."""
     places = [(folder, None), *((folder / split, split) for split in splits)]
-    files = [TableFile(at / name, split) for at, split in places for name in METADATA_FILES if (at / name).is_file()]
+    files = {at / name: split for at, split in places for name in METADATA_FILES if (at / name).is_file()}
     if files:
         return TableFiles(folder, files)
     held = any(any(folder.glob(pattern)) for pattern in ("*.parquet", "data/*.parquet"))
@@ -102,15 +101,8 @@ def _list_files(folder: Path) -> list[str]:
     return paths
 
 
-def _sidecar(path: str) -> str:
-    return str(PurePosixPath(path).with_suffix(".txt"))
-
-
-def _read_sidecar(folder: Path, path: str, texts: set[str]) -> list[str]:
-    """Labels from the text file beside an image, none where there is no such file."""
-    if _sidecar(path) not in texts:
-        return []
+def _read_labels(path: Path) -> list[str]:
     try:
-        return (folder / _sidecar(path)).read_text(encoding="utf-8-sig").replace("\n", ",").split(",")
+        return path.read_text(encoding="utf-8-sig").replace("\n", ",").split(",")
     except UnicodeDecodeError:
-        raise InputError(str(folder / _sidecar(path)), "not UTF-8", "save the file as UTF-8") from None
+        raise InputError(str(path), "not UTF-8", "save the file as UTF-8") from None

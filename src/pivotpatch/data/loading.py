@@ -3,11 +3,10 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field, replace
 from threading import Thread
 from typing import Any, Literal, NamedTuple, cast
 
@@ -68,9 +67,7 @@ class EpochSampler:
     start: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.seed < 0 or not 0 <= self.rank < self.world:
-            wrong = f"batch_size is {self.batch_size}, seed {self.seed} and rank {self.rank} of {self.world}"
-            raise InputError("loader", wrong, "give a batch_size of 1 or more, a seed of 0 or more and a rank < world")
+        assert self.batch_size > 0 <= self.rank < self.world, self
 
     def set_epoch(self, epoch: int, *, start: int = 0) -> None:
         """Go to an epoch, or into the middle of it."""
@@ -139,7 +136,7 @@ class Loader:
     epoch_sampler: EpochSampler  # the order; set its epoch to resume
     on_error: OnError
     every_batch: bool
-    open_pass: Callable[[], Iterator[Batch]]  # begins to load all batches that the sampler names
+    batches: DataLoader[Batch]  # those that the sampler names
     failures: list[Failure] = field(default_factory=list)  # images skipped since the pass began
 
     def __len__(self) -> int:
@@ -147,7 +144,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.failures = []
-        for batch in self.open_pass():
+        for batch in self.batches:
             if batch.failures and self.on_error == "error":
                 raise batch.failures[0].error
             self.failures.extend(batch.failures)
@@ -188,24 +185,23 @@ def make_loader(
         held: the images of these records, decoded before; nothing is read then.
     """
     sampler = EpochSampler(len(records), batch_size=batch_size, shuffle=shuffle, seed=seed, rank=rank, world=world)
+    dataset: Dataset[Batch] = _Images(records, size)
     if held is not None:
         same = held.records.images is records.images and held.records.order is records.order  # labels may differ
-        if not same or held.images.shape[2:] != size:
-            wrong = "the held images are of other records, or of another size"
-            raise InputError("make_loader", wrong, "hold the images of these records at this size")
-        return Loader(records, sampler, on_error, every_batch, partial(_take_held, held, records, sampler))
+        assert same and held.images.shape[2:] == size, "held images of other records, or of another size"  # noqa: PT018
+        dataset, num_workers = replace(held, records=records), 0
     batches: DataLoader[Batch] = DataLoader(
-        _Images(records, size),
+        dataset,
         sampler=sampler,
         batch_size=None,  # the sampler names whole batches
         num_workers=num_workers,
         collate_fn=_keep,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=torch.cuda.is_available() and held is None,
         worker_init_fn=_start_worker,
         persistent_workers=num_workers > 0,
         generator=torch.Generator(),  # else each pass draws from the caller's random state
     )
-    return Loader(records, sampler, on_error, every_batch, partial(iter, batches))
+    return Loader(records, sampler, on_error, every_batch, batches)
 
 
 def _keep(batch: Any) -> Any:
@@ -213,27 +209,24 @@ def _keep(batch: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldImages:
+class HeldImages(Dataset[Batch]):
     """The images (N,3,H,W) uint8 of a record set; what lies in the place of a failure means nothing."""
 
     records: RecordSet
     images: Tensor
-    failures: tuple[Failure, ...]
+    failures: Mapping[int, Failure]  # by their index
 
-
-def _take_held(held: HeldImages, records: RecordSet, sampler: EpochSampler) -> Iterator[Batch]:
-    """Batches of held images, on the device that holds them."""
-    stored, pin = held.images.permute(0, 2, 3, 1), torch.cuda.is_available()
-    failed = {failure.index: failure for failure in held.failures}
-    for chosen in sampler:
-        read = np.array([index for index in chosen if index not in failed], dtype=np.int64)
-        indices, target = torch.from_numpy(read), records.target(read)
+    def __getitem__(self, chosen: list[int]) -> Batch:
+        """A batch of held images, on the device that holds them."""
+        stored, pin = self.images.permute(0, 2, 3, 1), torch.cuda.is_available()
+        read = np.array([index for index in chosen if index not in self.failures], dtype=np.int64)
+        indices, target = torch.from_numpy(read), self.records.target(read)
         pixels = stored.new_empty((len(read), *stored.shape[1:]), pin_memory=pin and stored.is_cpu)
         torch.index_select(stored, 0, send_tensor(indices, stored.device), out=pixels)
         if pin:
             indices, target = indices.pin_memory(), target.pin_memory()
-        failures = tuple(failed[index] for index in chosen if index in failed)
-        yield Batch(pixels.permute(0, 3, 1, 2), target, indices, failures)
+        failures = tuple(self.failures[index] for index in chosen if index in self.failures)
+        return Batch(pixels.permute(0, 3, 1, 2), target, indices, failures)
 
 
 def count_held_bytes(count: int, size: tuple[int, int]) -> int:
@@ -269,7 +262,7 @@ def hold_images(
         needed = count_held_bytes(count, size) / 2**30
         wrong = f"{count:,} images need {needed:.1f} GiB ({str(error).splitlines()[0]})"
         raise InputError(f"memory of {device}", wrong, "choose a smaller size or hold no images") from error
-    failures: list[Failure] = []
+    failures: dict[int, Failure] = {}
     step = max(_CHUNK // count_held_bytes(1, size), 1)
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     try:
@@ -281,14 +274,14 @@ def hold_images(
                 if failure is not None:
                     if on_error == "error":
                         raise failure.error
-                    failures.append(failure)
+                    failures[index] = failure
                 if progress:
                     progress("decode images", index + 1, count)
             if chunk is not place:
                 place.copy_(chunk)
     finally:
         pool.shutdown(cancel_futures=True)
-    return HeldImages(records, pixels.permute(0, 3, 1, 2), tuple(failures))
+    return HeldImages(records, pixels.permute(0, 3, 1, 2), failures)
 
 
 def _start_worker(_number: int) -> None:

@@ -100,7 +100,7 @@ PLANS: Mapping[str, DatasetPlan] = {
 
 
 def prepare(
-    plan: DatasetPlan, root: Path, *, base_url: str | None = None, progress: Progress | None = None
+    plan: DatasetPlan, root: Path, *, base_url: str | None = None, progress: Progress = lambda *_: None
 ) -> dict[str, int]:
     """Bring a data set into a folder; what is already there is not downloaded or unpacked again.
 
@@ -123,8 +123,7 @@ def prepare(
                 if not unpacked.exists():
                     url = f"{base_url.rstrip('/')}/{archive.name}" if base_url else archive.url
                     path = download_file(replace(archive, url=url), downloads, progress=progress)
-                    if progress:
-                        progress(f"unpack {archive.name}", 0, None)
+                    progress(f"unpack {archive.name}", 0, None)
                     unpack(path, root)
                     unpacked.touch()
             if missing := _find_missing(plan, root):
@@ -132,8 +131,7 @@ def prepare(
     counts = {}
     for template, accepted in plan.records.items():
         address = template.format(root=root)
-        if progress:
-            progress(f"count {address}", 0, None)
+        progress(f"count {address}", 0, None)
         counts[address] = len(open_records(address))
         if counts[address] not in accepted:
             wrong = f"holds {counts[address]:,} records where {' or '.join(f'{each:,}' for each in accepted)} belong"
@@ -151,7 +149,7 @@ def _find_missing(plan: DatasetPlan, root: Path) -> str | None:
     return None
 
 
-def download_file(remote: RemoteFile, folder: Path, *, progress: Progress | None = None) -> Path:
+def download_file(remote: RemoteFile, folder: Path, *, progress: Progress = lambda *_: None) -> Path:
     """Download a file into a folder, or check the one that is already there, by its published length and MD5.
 
     Bytes are gathered in `<name>.part`, from which the next call goes on.
@@ -180,7 +178,7 @@ def _measure(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _fetch(remote: RemoteFile, part: Path, progress: Progress | None) -> None:
+def _fetch(remote: RemoteFile, part: Path, progress: Progress) -> None:
     """One connection: append what the partial file lacks, or begin again where the server cannot go on."""
     headers = {"User-Agent": f"pivotpatch/{__version__}", "Range": f"bytes={_measure(part)}-"}
     request = urllib.request.Request(remote.url, headers=headers)  # noqa: S310 - http(s) only, see download_file
@@ -196,16 +194,14 @@ def _fetch(remote: RemoteFile, part: Path, progress: Progress | None) -> None:
         total = remote.size if answer.length is None else done + answer.length
         while (remote.size is None or done <= remote.size) and (piece := answer.read1(_CHUNK)):
             done += file.write(piece)
-            if progress:
-                progress(f"fetch {remote.name}", done, total)
+            progress(f"fetch {remote.name}", done, total)
     if total is not None and done < total:
         raise ConnectionError(f"closed after {done:,} of {total:,} bytes")
 
 
-def _check(path: Path, remote: RemoteFile, progress: Progress | None) -> None:
+def _check(path: Path, remote: RemoteFile, progress: Progress) -> None:
     """Compare a complete file with what is published of it; a partial file that fails is removed."""
-    if progress:
-        progress(f"check {remote.name}", 0, None)
+    progress(f"check {remote.name}", 0, None)
     wrong = None
     if remote.size not in (None, path.stat().st_size):
         wrong = f"has {path.stat().st_size:,} bytes where {remote.size:,} are expected"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from pivotpatch.errors import InputError, choose_one_of, shorten
 from pivotpatch.runtime.files import check_name
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 ImageSource = Path | bytes | NDArray[np.uint8]
 """An image: a file, its encoded bytes, or decoded RGB pixels (H,W,3)."""
@@ -60,57 +63,28 @@ class Record:
     unknown: tuple[int, ...] = ()  # indices of the labels nobody looked for; all others are absent
 
 
-class LabelLists:
-    """A list of label indices for each record, flat: all `indices`, and (N+1,) `offsets` where each record's start."""
+def pack_states(
+    rows: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    *,
+    shape: tuple[int, int],
+    unknown: NDArray[np.bool_] | bool = False,
+) -> "csr_array":
+    """Label states (N,L) of (record, label) pairs in any order: 1 present, -1 unknown; twice the same counts once.
 
-    def __init__(self, offsets: NDArray[np.int64], indices: NDArray[np.int32]) -> None:
-        self.offsets = offsets
-        self.indices = indices
+    >>> pack_states(np.array([1, 0, 1, 1]), np.array([0, 3, 1, 0]), shape=(2, 4)).toarray().tolist()
+    [[0, 0, 0, 1], [1, 1, 0, 0]]
+    """
+    from scipy.sparse import csr_array  # one image is tagged without it
 
-    @classmethod
-    def from_lists(cls, lists: Iterable[Sequence[int]]) -> "LabelLists":
-        """Pack one sequence of indices per record."""
-        held = list(lists)
-        offsets = np.zeros(len(held) + 1, dtype=np.int64)
-        np.cumsum([len(item) for item in held], out=offsets[1:])
-        return cls(offsets, np.fromiter((i for item in held for i in item), dtype=np.int32, count=int(offsets[-1])))
-
-    @classmethod
-    def from_pairs(cls, rows: NDArray[np.int64], indices: NDArray[np.int64], *, count: int) -> "LabelLists":
-        """Pack (record, index) pairs of `count` records, given in any order; a pair that comes twice counts once.
-
-        >>> lists = LabelLists.from_pairs(np.array([2, 0, 2, 2]), np.array([7, 3, 1, 7]), count=4)
-        >>> [lists[record] for record in range(4)]
-        [(3,), (), (1, 7), ()]
-        """
-        width = int(indices.max(initial=0)) + 1
-        # Not np.unique: pairs are mostly in order already, which a stable sort uses and hashing does not.
-        keys = np.sort(rows * width + indices, kind="stable")
-        keys = keys[np.diff(keys, prepend=-1) > 0]
-        return cls(np.searchsorted(keys, np.arange(count + 1) * width), (keys % width).astype(np.int32))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: int) -> tuple[int, ...]:
-        return tuple(self.indices[self.offsets[index] : self.offsets[index + 1]].tolist())
-
-    def rows(self) -> NDArray[np.int64]:
-        """The record of each entry of `indices`."""
-        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.offsets))
-
-    def select(self, order: NDArray[np.int64]) -> "LabelLists":
-        """The lists of the records `order` names, in that order."""
-        lengths = self.offsets[order + 1] - self.offsets[order]
-        offsets = np.zeros(len(order) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        return LabelLists(offsets, self.indices[np.repeat(self.offsets[order], lengths) + within])
-
-    def renumber(self, position: NDArray[np.int64]) -> "LabelLists":
-        """Replace each index by its `position`, and leave it out where that is negative."""
-        indices = position[self.indices]
-        return LabelLists.from_pairs(self.rows()[indices >= 0], indices[indices >= 0], count=len(self))
+    # Not np.unique: pairs are mostly in order already, which a stable sort uses and hashing does not. Of a label that
+    # is both, the unknown one sorts first and stays.
+    keys = np.sort(2 * (rows * shape[1] + labels) + np.logical_not(unknown), kind="stable")
+    keys = keys[np.diff(keys // 2, prepend=-1) > 0]
+    offsets = np.searchsorted(keys // 2, np.arange(shape[0] + 1) * shape[1])
+    kind = np.int32 if len(keys) < 1 << 31 else np.int64
+    held = (keys % 2 * 2 - 1).astype(np.int8), (keys // 2 % shape[1]).astype(kind), offsets.astype(kind)
+    return csr_array(held, shape=shape)
 
 
 class ImageStore(Protocol):
@@ -159,7 +133,10 @@ def write_paths(paths: Iterable[str], file: Path) -> tuple[int, str]:
 
 
 class RecordSet(Sequence[Record]):
-    """The records of one split of one data set; `name` is its address, `unknown` are labels nobody looked for."""
+    """The records of one split of one data set; `name` is its address.
+
+    `states` (N,L) holds 1 for a label that is present and -1 for one nobody looked for; None: nothing is present.
+    """
 
     def __init__(
         self,
@@ -167,18 +144,18 @@ class RecordSet(Sequence[Record]):
         labels: LabelSpace,
         *,
         images: ImageStore,
-        positive: LabelLists,
-        unknown: LabelLists | None = None,
+        states: "csr_array | None" = None,
         order: NDArray[np.int64] | None = None,
     ) -> None:
         self.name, self.labels, self.images = name, labels, images
-        self.positive, self.unknown = positive, unknown
         self.order = order  # position in `images` of each record; None where they agree, which costs nothing
-        assert len(positive) == (len(images) if order is None else len(order))
-        assert unknown is None or len(unknown) == len(positive)
+        count = len(images) if order is None else len(order)
+        nothing = np.empty(0, dtype=np.int64)
+        self.states = pack_states(nothing, nothing, shape=(count, len(labels))) if states is None else states
+        assert self.states.shape == (count, len(labels))
 
     def __len__(self) -> int:
-        return len(self.positive)
+        return int(self.states.shape[0])
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -188,9 +165,10 @@ class RecordSet(Sequence[Record]):
         if isinstance(index, slice):
             return self.select(np.arange(len(self))[index])
         index = range(len(self))[index]
-        place = self.place(index)
-        unknown = () if self.unknown is None else self.unknown[index]
-        return Record(self.images.name(place), self.images.source(place), self.positive[index], unknown)
+        place, held = self.place(index), slice(*self.states.indptr[index : index + 2])
+        labels, states = self.states.indices[held], self.states.data[held]
+        positive, unknown = (tuple(labels[states == state].tolist()) for state in (1, -1))
+        return Record(self.images.name(place), self.images.source(place), positive, unknown)
 
     def place(self, index: int) -> int:
         """Position in `images` of the record `index`."""
@@ -198,29 +176,23 @@ class RecordSet(Sequence[Record]):
 
     def select(self, indices: NDArray[np.int64]) -> "RecordSet":
         """The records `indices` names, in that order; images are shared, not copied."""
-        indices = np.asarray(indices, dtype=np.int64)
         order = indices if self.order is None else self.order[indices]
-        positive = self.positive.select(indices)
-        unknown = None if self.unknown is None else self.unknown.select(indices)
-        return RecordSet(self.name, self.labels, images=self.images, positive=positive, unknown=unknown, order=order)
+        return RecordSet(self.name, self.labels, images=self.images, states=self.states[indices], order=order)
 
     def keep_labels(self, names: Sequence[str]) -> "RecordSet":
         """The same images with these labels alone, in this order; an image that has none of them stays."""
-        position = np.full(len(self.labels), -1, dtype=np.int64)
-        position[[self.labels.index(name) for name in names]] = np.arange(len(names))
-        positive = self.positive.renumber(position)
-        unknown = None if self.unknown is None else self.unknown.renumber(position)
-        labels = LabelSpace(tuple(names))
-        return RecordSet(self.name, labels, images=self.images, positive=positive, unknown=unknown, order=self.order)
+        states = self.states[:, [self.labels.index(name) for name in names]]
+        return RecordSet(self.name, LabelSpace(tuple(names)), images=self.images, states=states, order=self.order)
+
+    def count_labels(self) -> NDArray[np.int64]:
+        """How many images show each label, (L,)."""
+        return np.bincount(self.states.indices[self.states.data == 1], minlength=len(self.labels))
 
     def target(self, indices: NDArray[np.int64] | None = None) -> Tensor:
         """Target (N,L) of the records, or of those `indices` names: 1 present, 0 absent, NaN unknown."""
-        chosen = self if indices is None else self.select(indices)
-        target = torch.zeros(len(chosen), len(self.labels))
-        target[chosen.positive.rows(), chosen.positive.indices.astype(np.int64)] = 1.0
-        if chosen.unknown is not None:
-            target[chosen.unknown.rows(), chosen.unknown.indices.astype(np.int64)] = torch.nan
-        return target
+        chosen = self.states if indices is None else self.states[indices]
+        target = torch.from_numpy(chosen.toarray()).float()
+        return target.masked_fill_(target < 0, torch.nan)
 
 
 def keep_common_labels(records: RecordSet, labels: Sequence[str], *, whose: str, tell: Tell) -> RecordSet:

@@ -1,26 +1,24 @@
 """The data set that is always there: real handwritten digits in cluttered scenes with a set co-occurrence.
 
-Every label has one companion, the next digit: zero brings one, and so on round to nine, which brings zero. A scene has
-one or two hosts, and each host brings its companion with probability `company`. A companion is a guest and brings
-nobody, so P(next | label) over all images is lower than `company`: 0.36, 0.49 and 0.55 at 0.5, 0.8 and 1.0 (measured on
-`train`). In `test-broken` a stranger comes where a companion would have come; in `test-removed` the first host has
-brought its companion, which is then taken out. A scene is a function of seed, split and index; scikit-learn carries the
-1,797 digits, none of which serves in two of the parts train, val and test.
+A scene is a function of seed, split and index. A companion is a guest and brings nobody, so P(next | label) over all
+images is lower than `company`: 0.36, 0.49 and 0.55 at 0.5, 0.8 and 1.0 (measured on `train`). In `test-broken` a
+stranger comes in a companion's place; in `test-removed` the first host has brought its companion, which is taken out.
 """
 
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 from sklearn.datasets import load_digits
 
-from pivotpatch.data.records import LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.runtime.values import PatchBox
+from pivotpatch.data.address import choose_split
+from pivotpatch.data.records import LabelSpace, RecordSet, pack_states
+from pivotpatch.errors import InputError
 
 Split = Literal["train", "val", "test-same", "test-broken", "test-removed"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -164,13 +162,12 @@ def read_scenes(
     """
     if location:
         raise InputError("scenes", f"location {location!r}", "scenes are drawn, not read: write scenes: or scenes:@val")
-    chosen = next((known for known in SPLITS if known == (split or "train")), None)
-    if chosen is None:
-        raise InputError("scenes", f"unknown split {split!r}", choose_one_of(str(split), SPLITS))
+    chosen = cast("Split", choose_split(split or "train", SPLITS, where="scenes"))
     usual = 16_000 if chosen == "train" else 2_000
     images = SceneStore(split=chosen, count=usual if count is None else count, seed=seed, size=size, company=company)
-    positive = LabelLists.from_lists([images.plan(index).labels for index in range(len(images))])
-    return RecordSet(f"scenes:@{chosen}", SCENE_LABELS, images=images, positive=positive)
+    shown = [(index, label) for index in range(len(images)) for label in images.plan(index).labels]
+    states = pack_states(*np.array(shown).T, shape=(len(images), len(SCENE_LABELS)))
+    return RecordSet(f"scenes:@{chosen}", SCENE_LABELS, images=images, states=states)
 
 
 @cache

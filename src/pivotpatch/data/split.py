@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pivotpatch.data.address import Address
-from pivotpatch.data.records import FileStore, ImageSource, LabelLists, RecordSet
+from pivotpatch.runtime.files import MAY_ESCAPE
+from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.table import NAMES_FILE, UNKNOWN_MARK
 from pivotpatch.errors import InputError, shorten
-from pivotpatch.runtime.files import MAY_ESCAPE
 from pivotpatch.writing import explain_disk_faults, replacing
 
 _EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -52,20 +52,20 @@ def split_records(
     sizes = np.maximum(np.diff(np.rint(len(records) * np.cumsum(shares)), prepend=0).astype(np.int64), 1)
     while sizes.sum() > len(records):
         sizes[sizes.argmax()] -= 1
-    parts = _stratify(records.positive, shares, sizes=sizes, generator=generator)
+    parts = _stratify(records, shares, sizes=sizes, generator=generator)
     return {name: np.flatnonzero(parts == part) for part, name in enumerate(fractions)}
 
 
 def _stratify(
-    positive: LabelLists,
+    records: RecordSet,
     shares: NDArray[np.float64],
     *,
     sizes: NDArray[np.int64],
     generator: np.random.Generator,
 ) -> NDArray[np.int64]:
     """The part (N,) of each record."""
-    no_label = (-1,)
-    lists = [positive[record] or no_label for record in range(len(positive))]
+    no_label = [-1]
+    lists = [held or no_label for held in (records.states > 0).tolil().rows.tolist()]
     members: dict[int, list[int]] = {}
     for record in generator.permutation(len(lists)).tolist():
         for label in lists[record]:

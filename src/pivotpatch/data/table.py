@@ -2,8 +2,7 @@
 
 import json
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from pivotpatch.data.records import FileStore, ImageStore, LabelLists, LabelSpace, RecordSet
+from pivotpatch.data.address import choose_split
+from pivotpatch.runtime.files import MAY_ESCAPE, read_json, read_text, resolve_inside
+from pivotpatch.data.records import FileStore, ImageStore, LabelSpace, RecordSet, pack_states
 from pivotpatch.data.table_files import (
     EmbeddedStore,
     TableFiles,
@@ -23,7 +25,6 @@ from pivotpatch.data.table_files import (
     read_schema,
 )
 from pivotpatch.errors import InputError, choose_one_of, quote, shorten
-from pivotpatch.runtime.files import MAY_ESCAPE, read_json, read_text, resolve_inside
 
 # Columns that are taken unasked, the first that is there; case, blanks and underscores do not matter.
 IMAGE_COLUMNS = (
@@ -38,16 +39,9 @@ NAMES_FILE = "labels.json"
 # What a column of one label may say.
 _STATES = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}
 _STATES |= dict.fromkeys(("-1", "-1.0", "", "nan"), -1)
+_TEXT = (pa.large_string(), pa.string(), pa.null())
 NameRow = Callable[[int], str]
 """Names a row for a message, by its index in the table."""
-
-
-class TableLabels(NamedTuple):
-    """The labels of all rows of a table: what a `RecordSet` needs besides the images."""
-
-    space: LabelSpace
-    positive: LabelLists
-    unknown: LabelLists | None
 
 
 def read_table(
@@ -79,38 +73,41 @@ def read_table(
         allow_escape: accept images outside the root.
     """
     tables = find_tables(location) if isinstance(location, str) else location
+    paths = list(tables.splits)
+    schema = read_schema(paths[0])
+    check_columns(str(paths[0]), (name for name in (image, labels, split_column) if name is not None), schema.names)
+    image = image or find_column(IMAGE_COLUMNS, schema.names)
+    if image is None:
+        wrong = f"no column of images among {shorten(schema.names, limit=5)}"
+        raise InputError(str(paths[0]), wrong, f"name it with ?image=COLUMN, as in {paths[0]}?image={schema.names[0]}")
+    split_column = split_column or find_column((SPLIT_COLUMN,), schema.names)
+    labels = labels or find_column(LABEL_COLUMNS, schema.names)
     known = find_label_names(tables.folder, names)
-    columns = _choose_columns(tables, known, image=image, labels=labels, split=split_column)
-    wanted = [column for column in (columns.path, *columns.labels, columns.split) if column is not None]
-    pieces = [read_columns(file.path, wanted) for file in tables.files]
-    starts = np.cumsum([0, *(piece.num_rows for piece in pieces)]).tolist()
-    rows = _Rows(join_tables(tables.files[0].path, pieces), tables, starts)
-    if columns.hot:
-        encoded = _encode_label_columns({name: rows.table[name] for name in columns.labels}, name_row=rows.name)
+    if labels is not None:
+        of_labels, known = [labels], _class_names(schema, labels) if known is None else known
+    elif known is not None:
+        of_labels = known
+    else:  # a column that only some files have is an error where it is read
+        every = dict.fromkeys((*schema.names, *(name for path in paths[1:] for name in read_schema(path).names)))
+        of_labels = [name for name in every if name not in (image, split_column)]
+    if not of_labels:
+        wrong = f"no column of labels beside {image!r}"
+        raise InputError(str(paths[0]), wrong, "name it with ?labels=COLUMN, or add it")
+    pixels, named = _find_fields(schema, image)
+    pieces = [read_columns(path, [name for name in (named, *of_labels, split_column) if name]) for path in paths]
+    rows = _Rows(join_tables(pieces, where=tables.where), tables, np.cumsum([0, *map(len, pieces)]))
+    if labels is None:
+        space, states = _encode_label_columns(rows.table.select(of_labels), name_row=rows.name)
     else:
-        told = columns.names if known is None else known
-        encoded = encode_label_column(rows.table[columns.labels[0]], told, delimiter=delimiter, name_row=rows.name)
-    chosen = None if split is None else _choose_rows(rows, columns.split, split)
+        space, states = encode_label_column(rows.table[labels], known, delimiter=delimiter, name_row=rows.name)
+    chosen = np.arange(len(rows.table)) if split is None else _choose_rows(rows, split_column, split)
     images: ImageStore
-    if columns.pixels is None:
-        images = _image_files(rows, columns.image, root=root, allow_escape=allow_escape, chosen=chosen)
+    if pixels is None:
+        images = _image_files(rows, image, root=root, allow_escape=allow_escape, chosen=chosen)
     else:
-        images = _embedded_images(rows, columns)
-    space, positive, unknown = encoded
-    records = RecordSet(f"table:{location}", space, images=images, positive=positive, unknown=unknown)
-    return records if chosen is None else records.select(chosen)
-
-
-class _Columns(NamedTuple):
-    """Which column of a table is what; `image.bytes` and the like as Parquet names a field."""
-
-    image: str
-    pixels: str | None  # the encoded images, None where they are files
-    path: str | None  # their paths or names
-    labels: Sequence[str]
-    hot: bool  # whether each column of `labels` is one label
-    names: Sequence[str] | None  # of numbered labels, where the table tells them
-    split: str | None
+        images = EmbeddedStore(paths, pixels, names=None if named is None else _read_paths(rows, image))
+    records = RecordSet(tables.where, space, images=images, states=states)
+    return records if split is None else records.select(chosen)
 
 
 class _Rows(NamedTuple):
@@ -118,12 +115,12 @@ class _Rows(NamedTuple):
 
     table: pa.Table
     tables: TableFiles
-    starts: Sequence[int]
+    starts: NDArray[np.int64]
 
     def name(self, row: int) -> str:
         """Names a row for a message, as a spreadsheet counts: a CSV file's header is its row 1."""
-        at = bisect_right(self.starts, row, hi=len(self.tables.files)) - 1
-        path = self.tables.files[at].path
+        at = int(np.searchsorted(self.starts, row, side="right")) - 1
+        path = list(self.tables.splits)[at]
         return f"{path}, row {row - self.starts[at] + (2 if path.suffix.lower() in ('.csv', '.tsv') else 1)}"
 
 
@@ -137,99 +134,59 @@ def find_column(known: Sequence[str], columns: Sequence[str]) -> str | None:
     return next((plain[name] for name in known if name in plain), None)
 
 
-def _choose_columns(
-    tables: TableFiles, names: Sequence[str] | None, *, image: str | None, labels: str | None, split: str | None
-) -> _Columns:
-    first, *others = (file.path for file in tables.files)
-    schema = read_schema(first)
-    columns = schema.names
-    check_columns(str(first), (name for name in (image, labels, split) if name is not None), columns)
-    image = image or find_column(IMAGE_COLUMNS, columns)
-    if image is None:
-        wrong = f"no column of images among {shorten(columns, limit=5)}"
-        raise InputError(str(first), wrong, f"name it with ?image=COLUMN, as in {first}?image={columns[0]}")
-    split = split or find_column((SPLIT_COLUMN,), columns)
-    labels = labels or find_column(LABEL_COLUMNS, columns)
-    hot = labels is None
-    chosen: Sequence[str] = [labels] if labels is not None else names or ()
-    if hot and names is None:  # a column that only some files have is an error where it is read
-        every = dict.fromkeys((*columns, *(name for path in others for name in read_schema(path).names)))
-        chosen = [name for name in every if name not in (image, split)]
-    if not chosen:
-        raise InputError(str(first), f"no column of labels beside {image!r}", "name it with ?labels=COLUMN, or add it")
+def _find_fields(schema: pa.Schema, image: str) -> tuple[str | None, str | None]:
+    """As Parquet names them, the encoded images (None where they are files) and their paths or names."""
     kind = schema.field(image).type
-    fields = {field.name for field in kind} if pa.types.is_struct(kind) else set()
-    pixels: str | None = None
-    path: str | None = image
+    fields = [field.name for field in kind] if pa.types.is_struct(kind) else []
     if "bytes" in fields:
-        pixels, path = f"{image}.bytes", f"{image}.path" if "path" in fields else None
-    elif "binary" in str(kind):
-        pixels, path = image, None
-    told = None if labels is None else _class_names(schema, labels)
-    return _Columns(image, pixels, path, chosen, hot, told, split)
+        return f"{image}.bytes", f"{image}.path" if "path" in fields else None
+    return (image, None) if "binary" in str(kind) else (None, image)
 
 
 def _choose_rows(rows: _Rows, column: str | None, split: str) -> NDArray[np.int64]:
     """Rows of a split: by its column, else by the files' names."""
     if column is not None:
-        held = [None if value is None else str(value) for value in rows.table[column].to_pylist()]
+        held = np.array(["" if value is None else str(value) for value in rows.table[column].to_pylist()])
     else:
-        held = np.repeat([file.split or "" for file in rows.tables.files], np.diff(rows.starts)).tolist()
-    known = {name for name in set(held) if name}
-    if split not in known:
-        todo = f"leave out @{split}, or name a column of splits with ?split_column=COLUMN"
-        where = rows.tables.folder if len(rows.tables.files) > 1 else rows.tables.files[0].path
-        raise InputError(str(where), f"there is no split {split!r}", choose_one_of(split, known) if known else todo)
-    return np.flatnonzero([name == split for name in held])
+        held = np.repeat([name or "" for name in rows.tables.splits.values()], np.diff(rows.starts))
+    todo = f"leave out @{split}, or name a column of splits with ?split_column=COLUMN"
+    choose_split(split, {*held.tolist()} - {""}, where=rows.tables.where, todo=todo)
+    return np.flatnonzero(held == split)
 
 
-def _read_paths(rows: _Rows, image: str) -> pa.ChunkedArray:
+def _read_paths(rows: _Rows, image: str) -> pa.Array:
     """Paths or names of the images, as text with long offsets, so that any number fits in one array."""
     values = rows.table[image]
     values = pc.struct_field(values, "path") if pa.types.is_struct(values.type) else values
-    if not (_is_text(values.type) or pa.types.is_null(values.type)):
+    if values.type not in _TEXT:
         wrong = f"column {image!r} holds {values.type}, neither paths nor encoded images"
-        raise InputError(str(rows.tables.files[0].path), wrong, "name the right one with ?image=COLUMN")
-    return values.cast(pa.large_string())
-
-
-def _embedded_images(rows: _Rows, columns: _Columns) -> EmbeddedStore:
-    """The images inside the table."""
-    assert columns.pixels is not None
-    names = None if columns.path is None else _read_paths(rows, columns.image).combine_chunks()
-    # Many files carry one name for all images, or none; such names would tell nobody which is meant.
-    telling = names is not None and not names.null_count and pc.count_distinct(names).as_py() == len(names)
-    files = [file.path for file in rows.tables.files]
-    return EmbeddedStore(files, columns.pixels, names=names if telling else None)
+        raise InputError(rows.tables.where, wrong, "name the right one with ?image=COLUMN")
+    return values.cast(pa.large_string()).combine_chunks()
 
 
 def _image_files(
-    rows: _Rows, image: str, *, root: str | None, allow_escape: bool, chosen: NDArray[np.int64] | None
+    rows: _Rows, image: str, *, root: str | None, allow_escape: bool, chosen: NDArray[np.int64]
 ) -> FileStore:
     paths, folder = _read_paths(rows, image), rows.tables.folder
-    useless = pc.fill_null(pc.match_substring_regex(paths, r"^\s*$|\x00"), True).to_numpy()
+    useless = pc.fill_null(pc.match_substring_regex(paths, r"^\s*$|\x00"), True).to_numpy(zero_copy_only=False)
     if useless.any():
         wrong = f"the row has no path of an image in column {image!r}"
         raise InputError(rows.name(int(useless.argmax())), wrong, "add it or leave out the row")
-    if root is None:  # paths start from each table's own folder
-        parts = []
-        for file, start, end in zip(rows.tables.files, rows.starts, rows.starts[1:], strict=False):
-            part, within = paths.slice(start, end - start), file.path.parent.relative_to(folder).as_posix()
-            if within != ".":
-                joined = pc.binary_replace_slice(part, start=0, stop=0, replacement=f"{within}/")
-                part = pc.if_else(pc.starts_with(part, "/"), part, joined)
-            parts.extend(part.chunks)
-        paths = pa.chunked_array(parts, pa.large_string())
-    folder, paths = folder / (root or ""), paths.combine_chunks()
+    within = [path.parent.relative_to(folder).as_posix() for path in rows.tables.splits]
+    if root is None and {*within} != {"."}:  # paths start from each table's own folder
+        folders = pa.array(np.repeat([f"{name}/" for name in within], np.diff(rows.starts)), pa.large_string())
+        joined = pc.binary_join_element_wise(folders, paths, pa.scalar("", pa.large_string()))
+        paths = pc.if_else(pc.starts_with(paths, "/"), paths, joined)
+    folder = folder / (root or "")
     if not allow_escape:
         # One pass of Arrow finds the few names that could leave the root at all.
         for row in np.flatnonzero(pc.match_substring_regex(paths, MAY_ESCAPE.pattern).to_numpy(zero_copy_only=False)):
             resolve_inside(folder, paths[row].as_py(), where=rows.name(int(row)))
-    counts = pc.value_counts(paths if chosen is None else paths.take(pa.array(chosen)))
+    counts = pc.value_counts(paths.take(pa.array(chosen)))
     twins = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(twins):
         wrong = f"image {twins[0]['values'].as_py()!r} stands on {twins[0]['counts']} rows ({len(twins)} images do so)"
-        raise InputError(str(rows.tables.files[0].path), wrong, "give each image one row with all its labels")
+        raise InputError(rows.tables.where, wrong, "give each image one row with all its labels")
     return FileStore(folder, paths)
 
 
@@ -258,7 +215,7 @@ def _class_names(schema: pa.Schema, column: str) -> list[str] | None:
 
 def encode_label_column(
     values: pa.ChunkedArray, names: Sequence[str] | None, *, delimiter: str | None, name_row: NameRow
-) -> TableLabels:
+) -> tuple[LabelSpace, csr_array]:
     """Labels from one column of text, lists of text, or (lists of) numbers of `names`; None takes those that occur."""
     rows, flat = _flatten(values, delimiter, name_row)
     coded = flat.dictionary_encode()
@@ -277,17 +234,17 @@ def encode_label_column(
             raise InputError(name_row(row), f"unknown label {label!r}", choose_one_of(label, names))
     ids, unsure = np.array([index[label] for label in written], np.int64)[codes], np.array(unknown, bool)[codes]
     there = ids >= 0
-    return _pack(tuple(names), rows[there], ids[there], unknown=unsure[there], count=len(values))
+    states = pack_states(rows[there], ids[there], shape=(len(values), len(names)), unknown=unsure[there])
+    return LabelSpace(tuple(names)), states
 
 
-def _encode_label_columns(columns: Mapping[str, pa.ChunkedArray], *, name_row: NameRow) -> TableLabels:
+def _encode_label_columns(columns: pa.Table, *, name_row: NameRow) -> tuple[LabelSpace, csr_array]:
     """Labels from one column each: 1 present, 0 absent; -1, nothing and not-a-number are unknown."""
-    count = len(next(iter(columns.values())))
-    states = np.empty((count, len(columns)), dtype=np.int8)
-    for place, (name, values) in enumerate(columns.items()):
+    states = np.empty(columns.shape, dtype=np.int8)
+    for place, (name, values) in enumerate(zip(columns.column_names, columns.columns, strict=True)):
         if pa.types.is_nested(values.type) or "binary" in str(values.type):  # neither number nor text
             values = pa.chunked_array([[str(value) for value in values.to_pylist()]])
-        texts = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.string()), "")))
+        texts = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.large_string()), "")))
         coded = texts.combine_chunks().dictionary_encode()
         codes, held = coded.indices.to_numpy(), coded.dictionary.to_pylist()
         strange = next((text for text in held if text not in _STATES), None)
@@ -296,40 +253,22 @@ def _encode_label_columns(columns: Mapping[str, pa.ChunkedArray], *, name_row: N
             todo = "give ?labels=COLUMN, or a file that lists the 0/1 columns with ?names=FILE"
             raise InputError(name_row(int(np.argmax(codes == held.index(strange)))), wrong + quote(strange), todo)
         states[:, place] = np.array([_STATES[text] for text in held], dtype=np.int8)[codes]
-    rows, ids = np.nonzero(states)
-    return _pack(tuple(columns), rows, ids, unknown=states[rows, ids] < 0, count=count)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return LabelSpace(tuple(columns.column_names)), csr_array(states)
 
 
 def _flatten(values: pa.ChunkedArray, delimiter: str | None, name_row: NameRow) -> tuple[NDArray[np.int64], pa.Array]:
     """The single labels of all rows, and the row of each."""
-    if _is_text(values.type) or pa.types.is_null(values.type):
+    if values.type in _TEXT:
         values = pc.fill_null(values.cast(pa.large_string()), "")
         if delimiter is None:
             delimiter = next((d for d in DELIMITERS if pc.any(pc.match_substring(values, d)).as_py()), "")
         if delimiter:
             values = pc.split_pattern(values, pattern=delimiter)
     rows, flat = np.arange(len(values)), values
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+    if pa.types.is_nested(values.type) and not pa.types.is_struct(values.type):
         rows, flat = pc.list_parent_indices(values).to_numpy(), pc.list_flatten(values)
     if pa.types.is_null(flat.type):  # every list is empty
-        flat = flat.cast(pa.string())
-    if not (_is_text(flat.type) or pa.types.is_integer(flat.type)):
+        flat = flat.cast(pa.large_string())
+    if flat.type not in _TEXT and not pa.types.is_integer(flat.type):
         raise InputError(name_row(0), f"labels are of type {values.type}", "write text, lists of text, or 0/1 columns")
     return rows[flat.is_valid().to_numpy()], flat.drop_null().combine_chunks()
-
-
-def _pack(
-    names: tuple[str, ...],
-    rows: NDArray[np.int64],
-    ids: NDArray[np.int64],
-    *,
-    unknown: NDArray[np.bool_],
-    count: int,
-) -> TableLabels:
-    """Lists of the labels that are present and unknown, each label once per row and in order."""
-    present, unsure = (LabelLists.from_pairs(rows[kept], ids[kept], count=count) for kept in (~unknown, unknown))
-    return TableLabels(LabelSpace(names), present, unsure if unknown.any() else None)

@@ -33,36 +33,33 @@ _CSV_BLOCK = 1 << 24  # bytes of CSV that Arrow parses at once; no row can be lo
 _UNPACKING = Lock()  # else each thread that finds a file still packed unpacks all of it
 
 
-class TableFile(NamedTuple):
-    """One file of a table, and the split that its name states, for tables without a split column."""
-
-    path: Path
-    split: str | None = None
-
-
 class TableFiles(NamedTuple):
     """The files of a table, and the folder that paths in them and in options start from."""
 
     folder: Path
-    files: Sequence[TableFile]
+    splits: Mapping[Path, str | None]  # the split that each file's name states, for tables without a split column
+
+    @property
+    def where(self) -> str:
+        """What messages name: the only file, or the folder."""
+        return str(next(iter(self.splits)) if len(self.splits) == 1 else self.folder)
 
 
 def find_tables(location: str) -> TableFiles:
     """The table at a location: a file, a folder of Parquet shards (or its `data` folder), or a glob pattern."""
     place = Path(location)
     if place.is_file():  # named freely; of several files, the name says which split each holds
-        found = [TableFile(place)]
+        splits: dict[Path, str | None] = {place: None}
     else:
         paths = sorted(place.glob("*.parquet")) or sorted(place.glob("data/*.parquet"))
         paths = paths or [path for path in map(Path, sorted(glob.glob(location))) if path.is_file()]  # noqa: PTH207
-        found = [TableFile(path, _SHARD.sub("", path.stem)) for path in paths]
-    if not found:
+        splits = {path: _SHARD.sub("", path.stem) for path in paths}
+    if not splits:
         raise InputError(location, "there is no such table, nor Parquet files in such a folder", "check the location")
-    for path, _ in found:
+    for path in splits:
         if path.suffix.lower() not in SUFFIXES:
             raise InputError(str(path), f"unknown kind of table {path.suffix!r}", f"give one of {', '.join(SUFFIXES)}")
-    folder = place if place.is_dir() else Path(os.path.commonpath([path.parent for path, _ in found]))
-    return TableFiles(folder, found)
+    return TableFiles(place if place.is_dir() else Path(os.path.commonpath([path.parent for path in splits])), splits)
 
 
 def read_schema(path: Path) -> pa.Schema:
@@ -126,10 +123,10 @@ def check_columns(where: str, columns: Iterable[str], there: Iterable[str]) -> N
             raise InputError(where, f"there is no column {column!r}", choose_one_of(column, there))
 
 
-def join_tables(where: Path, tables: Sequence[pa.Table]) -> pa.Table:
+def join_tables(tables: Sequence[pa.Table], *, where: str) -> pa.Table:
     """One table of several with the same columns, whose types may differ where one holds the other."""
     if not any(table.num_rows for table in tables):
-        raise InputError(str(where), "the table has no rows", "give at least one image")
+        raise InputError(where, "the table has no rows", "give at least one image")
     with _explain_faults(where):
         return pa.concat_tables(tables, promote_options="permissive")
 
@@ -142,7 +139,7 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 @contextmanager
-def _explain_faults(path: Path) -> Iterator[None]:
+def _explain_faults(path: Path | str) -> Iterator[None]:
     try:
         yield
     except InputError:
@@ -218,9 +215,10 @@ class EmbeddedStore:
         Args:
             files: one after the other.
             leaf: the column of bytes, as Parquet names it: `image` or `image.bytes`.
-            names: the images' names; None names them by file and row.
+            names: the images' names, taken where each has one of its own; else they are named by file and row.
         """
-        self.files, self.leaf, self.names = list(files), leaf, names
+        telling = names is not None and pc.count_distinct(names, mode="only_valid").as_py() == len(names)
+        self.files, self.leaf, self.names = list(files), leaf, names if telling else None
         self._unpacked, self._starts = [_find_unpacked(path, leaf) for path in files], [0]
         for path in files:
             with open_parquet(path) as file:

@@ -1,22 +1,23 @@
 """Read the objects of Visual Genome as multi-label data (VG-256), with a label map given or built here."""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import NonNegativeInt, PositiveInt
+from scipy.sparse import csr_array
 
-from pivotpatch.data.address import Address
-from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.data.address import choose_split
 from pivotpatch.runtime.files import read_json
+from pivotpatch.data.records import FileStore, LabelSpace, RecordSet
+from pivotpatch.errors import InputError
 
-_Kind = tuple[tuple[str, ...], tuple[str, ...]]  # names and synsets of an object
 # Words that look like the plural of another thing's name.
 _OWN_WORDS = frozenset({"glasses"})
 # What the published protocol takes from the front of a name.
@@ -57,22 +58,21 @@ def read_visual_genome(
     published = protocol == "published"
     if published and label_map is None:
         raise InputError(location, "the published protocol needs its label map", "give label_map=FILE")
-    if split not in (None, "train", "test"):
-        raise InputError(location, f"there is no split {split!r}", choose_one_of(split, ["train", "test"]))
+    if split is not None:
+        choose_split(split, ["train", "test"], where=location)
     root = Path(location)
     named = read_named_images(root / "objects.json", published=published)
     if label_map is None:
         forms = build_label_map(named, min_images=min_images, num_labels=num_labels)
     else:
         forms = _read_label_map(root / label_map)
-    records = RecordSet(
-        str(Address("vg", location, split)),
-        LabelSpace(tuple(forms)),
-        images=FileStore(root, _find_paths(root, named.image_ids)),
-        positive=_apply_label_map(named, forms, clean=str if published else clean_name),
-    )
+    clean = str if published else clean_name
+    label_at = {clean(name): label for label, names in enumerate(forms.values()) for name in names}
+    states = _group(named, [label_at.get(name, -1) for name in named.names], count=len(forms)).astype(np.int8)
+    images = FileStore(root, _find_paths(root, named.image_ids))
+    records = RecordSet(location, LabelSpace(tuple(forms)), images=images, states=states)
     if published:
-        records = records.select(np.unique(records.positive.rows()))
+        records = records.select(np.flatnonzero(states.sum(1)))
     if split is None:
         return records
     count = len(records)
@@ -86,7 +86,7 @@ class NamedImages(NamedTuple):
 
     image_ids: NDArray[np.int64]
     names: list[str]  # every one that occurs, cleaned
-    shown: LabelLists  # positions in `names` of the names in each image
+    shown: csr_array  # (images, names) bool, which image has an object of which name
     synsets: list[Counter[str]]  # for each name, how many objects of that name have which synset
 
 
@@ -116,53 +116,40 @@ def clean_published(name: str) -> str:
 
 def read_named_images(path: Path, *, published: bool = False) -> NamedImages:
     """Read the names of all objects of `objects.json`; of each object only the first where `published`."""
-    kinds: dict[_Kind, _Kind] = {}  # each combination is kept once: the file's own tree would fill the memory
+    clean = cache(clean_published if published else clean_name)
+    at: dict[str, int] = {}
+    synsets: defaultdict[int, Counter[str]] = defaultdict(Counter)
 
-    def convert(item: dict[str, object]) -> object:
+    def convert(item: dict[str, Any]) -> object:
+        """Positions of names in place of each object and each image: the file's own tree would fill the memory."""
         if "objects" in item:
-            return item.get("image_id", item.get("id")), item["objects"]
-        names, synsets = item.get("names"), item.get("synsets") or []  # release 1.0 has no synsets
-        if not isinstance(names, list) or not isinstance(synsets, list):
-            return item
-        kind = tuple(names), tuple(synsets)
-        return kinds.setdefault(kind, kind)
+            return item.get("image_id", item.get("id")), sorted({name for names in item["objects"] for name in names})
+        names, kinds = item["names"], item.get("synsets") or []  # release 1.0 has no synsets
+        if not isinstance(names, list):
+            raise TypeError
+        places = [at.setdefault(name, len(at)) for each in names[: 1 if published else None] if (name := clean(each))]
+        if len(places) == len(names) == len(kinds) == 1:  # of several nothing says which belong together
+            synsets[places[0]][kinds[0]] += 1
+        return places
 
     try:
-        images = cast("list[tuple[int, list[_Kind]]]", read_json(path, convert=convert))
-        number = {kind: place for place, kind in enumerate(kinds)}
+        images = cast("list[tuple[int, list[int]]]", read_json(path, convert=convert))
+        if not images:
+            raise ValueError
         image_ids = np.array([image_id for image_id, _ in images], dtype=np.int64)
-        lengths = [len(objects) for _, objects in images]
-        codes = np.array([number[kind] for _, objects in images for kind in objects], dtype=np.int64)
-        cleaned = [
-            [clean_published(name) for name in names[:1]] if published else [clean_name(name) for name in names]
-            for names, _ in kinds
-        ]
+        rows = np.repeat(np.arange(len(images)), [len(names) for _, names in images])
+        shown = _mark(rows, [name for _, names in images for name in names], (len(images), len(at)))
     except InputError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        images = []
-    if not images:
-        todo = "give objects.json of Visual Genome"
-        raise InputError(str(path), "not a list of images with their objects, names and synsets", todo)
+        wrong = "not a list of images with their objects, names and synsets"
+        raise InputError(str(path), wrong, "give objects.json of Visual Genome") from None
     order = np.argsort(image_ids, kind="stable")
     image_ids = image_ids[order]
     twice = image_ids[1:][np.diff(image_ids) == 0]
     if len(twice):
         raise InputError(str(path), f"image {twice[0]} stands twice", "remove one of them")
-
-    at: dict[str, int] = {}
-    named = LabelLists.from_lists([[at.setdefault(name, len(at)) for name in names if name] for names in cleaned])
-    rows = np.repeat(np.arange(len(image_ids)), lengths)
-    each = named.select(codes)
-    shown = LabelLists.from_pairs(rows[each.rows()], each.indices.astype(np.int64), count=len(image_ids)).select(order)
-
-    synsets: list[Counter[str]] = [Counter() for _ in at]
-    counts = np.bincount(codes, minlength=len(kinds)).tolist()
-    for (_, of_kind), names, count in zip(kinds, cleaned, counts, strict=True):
-        # Of several names and synsets nothing says which belong together.
-        if len(names) == len(of_kind) == 1 and names[0]:
-            synsets[at[names[0]]][of_kind[0]] += count
-    return NamedImages(image_ids, list(at), shown, synsets)
+    return NamedImages(image_ids, list(at), shown[order], [synsets[place] for place in range(len(at))])
 
 
 def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: int = 256) -> dict[str, list[str]]:
@@ -176,18 +163,13 @@ def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: in
     A label is called by its name with most images, which comes first in its list. Labels stand by falling number of
     images, equal ones in alphabetical order; those with fewer than `min_images` are left out.
     """
-    groups = _group_names(named)
-    group_at = {group: place for place, group in enumerate(dict.fromkeys(groups))}
-    group_of = np.array([group_at[group] for group in groups], dtype=np.int64)
-    by_group = LabelLists.from_pairs(named.shown.rows(), group_of[named.shown.indices], count=len(named.image_ids))
-    group_images = np.bincount(by_group.indices, minlength=len(group_at))
-    name_images = np.bincount(named.shown.indices, minlength=len(named.names)).tolist()
-
-    members: dict[int, list[tuple[int, str]]] = {}
-    for name, group, images in zip(named.names, group_of.tolist(), name_images, strict=True):
+    _, group_of = np.unique(_group_names(named), return_inverse=True)
+    group_images = _group(named, group_of, count=len(named.names)).sum(0).tolist()
+    members: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+    for name, group, images in zip(named.names, group_of.tolist(), named.shown.sum(0).tolist(), strict=True):
         if group_images[group] >= min_images:
-            members.setdefault(group, []).append((-images, name))
-    ranked = sorted((-int(group_images[group]), [name for _, name in sorted(held)]) for group, held in members.items())
+            members[group].append((-images, name))
+    ranked = sorted((-group_images[group], [name for _, name in sorted(held)]) for group, held in members.items())
     if not ranked:
         wrong = f"no label has min_images={min_images} among {len(named.image_ids)} images"
         raise InputError("label map", wrong, "lower min_images")
@@ -239,14 +221,16 @@ def _read_label_map(path: Path) -> dict[str, list[str]]:
     return content
 
 
-def _apply_label_map(
-    named: NamedImages, forms: Mapping[str, Sequence[str]], *, clean: Callable[[str], str]
-) -> LabelLists:
-    """The labels of each image."""
-    label_at = {clean(name): label for label, names in enumerate(forms.values()) for name in names}
-    label_of = np.array([label_at.get(name, -1) for name in named.names], dtype=np.int64)
-    labels = label_of[named.shown.indices]
-    return LabelLists.from_pairs(named.shown.rows()[labels >= 0], labels[labels >= 0], count=len(named.image_ids))
+def _group(named: NamedImages, group_of: ArrayLike, *, count: int) -> csr_array:
+    """Which image has a name of which group, (images, count) bool; names whose group is negative have none."""
+    groups = np.asarray(group_of)
+    names = np.flatnonzero(groups >= 0)
+    return (named.shown @ _mark(names, groups[names], (len(groups), count))).sorted_indices()
+
+
+def _mark(rows: ArrayLike, columns: ArrayLike, shape: tuple[int, int]) -> csr_array:
+    """True at these places; products of such matrices are True where any path leads."""
+    return csr_array((np.ones(np.size(rows), dtype=bool), (rows, columns)), shape=shape)
 
 
 def _find_paths(root: Path, image_ids: NDArray[np.int64]) -> pa.Array:

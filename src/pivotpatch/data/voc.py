@@ -6,20 +6,18 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from pivotpatch.data.address import Address
-from pivotpatch.data.records import FileStore, LabelLists, LabelSpace, RecordSet
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.data.address import choose_split
 from pivotpatch.runtime.files import read_text
+from pivotpatch.data.records import FileStore, LabelSpace, RecordSet
+from pivotpatch.errors import InputError
 
 LABELS = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
     "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 
-# The image sets' numbers for a label that only difficult objects show, and for one that is plain to see.
-_DIFFICULT, _PRESENT = 0, 1
 # A line of the image sets; a name has word characters only, so that none leads out of its folder.
 _LINE = re.compile(r"([\w-]+)(?:\s+(-1|0|1))?")
 
@@ -43,6 +41,8 @@ def read_voc(
     """
     listed = _find_list(Path(location), split)
     names = list(_read_set(listed))
+    # The image sets say 0 of a label that only difficult objects show.
+    states_of = {"-1": 0, "0": {"negative": 0, "positive": 1, "unknown": -1}[difficult], "1": 1}
     states = np.empty((len(names), len(LABELS)), dtype=np.int8)
     for place, label in enumerate(LABELS):
         path = listed.with_name(f"{label}_{listed.name}")
@@ -50,23 +50,11 @@ def read_voc(
         if held.keys() != set(names) or "" in held.values():
             wrong = f"it does not say -1, 0 or 1 of each image of {listed.name} and of no other"
             raise InputError(str(path), wrong, "copy both files from the same release")
-        states[:, place] = [int(held[name]) for name in names]
-    shown = states >= (_DIFFICULT if difficult == "positive" else _PRESENT)
+        states[:, place] = [states_of[held[name]] for name in names]
     folder = listed.parents[2] / "JPEGImages"
-    records = RecordSet(
-        str(Address("voc", location, split)),
-        LabelSpace(LABELS),
-        images=FileStore(folder, pa.array([f"{name}.jpg" for name in names], pa.string())),
-        positive=_pack(shown),
-        unknown=_pack(states == _DIFFICULT) if difficult == "unknown" else None,
-    )
-    return records.select(np.flatnonzero(shown.any(1))) if drop_empty else records
-
-
-def _pack(table: NDArray[np.bool_]) -> LabelLists:
-    """Lists of the labels that hold in a table (N,L)."""
-    rows, indices = np.nonzero(table)
-    return LabelLists.from_pairs(rows, indices, count=len(table))
+    images = FileStore(folder, pa.array([f"{name}.jpg" for name in names], pa.string()))
+    records = RecordSet(location, LabelSpace(LABELS), images=images, states=csr_array(states))
+    return records.select(np.flatnonzero((states == 1).any(1))) if drop_empty else records
 
 
 def _find_list(location: Path, split: str | None) -> Path:
@@ -79,13 +67,8 @@ def _find_list(location: Path, split: str | None) -> Path:
                 known[f"{folder.absolute().name.removeprefix('VOC')}-{path.stem}"] = path
                 if folder == location:
                     known[path.stem] = path
-    if not known:
-        todo = "give the folder VOCdevkit, with VOC2007/ImageSets/Main/trainval.txt and so on"
-        raise InputError(str(location), "there are no image sets of VOC", todo)
-    if split not in known:
-        wrong = "no split is given" if split is None else f"there is no split {split!r}"
-        raise InputError(str(location), wrong, choose_one_of(split or "", known))
-    return known[split]
+    todo = "give the folder VOCdevkit, with VOC2007/ImageSets/Main/trainval.txt and so on"
+    return known[choose_split(split, known, where=str(location), todo=todo)]
 
 
 def _read_set(path: Path) -> dict[str, str]:

@@ -98,9 +98,9 @@ def build_run(
     records, val = open_training_records(config)
     tests = {address: open_aligned(address, records.labels.names) for address in config.data.test}
     for each in (*tests.values(), val):
-        if each is not None and len(each.positive.indices) == 0:
+        if each is not None and not each.count_labels().any():
             raise InputError(each.name, "no image has any of the labels, so nothing can be ranked", "give others")
-    never = np.flatnonzero(np.bincount(records.positive.indices, minlength=len(records.labels)) == 0)
+    never = np.flatnonzero(records.count_labels() == 0)
     if tell is not None and len(never):
         named = shorten([records.labels.names[place] for place in never], limit=_NAMED)
         tell(f"no training image has {len(never)} of {len(records.labels)} labels, so none is learned: {named}")
