@@ -144,7 +144,6 @@ def test_images_that_do_not_suit_the_network_are_named() -> None:
         ({"labels": "cat"}, "'cat' are not different names"),
         ({"image_size": 0}, "image_size is 0"),
         ({"weights": "no.safetensors"}, "there is no such file"),
-        ({"pretrained": True, "weights": "w"}, "both pretrained and weights are given"),
         ({"grid": 0}, "grid is 0"),
         ({"overlap": 1.0}, "overlap is 1.0"),
         ({"patch_size": 4096}, "patch_size is 4096"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from made_networks import make_network, make_pictures
+from made_networks import make_pictures
 from reference import published
 from reference.published import State
 from torch import Tensor, nn
@@ -173,16 +173,6 @@ def test_training_takes_a_head_only_where_it_fits(tmp_path: Path) -> None:
         left = MultiLabelClassifier("test_resnet", labels, head=head, weights=tmp_path / "w.pth").left_out
         assert left is not None
         assert re.search(f"w.pth: its head is of {why}; this one starts anew", left)
-
-
-def test_an_early_query2label_head_says_why_it_is_refused(tmp_path: Path) -> None:
-    make_network(head="query2label").save_pretrained(tmp_path / "old")
-    from safetensors.torch import load_file, save_file
-
-    file = tmp_path / "old" / "model.safetensors"
-    save_file({name: value for name, value in load_file(file).items() if "head.norm" not in name}, file)
-    with pytest.raises(InputError, match="Query2Label head is of an early version, .*; train it again"):
-        open_model(tmp_path / "old")
 
 
 @pytest.mark.parametrize(("fixed", "sigmoid"), [(False, False), (True, True)])

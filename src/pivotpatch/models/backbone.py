@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
 from pivotpatch.core.patches import check_images
-from pivotpatch.errors import InputError, choose_one_of, import_extra, quote, quote_fault
+from pivotpatch.errors import InputError, choose_one_of, explaining, import_extra, quote
 
 BackboneOption = str | int | float | bool | None
 CVTS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], float, int]] = {
@@ -124,8 +124,12 @@ class Backbone(nn.Module):
         self.network: Any
         self.fixed_size: int | None = None
         flexible = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
-        try:
-            stated = get_config(name)
+        where, stated = f"backbone {name!r}", get_config(name)
+        local = "check the connection, or give a local file: model.weights=FILE, in Python weights="
+        with (
+            explaining(where, f"cannot be built with {quote(arguments)}", "change what it does not take"),
+            explaining(where, "its weights cannot be fetched", local, of=OSError),  # by the hub's client
+        ):
             if stated.get("fixed_input_size") and not flexible:
                 if image_size is not None:
                     arguments.setdefault("img_size", image_size)
@@ -134,17 +138,6 @@ class Backbone(nn.Module):
                 self.network = Cvt(name, **arguments)
             else:
                 self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
-        except OSError as error:  # what the hub's client raises for want of a connection and of a cached copy
-            raise InputError(
-                f"backbone {name!r}",
-                f"its weights cannot be fetched ({type(error).__name__})",
-                "check the connection, or give a local file: model.weights=FILE, in Python weights=",
-            ) from error
-        except InputError:
-            raise
-        except Exception as error:  # options of a wrong kind break it in as many ways as timm has models
-            wrong = f"cannot be built with {quote(arguments)}: {quote_fault(error)}"
-            raise InputError(f"backbone {name!r}", wrong, "change what it does not take") from error
         if stride_in_conv1:
             _move_strides(self.network, name)
         self.features: int = self.network.num_features

@@ -4,7 +4,6 @@
 that the decoder heads share one decoder among image, patch and weight logits.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,7 +13,7 @@ from timm.layers.ml_decoder import TransformerDecoderLayerOptimal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
+from pivotpatch.errors import InputError, choose_one_of, explaining, quote
 
 HeadOption = int | float | bool | None
 
@@ -97,7 +96,7 @@ class Query2LabelHead(Head):
         labels: int,
         *,
         width: int | None = None,
-        projection: bool | None = None,
+        projection: bool = False,
         self_attention: bool = False,
         encoder_layers: int = 1,
         decoder_layers: int = 2,
@@ -111,7 +110,7 @@ class Query2LabelHead(Head):
             features: channels D of the feature map.
             labels: how many.
             width: of tokens; D by default.
-            projection: begin with a 1 x 1 convolution D -> W; by default only where W is not D.
+            projection: begin with a 1 x 1 convolution D -> W also where W is D.
             self_attention: let the labels attend to each other in the decoder.
             encoder_layers: over the image.
             decoder_layers: from labels to image.
@@ -125,19 +124,13 @@ class Query2LabelHead(Head):
         if self.width % 4 or self.width % attention_heads:
             wrong = f"width {self.width} with {attention_heads} attention heads"
             raise InputError("Query2Label", wrong, "give a multiple of 4 and of them")
-        if projection is False and self.width != features:
-            wrong = f"width {self.width} without a projection from {features} channels"
-            raise InputError("Query2Label", wrong, "leave out width or projection")
         enters = projection or self.width != features
         self.enter = nn.Conv2d(features, self.width, kernel_size=1) if enters else nn.Identity()
         self.queries = nn.Parameter(torch.randn(labels, self.width))
-
-        def make_layers(count: int, *, attend_self: bool, attend_image: bool) -> nn.ModuleList:
-            made = partial(AttentionLayer, self.width, attention_heads, feedforward=feedforward, dropout=dropout)
-            return nn.ModuleList(made(attend_self=attend_self, attend_image=attend_image) for _ in range(count))
-
-        self.encoder = make_layers(encoder_layers, attend_self=True, attend_image=False)
-        self.decoder = make_layers(decoder_layers, attend_self=self_attention, attend_image=True)
+        layer = partial(AttentionLayer, self.width, attention_heads, feedforward=feedforward, dropout=dropout)
+        decoder = partial(layer, attend_self=self_attention, attend_image=True)
+        self.encoder = nn.ModuleList(layer(attend_self=True) for _ in range(encoder_layers))
+        self.decoder = nn.ModuleList(decoder() for _ in range(decoder_layers))
         self.norm = nn.LayerNorm(self.width)
         self.project = self.make_projection()
         for weights in (*self.encoder.parameters(), *self.decoder.parameters()):
@@ -168,7 +161,7 @@ class AttentionLayer(nn.Module):
     """
 
     def __init__(
-        self, width: int, heads: int, *, feedforward: int, dropout: float, attend_self: bool, attend_image: bool
+        self, width: int, heads: int, *, feedforward: int, dropout: float, attend_self: bool, attend_image: bool = False
     ) -> None:
         super().__init__()
         self.attend_self, self.attend_image = attend_self, attend_image
@@ -250,18 +243,9 @@ def make_head(name: str, *, features: int, labels: int, options: Mapping[str, He
     """A head by name; `options` are the keyword arguments of its class."""
     if name not in HEADS:
         raise InputError("head", f"unknown head {name!r}", choose_one_of(name, HEADS))
-    known = [p.name for p in inspect.signature(HEADS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for option in options or {}:
-        if option not in known:
-            todo = choose_one_of(option, known) if known else "this head has no options"
-            raise InputError(f"head {name!r}", f"unknown option {option!r}", todo)
-    try:
-        return HEADS[name](features, labels, **(options or {}))
-    except InputError:
-        raise
-    except Exception as error:  # numbers that are none of a size
-        wrong = f"cannot be built with {quote(dict(options or {}))}: {quote_fault(error)}"
-        raise InputError(f"head {name!r}", wrong, "change what it does not take") from error
+    given = dict(options or {})
+    with explaining(f"head {name!r}", f"cannot be built with {quote(given)}", "change what it does not take"):
+        return HEADS[name](features, labels, **given)
 
 
 def encode_positions(height: int, width_places: int, *, width: int) -> Tensor:

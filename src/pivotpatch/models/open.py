@@ -10,7 +10,7 @@ import torch
 
 from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.models.backbone import check_backbone, get_config, read_preprocessing
-from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, Kind, read_description
+from pivotpatch.models.checkpoint import DESCRIPTION, Kind, read_description
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.foreign import CONFIG, ForeignClassifier, OnnxNetwork, build_timm, load_timm, load_transformers
 from pivotpatch.models.hub import fetch_folder
@@ -53,7 +53,7 @@ def open_model(name: str | os.PathLike[str], *, labels: Sequence[str] | None = N
         raise InputError(name, "labels are given for a model that should know them", todo)
     if not is_named(name):
         return load_checkpoint(find_checkpoint(name))
-    model = load_checkpoint(fetch_folder(place, needed=DESCRIPTION, also=(WEIGHTS, CARD), revision=tail or None))
+    model = load_checkpoint(fetch_folder(place, revision=tail or None))
     model.origin = name
     return model
 
