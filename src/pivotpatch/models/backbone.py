@@ -28,6 +28,9 @@ CVTS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], floa
     "test_cvt": ((8, 16, 32), (1, 2, 3), (1, 2, 4), 0.1, 64),
 }
 """Widths, depths and attention heads of the stages, share of dropped paths, rows and columns of the images."""
+# Arguments that `Backbone` sets itself, that read files or fetch, or that change what goes in.
+_REFUSED = {"checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "num_classes"}
+_REFUSED |= {"features_only", "in_chans", "scriptable", "exportable", "no_jit"}
 _NAMES = (  # of the authors, and of transformers
     (r"^stage(\d)\.", r"body.encoder.stages.\1."),
     (r"\.patch_embed\.proj\.", ".embedding.convolution_embeddings.projection."),
@@ -117,14 +120,15 @@ class Backbone(nn.Module):
             pretrained: fetch timm's weights from the hub.
         """
         super().__init__()
-        check_backbone(name)
+        where, stated = f"backbone {name!r}", get_config(name)
         arguments = dict(options or {})
-        _check_options(arguments, name)
+        refused = sorted(_REFUSED & arguments.keys())
+        if refused:
+            raise InputError(where, f"option {refused[0]!r} is not yours to set", "leave it out")
         stride_in_conv1 = arguments.pop("stride_in_conv1", False)
         self.network: Any
         self.fixed_size: int | None = None
         flexible = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
-        where, stated = f"backbone {name!r}", get_config(name)
         local = "check the connection, or give a local file: model.weights=FILE, in Python weights="
         with (
             explaining(where, f"cannot be built with {quote(arguments)}", "change what it does not take"),
@@ -172,8 +176,8 @@ class Backbone(nn.Module):
         return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, height, width)
 
 
-def check_backbone(name: str) -> None:
-    """Refuse a model, or a tag of its weights, that timm does not know."""
+def get_config(name: str) -> dict[str, Any]:
+    """What timm states of a model: size, normalisation, name of the classifier; an unknown one is refused."""
     model, _, tag = name.partition(".")
     if name not in CVTS and not timm.is_model(model):
         known = [*timm.list_models(), *CVTS]
@@ -181,24 +185,11 @@ def check_backbone(name: str) -> None:
     tagged = timm.list_pretrained(f"{model}.*")
     if tag and name not in tagged:
         raise InputError("backbone", f"timm has no weights {name!r}", choose_one_of(name, tagged))
-
-
-def get_config(name: str) -> dict[str, Any]:
-    """What timm states of a model that `check_backbone` knows: size, normalisation, name of the classifier."""
     if name in CVTS:
         return describe_cvt(name)
     stated = get_pretrained_cfg(name)
     assert stated is not None
     return dict(stated.to_dict())
-
-
-def _check_options(options: Mapping[str, BackboneOption], name: str) -> None:
-    """Refuse arguments that this class sets itself, that read files or fetch, or that change what goes in."""
-    taken = {"checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "num_classes"}
-    taken |= {"features_only", "in_chans", "scriptable", "exportable", "no_jit"}
-    refused = sorted(taken & set(options))
-    if refused:
-        raise InputError(f"backbone {name!r}", f"option {refused[0]!r} is not yours to set", "leave it out")
 
 
 def _move_strides(network: nn.Module, name: str) -> None:

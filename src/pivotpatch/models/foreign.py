@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.errors import InputError, explaining, import_extra
-from pivotpatch.models.backbone import Preprocessing, check_backbone, convert_names, get_config, read_preprocessing
+from pivotpatch.models.backbone import Preprocessing, convert_names, get_config, read_preprocessing
 from pivotpatch.models.checkpoint import WEIGHTS, check_preprocessing
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
@@ -175,8 +175,8 @@ def build_timm(
     name: str, labels: Sequence[str], state: dict[str, Tensor], *, image_size: int | None, where: str
 ) -> ForeignClassifier:
     """A whole timm model by its name, with its own classifier and the weights of a file, `where`."""
-    check_backbone(name)
-    sized = {} if image_size is None or not get_config(name).get("fixed_input_size") else {"img_size": image_size}
+    fixed = get_config(name).get("fixed_input_size")
+    sized = {"img_size": image_size} if fixed and image_size is not None else {}
     with _opening("timm", where):
         network = timm.create_model(name, num_classes=len(labels), **sized)
         _fill_timm(network, state, where=where)

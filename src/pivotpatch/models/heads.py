@@ -6,6 +6,7 @@ that the decoder heads share one decoder among image, patch and weight logits.
 
 import math
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -21,7 +22,7 @@ HeadOption = int | float | bool | None
 class Head(nn.Module):
     """Feature map (B,D,h,w) -> embedding -> logits (B,L)."""
 
-    project: nn.Module
+    project: "nn.Linear | GroupProjection"
 
     def embed(self, features: Tensor) -> Tensor:
         """Embedding of a feature map (B,D,h,w): what `project` turns into logits."""
@@ -29,7 +30,9 @@ class Head(nn.Module):
 
     def make_projection(self) -> nn.Module:
         """A new last step, embedding -> logits (B,L), with weights of its own."""
-        raise NotImplementedError
+        made = deepcopy(self.project)
+        made.reset_parameters()
+        return made
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B,L) of a feature map (B,D,h,w)."""
@@ -42,17 +45,11 @@ class LinearHead(Head):
 
     def __init__(self, features: int, labels: int) -> None:
         super().__init__()
-        self.features = features
-        self.labels = labels
-        self.project = self.make_projection()
+        self.project = nn.Linear(features, labels)
 
     def embed(self, features: Tensor) -> Tensor:
         """Mean (B,D) over the places of a feature map (B,D,h,w)."""
         return features.mean(dim=(2, 3))
-
-    def make_projection(self) -> nn.Module:
-        """A linear layer D -> L."""
-        return nn.Linear(self.features, self.labels)
 
 
 class MaxHead(LinearHead):
@@ -74,7 +71,11 @@ class GroupProjection(nn.Module):
         self.labels = labels
         self.weight = nn.Parameter(torch.empty(queries, width, -(-labels // queries)))
         self.bias = nn.Parameter(torch.zeros(labels))
-        bound = 1 / math.sqrt(width)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew."""
+        bound = 1 / math.sqrt(self.weight.shape[1])
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, embedding: Tensor) -> Tensor:
@@ -119,7 +120,6 @@ class Query2LabelHead(Head):
             dropout: of attention, feed-forward and their sums.
         """
         super().__init__()
-        self.labels = labels
         self.width = features if width is None else width
         if self.width % 4 or self.width % attention_heads:
             wrong = f"width {self.width} with {attention_heads} attention heads"
@@ -132,7 +132,7 @@ class Query2LabelHead(Head):
         self.encoder = nn.ModuleList(layer(attend_self=True) for _ in range(encoder_layers))
         self.decoder = nn.ModuleList(decoder() for _ in range(decoder_layers))
         self.norm = nn.LayerNorm(self.width)
-        self.project = self.make_projection()
+        self.project = GroupProjection(labels, queries=labels, width=self.width)
         for weights in (*self.encoder.parameters(), *self.decoder.parameters()):
             if weights.dim() > 1:
                 nn.init.xavier_uniform_(weights)
@@ -148,10 +148,6 @@ class Query2LabelHead(Head):
             labels = layer(labels, positions=self.queries, image=image, image_positions=positions)
         normed: Tensor = self.norm(labels)
         return normed
-
-    def make_projection(self) -> nn.Module:
-        """A linear layer W -> 1 per label."""
-        return GroupProjection(self.labels, queries=self.labels, width=self.width)
 
 
 class AttentionLayer(nn.Module):
@@ -210,14 +206,12 @@ class MLDecoderHead(Head):
 
     def __init__(self, features: int, labels: int, *, groups: int | None = None, width: int = 768) -> None:
         super().__init__()
-        self.labels = labels
-        self.width = width
-        self.groups = min(labels, 100 if groups is None else groups)
+        groups = min(labels, 100 if groups is None else groups)
         self.enter = nn.Linear(features, width)
         self.decoder = TransformerDecoderLayerOptimal(width, nhead=8, dim_feedforward=2048, dropout=0.1)
-        self.register_buffer("queries", torch.randn(self.groups, width))
+        self.register_buffer("queries", torch.randn(groups, width))
         self.queries: Tensor
-        self.project = self.make_projection()
+        self.project = GroupProjection(labels, queries=groups, width=width)
 
     def embed(self, features: Tensor) -> Tensor:
         """Group embeddings (B,G,W) of a feature map (B,D,h,w)."""
@@ -225,10 +219,6 @@ class MLDecoderHead(Head):
         queries = self.queries[:, None].expand(-1, image.shape[0], -1)
         decoded: Tensor = self.decoder(queries, image.transpose(0, 1))
         return decoded.transpose(0, 1)
-
-    def make_projection(self) -> nn.Module:
-        """A linear layer W -> ceil(L / G) for each group."""
-        return GroupProjection(self.labels, queries=self.groups, width=self.width)
 
 
 HEADS: Mapping[str, Callable[..., Head]] = {

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pivotpatch.errors import InputError, choose_one_of
-from pivotpatch.models.backbone import check_backbone, get_config, read_preprocessing
+from pivotpatch.models.backbone import get_config, read_preprocessing
 from pivotpatch.models.checkpoint import DESCRIPTION, Kind, read_description
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.foreign import CONFIG, ForeignClassifier, OnnxNetwork, build_timm, load_timm, load_transformers
@@ -164,10 +164,9 @@ def _open_state(path: Path, built: Architecture, labels: Sequence[str], patching
 
 
 def _open_graph(path: Path, built: Architecture, labels: Sequence[str]) -> Classifier:
-    check_backbone(built.backbone)
-    network = OnnxNetwork(path)
+    stated, network = get_config(built.backbone), OnnxNetwork(path)
     fixed = [side for side in network.shape[2:] if isinstance(side, int)]
-    prepare = read_preprocessing(get_config(built.backbone), image_size=built.image_size or next(iter(fixed), None))
+    prepare = read_preprocessing(stated, image_size=built.image_size or next(iter(fixed), None))
     if any(side != prepare.image_size for side in fixed):
         wrong = f"it takes images of {network.shape[2]} x {network.shape[3]} pixels, not of {prepare.image_size}"
         raise InputError(str(path), wrong, "give that size behind the architecture, such as resnet101@448")
