@@ -69,14 +69,7 @@ def quote_fault(error: BaseException) -> str:
 def explaining(
     where: str, wrong: str, todo: str, *, of: type[Exception] | tuple[type[Exception], ...] = Exception
 ) -> Iterator[None]:
-    """Turn what another library raises into an `InputError`, with its words in brackets.
-
-    Args:
-        where: as in `InputError`.
-        wrong: likewise.
-        todo: likewise.
-        of: errors that are turned; all by default.
-    """
+    """Turn what another library raises into an `InputError`, with its words in brackets; `of` which kinds."""
     try:
         yield
     except InputError:

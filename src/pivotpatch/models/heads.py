@@ -176,14 +176,7 @@ class AttentionLayer(nn.Module):
     def forward(
         self, tokens: Tensor, *, positions: Tensor, image: Tensor | None = None, image_positions: Tensor | None = None
     ) -> Tensor:
-        """New tokens (B,N,W).
-
-        Args:
-            tokens: (B,N,W).
-            positions: (N,W) of the tokens.
-            image: (B,M,W), which the tokens attend to.
-            image_positions: (M,W).
-        """
+        """New tokens (B,N,W), of such with positions (N,W) and an image (B,M,W) with positions (M,W)."""
         if self.attend_self:
             placed = tokens + positions
             found = self.self_attention(placed, placed, tokens, need_weights=False)[0]

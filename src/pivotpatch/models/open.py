@@ -72,8 +72,8 @@ def load_checkpoint(folder: str | Path) -> Classifier:
 def is_named(name: str) -> bool:
     """Whether a name begins with one of `SCHEMES`.
 
-    >>> is_named("hub:owner/name@v2"), is_named("my-run"), is_named("timm:")
-    (True, False, False)
+    >>> [is_named(name) for name in ("hub:owner/name@v2", "timm:folder", "my-run", "timm:", "hub:@v1", "table:a.csv")]
+    [True, True, False, False, False, False]
     """
     scheme, _, place = name.partition(":")
     return scheme in SCHEMES and place.partition("@")[0] != ""
@@ -155,11 +155,8 @@ def _open_state(path: Path, built: Architecture, labels: Sequence[str], patching
     count = named.get("head.project.bias", torch.empty(len(labels))).shape[0]
     if count != len(labels):
         raise InputError(where, f"it has {count} labels, and {len(labels)} are named", "name its own, in its order")
-    try:
-        load_exactly(model, named, where=where)
-    except InputError as error:
-        todo = "give its own architecture: a recipe, BACKBONE+HEAD, or BACKBONE alone with timm's own classifier"
-        raise InputError(*error.parts[:2], todo) from None
+    todo = "give its own architecture: a recipe, BACKBONE+HEAD, or BACKBONE alone with timm's own classifier"
+    load_exactly(model, named, where=where, todo=todo)
     return model
 
 

@@ -49,7 +49,7 @@ def make_network_views(
     size: int | None = None,
     compiled: bool = False,
 ) -> Views:
-    """The views that a model sees of images (B,3,h,w) uint8 from the loader, on their device.
+    """The views that a model sees of images (B,3,h,w) uint8 from the loader, on their device; see `make_views`.
 
     Args:
         model: says how it sees them.

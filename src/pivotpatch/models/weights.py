@@ -94,7 +94,13 @@ def _reading(path: Path) -> Iterator[None]:
         yield
 
 
-def load_exactly(module: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
+def load_exactly(
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    where: str,
+    todo: str = "give the weights of this very architecture",
+) -> None:
     """Load tensors into a module; a missing, extra or misshapen key is an error that names it."""
     expected = module.state_dict()
     missing = [key for key in expected if key not in state]
@@ -109,8 +115,7 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], *, where: str) 
     kinds = {"missing": missing, "extra": extra, "misshapen": misshapen}
     parts = [f"{len(names)} {kind} ({shorten(names)})" for kind, names in kinds.items() if names]
     if parts:
-        wrong = f"weights do not fit the model: {', '.join(parts)}"
-        raise InputError(where, wrong, "give the weights of this very architecture")
+        raise InputError(where, f"weights do not fit the model: {', '.join(parts)}", todo)
     module.load_state_dict(dict(state))
 
 
@@ -122,12 +127,7 @@ class Allowance(TorchFunctionMode):
     """
 
     def __init__(self, weights: Iterable[Path], *, where: str) -> None:
-        """Read what the files hold.
-
-        Args:
-            weights: .safetensors files, or torch's.
-            where: what describes the model, for the message.
-        """
+        """Read what files of weights hold; `where` the model is described."""
         super().__init__()
         counts = [count for path in weights for count in _count_elements(path)]
         self._elements = 2 * sum(counts) + _SPARE
