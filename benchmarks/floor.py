@@ -29,13 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from training import LABELS, Clock, forget, make_floor_step
 
 from pivotpatch import PatchClassifier
-from pivotpatch.accel.rewrites import (
-    REWRITES,
-    Rewrite,
-    rewrite_channels,
-    rewrite_norms,
-    rewrite_stem,
-)
+from pivotpatch.accel import quicken_training
 from pivotpatch.training.processes import own_settings
 
 
@@ -51,7 +45,7 @@ class Variant:
         cudnn_benchmark: whether cuDNN chooses its kernels by trial.
         half_patches: whether patches are seen at half the side of the image.
         checkpointing: whether the backbone's blocks are computed again on the way back.
-        rewrites: what is done to the network before, of `pivotpatch.accel.rewrites`; training does all.
+        rewritten: whether the network is rewritten before, by `quicken_training`, as training does.
     """
 
     compiler: Mapping[str, Any] | None = field(default_factory=dict)
@@ -61,19 +55,15 @@ class Variant:
     cudnn_benchmark: bool = True
     half_patches: bool = False
     checkpointing: bool = False
-    rewrites: tuple[Rewrite, ...] = ()
+    rewritten: bool = False
 
 
 VARIANTS = {
     "eager": Variant(None),
     "compile": Variant(),
-    "stem": Variant(rewrites=(rewrite_stem,)),
-    "norms": Variant(rewrites=(rewrite_norms,)),
-    "channels": Variant(rewrites=(rewrite_channels,)),
-    "rewritten": Variant(rewrites=REWRITES),
-    "without-norms": Variant(rewrites=(rewrite_stem, rewrite_channels)),
-    "tuned": Variant({"options": {"max_autotune_pointwise": True}}, rewrites=REWRITES),
-    "coordinate-descent": Variant({"options": {"coordinate_descent_tuning": True}}, rewrites=REWRITES),
+    "rewritten": Variant(rewritten=True),
+    "tuned": Variant({"options": {"max_autotune_pointwise": True}}, rewritten=True),
+    "coordinate-descent": Variant({"options": {"coordinate_descent_tuning": True}}, rewritten=True),
     "cudagraphs": Variant({"mode": "reduce-overhead"}),
     "conv1x1-as-product": Variant({"options": {"conv_1x1_as_mm": True}}),
     "max-autotune": Variant({"mode": "max-autotune-no-cudagraphs"}),
@@ -193,8 +183,8 @@ def measure(backbone: str, name: str, args: argparse.Namespace, *, device: torch
             backbone, labels, image_size=args.size, patch_size=args.size // 2 if variant.half_patches else None
         )
     flops = count_flops(model)
-    for rewrite in variant.rewrites:
-        rewrite(model.backbone.network)
+    if variant.rewritten:
+        quicken_training(model)
     if variant.checkpointing:
         model.backbone.network.set_grad_checkpointing(True)
     forget(device)

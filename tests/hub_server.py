@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -57,51 +58,20 @@ class HubServer(ThreadingHTTPServer):
         return held
 
 
-_LOOP = """
-import contextlib, io, json, sys, traceback
-for line in sys.stdin:
-    said, fault = io.StringIO(), None
-    with contextlib.redirect_stdout(said):
-        try:
-            exec(json.loads(line), {})
-        except BaseException:
-            fault = traceback.format_exc()
-    print(json.dumps([said.getvalue(), fault]), flush=True)
-"""
-
-
-class HubUser:
-    """A process of its own for which a server is the hub, since its client reads that when it is imported."""
-
-    def __init__(self, server: HubServer, cache: Path, *, offline: bool = False) -> None:
-        told = {
-            "HF_ENDPOINT": server.address,
-            "HF_HOME": str(cache),
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_OFFLINE": str(int(offline)),
-            "NO_PROXY": "127.0.0.1",
-        }
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", _LOOP],
-            env=kept | told,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, code: str) -> list[str]:
-        """The lines that Python code prints there; a warning is an error."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(code) + "\n")
-        self.process.stdin.flush()
-        said, fault = json.loads(self.process.stdout.readline())
-        assert fault is None, fault
-        return str(said).splitlines()
-
-    def close(self) -> None:
-        self.process.communicate()
+def run_with_hub(server: HubServer, cache: Path, code: str, *, offline: bool = False) -> list[str]:
+    """The lines that Python code prints in a process for which a server is the hub; a warning is an error there."""
+    told = {
+        "HF_ENDPOINT": server.address,
+        "HF_HOME": str(cache),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_OFFLINE": str(int(offline)),
+        "NO_PROXY": "127.0.0.1",
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    command = [sys.executable, "-W", "error", "-c", dedent(code)]
+    done = subprocess.run(command, env=kept | told, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The one error of the package and the sentence it speaks."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -75,6 +76,19 @@ def quote_fault(error: BaseException) -> str:
     """
     said = " ".join(str(error)[: 4 * _FAULT].split()) or type(error).__name__
     return cut(said if len(said) <= _FAULT else f"{said[: _FAULT - 4]} ...", _FAULT)  # its beginning tells most
+
+
+@contextmanager
+def explaining(
+    where: str, wrong: str, todo: str, *, of: type[Exception] | tuple[type[Exception], ...] = Exception
+) -> Iterator[None]:
+    """Turn what another library raises into an `InputError`, with its words in brackets; `of` which kinds."""
+    try:
+        yield
+    except InputError:
+        raise
+    except of as error:
+        raise InputError(where, f"{wrong} ({type(error).__name__}: {quote_fault(error)})", todo) from error
 
 
 def choose_one_of(name: str, known: Iterable[str]) -> str:

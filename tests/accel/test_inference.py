@@ -49,29 +49,38 @@ def test_the_answer_stays_and_norms_and_passes_over_memory_go(
         assert all(torch.equal(value, held[key]) for key, value in network.state_dict().items())
 
 
-class Branching(nn.Module):
-    """Uses its norm twice."""
+class Made(nn.Module):
+    """A model of two convolutions and a norm whose main part, by timm's name for it, is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Callable[..., Tensor], padding_mode: Literal["zeros", "reflect"] = "zeros") -> None:
         super().__init__()
-        self.convolution, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 4, 3, padding=1, padding_mode=padding_mode)
+        self.second, self.norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.relu = nn.ReLU()
+        self.pools = nn.Sequential(BlurPool2d(3, filt_size=4), BlurPool2d(3, pad_mode="replicate"))  # not our kernel's
+        self.run = run
 
-    def forward(self, images: Tensor) -> Any:
-        found = self.convolution(images)
-        return self.norm(2 * found) + self.norm(found)
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.run(self, images)
+
+    forward = forward_features
 
 
-class Straying(Branching):
-    """Uses what its convolution says beside the norm, too."""
+def norm_twice(made: Made, images: Tensor) -> Any:
+    """A norm that is used twice."""
+    return made.norm(2 * made.first(images)) + made.norm(made.first(images))
 
-    def forward(self, images: Tensor) -> Any:
-        found = self.convolution(images)
-        return found + self.norm(found)
+
+def norm_beside(made: Made, images: Tensor) -> Any:
+    """What the convolution says is used beside the norm, too."""
+    found = made.first(images)
+    return found + made.norm(found)
 
 
 @torch.no_grad()
 def test_what_cannot_be_folded_is_left_alone() -> None:
-    for network in (Branching().eval(), Straying().eval()):
+    for network in (Made(norm_twice).eval(), Made(norm_beside).eval()):
         assert network.norm.running_mean is not None
         network.norm.running_mean.fill_(5)
         assert fold_norms(network, side=8) is network
@@ -81,22 +90,6 @@ def test_what_cannot_be_folded_is_left_alone() -> None:
     next(broken.parameters()).fill_(1e38)
     assert broken(torch.rand(1, 3, 64, 64)).isnan().any()
     assert fold_norms(broken, side=64) is broken
-
-
-class Made(nn.Module):
-    """A network of two convolutions whose main part, by timm's name for it, is given."""
-
-    def __init__(self, run: Callable[..., Tensor], padding_mode: Literal["zeros", "reflect"] = "zeros") -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Conv2d(3, 4, 3, padding=1, padding_mode=padding_mode)
-        self.second = nn.Conv2d(4, 4, 1)
-        self.relu = nn.ReLU()
-        self.pools = nn.Sequential(BlurPool2d(3, filt_size=4), BlurPool2d(3, pad_mode="replicate"))  # not our kernel's
-        self.run = run
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        return self.run(self, images)
 
 
 def add(made: Made, images: Tensor) -> Any:

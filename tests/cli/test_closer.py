@@ -15,7 +15,7 @@ from pivotpatch.inference.score_file import read_scores
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import make_closer_view
+from pivotpatch.models.views import make_network_views
 from pivotpatch.tuning.tune import CloserLook, tune_scores
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,8 @@ def test_evaluate_judges_a_closer_look_where_one_is_asked_for(here: Path, capsys
             torch.testing.assert_close(logits, known.logits[kind], rtol=0, atol=1e-4)
     with torch.inference_mode():
         (batch,) = make_loader(records, size=(SIZE, SIZE), batch_size=50)
-        larger = model.head(model.backbone(make_closer_view(model, batch.images, size=CLOSER)))
+        closer = make_network_views(model, batch.images, patches=False, size=CLOSER).image
+        larger = model.head(model.backbone(closer))
     image = (expected["p.parquet"].logits["image"] + larger) / 2
     torch.testing.assert_close(scores.logits["image"], image, rtol=0, atol=1e-4)
     for kind, logits in scores.logits.items():

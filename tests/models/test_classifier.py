@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,40 +42,29 @@ def test_backbones_and_heads(backbone: str, head: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", SMALL)
-def test_one_pass_over_all_views_equals_a_pass_for_each(head: str) -> None:
-    torch.manual_seed(0)
-    model = PatchClassifier(small(head=head), LABELS, lam=0.5, temperature=2.0).eval()
-    images, patches = torch.rand(2, 3, 64, 64), torch.rand(2, 4, 3, 64, 64)
-    with torch.inference_mode():
-        out = model.forward_views(images, patches)
-        whole = model.head.embed(model.backbone(images))
-        parts = [model.head.embed(model.backbone(patches[:, j])) for j in range(4)]
-        q = torch.stack([model.patch_projection(part) for part in parts], dim=1)
-        w = torch.stack([model.weight_projection(part) for part in parts], dim=1)
-        expected = model.head.project(whole) + 0.5 * (torch.softmax(w / 2, dim=1) * q).sum(1)
-    torch.testing.assert_close(out.tde_logits, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(out.patch_logits, q, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("head", SMALL)
 @pytest.mark.parametrize("patch_size", [None, 32])
-def test_patches_may_come_later_or_alone(head: str, patch_size: int | None) -> None:
+def test_logits_are_those_of_a_pass_for_each_view(head: str, patch_size: int | None) -> None:
+    """All in one pass where patches are as large as the image; they may come later, or alone."""
     torch.manual_seed(0)
     model = PatchClassifier(small(head=head), LABELS, patch_size=patch_size, lam=0.5, temperature=2.0).eval()
     side = patch_size or 64
     images, patches = torch.rand(3, 3, 64, 64), torch.rand(3, 4, 3, side, side)
     seen: list[torch.Size] = []
     with torch.inference_mode():
-        expected = model.forward_views(images, patches)
+        p = model.head.project(model.head.embed(model.backbone(images)))
+        parts = [model.head.embed(model.backbone(patches[:, j])) for j in range(4)]
+        q = torch.stack([model.patch_projection(part) for part in parts], dim=1)
+        w = torch.stack([model.weight_projection(part) for part in parts], dim=1)
+        pooled = (torch.softmax(w / 2, dim=1) * q).sum(1)
         model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
-        image_logits = model.forward_images(images)
-        later = model.add_patches(image_logits[1:], patches[1:])
-        alone = model.forward_patches(patches)
-    torch.testing.assert_close(image_logits, expected.image_logits, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(alone, expected.pooled_logits, rtol=1e-4, atol=1e-5)
-    for value, whole in zip(later, expected, strict=True):
-        torch.testing.assert_close(value, whole[1:], rtol=1e-4, atol=1e-5)
-    assert seen == [(3, 3, 64, 64), (8, 3, side, side), (12, 3, side, side)]
+        once, first = model.forward_views(images, patches), model.forward_images(images)
+        later, alone = model.add_patches(first[1:], patches[1:]), model.forward_patches(patches)
+    close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
+    close((first, once.image_logits, once.patch_logits), (p, p, q))
+    close((alone, once.pooled_logits, once.tde_logits), (pooled, pooled, p + 0.5 * pooled))
+    close(tuple(later), tuple(value[1:] for value in once))
+    whole = [(15, 3, 64, 64)] if patch_size is None else [(3, 3, 64, 64), (12, 3, 32, 32)]
+    assert seen == [*whole, (3, 3, 64, 64), (8, 3, side, side), (12, 3, side, side)]
 
 
 def test_independent_models_share_nothing_but_how_they_start(tmp_path: Path) -> None:
@@ -143,7 +133,6 @@ def test_images_that_do_not_suit_the_network_are_named() -> None:
         ({"labels": "cat"}, "'cat' are not different names"),
         ({"image_size": 0}, "image_size is 0"),
         ({"weights": "no.safetensors"}, "there is no such file"),
-        ({"pretrained": True, "weights": "w"}, "both pretrained and weights are given"),
         ({"grid": 0}, "grid is 0"),
         ({"overlap": 1.0}, "overlap is 1.0"),
         ({"patch_size": 4096}, "patch_size is 4096"),

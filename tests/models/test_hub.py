@@ -1,11 +1,10 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import torch
-from hub_server import HubServer, HubUser, serving_hub
+from hub_server import HubServer, run_with_hub, serving_hub
 from huggingface_hub import ModelCard
 from made_networks import LABELS, fit_made_up, make_network
 from PIL import Image
@@ -18,17 +17,10 @@ from pivotpatch.models.classifier import Classifier, IndependentClassifier
 FILES = ["README.md", "model.json", "model.safetensors"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def hub() -> Iterator[HubServer]:
     with serving_hub() as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def user(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubUser]:
-    online = HubUser(hub, tmp_path_factory.mktemp("hub"))
-    yield online
-    online.close()
 
 
 @pytest.mark.parametrize("kind", [MultiLabelClassifier, PatchClassifier, IndependentClassifier])
@@ -113,11 +105,11 @@ def test_what_lies_beside_a_checkpoint_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_only_the_checkpoint_is_fetched_and_only_once(tmp_path: Path) -> None:
+def test_only_the_checkpoint_is_fetched_and_only_once(hub: HubServer, tmp_path: Path) -> None:
     """A copy is opened without a connection, and nothing is waited for."""
     model = make_network()
     model.save_pretrained(tmp_path / "m")
-    code = dedent("""
+    code = """
         import time
         from pivotpatch import PatchClassifier
         def refuse(seconds):
@@ -128,28 +120,22 @@ def test_only_the_checkpoint_is_fetched_and_only_once(tmp_path: Path) -> None:
                 print(PatchClassifier.from_pretrained(name, revision=revision).thresholds)
             except ValueError as error:
                 print(error)
-    """)
-    with serving_hub() as hub:
-        hub.offer("me/m", tmp_path / "m").files.update({"pytorch_model.bin": b"pickle", "photo.jpg": b"large"})
-        model.thresholds = (0.1, 0.2, 0.3)
-        save_checkpoint(model, tmp_path / "m", overwrite=True)
-        hub.offer("me/m", tmp_path / "m", revision="v2")
-        said = []
-        for offline in (False, True):
-            user = HubUser(hub, tmp_path / "copies", offline=offline)
-            said.append(user.run(code))
-            user.close()
-        assert sorted(set(hub.fetched)) == [f"me/m/{name}" for name in FILES]
-        assert len(hub.fetched) <= 6  # three files of two revisions, whose weights and card are the same
-    user = HubUser(hub, tmp_path / "copies")  # which is gone
-    said.append(user.run(code))
-    user.close()
+    """
+    hub.offer("me/m", tmp_path / "m").files.update({"pytorch_model.bin": b"pickle", "photo.jpg": b"large"})
+    model.thresholds = (0.1, 0.2, 0.3)
+    save_checkpoint(model, tmp_path / "m", overwrite=True)
+    hub.offer("me/m", tmp_path / "m", revision="v2")
+    said = [run_with_hub(hub, tmp_path / "copies", code, offline=offline) for offline in (False, True)]
+    assert sorted(set(hub.fetched)) == [f"me/m/{name}" for name in FILES]
+    assert len(hub.fetched) <= 6  # three files of two revisions, whose weights and card are the same
+    hub.address = "http://127.0.0.1:9"  # where nothing answers
+    said.append(run_with_hub(hub, tmp_path / "copies", code))
     assert [lines[:2] for lines in said] == [["None", "(0.1, 0.2, 0.3)"]] * 3
     assert said[0][2].startswith("me/unheard-of: the hub cannot be used (RepositoryNotFoundError")
     assert said[2][2].startswith("me/unheard-of: is no folder that is there, and the hub cannot be reached")
 
 
-def test_what_the_hub_refuses_is_said_in_one_line(hub: HubServer, user: HubUser, tmp_path: Path) -> None:
+def test_what_the_hub_refuses_is_said_in_one_line(hub: HubServer, tmp_path: Path) -> None:
     make_network().save_pretrained(tmp_path / "m")
     hub.offer("me/private", tmp_path / "m").token = "may-read"
     hub.offer("me/gated", tmp_path / "m").gated = True
@@ -168,25 +154,24 @@ def test_what_the_hub_refuses_is_said_in_one_line(hub: HubServer, user: HubUser,
         ("me/other", {}, "me/other: holds no model.json, so it is another kind of model; check the name"),
         ("me/cut", {}, "model.safetensors: cannot be read"),
     ]
-    code = dedent("""
-        import json
+    code = f"""
         from pivotpatch import PatchClassifier
-        for name, options in json.loads('%s'):
+        for name, options in {[(name, options) for name, options, _ in asked]}:
             try:
                 print(type(PatchClassifier.from_pretrained(name, **options)).__name__)
             except ValueError as error:
                 print(error)
-    """) % json.dumps([[name, options] for name, options, _ in asked])
-    said = user.run(code)
+    """
+    said = run_with_hub(hub, tmp_path / "copies", code)
     assert len(said) == len(asked)
     for line, (_, _, expected) in zip(said, asked, strict=True):
         assert expected in line
         assert "may-read" not in line
 
 
-def test_a_network_is_sent_with_its_card(hub: HubServer, user: HubUser, tmp_path: Path) -> None:
+def test_a_model_is_sent_with_its_card(hub: HubServer, tmp_path: Path) -> None:
     make_network().save_pretrained(tmp_path / "m")
-    code = dedent(f"""
+    code = f"""
         from pivotpatch.models import Card, PatchClassifier
         model = PatchClassifier.from_pretrained({str(tmp_path / "m")!r})
         def push(name, **options):
@@ -199,11 +184,11 @@ def test_a_network_is_sent_with_its_card(hub: HubServer, user: HubUser, tmp_path
         push("me/replaced", token="may-write", card=Card(license="mit", text="Said again."))
         push("me/new", token="may-not-write")
         push("me/new", token="may-write", card=Card(license="nonsense"))
-    """)
+    """
     for name in ("me/edited", "me/replaced"):
         hub.offer(name, tmp_path / "m").files["README.md"] = b"my own words"
         hub.repositories[name].files["model.json"] = b"{}"
-    said = user.run(code)
+    said = run_with_hub(hub, tmp_path / "copies", code)
     assert said[:3] == [f"{hub.address}/me/{name}" for name in ("new", "edited", "replaced")]
     assert said[3].startswith("me/new: the hub cannot be used (HfHubHTTPError: 403")
     assert "license" in said[4]

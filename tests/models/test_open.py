@@ -7,7 +7,6 @@ from made_networks import make_network
 
 from pivotpatch import InputError, PatchClassifier, save_checkpoint
 from pivotpatch.models import open_model
-from pivotpatch.models.open import is_named
 
 
 def test_bundled_models_runs_and_checkpoints_are_opened(tmp_path: Path) -> None:
@@ -34,10 +33,3 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=wrong):
             open_model(name)
-
-
-def test_names_begin_with_a_scheme() -> None:
-    for name in ("hub:me/tags", "timm:folder", "transformers:me/vit@v1"):
-        assert is_named(name)
-    for name in ("hub:", "hub:@v1", "hub", "tagger", "runs/pat", "C:\\runs", "table:photos.csv", ""):
-        assert not is_named(name)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from made_networks import HEADS, LABELS, make_network
-from torch import Tensor, nn
+from torch import Tensor
 
 from pivotpatch import PatchClassifier
 from pivotpatch.errors import InputError
@@ -25,57 +25,37 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64)
 
 
-def project(embedding: Tensor, layer: nn.Module) -> Tensor:
-    return embedding @ layer.get_parameter("weight").T + layer.get_parameter("bias")
-
-
 @pytest.mark.parametrize(
-    ("size", "grid", "overlap", "spans"),
+    ("head", "size", "grid", "overlap", "spans"),
     [
-        (96, 2, 0.0, [(0, 2), (1, 3)]),  # three places a side: the middle is in both
-        (112, 2, 0.5, [(0, 3), (1, 4)]),
-        (144, 3, 0.0, [(0, 2), (1, 3), (3, 5)]),
+        *((head, 96, 2, 0.0, [(0, 2), (1, 3)]) for head in HEADS),  # three places a side: the middle is in both
+        ("linear", 112, 2, 0.5, [(0, 3), (1, 4)]),
+        ("linear", 144, 3, 0.0, [(0, 2), (1, 3), (3, 5)]),
     ],
 )
-def test_a_closer_look_is_the_definition(size: int, grid: int, overlap: float, spans: Spans) -> None:
-    """With the linear head, each patch is the mean of its places of the map."""
-    model, first, closer = make_closer(grid=grid, overlap=overlap), draw(2, 3), draw(2, 3, size, size)
-    with torch.inference_mode():
-        found = model.look_closer(first, closer)
-        own, pooled = model.forward_closer(closer)
-        features = model.backbone(closer)
-        parts = [features[:, :, top:bottom, left:right] for top, bottom in spans for left, right in spans]
-        means = torch.stack([part.mean(dim=(2, 3)) for part in parts], dim=1)
-        image = project(features.mean(dim=(2, 3)), model.head.project)
-        patch = project(means, model.patch_projection)
-        heat = project(means, model.weight_projection) / TEMPERATURE
-        weights = heat.exp() / heat.exp().sum(dim=1, keepdim=True)
-        q = (weights * patch).sum(dim=1)
-        p = (first + image) / 2
-        tde = p + LAM * q
-    expected = (p, patch, weights, q, tde, torch.sigmoid(tde / (1 + LAM)))
-    for name, value, known in zip(found._fields, found, expected, strict=True):
-        torch.testing.assert_close(value, known, msg=name)
-    torch.testing.assert_close(own, image)
-    torch.testing.assert_close(pooled, q)
-    assert weights.std(dim=1).mean() > 0.02  # so that a wrong order or temperature would be seen
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_every_head_looks_at_each_part_of_one_map(head: str) -> None:
-    model, first, closer = make_closer(head=head), draw(2, 3), draw(2, 3, 96, 96)
+def test_a_closer_look_is_the_definition(head: str, size: int, grid: int, overlap: float, spans: Spans) -> None:
+    model, first = make_closer(head=head, grid=grid, overlap=overlap), draw(2, 3)
+    closer = draw(2, 3, size, size)
     seen: list[torch.Size] = []
     with torch.inference_mode():
         features = model.backbone(closer)
-        parts = [model.head.embed(features[..., r : r + 2, c : c + 2]) for r in (0, 1) for c in (0, 1)]
         model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
-        found = model.look_closer(first, closer)
-        torch.testing.assert_close(found.image_logits, (first + model.head(features)) / 2)
-        expected = torch.stack([model.patch_projection(part) for part in parts], dim=1)
-        torch.testing.assert_close(found.patch_logits, expected)
-        heat = torch.stack([model.weight_projection(part) for part in parts], dim=1) / TEMPERATURE
-        torch.testing.assert_close(found.weights, heat.softmax(dim=1))
-    assert seen == [(2, 3, 96, 96)]  # one pass stands for all patches
+        found, (own, pooled) = model.look_closer(first, closer), model.forward_closer(closer)
+        parts = [
+            model.head.embed(features[..., top:bottom, left:right]) for top, bottom in spans for left, right in spans
+        ]
+        image = model.head(features)
+        patch, heat = (
+            torch.stack([layer(part) for part in parts], dim=1)
+            for layer in (model.patch_projection, model.weight_projection)
+        )
+        weights = (heat / TEMPERATURE).exp() / (heat / TEMPERATURE).exp().sum(dim=1, keepdim=True)
+    q, p = (weights * patch).sum(dim=1), (first + image) / 2
+    tde = p + LAM * q
+    torch.testing.assert_close(tuple(found), (p, patch, weights, q, tde, torch.sigmoid(tde / (1 + LAM))))
+    torch.testing.assert_close((own, pooled), (image, q))
+    assert seen == [(2, 3, size, size)] * 2  # one pass stands for all patches
+    assert weights.std(dim=1).mean() > 0.02  # so that a wrong order or temperature would be seen
 
 
 def test_looks_that_cannot_be_are_refused() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from pivotpatch.accel.device import can_run
-from pivotpatch.accel.rewrites import FoldedPixels, copy_layer, find_slope
+from pivotpatch.accel.rewrites import FoldedPixels, copy_layer
 
 _LARGE = 1 << 20  # elements of a feature map from which on launching a kernel of ours costs less than it saves
 
@@ -126,9 +126,10 @@ def _find_gate(node: object, held: dict[str, Any]) -> tuple[Any, Any] | None:
 
 def _finish_activation(graph: fx.Graph, node: fx.Node, held: dict[str, Any]) -> bool:
     """Have an activation, and the sum, gate and bias before it, done at once; whether it was one, and had any."""
-    slope = find_slope(_find(node, held))
-    if slope is None:
+    activation = _find(node, held)
+    if type(activation) is not nn.ReLU and not isinstance(activation, nn.LeakyReLU):
         return False
+    slope = getattr(activation, "negative_slope", 0.0)
     x, gate, added, bias, taken = node.all_input_nodes[0], None, None, None, [node]
     for one, other in _list_terms(x):
         if _find_gate(one, held) is not None or _find_own(graph, one, held) is not None:

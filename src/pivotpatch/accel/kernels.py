@@ -81,12 +81,7 @@ def finish(
 ) -> Tensor:
     """act((maps + bias) gate + added), where act(y) is slope y below 0 and y above it.
 
-    Args:
-        maps: (B,C,H,W), at least `BLOCK` elements an image.
-        bias: (C,).
-        gate: (B,C,1,1).
-        added: (B,C,H,W) of the same dtype.
-        slope: 1 for no activation.
+    Of maps (B,C,H,W), at least `BLOCK` elements an image, bias (C,), gate (B,C,1,1), added (B,C,H,W) of their dtype.
     """
     maps = maps.contiguous(memory_format=torch.channels_last)
     added = None if added is None else added.contiguous(memory_format=torch.channels_last)
@@ -102,11 +97,7 @@ def finish(
 
 
 def blur(maps: Tensor) -> Tensor:
-    """The mean of 3 x 3 pixels with stride 2, weighed 1, 2, 1 both ways, the maps bordered by their reflection.
-
-    Args:
-        maps: (B,C,H,W), at least two rows and columns.
-    """
+    """The mean of 3 x 3 pixels of maps (B,C,H,W) with stride 2, weighed 1, 2, 1 both ways, bordered by reflection."""
     maps = maps.contiguous(memory_format=torch.channels_last)
     batch, channels, height, width = maps.shape
     rows, columns = (height + 1) // 2, (width + 1) // 2

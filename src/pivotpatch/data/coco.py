@@ -8,9 +8,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pivotpatch.data.address import choose_split
-from pivotpatch.runtime.files import check_name, read_json, resolve_inside
 from pivotpatch.data.records import FileStore, LabelSpace, RecordSet, pack_states
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.files import check_name, read_json, resolve_inside
 
 
 def read_coco(

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from pivotpatch.data.address import choose_split
-from pivotpatch.runtime.files import is_image, no_image, walk_files
 from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.data.table import encode_label_column, find_label_names, read_table
 from pivotpatch.data.table_files import TableFiles, find_tables
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.files import is_image, no_image, walk_files
 
 SPLIT_FOLDERS = ("train", "trainval", "val", "valid", "validation", "dev", "test")
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 from sklearn.datasets import load_digits
 
-from pivotpatch.runtime.values import PatchBox
 from pivotpatch.data.address import choose_split
 from pivotpatch.data.records import LabelSpace, RecordSet, pack_states
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.values import PatchBox
 
 Split = Literal["train", "val", "test-same", "test-broken", "test-removed"]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pivotpatch.data.address import Address
-from pivotpatch.runtime.files import MAY_ESCAPE
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.table import NAMES_FILE, UNKNOWN_MARK
 from pivotpatch.errors import InputError, shorten
+from pivotpatch.runtime.files import MAY_ESCAPE
 from pivotpatch.writing import explain_disk_faults, replacing
 
 _EMBEDDED = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

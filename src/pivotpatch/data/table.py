@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from pivotpatch.data.address import choose_split
-from pivotpatch.runtime.files import MAY_ESCAPE, read_json, read_text, resolve_inside
 from pivotpatch.data.records import FileStore, ImageStore, LabelSpace, RecordSet, pack_states
 from pivotpatch.data.table_files import (
     EmbeddedStore,
@@ -25,6 +24,7 @@ from pivotpatch.data.table_files import (
     read_schema,
 )
 from pivotpatch.errors import InputError, choose_one_of, quote, shorten
+from pivotpatch.runtime.files import MAY_ESCAPE, read_json, read_text, resolve_inside
 
 # Columns that are taken unasked, the first that is there; case, blanks and underscores do not matter.
 IMAGE_COLUMNS = (

@@ -14,9 +14,9 @@ from pydantic import NonNegativeInt, PositiveInt
 from scipy.sparse import csr_array
 
 from pivotpatch.data.address import choose_split
-from pivotpatch.runtime.files import read_json
 from pivotpatch.data.records import FileStore, LabelSpace, RecordSet
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.files import read_json
 
 # Words that look like the plural of another thing's name.
 _OWN_WORDS = frozenset({"glasses"})

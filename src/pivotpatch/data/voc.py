@@ -9,9 +9,9 @@ import pyarrow as pa
 from scipy.sparse import csr_array
 
 from pivotpatch.data.address import choose_split
-from pivotpatch.runtime.files import read_text
 from pivotpatch.data.records import FileStore, LabelSpace, RecordSet
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.files import read_text
 
 LABELS = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",

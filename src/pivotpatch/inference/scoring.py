@@ -15,7 +15,7 @@ from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import make_closer_view, make_network_views, make_views
+from pivotpatch.models.views import make_network_views, make_views
 from pivotpatch.runtime.values import Patching
 
 if TYPE_CHECKING:  # an image alone needs none of them, and must not wait for their import
@@ -48,7 +48,7 @@ def look_again(
     """
     if closer_size is None:
         return model.add_patches(image_logits, make_network_views(model, images).patches)
-    return model.look_closer(image_logits, make_closer_view(model, images, size=closer_size))
+    return model.look_closer(image_logits, make_network_views(model, images, patches=False, size=closer_size).image)
 
 
 def score_images(

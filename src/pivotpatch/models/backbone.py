@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
 from pivotpatch.core.patches import check_images
-from pivotpatch.errors import InputError, choose_one_of, import_extra, quote, quote_fault
+from pivotpatch.errors import InputError, choose_one_of, explaining, import_extra, quote
 
 BackboneOption = str | int | float | bool | None
 CVTS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], float, int]] = {
@@ -28,6 +28,9 @@ CVTS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], floa
     "test_cvt": ((8, 16, 32), (1, 2, 3), (1, 2, 4), 0.1, 64),
 }
 """Widths, depths and attention heads of the stages, share of dropped paths, rows and columns of the images."""
+# Arguments that `Backbone` sets itself, that read files or fetch, or that change what goes in.
+_REFUSED = {"checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "num_classes"}
+_REFUSED |= {"features_only", "in_chans", "scriptable", "exportable", "no_jit"}
 _NAMES = (  # of the authors, and of transformers
     (r"^stage(\d)\.", r"body.encoder.stages.\1."),
     (r"\.patch_embed\.proj\.", ".embedding.convolution_embeddings.projection."),
@@ -117,15 +120,20 @@ class Backbone(nn.Module):
             pretrained: fetch timm's weights from the hub.
         """
         super().__init__()
-        check_backbone(name)
+        where, stated = f"backbone {name!r}", get_config(name)
         arguments = dict(options or {})
-        _check_options(arguments, name)
+        refused = sorted(_REFUSED & arguments.keys())
+        if refused:
+            raise InputError(where, f"option {refused[0]!r} is not yours to set", "leave it out")
         stride_in_conv1 = arguments.pop("stride_in_conv1", False)
         self.network: Any
         self.fixed_size: int | None = None
         flexible = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
-        try:
-            stated = get_config(name)
+        local = "check the connection, or give a local file: model.weights=FILE, in Python weights="
+        with (
+            explaining(where, f"cannot be built with {quote(arguments)}", "change what it does not take"),
+            explaining(where, "its weights cannot be fetched", local, of=OSError),  # by the hub's client
+        ):
             if stated.get("fixed_input_size") and not flexible:
                 if image_size is not None:
                     arguments.setdefault("img_size", image_size)
@@ -134,17 +142,6 @@ class Backbone(nn.Module):
                 self.network = Cvt(name, **arguments)
             else:
                 self.network = timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
-        except OSError as error:  # what the hub's client raises for want of a connection and of a cached copy
-            raise InputError(
-                f"backbone {name!r}",
-                f"its weights cannot be fetched ({type(error).__name__})",
-                "check the connection, or give a local file: model.weights=FILE, in Python weights=",
-            ) from error
-        except InputError:
-            raise
-        except Exception as error:  # options of a wrong kind break it in as many ways as timm has models
-            wrong = f"cannot be built with {quote(arguments)}: {quote_fault(error)}"
-            raise InputError(f"backbone {name!r}", wrong, "change what it does not take") from error
         if stride_in_conv1:
             _move_strides(self.network, name)
         self.features: int = self.network.num_features
@@ -179,8 +176,8 @@ class Backbone(nn.Module):
         return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, height, width)
 
 
-def check_backbone(name: str) -> None:
-    """Refuse a model, or a tag of its weights, that timm does not know."""
+def get_config(name: str) -> dict[str, Any]:
+    """What timm states of a model: size, normalisation, name of the classifier; an unknown one is refused."""
     model, _, tag = name.partition(".")
     if name not in CVTS and not timm.is_model(model):
         known = [*timm.list_models(), *CVTS]
@@ -188,24 +185,11 @@ def check_backbone(name: str) -> None:
     tagged = timm.list_pretrained(f"{model}.*")
     if tag and name not in tagged:
         raise InputError("backbone", f"timm has no weights {name!r}", choose_one_of(name, tagged))
-
-
-def get_config(name: str) -> dict[str, Any]:
-    """What timm states of a model that `check_backbone` knows: size, normalisation, name of the classifier."""
     if name in CVTS:
         return describe_cvt(name)
     stated = get_pretrained_cfg(name)
     assert stated is not None
     return dict(stated.to_dict())
-
-
-def _check_options(options: Mapping[str, BackboneOption], name: str) -> None:
-    """Refuse arguments that this class sets itself, that read files or fetch, or that change what goes in."""
-    taken = {"checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "num_classes"}
-    taken |= {"features_only", "in_chans", "scriptable", "exportable", "no_jit"}
-    refused = sorted(taken & set(options))
-    if refused:
-        raise InputError(f"backbone {name!r}", f"option {refused[0]!r} is not yours to set", "leave it out")
 
 
 def _move_strides(network: nn.Module, name: str) -> None:

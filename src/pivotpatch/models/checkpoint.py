@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pivotpatch import __version__
-from pivotpatch.errors import InputError, quote, quote_fault
+from pivotpatch.errors import InputError, explaining, quote
 from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.limits import Grid, Side, check_numbers, check_views
 from pivotpatch.runtime.values import Patching
@@ -205,14 +205,11 @@ def _halve(key: str, value: Tensor) -> Tensor:
 def read_description(folder: Path) -> Description:
     """The description of a checkpoint, complete and of a schema that this version reads."""
     path = folder / DESCRIPTION
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         todo = f"check the path; an interrupted save leaves the last one in {folder.name}.old"
-        raise InputError(str(folder), f"is no checkpoint, {DESCRIPTION} is missing", todo) from None
-    except (OSError, ValueError, RecursionError) as error:
-        todo = "copy the checkpoint again, if it is damaged"
-        raise InputError(str(path), f"cannot be read as JSON ({quote_fault(error)})", todo) from None
+        raise InputError(str(folder), f"is no checkpoint, {DESCRIPTION} is missing", todo)
+    with explaining(str(path), "cannot be read as JSON", "copy the checkpoint again, if it is damaged"):
+        content = json.loads(path.read_text("utf-8"))
     described = _validate(Description, content, str(path), todo="save the checkpoint again, or upgrade pivotpatch")
     if described.patching is not None:
         cut = Patching(**described.patching.model_dump(exclude={"patch_only"}))

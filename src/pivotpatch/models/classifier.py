@@ -4,21 +4,33 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import torch
+from huggingface_hub import HfApi
 from torch import Tensor, nn
 
+from pivotpatch import __version__
 from pivotpatch.errors import InputError, quote
 from pivotpatch.models.backbone import Backbone, BackboneOption, Preprocessing
-from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, Description, read_description, save_checkpoint
+from pivotpatch.models.checkpoint import (
+    CARD,
+    DESCRIPTION,
+    WEIGHTS,
+    Description,
+    read_description,
+    save_checkpoint,
+    write_checkpoint,
+)
 from pivotpatch.models.heads import HeadOption, make_head
-from pivotpatch.models.hub import Card, fetch_folder, push_model, write_card
+from pivotpatch.models.hub import Card, explaining_hub, fetch_folder, write_card
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights, rename_published
 from pivotpatch.runtime.values import Adaptive, Calibration
 
 OWN_HEAD = "its own"
 """The head of a whole model of another library."""
+_PER_LABEL = ("head.queries", "project.weight", "project.bias", "projection.weight", "projection.bias")
 
 
 @dataclass(frozen=True)
@@ -98,9 +110,7 @@ class Classifier(nn.Module):
         self._thresholds: tuple[float, ...] | None = None
         self.calibration: Calibration | None = None
         self.adaptive: Adaptive | None = None
-        if pretrained and weights is not None:
-            raise InputError(type(self).__name__, "both pretrained and weights are given", "give one of them")
-        self._build(pretrained=pretrained, weights=None if weights is None else Path(weights))
+        self._build(pretrained=pretrained and weights is None, weights=None if weights is None else Path(weights))
 
     def _build(self, *, pretrained: bool, weights: Path | None) -> None:
         """Make the parts of the architecture for the labels, and `preprocessing`."""
@@ -144,7 +154,6 @@ class Classifier(nn.Module):
         name_or_folder: str | os.PathLike[str],
         *,
         revision: str | None = None,
-        cache_dir: str | Path | None = None,
         token: str | None = None,
     ) -> Self:
         """Open a checkpoint of this kind, in evaluation mode, on the CPU; `open_model` opens every kind.
@@ -154,11 +163,9 @@ class Classifier(nn.Module):
         Args:
             name_or_folder: a folder, else `owner/name` on the Hugging Face hub.
             revision: a branch, tag or commit of the hub's; the newest by default.
-            cache_dir: where copies are kept; the hub client's own place by default.
             token: of the hub's, for what is not public; the one that its client has stored by default.
         """
-        place: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "token": token}
-        folder = fetch_folder(name_or_folder, needed=DESCRIPTION, also=(WEIGHTS, CARD), **place)
+        folder = fetch_folder(name_or_folder, revision=revision, token=token)
         described = read_description(folder)
         if described.kind != cls.__name__:
             todo = f"open it with {described.kind}.from_pretrained"
@@ -185,11 +192,7 @@ class Classifier(nn.Module):
         except InputError as error:
             part, wrong, todo = error.parts
             raise error if part == where else InputError(where, f"{part}: {wrong}", todo) from None
-        state, where = read_weights(folder / WEIGHTS), str(folder / WEIGHTS)
-        if model.architecture.head == "query2label" and not any(name.endswith("head.norm.weight") for name in state):
-            wrong = "its Query2Label head is of an early version, which was another network than the published one"
-            raise InputError(where, wrong, "train it again")
-        load_exactly(model, state, where=where)
+        load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
         model.origin = str(folder)
         return model.eval()
 
@@ -225,7 +228,15 @@ class Classifier(nn.Module):
             message: what the hub notes beside the change.
             card: what to say besides; a card that the hub has already is replaced only where this is given.
         """
-        return push_model(self, repo_id, private=private, token=token, message=message, card=card)
+        api = HfApi(token=token, library_name="pivotpatch", library_version=__version__)
+        with TemporaryDirectory() as scratch, explaining_hub(repo_id):
+            write_checkpoint(self, Path(scratch))
+            place = api.create_repo(repo_id, private=private, exist_ok=True)
+            if card is not None or not api.file_exists(place.repo_id, CARD):
+                text = write_card(self, card or Card(), title=place.repo_name, address=f"hub:{place.repo_id}")
+                (Path(scratch) / CARD).write_text(text, "utf-8")
+            api.upload_folder(repo_id=place.repo_id, folder_path=scratch, commit_message=message)
+        return str(place)
 
 
 class SharedClassifier(Classifier):
@@ -316,18 +327,11 @@ def load_relabelled(model: SharedClassifier, trained: SharedClassifier) -> tuple
         return model.labels
     shared = [name for name in model.labels if name in trained.labels]
     to, source = (torch.tensor([each.labels.index(name) for name in shared]).long() for each in (model, trained))
-    more = (*trained.labels, "\n")  # no label of anybody's
-    with torch.device("meta"):
-        larger = type(trained)(trained.architecture, more).state_dict()
     held = model.state_dict()
     for name, value in trained.state_dict().items():
-        steps = [there - here for here, there in zip(value.shape, larger[name].shape, strict=True)]
-        places = [place for place, step in enumerate(steps) if step]
-        if not places:
+        if name.endswith(_PER_LABEL) and len(value) == len(trained.labels):
+            if held[name].shape == (len(model.labels), *value.shape[1:]):
+                held[name][to] = value[source]
+        elif held[name].shape == value.shape:
             held[name].copy_(value)
-        elif sum(steps) == 1:  # one dimension counts the labels
-            wanted = list(value.shape)
-            wanted[places[0]] = len(model.labels)
-            if list(held[name].shape) == wanted:
-                held[name].index_copy_(places[0], to, value.index_select(places[0], source))
     return tuple(shared)

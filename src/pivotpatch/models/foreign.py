@@ -15,8 +15,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.errors import InputError, import_extra, quote_fault
-from pivotpatch.models.backbone import Preprocessing, check_backbone, convert_names, get_config, read_preprocessing
+from pivotpatch.errors import InputError, explaining, import_extra
+from pivotpatch.models.backbone import Preprocessing, convert_names, get_config, read_preprocessing
 from pivotpatch.models.checkpoint import WEIGHTS, check_preprocessing
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
@@ -113,7 +113,7 @@ def load_transformers(
     _check_file(folder / CONFIG, where)
     for name in _PROCESSORS:
         _check_file(folder / name, where, most=SIDE)
-    with _explaining("transformers", where):
+    with _opening("transformers", where):
         config = library.AutoConfig.from_pretrained(folder, **safely)
         stated = getattr(config, "problem_type", None)
         if stated != _MULTI_LABEL and not multi_label:
@@ -154,7 +154,7 @@ def load_timm(
     folder = _fetch(where, also=(WEIGHTS,), revision=revision, others=(_TORCH_FILE,))
     weights = folder / (WEIGHTS if (folder / WEIGHTS).is_file() else _TORCH_FILE)
     _check_file(folder / CONFIG, where)
-    with _explaining("timm", where):
+    with _opening("timm", where):
         with Allowance([weights], where=where):
             network = timm.create_model(f"local-dir:{folder}")
         _fill_timm(network, read_weights(weights), where=str(weights))
@@ -176,9 +176,9 @@ def build_timm(
     name: str, labels: Sequence[str], state: dict[str, Tensor], *, image_size: int | None, where: str
 ) -> ForeignClassifier:
     """A whole timm model by its name, with its own classifier and the weights of a file, `where`."""
-    check_backbone(name)
-    sized = {} if image_size is None or not get_config(name).get("fixed_input_size") else {"img_size": image_size}
-    with _explaining("timm", where):
+    fixed = get_config(name).get("fixed_input_size")
+    sized = {"img_size": image_size} if fixed and image_size is not None else {}
+    with _opening("timm", where):
         network = timm.create_model(name, num_classes=len(labels), **sized)
         _fill_timm(network, state, where=where)
         prepare = read_preprocessing(network.pretrained_cfg, image_size=image_size or _find_size(network, where))
@@ -238,25 +238,17 @@ def _fetch(
 
 def _check_file(path: Path, where: str, *, most: int = NUMBER) -> None:
     """Refuse a file of JSON that is none, or asks for more than a model may have; it need not be there."""
-    try:
+    with explaining(where, f"its {path.name} is no JSON", "copy the model again"):
         content = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        reason = quote_fault(error)
-        raise InputError(where, f"its {path.name} is no JSON ({reason})", "copy the model again") from None
     check_numbers(content, f"{where}: {path.name}", most=most)
 
 
 @contextmanager
-def _explaining(library: str, where: str) -> Iterator[None]:
-    """Turn what a library says of a model's files into a message of one line."""
-    try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            yield
-    except InputError:
-        raise
-    except Exception as error:  # a configuration may be wrong in as many ways as there are models
-        reason = f"{type(error).__name__}: {quote_fault(error)}"
-        raise InputError(where, f"{library} cannot open it ({reason})", "check what it is") from error
+def _opening(library: str, where: str) -> Iterator[None]:
+    """A configuration may be wrong in as many ways as there are models."""
+    said = explaining(where, f"{library} cannot open it", "check what it is")
+    with said, quiet(), torch.random.fork_rng(devices=[]):
+        yield
 
 
 @contextmanager

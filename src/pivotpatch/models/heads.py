@@ -4,9 +4,9 @@
 that the decoder heads share one decoder among image, patch and weight logits.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from timm.layers.ml_decoder import TransformerDecoderLayerOptimal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
+from pivotpatch.errors import InputError, choose_one_of, explaining, quote
 
 HeadOption = int | float | bool | None
 
@@ -22,7 +22,7 @@ HeadOption = int | float | bool | None
 class Head(nn.Module):
     """Feature map (B,D,h,w) -> embedding -> logits (B,L)."""
 
-    project: nn.Module
+    project: "nn.Linear | GroupProjection"
 
     def embed(self, features: Tensor) -> Tensor:
         """Embedding of a feature map (B,D,h,w): what `project` turns into logits."""
@@ -30,7 +30,9 @@ class Head(nn.Module):
 
     def make_projection(self) -> nn.Module:
         """A new last step, embedding -> logits (B,L), with weights of its own."""
-        raise NotImplementedError
+        made = deepcopy(self.project)
+        made.reset_parameters()
+        return made
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B,L) of a feature map (B,D,h,w)."""
@@ -43,17 +45,11 @@ class LinearHead(Head):
 
     def __init__(self, features: int, labels: int) -> None:
         super().__init__()
-        self.features = features
-        self.labels = labels
-        self.project = self.make_projection()
+        self.project = nn.Linear(features, labels)
 
     def embed(self, features: Tensor) -> Tensor:
         """Mean (B,D) over the places of a feature map (B,D,h,w)."""
         return features.mean(dim=(2, 3))
-
-    def make_projection(self) -> nn.Module:
-        """A linear layer D -> L."""
-        return nn.Linear(self.features, self.labels)
 
 
 class MaxHead(LinearHead):
@@ -75,7 +71,11 @@ class GroupProjection(nn.Module):
         self.labels = labels
         self.weight = nn.Parameter(torch.empty(queries, width, -(-labels // queries)))
         self.bias = nn.Parameter(torch.zeros(labels))
-        bound = 1 / math.sqrt(width)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew."""
+        bound = 1 / math.sqrt(self.weight.shape[1])
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, embedding: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Query2LabelHead(Head):
         labels: int,
         *,
         width: int | None = None,
-        projection: bool | None = None,
+        projection: bool = False,
         self_attention: bool = False,
         encoder_layers: int = 1,
         decoder_layers: int = 2,
@@ -111,7 +111,7 @@ class Query2LabelHead(Head):
             features: channels D of the feature map.
             labels: how many.
             width: of tokens; D by default.
-            projection: begin with a 1 x 1 convolution D -> W; by default only where W is not D.
+            projection: begin with a 1 x 1 convolution D -> W also where W is D.
             self_attention: let the labels attend to each other in the decoder.
             encoder_layers: over the image.
             decoder_layers: from labels to image.
@@ -120,26 +120,19 @@ class Query2LabelHead(Head):
             dropout: of attention, feed-forward and their sums.
         """
         super().__init__()
-        self.labels = labels
         self.width = features if width is None else width
         if self.width % 4 or self.width % attention_heads:
             wrong = f"width {self.width} with {attention_heads} attention heads"
             raise InputError("Query2Label", wrong, "give a multiple of 4 and of them")
-        if projection is False and self.width != features:
-            wrong = f"width {self.width} without a projection from {features} channels"
-            raise InputError("Query2Label", wrong, "leave out width or projection")
         enters = projection or self.width != features
         self.enter = nn.Conv2d(features, self.width, kernel_size=1) if enters else nn.Identity()
         self.queries = nn.Parameter(torch.randn(labels, self.width))
-
-        def make_layers(count: int, *, attend_self: bool, attend_image: bool) -> nn.ModuleList:
-            made = partial(AttentionLayer, self.width, attention_heads, feedforward=feedforward, dropout=dropout)
-            return nn.ModuleList(made(attend_self=attend_self, attend_image=attend_image) for _ in range(count))
-
-        self.encoder = make_layers(encoder_layers, attend_self=True, attend_image=False)
-        self.decoder = make_layers(decoder_layers, attend_self=self_attention, attend_image=True)
+        layer = partial(AttentionLayer, self.width, attention_heads, feedforward=feedforward, dropout=dropout)
+        decoder = partial(layer, attend_self=self_attention, attend_image=True)
+        self.encoder = nn.ModuleList(layer(attend_self=True) for _ in range(encoder_layers))
+        self.decoder = nn.ModuleList(decoder() for _ in range(decoder_layers))
         self.norm = nn.LayerNorm(self.width)
-        self.project = self.make_projection()
+        self.project = GroupProjection(labels, queries=labels, width=self.width)
         for weights in (*self.encoder.parameters(), *self.decoder.parameters()):
             if weights.dim() > 1:
                 nn.init.xavier_uniform_(weights)
@@ -156,10 +149,6 @@ class Query2LabelHead(Head):
         normed: Tensor = self.norm(labels)
         return normed
 
-    def make_projection(self) -> nn.Module:
-        """A linear layer W -> 1 per label."""
-        return GroupProjection(self.labels, queries=self.labels, width=self.width)
-
 
 class AttentionLayer(nn.Module):
     """A transformer layer, normalised after each step: attention to itself, to the image, feed-forward.
@@ -168,7 +157,7 @@ class AttentionLayer(nn.Module):
     """
 
     def __init__(
-        self, width: int, heads: int, *, feedforward: int, dropout: float, attend_self: bool, attend_image: bool
+        self, width: int, heads: int, *, feedforward: int, dropout: float, attend_self: bool, attend_image: bool = False
     ) -> None:
         super().__init__()
         self.attend_self, self.attend_image = attend_self, attend_image
@@ -187,14 +176,7 @@ class AttentionLayer(nn.Module):
     def forward(
         self, tokens: Tensor, *, positions: Tensor, image: Tensor | None = None, image_positions: Tensor | None = None
     ) -> Tensor:
-        """New tokens (B,N,W).
-
-        Args:
-            tokens: (B,N,W).
-            positions: (N,W) of the tokens.
-            image: (B,M,W), which the tokens attend to.
-            image_positions: (M,W).
-        """
+        """New tokens (B,N,W), of such with positions (N,W) and an image (B,M,W) with positions (M,W)."""
         if self.attend_self:
             placed = tokens + positions
             found = self.self_attention(placed, placed, tokens, need_weights=False)[0]
@@ -217,14 +199,12 @@ class MLDecoderHead(Head):
 
     def __init__(self, features: int, labels: int, *, groups: int | None = None, width: int = 768) -> None:
         super().__init__()
-        self.labels = labels
-        self.width = width
-        self.groups = min(labels, 100 if groups is None else groups)
+        groups = min(labels, 100 if groups is None else groups)
         self.enter = nn.Linear(features, width)
         self.decoder = TransformerDecoderLayerOptimal(width, nhead=8, dim_feedforward=2048, dropout=0.1)
-        self.register_buffer("queries", torch.randn(self.groups, width))
+        self.register_buffer("queries", torch.randn(groups, width))
         self.queries: Tensor
-        self.project = self.make_projection()
+        self.project = GroupProjection(labels, queries=groups, width=width)
 
     def embed(self, features: Tensor) -> Tensor:
         """Group embeddings (B,G,W) of a feature map (B,D,h,w)."""
@@ -232,10 +212,6 @@ class MLDecoderHead(Head):
         queries = self.queries[:, None].expand(-1, image.shape[0], -1)
         decoded: Tensor = self.decoder(queries, image.transpose(0, 1))
         return decoded.transpose(0, 1)
-
-    def make_projection(self) -> nn.Module:
-        """A linear layer W -> ceil(L / G) for each group."""
-        return GroupProjection(self.labels, queries=self.groups, width=self.width)
 
 
 HEADS: Mapping[str, Callable[..., Head]] = {
@@ -250,18 +226,9 @@ def make_head(name: str, *, features: int, labels: int, options: Mapping[str, He
     """A head by name; `options` are the keyword arguments of its class."""
     if name not in HEADS:
         raise InputError("head", f"unknown head {name!r}", choose_one_of(name, HEADS))
-    known = [p.name for p in inspect.signature(HEADS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for option in options or {}:
-        if option not in known:
-            todo = choose_one_of(option, known) if known else "this head has no options"
-            raise InputError(f"head {name!r}", f"unknown option {option!r}", todo)
-    try:
-        return HEADS[name](features, labels, **(options or {}))
-    except InputError:
-        raise
-    except Exception as error:  # numbers that are none of a size
-        wrong = f"cannot be built with {quote(dict(options or {}))}: {quote_fault(error)}"
-        raise InputError(f"head {name!r}", wrong, "change what it does not take") from error
+    given = dict(options or {})
+    with explaining(f"head {name!r}", f"cannot be built with {quote(given)}", "change what it does not take"):
+        return HEADS[name](features, labels, **given)
 
 
 def encode_positions(height: int, width_places: int, *, width: int) -> Tensor:

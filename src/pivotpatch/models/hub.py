@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from huggingface_hub import HfApi, ModelCardData, snapshot_download
+from huggingface_hub import ModelCardData, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import nn
 
 from pivotpatch import __version__
 from pivotpatch.errors import InputError, quote_fault
-from pivotpatch.models.checkpoint import CARD, describe_model, write_checkpoint
+from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, describe_model
 
 # The client reports a broken connection in the words of its HTTP library, which differs from version to version; what
 # it says of answers inherits from the same base. ValueError is its opinion of a name or card.
@@ -70,38 +69,21 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def push_model(
-    model: nn.Module, repo_id: str, *, private: bool, token: str | None, message: str, card: Card | None
-) -> str:
-    """`Classifier.push_to_hub`, where the arguments are explained."""
-    api = HfApi(token=token, library_name="pivotpatch", library_version=__version__)
-    with TemporaryDirectory() as scratch, _explaining(repo_id):
-        write_checkpoint(model, Path(scratch))
-        place = api.create_repo(repo_id, private=private, exist_ok=True)
-        if card is not None or not api.file_exists(place.repo_id, CARD):
-            text = write_card(model, card or Card(), title=place.repo_name, address=f"hub:{place.repo_id}")
-            (Path(scratch) / CARD).write_text(text, "utf-8")
-        api.upload_folder(repo_id=place.repo_id, folder_path=scratch, commit_message=message)
-    return str(place)
-
-
 def fetch_folder(
     name_or_folder: str | os.PathLike[str],
     *,
-    needed: str,
-    also: Sequence[str],
+    needed: str = DESCRIPTION,
+    also: Sequence[str] = (WEIGHTS, CARD),
     revision: str | None = None,
-    cache_dir: str | Path | None = None,
     token: str | None = None,
 ) -> Path:
     """The folder of a model: a local one, or a copy of some files of one commit that the hub has under a name.
 
     Args:
         name_or_folder: a folder, else `owner/name`.
-        needed: the file that tells what kind of model it is.
+        needed: the file that tells what kind of model it is, by default of a checkpoint of ours.
         also: names or patterns of the other files, fetched where they are there.
         revision: a branch, tag or commit of the hub's; the newest by default.
-        cache_dir: where copies are kept; the hub client's own place by default.
         token: of the hub's, for what is not public; the one that the client has stored by default.
     """
     name = os.fspath(name_or_folder)
@@ -112,12 +94,11 @@ def fetch_folder(
     where = name if revision is None else f"{name}@{revision}"
     if name.count("/") != 1:  # old names have no owner, but most words without are mistyped folders
         raise InputError(where, "is no folder that is there, and no owner/name on the hub", "check what you gave")
-    with _explaining(where):
+    with explaining_hub(where):
         folder = snapshot_download(
             name,
             revision=revision,
             allow_patterns=[needed, *also],
-            cache_dir=cache_dir,
             token=token,
             library_name="pivotpatch",
             library_version=__version__,
@@ -128,7 +109,7 @@ def fetch_folder(
 
 
 @contextmanager
-def _explaining(name: str) -> Iterator[None]:
+def explaining_hub(name: str) -> Iterator[None]:
     """Turn what the hub and its client say into one line."""
     try:
         yield

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pivotpatch.errors import InputError, choose_one_of
-from pivotpatch.models.backbone import check_backbone, get_config, read_preprocessing
-from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, Kind, read_description
+from pivotpatch.models.backbone import get_config, read_preprocessing
+from pivotpatch.models.checkpoint import DESCRIPTION, Kind, read_description
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.foreign import CONFIG, ForeignClassifier, OnnxNetwork, build_timm, load_timm, load_transformers
 from pivotpatch.models.hub import fetch_folder
@@ -53,7 +53,7 @@ def open_model(name: str | os.PathLike[str], *, labels: Sequence[str] | None = N
         raise InputError(name, "labels are given for a model that should know them", todo)
     if not is_named(name):
         return load_checkpoint(find_checkpoint(name))
-    model = load_checkpoint(fetch_folder(place, needed=DESCRIPTION, also=(WEIGHTS, CARD), revision=tail or None))
+    model = load_checkpoint(fetch_folder(place, revision=tail or None))
     model.origin = name
     return model
 
@@ -72,8 +72,8 @@ def load_checkpoint(folder: str | Path) -> Classifier:
 def is_named(name: str) -> bool:
     """Whether a name begins with one of `SCHEMES`.
 
-    >>> is_named("hub:owner/name@v2"), is_named("my-run"), is_named("timm:")
-    (True, False, False)
+    >>> [is_named(name) for name in ("hub:owner/name@v2", "timm:folder", "my-run", "timm:", "hub:@v1", "table:a.csv")]
+    [True, True, False, False, False, False]
     """
     scheme, _, place = name.partition(":")
     return scheme in SCHEMES and place.partition("@")[0] != ""
@@ -155,19 +155,15 @@ def _open_state(path: Path, built: Architecture, labels: Sequence[str], patching
     count = named.get("head.project.bias", torch.empty(len(labels))).shape[0]
     if count != len(labels):
         raise InputError(where, f"it has {count} labels, and {len(labels)} are named", "name its own, in its order")
-    try:
-        load_exactly(model, named, where=where)
-    except InputError as error:
-        todo = "give its own architecture: a recipe, BACKBONE+HEAD, or BACKBONE alone with timm's own classifier"
-        raise InputError(*error.parts[:2], todo) from None
+    todo = "give its own architecture: a recipe, BACKBONE+HEAD, or BACKBONE alone with timm's own classifier"
+    load_exactly(model, named, where=where, todo=todo)
     return model
 
 
 def _open_graph(path: Path, built: Architecture, labels: Sequence[str]) -> Classifier:
-    check_backbone(built.backbone)
-    network = OnnxNetwork(path)
+    stated, network = get_config(built.backbone), OnnxNetwork(path)
     fixed = [side for side in network.shape[2:] if isinstance(side, int)]
-    prepare = read_preprocessing(get_config(built.backbone), image_size=built.image_size or next(iter(fixed), None))
+    prepare = read_preprocessing(stated, image_size=built.image_size or next(iter(fixed), None))
     if any(side != prepare.image_size for side in fixed):
         wrong = f"it takes images of {network.shape[2]} x {network.shape[3]} pixels, not of {prepare.image_size}"
         raise InputError(str(path), wrong, "give that size behind the architecture, such as resnet101@448")

@@ -1,6 +1,6 @@
 """PAT-T's model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits, patch_weights, pool_patches
+from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
 from pivotpatch.core.patches import cut_views, split_views, stack_views
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, SharedClassifier
@@ -22,17 +22,11 @@ class PatchClassifier(SharedClassifier):
 
     For the decoder heads the decoder is shared and only the last projection is tripled.
 
+    How it cuts and mixes its patches, `grid` to `temperature`, is explained with `Patching`. `forward` takes the image
+    of `source_size` as `source`; efforts between 0 and 1 take a closer look of `closer_size`, `look_closer`, in the
+    place of the patches; `set_mixing` changes `lam` and `temperature`.
+
     Attributes:
-        grid: patches per side.
-        overlap: share of a patch's side that it has in common with its neighbour, in [0, 1).
-        source_size: rows and columns of the image that patches are cut from ("native"); None where they are
-            cut from the resized image. `forward` takes that image as `source`.
-        patch_size: rows and columns at which the model sees each patch; None for those of the image. Smaller
-            ones cost less: four patches of half the side cost as much as one image.
-        closer_size: rows and columns of a closer look at the whole image, `look_closer`, which efforts between 0 and 1
-            take in the place of the patches; None where they look at the patches.
-        lam: weight of the direct effect; changed by `set_mixing`.
-        temperature: of the patch weights, likewise.
         patch_only: whether it was trained without the whole image, for the study of scale: then its image logits,
             and all that is mixed from them, mean nothing.
     """
@@ -155,8 +149,7 @@ class PatchClassifier(SharedClassifier):
         """
         if patches.shape[3:] != images.shape[2:]:
             return self.add_patches(self.forward_images(images), patches)
-        embedding = self.head.embed(self.backbone(stack_views(images, patches)))
-        whole, parts = split_views(embedding, patches=patches.shape[1])
+        whole, parts = split_views(self._embed(stack_views(images, patches)), patches=patches.shape[1])
         return self._combine(self.head.project(whole), parts)
 
     def forward_images(self, images: Tensor) -> Tensor:
@@ -166,7 +159,7 @@ class PatchClassifier(SharedClassifier):
 
     def add_patches(self, image_logits: Tensor, patches: Tensor) -> CounterfactualLogits:
         """All logits of images whose image logits (B,L) are known already; patches (B,P,C,h,w)."""
-        return self._combine(image_logits, self._embed_parts(patches))
+        return self._combine(image_logits, _for_each(patches, self._embed))
 
     def look_closer(self, image_logits: Tensor, closer: Tensor) -> CounterfactualLogits:
         """All logits of images that are seen once more, larger, in the place of their patches.
@@ -185,41 +178,36 @@ class PatchClassifier(SharedClassifier):
     def forward_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
         """Image logits and pooled patch logits (B,L) of a closer look alone, to train it; closer (B,C,H,W)."""
         own, parts = self._see_closer(closer)
-        return own, self._pool(parts)
+        return own, self._combine(own, parts).pooled_logits
+
+    def forward_patches(self, patches: Tensor) -> Tensor:
+        """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
+        parts = _for_each(patches, self._embed)
+        return self._combine(parts.new_zeros(len(parts), len(self.labels)), parts).pooled_logits
+
+    def _embed(self, views: Tensor) -> Tensor:
+        embedding: Tensor = self.head.embed(self.backbone(views))
+        return embedding
 
     def _see_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
         """Image logits (B,L), and the embeddings (B,P,...) of patches of the feature map."""
         features = self.backbone(closer)
         boxes = patch_boxes(*features.shape[-2:], grid=self.grid, overlap=self.overlap)
         cut = torch.stack([features[..., box.top : box.bottom, box.left : box.right] for box in boxes], dim=1)
-        return self.head(features), self.head.embed(cut.flatten(0, 1)).unflatten(0, cut.shape[:2])
+        return self.head(features), _for_each(cut, self.head.embed)
 
     def _combine(self, image_logits: Tensor, parts: Tensor) -> CounterfactualLogits:
         """All logits, from image logits (B,L) and the embeddings (B,P,...) of patches."""
         return combine_logits(
             image_logits,
-            _project_parts(parts, self.patch_projection),
-            weight_logits=_project_parts(parts, self.weight_projection),
+            _for_each(parts, self.patch_projection),
+            weight_logits=_for_each(parts, self.weight_projection),
             lam=self.lam,
             temperature=self.temperature,
         )
 
-    def forward_patches(self, patches: Tensor) -> Tensor:
-        """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
-        return self._pool(self._embed_parts(patches))
 
-    def _pool(self, parts: Tensor) -> Tensor:
-        """Pooled logits q (B,L), from the embeddings (B,P,...) of patches."""
-        weights = patch_weights(_project_parts(parts, self.weight_projection), temperature=self.temperature)
-        return pool_patches(_project_parts(parts, self.patch_projection), weights)
-
-    def _embed_parts(self, patches: Tensor) -> Tensor:
-        """Embeddings (B,P,...) of patches (B,P,C,H,W)."""
-        embedding: Tensor = self.head.embed(self.backbone(patches.flatten(0, 1))).unflatten(0, patches.shape[:2])
-        return embedding
-
-
-def _project_parts(parts: Tensor, projection: nn.Module) -> Tensor:
-    """Logits (B,P,L) of the embeddings (B,P,...) of patches."""
-    logits: Tensor = projection(parts.flatten(0, 1)).unflatten(0, parts.shape[:2])
-    return logits
+def _for_each(parts: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a function says (B,P,...) of each of parts (B,P,...)."""
+    found: Tensor = function(parts.flatten(0, 1)).unflatten(0, parts.shape[:2])
+    return found

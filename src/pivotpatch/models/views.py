@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ def make_network_views(
     size: int | None = None,
     compiled: bool = False,
 ) -> Views:
-    """The views that a model sees of images (B,3,h,w) uint8 from the loader, on their device.
+    """The views that a model sees of images (B,3,h,w) uint8 from the loader, on their device; see `make_views`.
 
     Args:
         model: says how it sees them.
@@ -60,32 +60,13 @@ def make_network_views(
         compiled: as in `make_views`.
     """
     prepare, side = model.preprocessing, size or model.preprocessing.image_size
-    make = partial(
-        make_views,
-        images,
-        size=(side, side),
-        mean=prepare.mean,
-        std=prepare.std,
-        augmentation=augmentation,
-        compiled=compiled,
-    )
-    if not (patches and isinstance(model, PatchClassifier)):
-        return make(grid=0)
-    return make(
-        grid=model.grid,
-        overlap=model.overlap,
-        native=model.source_size is not None,
-        patch_size=None if model.patch_size is None else (model.patch_size, model.patch_size),
-    )
-
-
-def make_closer_view(
-    model: Classifier, images: Tensor, *, size: int, augmentation: Drawn | None = None, compiled: bool = False
-) -> Tensor:
-    """What a model sees (B,3,size,size) on a closer look at images; see `make_network_views`."""
-    return make_network_views(
-        model, images, augmentation=augmentation, patches=False, size=size, compiled=compiled
-    ).image
+    cut: dict[str, Any] = {"grid": 0}
+    if patches and isinstance(model, PatchClassifier):
+        small = None if model.patch_size is None else (model.patch_size, model.patch_size)
+        native = model.source_size is not None
+        cut = {"grid": model.grid, "overlap": model.overlap, "native": native, "patch_size": small}
+    seen: dict[str, Any] = {"size": (side, side), "mean": prepare.mean, "std": prepare.std}
+    return make_views(images, **seen, **cut, augmentation=augmentation, compiled=compiled)
 
 
 @torch.no_grad()
@@ -124,28 +105,25 @@ def make_views(
     check_images(images, "make_views")
     if images.dtype != torch.uint8:
         raise InputError("make_views", f"images are {images.dtype}", "give uint8 as the loader does")
-    views, count = _choose(resize_images, compiled=compiled)(images, size), images.shape[0]
-    finish = partial(
-        _finish, mean=_per_channel(mean, views.device), std=_per_channel(std, views.device), compiled=compiled
-    )
+    choose = partial(_choose, compiled=compiled)
+    views, count = choose(resize_images)(images, size), images.shape[0]
+    colours = [_per_channel(values, images.device) for values in (mean, std)]
+
+    def finish(views: Tensor, augmentation: Drawn | None) -> Tensor:
+        drawn = views if augmentation is None else augmentation.apply(views, compiled=compiled)
+        return choose(_normalise)(drawn, *colours)
+
     if grid == 0:
         image = finish(views, augmentation)
         return Views(image, image.new_empty(count, 0, *image.shape[1:]))
-    cut = _choose(cut_patches, compiled=compiled)
-    patches = cut(images if native else views, grid=grid, overlap=overlap, size=patch_size or size)
+    source = images if native else views
+    patches = choose(cut_patches)(source, grid=grid, overlap=overlap, size=patch_size or size)
     views = views.contiguous()  # as the patches are: putting both into one batch is then much faster
     if augmentation is not None and patches.shape[3:] == views.shape[2:]:  # all at once
         joined = finish(torch.cat([views, patches.flatten(0, 1)]), augmentation)
         return Views(*split_views(joined, patches=patches.shape[1]))
     whole, parts = (None, None) if augmentation is None else augmentation.split(count)
     return Views(finish(views, whole), finish(patches.flatten(0, 1), parts).unflatten(0, patches.shape[:2]))
-
-
-def _finish(views: Tensor, augmentation: Drawn | None, *, mean: Tensor, std: Tensor, compiled: bool) -> Tensor:
-    """Augmented and normalised views (N,3,H,W)."""
-    if augmentation is not None:
-        views = augmentation.apply(views, compiled=compiled)
-    return _choose(_normalise, compiled=compiled)(views, mean, std)
 
 
 def _normalise(views: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -157,11 +135,7 @@ def _per_channel(values: Sequence[float] | Tensor, device: torch.device) -> Tens
     return (tensor if tensor.device == device else send_tensor(tensor, device)).reshape(-1, 1, 1)
 
 
-def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
-    """A function, or what it is compiled to."""
-    return _compile(function) if compiled else function
-
-
 @cache
-def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return torch.compile(function)  # the number of views becomes a variable once it has changed
+def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
+    """A function, or what it is compiled to; the number of views becomes a variable once it has changed."""
+    return torch.compile(function) if compiled else function

@@ -1,20 +1,22 @@
 """Weights from files: read without pickled code, under whatever names, loaded only where every key and shape agrees."""
 
+import math
 import re
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pivotpatch.errors import InputError, quote_fault, shorten
+from pivotpatch.errors import InputError, explaining, shorten
 from pivotpatch.models.backbone import convert_names
 
 # Published checkpoints hold these beside their tensors: the command line, and average precisions. None runs code.
@@ -51,7 +53,8 @@ _OUTPUTS = {None: "head.project", "1": "head.project", "2": "weight_projection",
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors file, or of a torch file without pickled code; all finite."""
     if path.suffix == ".safetensors":
-        state = _read_safetensors(path, load_file)
+        with _reading(path):
+            state: Any = load_file(path)
     else:
         state = _read_torch(path)
         for wrapper in _WRAPPERS:
@@ -74,30 +77,30 @@ def read_labels(path: Path) -> list[str] | None:
 
 
 def _read_torch(path: Path) -> Any:
-    _check_file(path)
-    try:
-        with torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings(action="ignore"):
+    with _reading(path), torch.serialization.safe_globals(_HARMLESS), warnings.catch_warnings(action="ignore"):
+        try:
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch reports a damaged file in many ways
-        wrong = f"cannot be read as plain tensors ({type(error).__name__})"
-        raise InputError(str(path), wrong, "save its state_dict as .safetensors") from error
+        except Exception as error:  # torch reports a damaged file in many ways, and advises to run what it holds
+            wrong = f"cannot be read as plain tensors ({type(error).__name__})"
+            raise InputError(str(path), wrong, "save its state_dict as .safetensors") from error
 
 
-def _read_safetensors(path: Path, read: Callable[[Path], Any]) -> Any:
-    _check_file(path)
-    try:
-        return read(path)
-    except (SafetensorError, OSError) as error:
-        todo = "it is damaged or cut short, copy it again"
-        raise InputError(str(path), f"cannot be read ({quote_fault(error)})", todo) from error
-
-
-def _check_file(path: Path) -> None:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """A file of weights that must be there and whole."""
     if not path.is_file():
         raise InputError(str(path), "there is no such file", "check the path")
+    with explaining(str(path), "cannot be read", "it is damaged or cut short, copy it again"):
+        yield
 
 
-def load_exactly(module: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
+def load_exactly(
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    where: str,
+    todo: str = "give the weights of this very architecture",
+) -> None:
     """Load tensors into a module; a missing, extra or misshapen key is an error that names it."""
     expected = module.state_dict()
     missing = [key for key in expected if key not in state]
@@ -112,8 +115,7 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], *, where: str) 
     kinds = {"missing": missing, "extra": extra, "misshapen": misshapen}
     parts = [f"{len(names)} {kind} ({shorten(names)})" for kind, names in kinds.items() if names]
     if parts:
-        wrong = f"weights do not fit the model: {', '.join(parts)}"
-        raise InputError(where, wrong, "give the weights of this very architecture")
+        raise InputError(where, f"weights do not fit the model: {', '.join(parts)}", todo)
     module.load_state_dict(dict(state))
 
 
@@ -125,28 +127,12 @@ class Allowance(TorchFunctionMode):
     """
 
     def __init__(self, weights: Iterable[Path], *, where: str) -> None:
-        """Read what the files hold.
-
-        Args:
-            weights: .safetensors files, or torch's.
-            where: what describes the model, for the message.
-        """
+        """Read what files of weights hold; `where` the model is described."""
         super().__init__()
-        shapes = [shape for path in weights for shape in self._read_shapes(path)]
-        self._elements = 2 * sum(torch.Size(shape).numel() for shape in shapes) + _SPARE
-        self._tensors = 4 * len(shapes) + 1000
+        counts = [count for path in weights for count in _count_elements(path)]
+        self._elements = 2 * sum(counts) + _SPARE
+        self._tensors = 4 * len(counts) + 1000
         self._where = where
-
-    @staticmethod
-    def _read_shapes(path: Path) -> list[tuple[int, ...]]:
-        def read(path: Path) -> list[tuple[int, ...]]:
-            with safe_open(path, "pt") as file:
-                return [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 # it is no dict
-
-        if path.suffix == ".safetensors":
-            shapes: list[tuple[int, ...]] = _read_safetensors(path, read)
-            return shapes
-        return [tuple(value.shape) for value in read_weights(path).values()]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -160,6 +146,14 @@ class Allowance(TorchFunctionMode):
                 wrong = "describes a far larger model than its weights are of"
                 raise InputError(self._where, wrong, "it is damaged, copy the model again")
         return func(*args, **kwargs)
+
+
+def _count_elements(path: Path) -> list[int]:
+    """Of each tensor in a file of weights."""
+    if path.suffix != ".safetensors":
+        return [value.numel() for value in read_weights(path).values()]
+    with _reading(path), safe_open(path, "pt") as file:
+        return [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118 # it is no dict
 
 
 def rename_published(state: Mapping[str, Tensor], network: Any) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
 from pivotpatch.data.augment import Augmentation
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import Views, make_closer_view, make_network_views
+from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.training.config import LossSection, RunConfig
 
 
@@ -91,8 +91,8 @@ class PatchTask(Task):
             usual = augmentation.select(torch.cat([torch.arange(count), others[:, :-1].flatten()]))
             last = augmentation.select(others[:, -1])
         views = super().make_views(images, augmentation=usual, compiled=compiled)
-        closer = make_closer_view(self.model, images, size=size, augmentation=last, compiled=compiled)
-        return views._replace(closer=closer)
+        closer = make_network_views(self.model, images, augmentation=last, patches=False, size=size, compiled=compiled)
+        return views._replace(closer=closer.image)
 
     def forward(self, views: Views, target: Tensor) -> TaskLoss:
         """Loss of image and pooled patch logits, and of a closer look."""
