@@ -42,7 +42,7 @@ SMALL = (
     "output.log_every=5",
     "output.trackers=[]",
 )
-_TIMES = ("seconds", "train_seconds", "pictures_per_second", "pictures")
+_TIMES = ("seconds", "train_seconds", "pending_seconds", "pictures_per_second")
 _TOUCHES = {"os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 

@@ -96,10 +96,8 @@ def test_the_baseline_is_the_loss_of_the_image_logits(section: LossSection) -> N
         return sum(cost(row, known, section) for row, known in zip(logits, TARGET.tolist(), strict=True))
 
     result = task(views, TARGET)
-    assert result.total.item() == pytest.approx(slow(), rel=1e-9)
-    assert result.parts.tolist() == [result.total.item()]
-    assert not result.parts.requires_grad
-    result.total.backward()
+    assert result.sum().item() == pytest.approx(slow(), rel=1e-9)
+    result.sum().backward()
     check_gradient(model, slow)
 
 
@@ -108,9 +106,8 @@ def test_pat_is_equation_5(section: LossSection) -> None:
     model, views = make_patch_model(), make_views()
     result = PatchTask(model, make_loss(section))(views, TARGET)
     image, patch = patch_costs(model, views, section)
-    assert result.parts.tolist() == pytest.approx([image, patch], rel=1e-9)
-    assert result.total.item() == pytest.approx(image + patch, rel=1e-9)
-    result.total.backward()
+    assert result.tolist() == pytest.approx([image, patch], rel=1e-9)
+    result.sum().backward()
     assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in trained(model).values())
     check_gradient(model, lambda: sum(patch_costs(model, views, section)))
 
@@ -141,9 +138,8 @@ def test_a_closer_look_is_a_part_of_its_own() -> None:
     assert task.parts == ("image", "patch", "closer")
     result = task(views._replace(closer=closer), TARGET)
     expected = [*patch_costs(model, views, section), closer_cost(model, closer, section)]
-    assert result.parts.tolist() == pytest.approx(expected, rel=1e-9)
-    assert result.total.item() == pytest.approx(sum(expected), rel=1e-9)
-    result.total.backward()
+    assert result.tolist() == pytest.approx(expected, rel=1e-9)
+    result.sum().backward()
     check_gradient(model, lambda: sum(patch_costs(model, views, section)) + closer_cost(model, closer, section))
 
 
@@ -184,8 +180,8 @@ def test_patch_only_is_the_loss_of_the_pooled_logits_and_never_sees_the_whole_im
     result = task(Views(torch.full_like(views.image, NAN), views.patches), TARGET)
     assert seen == [3 * 4]
     hook.remove()
-    assert result.total.item() == pytest.approx(patch_costs(model, views, ASYMMETRIC)[1], rel=1e-9)
-    result.total.backward()
+    assert result.sum().item() == pytest.approx(patch_costs(model, views, ASYMMETRIC)[1], rel=1e-9)
+    result.sum().backward()
     check_gradient(model, lambda: patch_costs(model, views, ASYMMETRIC)[1])
     assert all(weight.grad is not None and torch.isfinite(weight.grad).all() for weight in trained(model).values())
     assert set(dict(model.named_parameters())) - set(trained(model)) == {"head.project.weight", "head.project.bias"}
@@ -201,8 +197,8 @@ def test_unknown_labels_cost_nothing_and_pull_at_nothing(kind: Callable[..., Tas
     whole = MultiLabelClassifier("test_vit", LABELS, image_size=32).double()
     task = kind(whole, make_loss(ASYMMETRIC)) if kind is WholeImageTask else kind(model, make_loss(ASYMMETRIC))
     result = task(views, torch.full_like(TARGET, NAN))
-    result.total.backward()
-    assert result.total.item() == 0
+    result.sum().backward()
+    assert result.sum().item() == 0
     assert all(weight.grad is not None and not weight.grad.any() for weight in trained(task).values())
 
 
@@ -215,7 +211,7 @@ def take_steps(model: Classifier, target: Tensor) -> None:
     task = WholeImageTask(model, make_loss(ASYMMETRIC))
     optimiser = make_optimiser(model, OptimiserSection(lr=1e-2, weight_decay=0.1))
     for _ in range(2):
-        task(make_views(), target).total.backward()
+        task(make_views(), target).sum().backward()
         optimiser.step()
         optimiser.zero_grad()
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from pivotpatch.errors import InputError, choose_one_of, cut, quote, quote_fault
 from pivotpatch.models.limits import Grid, Side
@@ -76,16 +75,6 @@ class TaskSection(Section):
     source_size: Side | None = Field(None, description="pixels per side to cut native patches from; else the input's")
     patch_size: Side | None = Field(None, description="pixels per side at which the model sees a patch")
     closer_size: Side | None = Field(None, description="patch: pixels per side of a closer look, for efforts below 1")
-
-    @field_validator("closer_size")
-    @classmethod
-    def _has_image_and_patches(cls, closer_size: int | None, info: ValidationInfo) -> int | None:
-        kind = info.data.get("kind", "patch")  # a kind that is none has an error of its own
-        if closer_size is not None and kind != "patch":
-            raise PydanticCustomError(
-                "patch_alone", "task.kind is {kind}, leave it out or train task.kind=patch", {"kind": repr(kind)}
-            )
-        return closer_size
 
 
 class LossSection(Section):

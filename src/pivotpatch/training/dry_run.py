@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from pivotpatch.data.loading import Batch, Loader
 from pivotpatch.data.records import Tell
 from pivotpatch.inference.scoring import score_images
-from pivotpatch.training.build import Run, build_run, none_read
+from pivotpatch.training.build import Run, build_run, ignore, none_read
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.processes import gather_named, own_settings
 from pivotpatch.training.step import compile_run, take_step, wait_for_device
@@ -37,7 +37,7 @@ class DryRun:
     not_read: dict[str, str]  # what was wrong with images that were skipped on the way to the batches, by name
 
 
-def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell | None = None) -> DryRun:
+def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore) -> DryRun:
     """Try one batch of a run; nothing is written, and images to be held are not decoded. `tell` as in `make_model`."""
     with own_settings(accelerator.device):
         run = build_run(config, accelerator, decode=False, tell=tell)

@@ -1,7 +1,6 @@
 """How weights move: parameter groups, the one-cycle schedule as a function of the step, and their average."""
 
 import math
-from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -60,27 +59,6 @@ def set_cycle_point(optimiser: torch.optim.Adam, point: CyclePoint, *, peak: flo
         group["betas"] = (point.momentum, group["betas"][1])
 
 
-class WeightAverage(ModelEmaV3):  # type: ignore[misc]  # timm is not typed
-    """Timm's running average of weights and buffers, which finds its tensors once and not at every step.
-
-    Every update must be from the model that it was made of.
-    """
-
-    def __init__(self, model: nn.Module, *, decay: float, warmup: bool) -> None:
-        super().__init__(model, decay=decay, use_warmup=warmup)
-        own, theirs = list(self.module.state_dict().values()), list(model.state_dict().values())
-        averaged = [value.is_floating_point() for value in own]
-        self._averaged = list(compress(own, averaged)), list(compress(theirs, averaged))
-        copied = [not each for each in averaged]
-        self._copied = list(compress(own, copied)), list(compress(theirs, copied))
-
-    def apply_update_(self, model: nn.Module, decay: float) -> None:  # noqa: ARG002  # timm's signature
-        """Move the average towards the model; what is counted in whole numbers is copied."""
-        torch._foreach_lerp_(*self._averaged, weight=1 - decay)
-        if self._copied[0]:
-            torch._foreach_copy_(*self._copied)
-
-
-def make_average(model: nn.Module, section: EmaSection) -> WeightAverage | None:
+def make_average(model: nn.Module, section: EmaSection) -> ModelEmaV3 | None:
     """The running average of weights and buffers, or None where none is wanted."""
-    return WeightAverage(model, decay=section.decay, warmup=section.warmup) if section.decay else None
+    return ModelEmaV3(model, decay=section.decay, use_warmup=section.warmup) if section.decay else None
