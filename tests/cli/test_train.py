@@ -64,7 +64,7 @@ def test_images_of_ones_own_take_the_place_of_all_that_a_recipe_names(here: Path
         (["train.epohcs=3"], "train.epohcs=3: unknown key 'train.epohcs'; did you mean 'epochs'?"),
         (["coco-resnet101-pat", "coco-resnet101-asl"], "'coco-resnet101-asl': a second recipe besides 'coco-resnet"),
         (["a.csv", "b.csv"], "'table:b.csv': a second set of images"),
-        ([], "pivotpatch train: no images are named"),
+        ([], "data.train: no images are named"),
         (["voc2007-tresnet_l-pat"], "voc:data/voc2007/VOCdevkit@2007-trainval: there is no folder data/voc2007"),
         (["--resume", "nowhere"], "nowhere: is no run, config.toml is missing"),
         (["--resume", "nowhere", "train.epochs=3"], "--resume: a run goes on with the configuration it has"),

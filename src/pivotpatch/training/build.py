@@ -156,7 +156,7 @@ def open_training_records(config: RunConfig) -> TrainingRecords:
     """Read the training images and hold the validation part out of them, or read that too."""
     data = config.data
     if data.train is None:
-        raise InputError("data.train", "no images are named", "name them, for example data.train=table:photos.csv")
+        raise InputError("data.train", "no images are named", "give an address, such as table:photos.csv")
     train = open_aligned(data.train, data.labels)
     if data.val is not None:
         return TrainingRecords(train, open_aligned(data.val, train.labels.names))

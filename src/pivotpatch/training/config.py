@@ -180,15 +180,13 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
         overrides: `section.key=value`, the value as TOML writes it; what is no TOML is taken as text, and
             nothing as None, which takes back an optional value of the recipe.
     """
-    values: dict[str, dict[str, object]] = {}
-    if recipe is not None:
-        values = _read_recipe(recipe)
-        _validate(values, where=str(recipe))
+    values = {} if recipe is None else _read_recipe(recipe)
+    config = _validate(values, where=str(recipe))
     for override in overrides:
         section, key, value = _parse_override(override)
-        _validate({section: {key: value}}, where=cut(override))  # by itself, so that changes come in any order
         values.setdefault(section, {})[key] = value
-    return _validate(values, where="config")
+        config = _validate(values, where=cut(override))
+    return config
 
 
 def dump_config(config: RunConfig, *, explained: bool = False) -> str:

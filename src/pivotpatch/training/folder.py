@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -57,22 +58,18 @@ class RunState(BaseModel):
     config: dict[str, dict[str, Any]] | None = None  # that it was saved under
 
 
+@dataclass
 class RunFolder:
-    """The folder of one run; only the first process writes.
+    """The folder of one run."""
 
-    Attributes:
-        root: where it is.
-        config: of the run.
-        writes: whether this process does.
-        last: the newest state.
-        best: the model that validation chose.
-    """
+    root: Path
+    config: RunConfig
+    _: KW_ONLY
+    writes: bool = True  # whether this process does; only the first of several
 
-    def __init__(self, root: Path, config: RunConfig, *, writes: bool = True) -> None:
-        self.root = root
-        self.config = config
-        self.writes = writes
-        self.last, self.best = root / "last", root / "best"
+    def __post_init__(self) -> None:
+        self.last = self.root / "last"  # the newest state
+        self.best = self.root / "best"  # the model that validation chose
         self._lock = ExitStack()
 
     @classmethod

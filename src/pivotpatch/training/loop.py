@@ -18,7 +18,6 @@ from pivotpatch.core.metrics import DEFINITIONS, AveragePrecision, average_preci
 from pivotpatch.data.loading import Failure, Loader
 from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError, shorten
-from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.open import load_checkpoint
@@ -177,7 +176,7 @@ class _Trainer:
         if run.val_loader is None and ends:
             self.folder.save_best(run.model)
         if run.val_loader is not None and (ends or epoch % run.config.evaluation.every == 0):
-            found = measure_scores(run, self.score(run.val_loader, "validate"))
+            found = self.measure(run.model, run.val_loader, "validate")
             means = {f"val_mAP_{name}": each.mean for name, each in found.items()}
             state.waited += 1
             if state.best is None or found[run.task.ranking].mean > state.best:
@@ -234,22 +233,24 @@ class _Trainer:
         self.folder.save_last(self.run.model, tensors, self.state)
         self.saved = self.state.step
 
-    def score(self, loader: Loader, what: str, *, model: Classifier | None = None) -> Scores:
-        """Scores of a loader's images by the model that is kept, or by another."""
+    def measure(self, model: Classifier, loader: Loader, what: str) -> dict[str, AveragePrecision]:
+        """Average precision of each kind of logits that the task trains, on a loader's images."""
 
         def watch(_what: str, done: int, total: int | None) -> None:
             if self.stop.received is not None and self.run.accelerator.num_processes == 1:
                 raise _Interrupted(self.stop.received)
             self.progress(what, done, total)
 
-        run = self.run
-        scores = score_pictures(
-            model or run.model, loader, accelerator=run.accelerator, dtype=run.dtype, progress=watch
-        )
+        run, definition = self.run, self.run.config.evaluation.definition
+        scores = score_pictures(model, loader, accelerator=run.accelerator, dtype=run.dtype, progress=watch)
         self.note_failures(loader.failures)
         if len(scores) == 0:
             raise none_read(loader.records)
-        return scores
+        return {
+            kind: average_precision(logits, scores.target, definition=definition, labels=scores.labels)
+            for kind, logits in scores.logits.items()
+            if kind in (*run.task.parts, run.task.ranking)
+        }
 
     def find_signal(self) -> Signals | None:
         """The signal that this process, or any of the others, was sent."""
@@ -310,7 +311,7 @@ class _Trainer:
         results = {}
         for address, records in run.tests.items():
             loader = open_loader(records, run.config, model=model, accelerator=run.accelerator)
-            found = measure_scores(run, self.score(loader, f"test {address}", model=model))
+            found = self.measure(model, loader, f"test {address}")
             results[address] = {name: each.to_dict() for name, each in found.items()}
         return results
 
@@ -332,13 +333,3 @@ def sum_up_steps(run: Run, state: RunState) -> dict[str, Any]:
     state.train_seconds += state.pending_seconds
     state.pending, state.pending_seconds = [], 0.0
     return entry
-
-
-def measure_scores(run: Run, scores: Scores) -> dict[str, AveragePrecision]:
-    """Average precision of each kind of logits that the task trains."""
-    definition, task = run.config.evaluation.definition, run.task
-    return {
-        kind: average_precision(logits, scores.target, definition=definition, labels=scores.labels)
-        for kind, logits in scores.logits.items()
-        if kind in (*task.parts, task.ranking)
-    }

@@ -1,7 +1,7 @@
 """One step: views, loss, gradients, update. What is drawn depends on seed, step and process alone."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 import numpy as np
@@ -162,12 +162,7 @@ def time_step(run: Run) -> float:
         (),
     )
     buffers = [(buffer, buffer.clone()) for buffer in run.task.buffers()]
-    for _ in range(2):  # the first one also chooses kernels
-        wait_for_device(run)
-        began = time.perf_counter()
-        compute_gradients(run, black, step=0, rows=np.arange(count))
-        wait_for_device(run)
-        seconds = time.perf_counter() - began
+    seconds = time_again(run, lambda: compute_gradients(run, black, step=0, rows=np.arange(count)))
     run.optimiser.zero_grad()
     for buffer, value in buffers:
         buffer.copy_(value)
@@ -177,10 +172,15 @@ def time_step(run: Run) -> float:
     return float(accelerator.gather(torch.tensor([seconds], device=accelerator.device)).max())
 
 
-def wait_for_device(run: Run) -> None:
-    """Wait until a GPU has done what it was asked to."""
-    if run.accelerator.device.type == "cuda":
-        torch.cuda.synchronize(run.accelerator.device)
+def time_again(run: Run, work: Callable[[], object]) -> float:
+    """Seconds that a run's device needs for some work the second time: the first also compiles and chooses kernels."""
+    for _ in range(2):
+        began = time.perf_counter()
+        work()
+        if run.accelerator.device.type == "cuda":
+            torch.cuda.synchronize(run.accelerator.device)
+        seconds = time.perf_counter() - began
+    return seconds
 
 
 def collect_training(run: Run) -> dict[str, Tensor]:
