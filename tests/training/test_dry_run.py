@@ -86,8 +86,8 @@ def test_skipped_images_are_named_and_the_next_batch_is_taken(tmp_path: Path) ->
     train, val = write_images(tmp_path / "a", broken=broken), write_images(tmp_path / "b", broken=range(5))
     tables = (f"data.train={train}", f"data.val={val}")
     tried = try_changes(*SCENES, *tables, "data.on_error=skip")
-    met = [f"{place}.png" for batch in order[:4] for place in batch] + [f"{place}.png" for place in range(5)]
-    assert sorted(Path(name).name for name in tried.not_read) == sorted(set(met))
+    met = {place for batch in order[:4] for place in batch} | set(range(5))
+    assert sorted(Path(name).name for name in tried.not_read) == sorted(f"{place:04d}.png" for place in met)
     assert (tried.pictures, tried.val_pictures) == (40, 40)
     assert min(tried.seconds_per_step, tried.seconds_per_validation) > 0
     with pytest.raises(InputError, match=r"\d+.png: is in none of"):

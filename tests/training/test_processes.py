@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from pivotpatch.errors import InputError
 from pivotpatch.training import fit, load_config
-from pivotpatch.training.folder import RunFolder
+from pivotpatch.training.folder import RunFolder, read_log
 from pivotpatch.training.processes import (
     FreeMemory,
     Place,
@@ -39,10 +39,6 @@ def start_torchrun(*words: str) -> subprocess.Popen[str]:
     command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "-m", "pivotpatch", "train", *words]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def read_log(out: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
 def compare_runs(found: Path, expected: Path) -> None:
