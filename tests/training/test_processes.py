@@ -21,7 +21,6 @@ from pivotpatch.training.processes import (
     join_processes,
     make_accelerator,
     open_trackers,
-    pays_to_compile,
 )
 
 BIN = Path(sys.executable).parent
@@ -129,17 +128,3 @@ def test_tensorboard_forgets_steps_that_are_taken_again(tmp_path: Path) -> None:
 def test_images_are_held_where_they_fit(images: float, epochs: int, device: int, host: int, place: Place) -> None:
     free = FreeMemory(device * GB, host * GB)
     assert choose_hold(int(images * GB), epochs=epochs, free=free) == place
-
-
-@pytest.mark.parametrize(
-    ("steps", "seconds", "compiled"),
-    [
-        (50_000, 0.25, True),  # ResNet-50 at 448 pixels
-        (400, 0.25, False),
-        (400, 3.0, True),
-        (5_000, 0.02, False),  # a small model
-        (50_000, 0.02, True),
-    ],
-)
-def test_a_run_is_compiled_where_that_pays(steps: int, seconds: float, compiled: bool) -> None:
-    assert pays_to_compile(steps_left=steps, seconds_per_step=seconds) == compiled

@@ -29,7 +29,7 @@ from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.config import RunConfig, TaskSection
-from pivotpatch.training.optimiser import make_average, make_optimiser
+from pivotpatch.training.optimiser import make_optimiser
 from pivotpatch.training.processes import Place, choose_dtype, choose_hold, count_workers, measure_free_memory
 from pivotpatch.training.task import Task, make_task
 
@@ -118,7 +118,9 @@ def build_run(
         model = model.to(memory_format=torch.channels_last)
     task = make_task(model.to(accelerator.device).train(), config)
     step_module: nn.Module = accelerator.prepare_model(task) if accelerator.num_processes > 1 else task
-    average = make_average(task.model, config.ema)  # not before, for the wrapper may move the weights
+    average = None
+    if config.ema.decay:  # not before, for the wrapper may move the weights
+        average = ModelEmaV3(task.model, decay=config.ema.decay, use_warmup=config.ema.warmup)
     side, count, hold, why = model.picture_size, len(records) + (0 if val is None else len(val)), config.data.hold, ""
     image_bytes, free = count_held_bytes(count, (side, side)), measure_free_memory(accelerator)
     if hold == "auto":

@@ -1,14 +1,13 @@
-"""How weights move: parameter groups, the one-cycle schedule as a function of the step, and their average."""
+"""How weights move: parameter groups, and the one-cycle schedule as a function of the step."""
 
 import math
 from typing import NamedTuple
 
 import torch
 from timm.optim import param_groups_weight_decay
-from timm.utils import ModelEmaV3
 from torch import nn
 
-from pivotpatch.training.config import EmaSection, OptimiserSection
+from pivotpatch.training.config import OptimiserSection
 
 INITIAL, FINAL = 1 / 25, 1 / 25e4  # of the peak rate
 MOMENTUM = (0.85, 0.95)  # at the peak, and at both ends
@@ -50,15 +49,3 @@ def make_optimiser(model: nn.Module, section: OptimiserSection) -> torch.optim.A
         groups = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = next(model.parameters()).device.type in ("cuda", "cpu")  # several times faster on both
     return kind(groups, lr=section.lr, weight_decay=section.weight_decay, fused=fused)
-
-
-def set_cycle_point(optimiser: torch.optim.Adam, point: CyclePoint, *, peak: float) -> None:
-    """Move an optimiser to a place on the cycle."""
-    for group in optimiser.param_groups:
-        group["lr"] = peak * point.rate
-        group["betas"] = (point.momentum, group["betas"][1])
-
-
-def make_average(model: nn.Module, section: EmaSection) -> ModelEmaV3 | None:
-    """The running average of weights and buffers, or None where none is wanted."""
-    return ModelEmaV3(model, decay=section.decay, use_warmup=section.warmup) if section.decay else None

@@ -17,7 +17,7 @@ from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.data.loading import Batch
 from pivotpatch.models.weights import load_exactly
 from pivotpatch.training.build import Run
-from pivotpatch.training.optimiser import find_cycle_point, set_cycle_point
+from pivotpatch.training.optimiser import find_cycle_point
 from pivotpatch.training.processes import COMPILE_SECONDS, pays_to_compile
 
 
@@ -36,7 +36,9 @@ def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> 
     """
     config = run.config
     point = find_cycle_point(step, total=run.total_steps, warmup=config.schedule.warmup)
-    set_cycle_point(run.optimiser, point, peak=config.optimiser.lr)
+    for group in run.optimiser.param_groups:
+        group["lr"] = config.optimiser.lr * point.rate
+        group["betas"] = (point.momentum, group["betas"][1])
     parts = compute_gradients(run, batch, step=step, rows=rows)
     with record_function("norm"):
         weights, limit = list(run.task.parameters()), config.optimiser.clip_norm
