@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pivotpatch import __version__
@@ -164,10 +164,10 @@ class RunFolder:
         path = self.last / TENSORS
         place = str(device) if device.type != "cpu" else "cpu"  # several processes on the CPU say cpu:0
         try:
-            with safe_open(path, framework="pt", device=place) as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+            tensors: dict[str, Tensor] = load_file(path, device=place)
         except (OSError, SafetensorError) as error:
             raise InputError(str(path), f"cannot be read ({quote_fault(error)})", DAMAGED) from None
+        return tensors
 
     def add_to_log(self, entry: dict[str, object]) -> None:
         """Append a line to the log."""
