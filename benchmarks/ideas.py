@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import coco256
+import torch
 from torch import Tensor
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
@@ -27,7 +28,7 @@ from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.training import task
-from pivotpatch.training.task import PatchTask, TaskLoss
+from pivotpatch.training.task import PatchTask
 
 GRIDS = (2, 3)  # of PAT-I with regions
 see_once = partial(make_network_views, patches=False)
@@ -53,12 +54,12 @@ class RegionTask(PatchTask):
         """The image alone."""
         return see_once(self.model, images, augmentation=augmentation, compiled=compiled)
 
-    def forward(self, views: Views, target: Tensor) -> TaskLoss:
+    def forward(self, views: Views, target: Tensor) -> Tensor:
         """Loss of image and pooled logits, or of their sum."""
         if not self.joint:
             return super().forward(views, target)
         cost = self.loss(self.model.forward_views(views.image, views.patches).tde_logits, target)
-        return TaskLoss(cost, cost.detach().expand(2) / 2)
+        return torch.stack([cost / 2, cost / 2])
 
 
 def list_judged(model: Any, size: int) -> dict[str, tuple[Any, int]]:

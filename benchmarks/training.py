@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -255,10 +256,11 @@ def make_network(backbone: str, size: int) -> PatchClassifier:
 
 def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, device: torch.device) -> Iterator[Speed]:
     """The project's loader and step, as `pivotpatch train` runs them; its speed, then that and its sections."""
+    from pivotpatch.training import step as steps
     from pivotpatch.training.build import build_run
     from pivotpatch.training.config import load_config
     from pivotpatch.training.processes import make_accelerator, own_settings
-    from pivotpatch.training.step import Watch, compile_run, take_step
+    from pivotpatch.training.step import compile_run, take_step
 
     table = paths[0].parent / "pictures.csv"
     rows = [f"{path.name},label {index % LABELS}" for index, path in enumerate(paths)]
@@ -294,9 +296,9 @@ def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, devi
                         yield batch
                 epoch += 1
 
-        def step(batch: Any, *, watch: Watch = torch.profiler.record_function) -> None:
+        def step(batch: Any) -> None:
             nonlocal count
-            take_step(run, batch, step=count, rows=np.arange(args.batch), watch=watch)
+            take_step(run, batch, step=count, rows=np.arange(args.batch))
             count += 1
 
         supply = batches()
@@ -304,8 +306,9 @@ def run_ours(backbone: str, paths: list[Path], args: argparse.Namespace, *, devi
         yield speed
         if args.sections:
             clock = SectionClock(device)
-            for _ in range(LOOKED_AT):
-                step(next(supply), watch=clock)
+            with patch.object(steps, "record_function", clock):
+                for _ in range(LOOKED_AT):
+                    step(next(supply))
             yield speed._replace(sections=clock.read(steps=LOOKED_AT))
         if args.profile is not None:
             profile(lambda: step(next(supply)), args.profile.with_stem(f"{args.profile.stem}-{backbone}"))
@@ -388,7 +391,7 @@ def make_floor_step(
 
     def step(_nothing: None, *, watch: Callable[[str], Any] = torch.profiler.record_function) -> Tensor:
         with watch("forward"), torch.autocast(device.type, dtype, enabled=device.type == "cuda"):
-            cost: Tensor = task(views, target).total
+            cost: Tensor = task(views, target).sum()
         with watch("backward"):
             cost.backward()
         for weight in model.parameters():

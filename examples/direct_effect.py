@@ -13,6 +13,7 @@ Where a scene does not show a label the effect is 0. PAT-I is judged by the effe
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,8 @@ from rich.table import Table
 from torch import Tensor
 
 from pivotpatch import PatchInference
-from pivotpatch.cli.train import show_training
+from pivotpatch.cli.console import show_progress
+from pivotpatch.cli.train import report_entry
 from pivotpatch.core import Interval
 from pivotpatch.data import RecordSet, open_records
 from pivotpatch.data.loading import make_loader
@@ -217,8 +219,8 @@ def train(out: Path, effort: Effort, changes: list[str]) -> None:
             *changes,
         ],
     )
-    with show_training() as shown:
-        fit(config, out, progress=shown.progress, report=shown.report)
+    with show_progress(outer="train") as shown:
+        fit(config, out, progress=shown.tell, report=partial(report_entry, shown))
 
 
 def judge(place: Path, split: str, effort: Effort) -> list[Tracking]:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,7 +43,7 @@ SMALL = (
     "output.log_every=5",
     "output.trackers=[]",
 )
-_TIMES = ("seconds", "train_seconds", "pictures_per_second", "pictures")
+_TIMES = ("seconds", "train_seconds", "pending_seconds", "pictures_per_second")
 _TOUCHES = {"os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 
@@ -97,7 +97,6 @@ class TrainingProcess(WorkProcess):
 
     def __init__(self, out: Path, config: RunConfig | None = None, *, dies_at_touch: int | None = None) -> None:
         super().__init__(_train, out, config, dies_at_touch)
-        self.out = out
 
 
 def _train(out: Path, config: RunConfig | None, dies_at_touch: int | None, told: Connection) -> NoReturn:
@@ -167,14 +166,9 @@ def read_run(folder: Path) -> dict[str, object]:
 
 def write_images(folder: Path, *, broken: Iterable[int] = ()) -> str:
     """The address of a table of 40 images, some of which are none."""
-    folder.mkdir(exist_ok=True)
-    lines = ["image,labels"]
-    for number in range(40):
-        Image.new("RGB", (32, 32), (5 * number, 99, 200 - number)).save(folder / f"{number}.png")
-        if number in broken:
-            (folder / f"{number}.png").write_bytes(b"no image")
-        lines.append(f"{number}.png,{'red' if number % 3 else 'blue'}")
-    (folder / "all.csv").write_text("\n".join(lines) + "\n")
+    write_pictures(folder, 40, broken=broken)
+    rows = [f"{number:04d}.png,{'red' if number % 3 else 'blue'}\n" for number in range(40)]
+    (folder / "all.csv").write_text("image,labels\n" + "".join(rows))
     return f"table:{folder / 'all.csv'}"
 
 
@@ -192,16 +186,14 @@ class Greens:
         return Answer(probs, probs)
 
 
-def write_pictures(folder: Path, count: int, *, broken: Sequence[int] = ()) -> None:
+def write_pictures(folder: Path, count: int, *, broken: Iterable[int] = ()) -> None:
     """Pictures of one colour each; some of which are none."""
     folder.mkdir(exist_ok=True)
     colours = np.random.default_rng(0).integers(0, 256, (count, 3), dtype=np.uint8)
     for place, colour in enumerate(colours):
-        path = folder / f"{place:04d}.png"
-        if place in broken:
-            path.write_bytes(b"no picture")
-        else:
-            Image.fromarray(np.broadcast_to(colour, (9, 7, 3)).copy()).save(path)
+        Image.fromarray(np.broadcast_to(colour, (9, 7, 3)).copy()).save(folder / f"{place:04d}.png")
+    for place in broken:
+        (folder / f"{place:04d}.png").write_bytes(b"no picture")
 
 
 class TaggingProcess(WorkProcess):

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, redirect_stderr, redirect_stdout
 from io import StringIO
 from multiprocessing.connection import Connection
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from run_process import WorkProcess
 
 from pivotpatch.cli.main import main
+from pivotpatch.data.loading import Batch
 from pivotpatch.inference.scoring import score_pictures
-from pivotpatch.training.build import build_run, open_loader
+from pivotpatch.training.build import Run, build_run, open_loader
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.step import compute_gradients, take_step
@@ -23,12 +24,17 @@ from pivotpatch.training.step import compute_gradients, take_step
 Arrays = dict[str, NDArray[Any]]
 
 
+def walk(run: Run) -> Iterator[tuple[int, Batch, NDArray[np.int64]]]:
+    """The batches of an epoch, each with its number and the rows of the whole batch that it holds."""
+    sampler = run.loader.epoch_sampler
+    for number, (share, batch) in enumerate(zip(list(sampler), run.loader, strict=True)):
+        yield number, batch, sampler.rows(number)[np.isin(share, batch.indices)]
+
+
 def find_gradients(config: RunConfig) -> list[Arrays]:
     """The gradient of each batch of the first epoch at the first weights, and the parts of its loss."""
-    run = build_run(config, make_accelerator(config))
-    sampler, steps = run.loader.epoch_sampler, []
-    for number, (share, batch) in enumerate(zip(list(sampler), run.loader, strict=True)):
-        rows = sampler.rows(number)[np.isin(share, batch.indices)]
+    run, steps = build_run(config, make_accelerator(config)), []
+    for number, batch, rows in walk(run):
         parts = compute_gradients(run, batch, step=number, rows=rows)
         found: Arrays = {"parts": parts.numpy(), "images": batch.indices.numpy()}
         for name, weight in run.task.model.named_parameters():
@@ -41,9 +47,8 @@ def find_gradients(config: RunConfig) -> list[Arrays]:
 def train_epoch(config: RunConfig) -> list[Arrays]:
     """The model in training and the one that is kept, after an epoch."""
     run = build_run(config, make_accelerator(config))
-    sampler = run.loader.epoch_sampler
-    for number, (share, batch) in enumerate(zip(list(sampler), run.loader, strict=True)):
-        take_step(run, batch, step=number, rows=sampler.rows(number)[np.isin(share, batch.indices)])
+    for number, batch, rows in walk(run):
+        take_step(run, batch, step=number, rows=rows)
     return [{name: value.numpy() for name, value in m.state_dict().items()} for m in (run.task.model, run.model)]
 
 

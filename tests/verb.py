@@ -91,7 +91,7 @@ def save(folder: str, kind: type[Classifier] = PatchClassifier) -> Classifier:
 def write_run(name: str | Path, model: Classifier, *changes: str) -> None:
     """The folder of a run, as training leaves it."""
     folder = RunFolder(Path(name), load_config(None, ["data.train=table:train.csv", "data.workers=0", *changes]))
-    folder.create()
+    folder.create({})
     folder.save_best(model)
     folder.close()
 

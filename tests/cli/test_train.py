@@ -64,13 +64,15 @@ def test_images_of_ones_own_take_the_place_of_all_that_a_recipe_names(here: Path
         (["train.epohcs=3"], "train.epohcs=3: unknown key 'train.epohcs'; did you mean 'epochs'?"),
         (["coco-resnet101-pat", "coco-resnet101-asl"], "'coco-resnet101-asl': a second recipe besides 'coco-resnet"),
         (["a.csv", "b.csv"], "'table:b.csv': a second set of images"),
-        ([], "pivotpatch train: no images are named"),
+        ([], "data.train: no images are named"),
         (["voc2007-tresnet_l-pat"], "voc:data/voc2007/VOCdevkit@2007-trainval: there is no folder data/voc2007"),
         (["--resume", "nowhere"], "nowhere: is no run, config.toml is missing"),
         (["--resume", "nowhere", "train.epochs=3"], "--resume: a run goes on with the configuration it has"),
         ([*SCENES, "model.backbone=resnet11"], "backbone: timm has no model 'resnet11'; did you mean 'resnet101'?"),
         ([*SCENES, "data.val=scenes:@val?count=1", "data.labels=zero"], "scenes:@val?count=1: no image has any of"),
         ([*SCENES, "evaluation.patience=2", "data.val_fraction=0"], "evaluation.patience: there are no validation"),
+        ([*SCENES, "data.test=scenes:@tset-same"], "scenes: unknown split 'tset-same'; did you mean 'test-same'?"),
+        ([*SCENES, "output.trackers=tensorbord"], "output.trackers: there is no 'tensorbord' here"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(words: list[str], message: str, here: Path, capsys: Errors) -> None:

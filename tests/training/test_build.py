@@ -45,6 +45,12 @@ def test_what_was_fitted_to_other_weights_does_not_go_on(kind: type[Classifier],
         assert again.patch_only == (task == "patch_only")
 
 
+def test_only_pat_looks_closer() -> None:
+    for kind in ("image", "patch_only"):
+        with pytest.raises(InputError, match=f"task.closer_size: task.kind is {kind}; leave it out, or train"):
+            make_model(load_config(None, ["task.closer_size=48", f"task.kind={kind}"]), LABELS)
+
+
 @pytest.mark.parametrize("task", ["image", "patch"])
 def test_an_ordinary_model_may_go_on_with_other_labels(task: str, tmp_path: Path) -> None:
     first = MultiLabelClassifier("test_vit", LABELS, image_size=32)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.errors import InputError
-from pivotpatch.training.config import RunConfig, TaskSection, dump_config, load_config
+from pivotpatch.training.config import RunConfig, dump_config, load_config
 
 SECTIONS: dict[str, type[BaseModel]] = {
     name: field.annotation
@@ -90,15 +90,6 @@ def test_an_override_has_a_section_a_key_and_a_value() -> None:
     for override in ("epochs=3", "train.epochs", ""):
         with pytest.raises(InputError, match="is not like section.key=value"):
             load_config(None, [override])
-
-
-def test_only_pat_looks_closer_and_changes_come_in_any_order(tmp_path: Path) -> None:
-    recipe, change = write_recipe(tmp_path, '[task]\nkind = "image"\n'), "task.closer_size=48"
-    for order in (1, -1):
-        with pytest.raises(InputError, match="task.closer_size is 48; task.kind is 'patch_only', leave it out"):
-            load_config(recipe, [change, "task.kind=patch_only"][::order])
-        config = load_config(recipe, [change, "task.kind=patch"][::order])
-        assert config.task == TaskSection(kind="patch", closer_size=48)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-import math
 import warnings
-from copy import deepcopy
 
 import pytest
 import torch
@@ -8,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pivotpatch.training.config import EmaSection, OptimiserSection
-from pivotpatch.training.optimiser import find_cycle_point, make_average, make_optimiser
+from pivotpatch.training.config import OptimiserSection
+from pivotpatch.training.optimiser import find_cycle_point, make_optimiser
 
 
 def make_small_model() -> nn.Sequential:
@@ -49,27 +47,3 @@ def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out(name: str
     names = [f"{layer}.{part}" for layer in (0, 1, 4) for part in ("weight", "bias")]
     assert found == {name: 0.5 if decay_all or name in ("0.weight", "4.weight") else 0 for name in names}
     assert type(optimiser) is (torch.optim.AdamW if name == "adamw" else torch.optim.Adam)
-
-
-@pytest.mark.parametrize("warmup", [True, False])
-def test_the_average_is_over_weights_and_buffers(warmup: bool) -> None:
-    model = make_small_model().train()
-    average = make_average(model, EmaSection(decay=0.9, warmup=warmup))
-    assert average is not None
-    slow = deepcopy(model.state_dict())
-    optimiser = make_optimiser(model, OptimiserSection(lr=0.1))
-    for step in range(40):
-        model(torch.randn(2, 3, 8, 8)).square().sum().backward()
-        optimiser.step()
-        optimiser.zero_grad()
-        average.update(model, step=step + 1)
-        short = 1 - math.pow(1 + step, -2 / 3)
-        decay = min(0.9, short) if warmup or step == 0 else 0.9  # nothing is left of the very first weights
-        for name, value in model.state_dict().items():  # whole numbers, such as batch norm's count, are taken over
-            mixed = decay * slow[name].double() + (1 - decay) * value.double()
-            slow[name] = mixed if value.is_floating_point() else value.clone()
-    held = average.module.state_dict()
-    assert held["1.num_batches_tracked"] == 40
-    assert not torch.allclose(held["1.running_var"], model.state_dict()["1.running_var"])
-    for name, value in slow.items():
-        torch.testing.assert_close(held[name].double(), value.double(), rtol=1e-5, atol=1e-6)

@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 
 from pivotpatch.errors import InputError
 from pivotpatch.training import fit, load_config
-from pivotpatch.training.folder import RunFolder
+from pivotpatch.training.folder import RunFolder, read_log
 from pivotpatch.training.processes import (
     FreeMemory,
     Place,
-    choose_compile,
     choose_hold,
     join_processes,
     make_accelerator,
@@ -39,10 +38,6 @@ def start_torchrun(*words: str) -> subprocess.Popen[str]:
     command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "-m", "pivotpatch", "train", *words]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def read_log(out: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
 def compare_runs(found: Path, expected: Path) -> None:
@@ -132,26 +127,4 @@ def test_tensorboard_forgets_steps_that_are_taken_again(tmp_path: Path) -> None:
 )
 def test_images_are_held_where_they_fit(images: float, epochs: int, device: int, host: int, place: Place) -> None:
     free = FreeMemory(device * GB, host * GB)
-    chosen = choose_hold("auto", image_bytes=int(images * GB), epochs=epochs, free=free)
-    assert chosen.value == place
-    assert chosen.why.startswith(f"data.hold is {place}: ")
-    assert choose_hold(place, image_bytes=2**60, epochs=2, free=FreeMemory(0, 0)).value == place  # the user decides
-
-
-@pytest.mark.parametrize(
-    ("steps", "seconds", "compiled"),
-    [
-        (50_000, 0.25, True),  # ResNet-50 at 448 pixels
-        (400, 0.25, False),
-        (400, 3.0, True),
-        (5_000, 0.02, False),  # a small model
-        (50_000, 0.02, True),
-        (10**9, None, False),  # never on a CPU
-    ],
-)
-def test_a_run_is_compiled_where_that_pays(steps: int, seconds: float | None, compiled: bool) -> None:
-    chosen = choose_compile("auto", steps_left=steps, seconds_per_step=seconds)
-    assert chosen.value == compiled
-    assert chosen.why.startswith(f"precision.compile is {str(compiled).lower()}: ")
-    for setting in (True, False):
-        assert choose_compile(setting, steps_left=steps, seconds_per_step=seconds).value is setting
+    assert choose_hold(int(images * GB), epochs=epochs, free=free) == place

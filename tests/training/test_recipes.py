@@ -24,8 +24,6 @@ from pivotpatch.training.config import (
 ROOT = Path(__file__).parents[2]
 EVERY_RECIPE = list_recipes()
 RECIPES = [recipe for recipe in EVERY_RECIPE if recipe.name != "tagger"]  # which brings no images
-
-
 NAME = re.compile(r"(coco|voc2007|vg256)-([a-z0-9_]+)(?:-(q2l|mldec))?-(asl|bce|pat|patch_only|det|int)")
 BACKBONES = {
     "resnet101": ("resnet101.tv_in1k", 448),
@@ -40,53 +38,11 @@ BACKBONES = {
 HEAD_NAMES = {None: "linear", "q2l": "query2label", "mldec": "ml_decoder"}
 TASKS = {"pat": "patch", "patch_only": "patch_only", "int": "independent"}
 
-# mAP of the paper by table. Typed from the tables, not from the recipes.
-PAPER = """
-    1  coco-resnet101_224      bce=78.3
-    1  coco-resnet101          pat=85.0
-    1  coco-tresnet_l          asl=86.6  pat=88.7
-    1  coco-tresnet_l_21k      asl=88.4  pat=90.6
-    1  coco-tresnet_l-q2l      asl=87.3  pat=89.5
-    1  coco-tresnet_l_21k-q2l  asl=89.2  pat=91.0
-    1  coco-tresnet_l_oi-q2l   asl=90.1  pat=91.7
-    1  coco-tresnet_l_oi-mldec asl=90.0  pat=91.4
-    1  coco-swin_l_21k-q2l     asl=90.5
-    1  coco-cvt_w24_21k-q2l    asl=91.3
-    2  voc2007-tresnet_l       asl=95.8  pat=96.2
-    2  voc2007-tresnet_l-q2l   asl=96.1
-    3  vg256-resnet101         asl=47.7  pat=49.9
-    3  vg256-tresnet_l_21k     asl=53.9  pat=56.2
-    3  vg256-tresnet_l_oi-q2l  asl=57.7  pat=59.5
-    4  coco-tresnet_l          patch_only=87.1
-    4  coco-tresnet_l_21k      patch_only=88.8
-    4  coco-tresnet_l_oi       patch_only=89.5  pat=90.8
-    4  coco-tresnet_l-q2l      patch_only=87.9
-    4  coco-tresnet_l_21k-q2l  patch_only=89.1
-    4  coco-tresnet_l_oi-q2l   patch_only=90.1
-    5  voc2007-tresnet_l_21k   asl=96.6  pat=96.9
-    5  voc2007-tresnet_l_21k-q2l  asl=96.7
-"""
-# Without a figure: the small model of our own, the baseline beside a row of PAT-T, and the two of the first figure.
-UNPUBLISHED = {"coco-lite0-asl", "coco-lite0-pat", "coco-resnet101-asl", "coco-tresnet_l_oi-asl"}
-UNPUBLISHED |= {"coco-resnet101-det", "coco-resnet101-int"}
-
 
 def take_apart(name: str) -> tuple[str | None, ...]:
     parts = NAME.fullmatch(name)
     assert parts is not None, f"{name} is not dataset-backbone[-head]-method"
     return parts.groups()
-
-
-def test_every_row_has_one_recipe_with_its_figure() -> None:
-    expected = dict.fromkeys(UNPUBLISHED, (None, ""))
-    for table, stem, *figures in map(str.split, PAPER.strip().splitlines()):
-        for method, _, figure in (each.partition("=") for each in figures):
-            expected[f"{stem}-{method}"] = (float(figure), f"table {table}")  # type: ignore[assignment]
-    told = {each.name: (each.published, each.source.partition(', row "')[0]) for each in RECIPES}
-    assert {name: told[name] for name in told.keys() - UNPUBLISHED} == {
-        name: expected[name] for name in expected.keys() - UNPUBLISHED
-    }
-    assert {each.name for each in RECIPES if each.published is None} == UNPUBLISHED
 
 
 def test_a_recipe_is_what_its_name_says_and_states_no_default() -> None:
@@ -178,7 +134,7 @@ def test_the_wheel_holds_every_recipe_and_the_tagger(tmp_path: Path) -> None:
 
 
 def test_the_documentation_lists_every_recipe_with_its_figure() -> None:
-    """By what they have in common and then by their method, which is the head of a column."""
+    """Typed from the paper's tables: by what they have in common, then by their method, the head of a column."""
     text = (ROOT / "docs" / "training.md").read_text()
     table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in re.findall(r"^\|.*\|$", text, re.M)]
     start = next(place for place, row in enumerate(table) if row[0] == "recipe")

@@ -120,7 +120,7 @@ def test_images_that_cannot_be_read_are_listed_at_the_end(hold: str, tmp_path: P
     changes = (f"data.hold={hold}", "data.workers=0", "data.on_error=skip", "output.save_every=1")
     config = make_config(f"data.train={train}", "train.epochs=1", *changes)
     metrics = fit(config, tmp_path / "whole").metrics
-    assert list(metrics["not_read"]) == sorted(f"{number}.png" for number in broken)
+    assert list(metrics["not_read"]) == [f"{number:04d}.png" for number in broken]
     crash_at(3, config, tmp_path / "run")
     resume(tmp_path / "run")
     assert read_run(tmp_path / "run") == read_run(tmp_path / "whole")

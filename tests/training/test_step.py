@@ -260,8 +260,11 @@ def find_norm(values: Iterable[Tensor]) -> float:
     return torch.stack([value.square().sum() for value in values]).sum().sqrt().item()
 
 
-def test_a_step_follows_the_cycle_and_moves_the_average(images: str) -> None:
-    run = make_run(images, "train.epochs=10", "optimiser.lr=0.01")
+@pytest.mark.parametrize(("warmup", "decay"), [("true", 1 - (1 + 5) ** (-2 / 3)), ("false", 0.9997)])
+def test_a_step_follows_the_cycle_and_moves_the_average(warmup: str, decay: float, images: str) -> None:
+    """Of weights and buffers."""
+    changes = ("model.backbone=test_resnet", "model.image_size=64", "optimiser.lr=0.01", f"ema.warmup={warmup}")
+    run = make_run(images, "train.epochs=10", *changes)
     assert run.total_steps == 30
     assert run.average is not None
     before = {name: value.clone() for name, value in run.task.model.state_dict().items()}
@@ -269,7 +272,9 @@ def test_a_step_follows_the_cycle_and_moves_the_average(images: str) -> None:
     places = {(group["lr"], group["betas"]) for group in run.optimiser.param_groups}
     assert places == {(0.01, (0.85, 0.999))}  # the peak
     now, kept = run.task.model.state_dict(), run.average.module.state_dict()
-    decay = 1 - (1 + 5) ** (-2 / 3)
     for name, value in now.items():
-        torch.testing.assert_close(kept[name], decay * before[name] + (1 - decay) * value, rtol=1e-5, atol=1e-7)
-    assert any(not torch.equal(before[name], value) for name, value in now.items())
+        mixed = decay * before[name] + (1 - decay) * value if value.is_floating_point() else value
+        torch.testing.assert_close(kept[name], mixed, rtol=1e-5, atol=1e-7)
+    moved = [name for name, value in now.items() if not torch.equal(before[name], value)]
+    assert "head.project.weight" in moved
+    assert any(name.endswith("running_var") for name in moved)

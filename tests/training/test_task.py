@@ -56,7 +56,7 @@ def pool_slowly(model: PatchClassifier, embeddings: list[Tensor]) -> list[float]
     return pooled
 
 
-def patch_costs(model: PatchClassifier, views: Views, section: LossSection) -> tuple[float, float]:
+def patch_costs(model: PatchClassifier, views: Views, section: LossSection) -> list[float]:
     """loss(p, y) and loss(q, y), one view and one label at a time."""
     image = patch = 0.0
     with torch.no_grad():
@@ -64,22 +64,30 @@ def patch_costs(model: PatchClassifier, views: Views, section: LossSection) -> t
             image += cost(model.head(model.backbone(whole[None]))[0].tolist(), known, section)
             pooled = pool_slowly(model, [model.head.embed(model.backbone(part[None])) for part in parts])
             patch += cost(pooled, known, section)
-    return image, patch
+    return [image, patch]
 
 
-def check_gradient(model: nn.Module, slow: Callable[[], float]) -> None:
-    """Compare the gradient of a few weights of each tensor that has one with differences of the slow loss."""
+def check_task(task: Task, views: Views, slow: Callable[[], list[float]]) -> None:
+    """Compare the parts of a loss, and the gradient of their sum, with those of a slow one.
+
+    Of each tensor outside the blocks the largest gradient is compared with a difference quotient.
+    """
+    parts = task(views, TARGET)
+    assert parts.tolist() == pytest.approx(slow(), rel=1e-9)
+    parts.sum().backward()
     step = 1e-5
-    for name, weight in model.named_parameters():
-        if weight.grad is None or not name.endswith(("weight", "bias", "pos_embed")) or ".blocks." in name:
+    for name, weight in trained(task.model).items():
+        assert weight.grad is not None
+        assert weight.grad.abs().sum() > 0, name
+        if not name.endswith(("weight", "bias", "pos_embed")) or ".blocks." in name:
             continue
         flat, gradient = weight.data.view(-1), weight.grad.view(-1)
         place = int(gradient.abs().argmax())
         before = flat[place].item()
         flat[place] = before + step
-        above = slow()
+        above = sum(slow())
         flat[place] = before - step
-        below = slow()
+        below = sum(slow())
         flat[place] = before
         assert gradient[place].item() == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-7), name
 
@@ -87,32 +95,20 @@ def check_gradient(model: nn.Module, slow: Callable[[], float]) -> None:
 @SECTIONS
 def test_the_baseline_is_the_loss_of_the_image_logits(section: LossSection) -> None:
     torch.manual_seed(0)
-    model = MultiLabelClassifier("test_vit", LABELS, image_size=32).double()
-    task, views = WholeImageTask(model, make_loss(section)), make_views()
+    model, views = MultiLabelClassifier("test_vit", LABELS, image_size=32).double(), make_views()
 
-    def slow() -> float:
+    def slow() -> list[float]:
         with torch.no_grad():
-            logits = [[float(value) for value in model(image[None])[0]] for image in views.image]
-        return sum(cost(row, known, section) for row, known in zip(logits, TARGET.tolist(), strict=True))
+            logits = [model(image[None])[0].tolist() for image in views.image]
+        return [sum(cost(row, known, section) for row, known in zip(logits, TARGET.tolist(), strict=True))]
 
-    result = task(views, TARGET)
-    assert result.total.item() == pytest.approx(slow(), rel=1e-9)
-    assert result.parts.tolist() == [result.total.item()]
-    assert not result.parts.requires_grad
-    result.total.backward()
-    check_gradient(model, slow)
+    check_task(WholeImageTask(model, make_loss(section)), views, slow)
 
 
 @SECTIONS
 def test_pat_is_equation_5(section: LossSection) -> None:
     model, views = make_patch_model(), make_views()
-    result = PatchTask(model, make_loss(section))(views, TARGET)
-    image, patch = patch_costs(model, views, section)
-    assert result.parts.tolist() == pytest.approx([image, patch], rel=1e-9)
-    assert result.total.item() == pytest.approx(image + patch, rel=1e-9)
-    result.total.backward()
-    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in trained(model).values())
-    check_gradient(model, lambda: sum(patch_costs(model, views, section)))
+    check_task(PatchTask(model, make_loss(section)), views, lambda: patch_costs(model, views, section))
 
 
 def make_closer_model() -> PatchClassifier:
@@ -134,17 +130,15 @@ def closer_cost(model: PatchClassifier, closer: Tensor, section: LossSection) ->
 
 
 def test_a_closer_look_is_a_part_of_its_own() -> None:
-    section = ASYMMETRIC
     model, views = make_closer_model().double(), make_views()
     closer = torch.randn(3, 3, 48, 48, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    task = PatchTask(model, make_loss(section))
+    task = PatchTask(model, make_loss(ASYMMETRIC))
     assert task.parts == ("image", "patch", "closer")
-    result = task(views._replace(closer=closer), TARGET)
-    expected = [*patch_costs(model, views, section), closer_cost(model, closer, section)]
-    assert result.parts.tolist() == pytest.approx(expected, rel=1e-9)
-    assert result.total.item() == pytest.approx(sum(expected), rel=1e-9)
-    result.total.backward()
-    check_gradient(model, lambda: sum(patch_costs(model, views, section)) + closer_cost(model, closer, section))
+
+    def slow() -> list[float]:
+        return [*patch_costs(model, views, ASYMMETRIC), closer_cost(model, closer, ASYMMETRIC)]
+
+    check_task(task, views._replace(closer=closer), slow)
 
 
 def test_each_view_has_an_augmentation_of_its_own_and_the_larger_image_is_the_last() -> None:
@@ -178,16 +172,9 @@ def test_each_view_has_an_augmentation_of_its_own_and_the_larger_image_is_the_la
 
 def test_patch_only_is_the_loss_of_the_pooled_logits_and_never_sees_the_whole_image() -> None:
     model, views = make_patch_model(), make_views()
-    seen: list[int] = []
-    hook = model.backbone.register_forward_hook(lambda _module, inputs, _output: seen.append(len(inputs[0])))
     task = PatchOnlyTask(model, make_loss(ASYMMETRIC))
-    result = task(Views(torch.full_like(views.image, NAN), views.patches), TARGET)
-    assert seen == [3 * 4]
-    hook.remove()
-    assert result.total.item() == pytest.approx(patch_costs(model, views, ASYMMETRIC)[1], rel=1e-9)
-    result.total.backward()
-    check_gradient(model, lambda: patch_costs(model, views, ASYMMETRIC)[1])
-    assert all(weight.grad is not None and torch.isfinite(weight.grad).all() for weight in trained(model).values())
+    hidden = Views(torch.full_like(views.image, NAN), views.patches)  # which nothing would be finite with
+    check_task(task, hidden, lambda: patch_costs(model, views, ASYMMETRIC)[1:])
     assert set(dict(model.named_parameters())) - set(trained(model)) == {"head.project.weight", "head.project.bias"}
 
 
@@ -201,8 +188,8 @@ def test_unknown_labels_cost_nothing_and_pull_at_nothing(kind: Callable[..., Tas
     whole = MultiLabelClassifier("test_vit", LABELS, image_size=32).double()
     task = kind(whole, make_loss(ASYMMETRIC)) if kind is WholeImageTask else kind(model, make_loss(ASYMMETRIC))
     result = task(views, torch.full_like(TARGET, NAN))
-    result.total.backward()
-    assert result.total.item() == 0
+    result.sum().backward()
+    assert result.sum().item() == 0
     assert all(weight.grad is not None and not weight.grad.any() for weight in trained(task).values())
 
 
@@ -215,7 +202,7 @@ def take_steps(model: Classifier, target: Tensor) -> None:
     task = WholeImageTask(model, make_loss(ASYMMETRIC))
     optimiser = make_optimiser(model, OptimiserSection(lr=1e-2, weight_decay=0.1))
     for _ in range(2):
-        task(make_views(), target).total.backward()
+        task(make_views(), target).sum().backward()
         optimiser.step()
         optimiser.zero_grad()
 

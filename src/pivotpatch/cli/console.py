@@ -4,25 +4,23 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 80  # columns of what is no terminal
-BAR = 24  # columns of a bar that stands for a share of 1
 QUIET_SECONDS = 30  # between lines where stderr is no terminal
-Tell = Callable[[str, int, int | None], None]
-"""Told a stage, how much of it is done, and of how much."""
+SPEED_SECONDS = 600  # that a speed is the mean of
 
 
 class Screen(Console):
@@ -46,12 +44,12 @@ def make_table(headings: list[str]) -> Table:
     return table
 
 
-def draw_bar(share: float, *, width: int = BAR) -> str:
+def draw_bar(share: float, *, width: int) -> str:
     """A bar of eighths of a block, as long as a share of the width; what is above 0 is seen.
 
-    >>> draw_bar(0.5)
+    >>> draw_bar(0.5, width=24)
     '████████████'
-    >>> draw_bar(0.0001)
+    >>> draw_bar(0.0001, width=24)
     '▏'
     """
     eighths = max(round(share * width * 8), int(share > 0))
@@ -64,96 +62,69 @@ def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-class ProgressBars(Progress):
-    """Bars on stderr, a stage each; a new stage takes the place of the last, unless that is the `outer` one."""
+class StageProgress(Progress):
+    """Progress on stderr with the time left, of the first process: a bar for each stage on a terminal, else lines.
 
-    def __init__(self, unit: str, *, outer: str | None = None) -> None:
+    A new stage takes the place of the last, unless that is the `outer` one. Lines tell of each new stage, its end, and
+    every half minute.
+    """
+
+    def __init__(self, unit: str, *, outer: str | None) -> None:
+        console = Console(stderr=True)
+        self._amount = _Amount(unit)
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(None),
-            _Amount(unit),
+            self._amount,
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False),
-            console=Console(stderr=True),
+            console=console,
+            disable=not console.is_terminal or os.environ.get("RANK", "0") != "0",
+            speed_estimate_period=SPEED_SECONDS,
         )
-        self._outer, self._stages = outer, dict[str, TaskID]()
+        self._outer, self._stage, self._note, self._told = outer, "", "", 0.0
 
     def tell(self, stage: str, done: int, total: int | None) -> None:
         """Show how much of a stage is done; what was done when it was first told says nothing of the speed."""
-        if stage not in self._stages:
-            for other in set(self._stages) - {self._outer}:
-                self.remove_task(self._stages.pop(other))
-            self._stages[stage] = self.add_task(stage, total=total, note="")
-            self.reset(self._stages[stage], completed=done, total=total)
-        self.update(self._stages[stage], completed=done, total=total)
-
-    def note(self, stage: str, text: str) -> None:
-        """Show a few words beside a stage's bar."""
-        if stage in self._stages:
-            self.update(self._stages[stage], note=text)
-
-
-class ProgressLines:
-    """Lines on stderr, where it is no terminal: one for each new stage, then one every half minute."""
-
-    def __init__(self, unit: str, *, outer: str | None = None) -> None:
-        self._unit, self._outer = unit, outer
-        self._told, self._stage, self._note = 0.0, "", ""
-        self._begun: dict[str, tuple[float, int]] = {}  # when a stage was first seen, and how far it was
-
-    def tell(self, stage: str, done: int, total: int | None) -> None:
-        """Print a line where it is time for one."""
+        tasks, another, self._stage = {task.description: task for task in self.tasks}, stage != self._stage, stage
+        if another:
+            for other in tasks.keys() - {stage, self._outer}:
+                self.remove_task(tasks[other].id)
+        place = tasks[stage].id if stage in tasks else self.add_task(stage, completed=done, total=total, note="")
+        self.update(place, completed=done, total=total, note=self._note if stage == self._outer else "")
         now = time.monotonic()
-        if stage not in self._begun or stage not in (self._stage, self._outer):
-            self._begun[stage] = now, done
-        elif stage == self._stage and now - self._told < QUIET_SECONDS and done != total:
-            return
-        begun, first = self._begun[stage]
-        speed = (done - first) / max(now - begun, 1e-9)
-        left = f", {timedelta(seconds=round((total - done) / speed))} left" if speed and total else ""
-        note = self._note if stage == self._outer else ""
-        tell(f"{stage}{_write_amount(done, total, speed, self._unit)}{left}{note}")
-        self._told, self._stage = now, stage
+        if self.disable and (another or done == total or now - self._told > QUIET_SECONDS):
+            self._told, (task,) = now, (task for task in self.tasks if task.id == place)
+            left = "" if task.time_remaining is None else f"{timedelta(seconds=round(task.time_remaining))} left"
+            parts = (self._amount.render(task).plain, left, task.fields["note"])
+            tell(f"{stage}: {', '.join(part for part in parts if part)}")
 
-    def note(self, _stage: str, text: str) -> None:
-        """Keep a few words for the next line of the outer stage."""
-        self._note = f", {text}"
+    def note(self, text: str) -> None:
+        """Show a few words beside the outer stage when it is told of next."""
+        self._note = text
 
 
-class _Amount(TextColumn):
+class _Amount(ProgressColumn):
     def __init__(self, unit: str) -> None:
-        super().__init__("")
+        super().__init__()
         self._unit = unit
 
-    def render(self, task: Task) -> "object":  # type: ignore[override]
+    def render(self, task: Task) -> Text:
         """How much of how much, and how fast."""
-        from rich.text import Text
-
-        total = None if task.total is None else int(task.total)
-        return Text(_write_amount(int(task.completed), total, task.speed or 0.0, self._unit).removeprefix(": "))
-
-
-def _write_amount(done: int, total: int | None, speed: float, unit: str) -> str:
-    if unit == "bytes":
-        of = "" if total is None else f" of {decimal(total)}"
-        return f": {decimal(done)}{of}" + (f", {decimal(int(speed))}/s" if speed else "")
-    of = "" if total is None else f" of {total:,}"
-    return f": {done:,}{of}" + (f", {speed:.3g} {unit}/s" if speed and unit else "")
+        show = decimal if self._unit == "bytes" else "{:,}".format
+        of = "" if task.total is None else f" of {show(int(task.total))}"
+        speed = decimal(int(task.speed or 0)) if self._unit == "bytes" else f"{task.speed or 0:.3g} {self._unit}"
+        return Text(f"{show(int(task.completed))}{of}" + (f", {speed}/s" if task.speed and self._unit else ""))
 
 
-@contextmanager
-def show_progress(unit: str = "", *, outer: str | None = None) -> Iterator[ProgressBars | ProgressLines]:
-    """Progress on stderr with the time left: bars on a terminal, else a line now and then; in the first process only.
+def show_progress(unit: str = "", *, outer: str | None = None) -> StageProgress:
+    """Progress to be entered, then told of.
 
     Args:
         unit: what is counted, for the speed: "images", "bytes"; none is shown where it is empty.
         outer: the stage whose bar stays while others come and go.
     """
-    if Console(stderr=True).is_terminal and os.environ.get("RANK", "0") == "0":
-        with ProgressBars(unit, outer=outer) as bars:
-            yield bars
-    else:
-        yield ProgressLines(unit, outer=outer)
+    return StageProgress(unit, outer=outer)
 
 
 def write_figures(figures: Mapping[str, "Figure"], folder: Path, *, overwrite: bool = True) -> None:
@@ -169,13 +140,11 @@ def write_figures(figures: Mapping[str, "Figure"], folder: Path, *, overwrite: b
 
     if not figures:
         tell(f"drew nothing to {folder}: there is nothing to show")
-    paths = {
-        folder / (name if name.lower().endswith((".png", ".svg")) else f"{name}.png"): figures[name] for name in figures
-    }
+    paths = [folder / (name if name.lower().endswith((".png", ".svg")) else f"{name}.png") for name in figures]
     old = [str(path) for path in paths if path.exists()]
     if old and not overwrite:
         raise InputError(old[0], "is there already", "give --overwrite, or another folder")
-    for path, figure in paths.items():
+    for path, figure in zip(paths, figures.values(), strict=True):
         with explain_disk_faults(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as written, warnings.catch_warnings():

@@ -4,18 +4,18 @@ import argparse
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import textwrap
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pivotpatch.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
+    from pivotpatch.cli.console import StageProgress
     from pivotpatch.training.config import RunConfig
     from pivotpatch.training.dry_run import DryRun
-    from pivotpatch.training.loop import FitResult
 
 OVERRIDE = re.compile(r"\w+(\.\w+)*\s*=")
 RUNS = Path("runs")
@@ -52,34 +52,20 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_train(args: argparse.Namespace) -> int:
     """Train, resume, or only look."""
-    from pivotpatch.cli.console import tell
-
     if args.resume is not None:
         if args.words or args.show_config or args.dry_run:
             raise InputError("--resume", "a run goes on with the configuration it has", "give the folder alone")
-        from pivotpatch.training.loop import resume
-
-        with show_training() as shown:
-            result = resume(args.resume, progress=shown.progress, report=shown.report, tell=tell)
-        return _end(result, args.resume, as_json=args.json)
+        return _train(None, args.resume, as_json=args.json)
     name, config = read_words(args.words)
     if args.show_config:
         from pivotpatch.training.config import dump_config
 
         print(dump_config(config, explained=True), end="")
         return 0
-    if config.data.train is None:
-        wrong, todo = "no images are named", "give an address such as table:photos.csv, or data.train=..."
-        raise InputError("pivotpatch train", wrong, todo)
-    _check_prepared(config.data.train)
+    _check_prepared(config.data.train or "")
     if args.dry_run:
         return _try(config, as_json=args.json)
-    from pivotpatch.training.loop import fit
-
-    out = args.out or RUNS / name
-    with show_training() as shown:
-        result = fit(config, out, progress=shown.progress, report=shown.report, tell=tell)
-    return _end(result, out, as_json=args.json)
+    return _train(config, args.out or RUNS / name, as_json=args.json)
 
 
 def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
@@ -104,12 +90,10 @@ def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
     if len(addresses) > 1:
         todo = "give one, and others by data.val= or data.test="
         raise InputError(f"{addresses[1]!r}", "a second set of images", todo)
-    given = [f"data.train={json.dumps(address)}" for address in addresses]
-    if given:
-        given += ["data.val=", "data.test=[]"]  # a recipe's belong to its own training images
-    config = load_config(recipe, [*given, *changes])
-    name = recipe.stem if recipe else f"{config.task.kind}-{config.model.backbone}"
-    return name, config
+    if addresses:  # a recipe's others belong to its own training images
+        changes = [f"data.train={json.dumps(addresses[0])}", "data.val=", "data.test=[]", *changes]
+    config = load_config(recipe, changes)
+    return recipe.stem if recipe else f"{config.task.kind}-{config.model.backbone}", config
 
 
 def _check_prepared(address: str) -> None:
@@ -144,8 +128,6 @@ def _try(config: "RunConfig", *, as_json: bool) -> int:
 
 
 def _print_dry_run(tried: "DryRun") -> None:
-    from pivotpatch.cli.console import Screen, make_table
-
     rows = {
         "device": f"{tried.device}, {tried.processes} process{'es' if tried.processes > 1 else ''}",
         "model": f"{tried.weights / 1e6:.1f} million weights, {tried.labels} labels",
@@ -154,25 +136,25 @@ def _print_dry_run(tried: "DryRun") -> None:
         "validation": f"{tried.seconds_per_validation:.3g} s each time",
         "time": f"about {timedelta(seconds=round(tried.seconds))}, if decoding keeps up",
         "memory": f"{tried.memory_bytes / 1e9:.2f} GB, and {tried.held_bytes / 1e9:.2f} GB for decoded images",
-        "chosen": "\n".join(tried.choices.values()),
+        **dict(zip(("chosen", ""), tried.choices.values(), strict=True)),
     }
-    table = make_table(["", ""])
-    table.show_header = False
-    table.columns[1].justify, table.columns[1].no_wrap = "left", False
-    for row in rows.items():
-        table.add_row(*row)
-    Screen().print(table)
+    for name, row in rows.items():
+        print(textwrap.fill(row, 80, initial_indent=f"{name:<12}", subsequent_indent=" " * 12))
 
 
-def _end(result: "FitResult", out: Path, *, as_json: bool) -> int:
-    """Tell what came of it, in the first process alone."""
+def _train(config: "RunConfig | None", out: Path, *, as_json: bool) -> int:
+    """Train in a new folder, or go on in an old one, and tell what came of it in the first process alone."""
     from accelerate import PartialState
 
-    from pivotpatch.cli.console import tell, write_figures
+    from pivotpatch.cli.console import show_progress, tell, write_figures
     from pivotpatch.cli.sources import list_not_read
     from pivotpatch.training.folder import read_log
+    from pivotpatch.training.loop import fit, resume
     from pivotpatch.training.plots import plot_curves
 
+    with show_progress(outer="train") as shown:
+        hear: dict[str, Any] = {"progress": shown.tell, "report": partial(report_entry, shown), "tell": tell}
+        result = resume(out, **hear) if config is None else fit(config, out, **hear)
     state = PartialState()
     if state.is_main_process:
         list_not_read(result.metrics["not_read"], rest=f", see {out / 'metrics.json'}")
@@ -182,8 +164,7 @@ def _end(result: "FitResult", out: Path, *, as_json: bool) -> int:
             _print_result(result.metrics, out)
         write_figures({"curves": plot_curves({"": read_log(out)})}, out)
         if result.stopped_by is not None:
-            goes_on = f"pivotpatch train --resume {shlex.quote(str(out))} goes on"
-            tell(f"stopped by {result.stopped_by.name}; {goes_on}")
+            tell(f"stopped by {result.stopped_by.name}; pivotpatch train --resume {shlex.quote(str(out))} goes on")
     state.destroy_process_group()
     return 0 if result.stopped_by is None else 128 + result.stopped_by
 
@@ -207,28 +188,15 @@ def _print_result(metrics: dict[str, Any], out: Path) -> None:
     screen.print(f"{metrics['steps']} steps in {took}; the model is in {place}")
 
 
-class Shown(NamedTuple):
-    """Where a run tells of itself: how far it is, and each entry of its log."""
+def report_entry(shown: "StageProgress", entry: dict[str, Any]) -> None:
+    """Show an entry of a run's log on stderr: losses beside the progress of training, validation in a line."""
+    from pivotpatch.cli.console import tell
 
-    progress: Callable[[str, int, int | None], None]
-    report: Callable[[dict[str, Any]], None]
-
-
-@contextmanager
-def show_training() -> Iterator[Shown]:
-    """Show a run on stderr: bars on a terminal, else a line now and then; only in the first process."""
-    from pivotpatch.cli.console import show_progress, tell
-
-    with show_progress(outer="train") as shown:
-
-        def report(entry: dict[str, Any]) -> None:
-            if "loss" in entry:
-                parts = [f"{value:.3g}" for name, value in entry.items() if name.startswith("loss_")]
-                loss = f"loss {entry['loss']:.3g}" + (f" ({' + '.join(parts)})" if len(parts) > 1 else "")
-                shown.note("train", f"{loss}, {entry['pictures_per_second']:.3g} images/s")
-            else:
-                found = {name.removeprefix("val_mAP_"): value for name, value in entry.items() if "mAP" in name}
-                means = ", ".join(f"{name} {100 * value:.2f}" for name, value in found.items())
-                tell(f"epoch {entry['epoch']}: validation mAP {means}")
-
-        yield Shown(shown.tell, report)
+    if "loss" in entry:
+        parts = [f"{value:.3g}" for name, value in entry.items() if name.startswith("loss_")]
+        loss = f"loss {entry['loss']:.3g}" + (f" ({' + '.join(parts)})" if len(parts) > 1 else "")
+        shown.note(f"{loss}, {entry['pictures_per_second']:.3g} images/s")
+    else:
+        found = {name.removeprefix("val_mAP_"): value for name, value in entry.items() if "mAP" in name}
+        means = ", ".join(f"{name} {100 * value:.2f}" for name, value in found.items())
+        tell(f"epoch {entry['epoch']}: validation mAP {means}")

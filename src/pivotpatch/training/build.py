@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from accelerate import Accelerator
+from timm.utils import ModelEmaV3
 from torch import nn
 
 from pivotpatch.data.address import open_records
-from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.loading import Loader, count_held_bytes, hold_images, make_loader
 from pivotpatch.data.records import RecordSet, Tell
 from pivotpatch.data.split import split_records
@@ -30,14 +30,19 @@ from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.process import count_workers
 from pivotpatch.training.config import RunConfig, TaskSection
-from pivotpatch.training.optimiser import WeightAverage, make_average, make_optimiser
+from pivotpatch.training.optimiser import make_optimiser
 from pivotpatch.training.processes import Place, choose_dtype, choose_hold, measure_free_memory
 from pivotpatch.training.task import Task, make_task
 
 SPLIT_SEED = 0  # the same images are held out whatever the seed of the run, so that runs can be compared
 Progress = Callable[[str, int, int | None], None]
+"""Told a stage, how much of it is done, and of how much."""
 Kind = TypeVar("Kind", bound=SharedClassifier)
 _NAMED = 10  # labels in a line about a model or about images
+
+
+def ignore(*_: object) -> None:
+    """Hear nothing."""
 
 
 @dataclass
@@ -52,9 +57,8 @@ class Run:
     tests: dict[str, RecordSet]  # by address, opened now so that a wrong one is known before days of training
     task: Task  # model and loss
     step_module: nn.Module  # the task as it is called in training: the same, or wrapped for several processes
-    average: WeightAverage | None  # the running average of the model, where one is kept
+    average: ModelEmaV3 | None  # the running average of the model, where one is kept
     optimiser: torch.optim.Adam
-    policy: AugmentPolicy
     dtype: torch.dtype  # of autocast
     held_bytes: int  # of the images that stay decoded
     choices: dict[str, str]  # what "auto" was decided to be, and why in a line, by the name of the setting
@@ -82,8 +86,8 @@ def build_run(
     *,
     saved: Path | None = None,
     decode: bool = True,
-    progress: Progress | None = None,
-    tell: Tell | None = None,
+    progress: Progress = ignore,
+    tell: Tell = ignore,
 ) -> Run:
     """Build a run; the model's first weights depend on the configuration alone.
 
@@ -101,7 +105,7 @@ def build_run(
         if each is not None and not each.count_labels().any():
             raise InputError(each.name, "no image has any of the labels, so nothing can be ranked", "give others")
     never = np.flatnonzero(records.count_labels() == 0)
-    if tell is not None and len(never):
+    if len(never):
         named = shorten([records.labels.names[place] for place in never], limit=_NAMED)
         tell(f"no training image has {len(never)} of {len(records.labels)} labels, so none is learned: {named}")
     if val is None and config.evaluation.patience is not None:
@@ -115,12 +119,18 @@ def build_run(
         model = model.to(memory_format=torch.channels_last)
     task = make_task(model.to(accelerator.device).train(), config)
     step_module: nn.Module = accelerator.prepare_model(task) if accelerator.num_processes > 1 else task
-    average = make_average(task.model, config.ema)  # not before, for the wrapper may move the weights
-    side, count = model.picture_size, len(records) + (0 if val is None else len(val))
+    average = None
+    if config.ema.decay:  # not before, for the wrapper may move the weights
+        average = ModelEmaV3(task.model, decay=config.ema.decay, use_warmup=config.ema.warmup)
+    side, count, hold, why = model.picture_size, len(records) + (0 if val is None else len(val)), config.data.hold, ""
     image_bytes, free = count_held_bytes(count, (side, side)), measure_free_memory(accelerator)
-    place, why = choose_hold(config.data.hold, image_bytes=image_bytes, epochs=config.train.epochs, free=free)
-    hold: Place = place if decode else "nothing"
-    load = partial(open_loader, config=config, model=model, accelerator=accelerator, hold=hold, progress=progress)
+    if hold == "auto":
+        hold = choose_hold(image_bytes, epochs=config.train.epochs, free=free)
+        sizes = [f"{size / 1e9:.3g} GB" for size in (image_bytes, *free)]
+        why = ": images take {} of the {} of GPU memory or {} of RAM that are free".format(*sizes)
+        why = ": each image is read only once" if config.train.epochs == 1 else why
+    place = hold if decode else "nothing"
+    load = partial(open_loader, config=config, model=model, accelerator=accelerator, hold=place, progress=progress)
     return Run(
         config=config,
         accelerator=accelerator,
@@ -132,10 +142,9 @@ def build_run(
         step_module=step_module,
         average=average,
         optimiser=make_optimiser(task.model, config.optimiser),
-        policy=AugmentPolicy(**config.augment.model_dump()),
         dtype=choose_dtype(config, accelerator.device),
-        held_bytes=0 if place == "nothing" else image_bytes,
-        choices={"data.hold": why},
+        held_bytes=0 if hold == "nothing" else image_bytes,
+        choices={"data.hold": f"data.hold is {hold}{why}"},
     )
 
 
@@ -150,7 +159,7 @@ def open_training_records(config: RunConfig) -> TrainingRecords:
     """Read the training images and hold the validation part out of them, or read that too."""
     data = config.data
     if data.train is None:
-        raise InputError("data.train", "no images are named", "name them, for example data.train=table:photos.csv")
+        raise InputError("data.train", "no images are named", "give an address, such as table:photos.csv")
     train = open_aligned(data.train, data.labels)
     if data.val is not None:
         return TrainingRecords(train, open_aligned(data.val, train.labels.names))
@@ -181,7 +190,7 @@ def open_loader(
     training: bool = False,
     size: int | None = None,
     hold: Place = "nothing",
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> Loader:
     """A loader of this process's share of some images, at the size that a model wants or at another."""
     data, side = config.data, size or model.picture_size
@@ -209,7 +218,7 @@ def none_read(records: RecordSet) -> InputError:
     return InputError(records.name, "none of the images could be read", "see pivotpatch data check")
 
 
-def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell | None = None) -> Classifier:
+def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignore) -> Classifier:
     """The model of a configuration: new, or from a checkpoint.
 
     Args:
@@ -218,20 +227,19 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell | None 
         tell: told in one line which of them a checkpoint with other labels knows already.
     """
     section, task = config.model, config.task
+    if task.closer_size is not None and task.kind != "patch":
+        raise InputError("task.closer_size", f"task.kind is {task.kind}", "leave it out, or train task.kind=patch")
     if section.start_from is not None:
         return _continue(section.start_from, config, labels, tell=tell)
     architecture = Architecture(
         section.backbone, section.head, section.image_size, section.backbone_options, section.head_options
     )
-    options: dict[str, Any] = {
-        "pretrained": section.pretrained and section.weights is None,
-        "weights": section.weights,
-    }
+    options: dict[str, Any] = {"pretrained": section.pretrained and not section.weights, "weights": section.weights}
     kind: type[Classifier] = IndependentClassifier if task.kind == "independent" else MultiLabelClassifier
     if task.kind in ("patch", "patch_only"):
         kind, options = PatchClassifier, options | _say_patching(task)
     model = kind(architecture, labels, **options)
-    if tell is not None and model.left_out is not None:
+    if model.left_out is not None:
         tell(model.left_out)
     if not section.normalise:
         model.preprocessing = replace(model.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -243,7 +251,7 @@ def _say_patching(task: TaskSection) -> dict[str, Any]:
     return {**task.model_dump(exclude={"kind"}), "patch_only": task.kind == "patch_only"}
 
 
-def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: Tell | None) -> Classifier:
+def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: Tell) -> Classifier:
     """Train a checkpoint's model further, for other labels too; PAT-T may start from an ordinary one."""
     section, task = config.model, config.task
     model = open_model(start)
@@ -267,11 +275,11 @@ def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: T
     raise InputError(start, wrong, "choose another checkpoint or task")
 
 
-def _take_over(model: Kind, trained: Kind, *, tell: Tell | None) -> Kind:
+def _take_over(model: Kind, trained: Kind, *, tell: Tell) -> Kind:
     """A model with what another of its kind has learned, see `load_relabelled`."""
     model.preprocessing = trained.preprocessing
     known = load_relabelled(model, trained)
-    if tell is not None and set(model.labels) != set(trained.labels):
+    if set(model.labels) != set(trained.labels):
         new = [name for name in model.labels if name not in trained.labels]
         taken = f": {shorten(known, limit=_NAMED)}" if known else ""
         anew = f"; new: {shorten(new, limit=_NAMED)}" if new else ""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
 from pivotpatch.errors import InputError, choose_one_of, cut, quote, quote_fault
 from pivotpatch.models.limits import Grid, Side
@@ -21,9 +20,7 @@ _COMMENTS = re.compile(r"# (?P<title>.+)\n# published mAP: (?P<published>none|\d
 Positive = Annotated[int, Field(ge=1, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
 Part = Annotated[float, Field(ge=0, lt=1)]
-Above0 = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-NonNegative = Annotated[float, Field(ge=0)]
 # One name needs no list around it, so that an override is as easy to write as an address.
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
@@ -71,29 +68,19 @@ class TaskSection(Section):
     )
     grid: Grid = Field(2, description="patches per side")
     overlap: Part = Field(0.0, description="part of a patch that its neighbour shares")
-    lam: NonNegative = Field(1.0, description="weight of the patches in the total direct effect")
-    temperature: Above0 = Field(1.0, description="of the patch weights")
+    lam: NonNegativeFloat = Field(1.0, description="weight of the patches in the total direct effect")
+    temperature: PositiveFloat = Field(1.0, description="of the patch weights")
     source_size: Side | None = Field(None, description="pixels per side to cut native patches from; else the input's")
     patch_size: Side | None = Field(None, description="pixels per side at which the model sees a patch")
     closer_size: Side | None = Field(None, description="patch: pixels per side of a closer look, for efforts below 1")
-
-    @field_validator("closer_size")
-    @classmethod
-    def _has_image_and_patches(cls, closer_size: int | None, info: ValidationInfo) -> int | None:
-        kind = info.data.get("kind", "patch")  # a kind that is none has an error of its own
-        if closer_size is not None and kind != "patch":
-            raise PydanticCustomError(
-                "patch_alone", "task.kind is {kind}, leave it out or train task.kind=patch", {"kind": repr(kind)}
-            )
-        return closer_size
 
 
 class LossSection(Section):
     """What a mistake costs."""
 
     name: Literal["asymmetric", "binary_cross_entropy"] = Field("asymmetric", description="kind of loss")
-    gamma_neg: NonNegative = Field(4.0, description="asymmetric: focusing power for negatives")
-    gamma_pos: NonNegative = Field(0.0, description="asymmetric: focusing power for positives")
+    gamma_neg: NonNegativeFloat = Field(4.0, description="asymmetric: focusing power for negatives")
+    gamma_pos: NonNegativeFloat = Field(0.0, description="asymmetric: focusing power for positives")
     clip: Part = Field(0.05, description="asymmetric: negatives below it cost nothing")
     detach_focus: bool = Field(True, description="asymmetric: constant focusing factors, as in its authors' training")
     reduction: Literal["sum", "mean"] = Field("sum", description="over images and labels")
@@ -103,10 +90,10 @@ class OptimiserSection(Section):
     """How weights move."""
 
     name: Literal["adamw", "adam"] = Field("adamw", description="kind of optimiser")
-    lr: Above0 = Field(1e-4, description="peak learning rate")
-    weight_decay: NonNegative = Field(1e-4, description="decay, on weights only")
+    lr: PositiveFloat = Field(1e-4, description="peak learning rate")
+    weight_decay: NonNegativeFloat = Field(1e-4, description="decay, on weights only")
     decay_all: bool = Field(False, description="decay norms and biases too")
-    clip_norm: Above0 | None = Field(None, description="largest norm of the gradient")
+    clip_norm: PositiveFloat | None = Field(None, description="largest norm of the gradient")
 
 
 class ScheduleSection(Section):
@@ -191,15 +178,13 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
         overrides: `section.key=value`, the value as TOML writes it; what is no TOML is taken as text, and
             nothing as None, which takes back an optional value of the recipe.
     """
-    values: dict[str, dict[str, object]] = {}
-    if recipe is not None:
-        values = _read_recipe(recipe)
-        _validate(values, where=str(recipe))
+    values = {} if recipe is None else _read_recipe(recipe)
+    config = _validate(values, where=str(recipe))
     for override in overrides:
         section, key, value = _parse_override(override)
-        _validate({section: {key: value}}, where=cut(override))  # by itself, so that changes come in any order
         values.setdefault(section, {})[key] = value
-    return _validate(values, where="config")
+        config = _validate(values, where=cut(override))
+    return config
 
 
 def dump_config(config: RunConfig, *, explained: bool = False) -> str:
@@ -294,11 +279,9 @@ def _validate(values: Mapping[str, object], *, where: str) -> RunConfig:
         raise InputError(where, f"unknown key {quote(name)}", choose_one_of(place[-1], known))
     value = fault["input"]
     if fault["type"] == "literal_error":
-        choices = fault["ctx"]["expected"].replace(" or ", ", ").replace("'", "").replace("True", "true")
-        choices = choices.replace("False", "false").split(", ")
+        choices = set(re.findall(r"\w+", fault["ctx"]["expected"].lower())) - {"or"}
         raise InputError(where, f"{name} is {quote(value)}", choose_one_of(str(value), choices))
-    message = fault["msg"]
-    raise InputError(where, f"{name} is {quote(value)}", message[0].lower() + message[1:])
+    raise InputError(where, f"{name} is {quote(value)}", fault["msg"][0].lower() + fault["msg"][1:])
 
 
 def _to_toml(value: object) -> str:

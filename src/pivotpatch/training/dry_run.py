@@ -1,6 +1,5 @@
 """Build everything, train one batch, write nothing: what a run will take."""
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +10,10 @@ from accelerate import Accelerator
 from pivotpatch.data.loading import Batch, Loader
 from pivotpatch.data.records import Tell
 from pivotpatch.inference.scoring import score_images
-from pivotpatch.training.build import Run, build_run, none_read
+from pivotpatch.training.build import Run, build_run, ignore, none_read
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.processes import gather_named, own_settings
-from pivotpatch.training.step import compile_run, take_step, wait_for_device
+from pivotpatch.training.step import compile_run, take_step, time_again
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class DryRun:
     val_pictures: int  # images for validation
     steps: int  # of the whole run
     seconds_per_step: float  # of the second of two steps, without waiting for images
-    seconds_per_validation: float  # as one batch of it suggests
+    seconds_per_validation: float  # as one batch of it, scored again, suggests
     seconds: float  # of the whole run
     memory_bytes: int  # the most that was in use of the GPU's memory, or what the process uses on a CPU
     held_bytes: int  # what images that are held would take besides
@@ -37,17 +36,13 @@ class DryRun:
     not_read: dict[str, str]  # what was wrong with images that were skipped on the way to the batches, by name
 
 
-def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell | None = None) -> DryRun:
+def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore) -> DryRun:
     """Try one batch of a run; nothing is written, and images to be held are not decoded. `tell` as in `make_model`."""
     with own_settings(accelerator.device):
         run = build_run(config, accelerator, decode=False, tell=tell)
         compile_run(run, steps_left=run.total_steps)
         batch = _find_first(run, run.loader)
-        for _ in range(2):  # the first one also compiles, and chooses kernels
-            started = time.perf_counter()
-            take_step(run, batch, step=0, rows=np.arange(len(batch.indices)))
-            wait_for_device(run)
-            per_step = time.perf_counter() - started
+        per_step = time_again(run, lambda: take_step(run, batch, step=0, rows=np.arange(len(batch.indices))))
         per_validation = 0.0 if run.val_loader is None else _time_validation(run, run.val_loader)
     failures = [failure for each in (run.loader, run.val_loader) if each is not None for failure in each.failures]
     val = 0 if run.val_loader is None else len(run.val_loader.records)
@@ -86,8 +81,5 @@ def _time_validation(run: Run, loader: Loader) -> float:
     if len(batch.indices) == 0:
         return 0.0
     device, model = run.accelerator.device, run.model.eval()
-    started = time.perf_counter()
     with torch.inference_mode(), torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32):
-        score_images(model, batch.images.to(device))
-    wait_for_device(run)
-    return (time.perf_counter() - started) * len(loader)
+        return time_again(run, lambda: score_images(model, batch.images.to(device))) * len(loader)

@@ -10,16 +10,16 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pivotpatch import __version__
@@ -27,7 +27,7 @@ from pivotpatch.errors import InputError, quote_fault
 from pivotpatch.models.checkpoint import save_checkpoint, write_checkpoint
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.training.config import RunConfig, dump_config, load_config
-from pivotpatch.writing import explain_disk_faults, replacing, replacing_folder, try_lock
+from pivotpatch.writing import explain_disk_faults, flush, holding, replacing, replacing_folder
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.toml", "environment.json", "log.jsonl", "metrics.json"
 TENSORS, STATE = "training.safetensors", "state.json"
@@ -51,29 +51,26 @@ class RunState(BaseModel):
     train_seconds: float = 0.0  # the part of it that was spent on steps
     pictures: int = 0  # images they trained on, so far as they are logged
     pending: list[list[float]] = []  # numbers of the steps since the last entry of the log, one row per step
+    pending_seconds: float = 0.0  # that they took
     logged: int = 0  # entries of the log
     not_read: dict[str, str] = {}  # images that could not be read, each with what was wrong with it
     records: int = 0  # images that there are to train on
     config: dict[str, dict[str, Any]] | None = None  # that it was saved under
 
 
+@dataclass
 class RunFolder:
-    """The folder of one run; only the first process writes.
+    """The folder of one run."""
 
-    Attributes:
-        root: where it is.
-        config: of the run.
-        writes: whether this process does.
-        last: the newest state.
-        best: the model that validation chose.
-    """
+    root: Path
+    config: RunConfig
+    _: KW_ONLY
+    writes: bool = True  # whether this process does; only the first of several
 
-    def __init__(self, root: Path, config: RunConfig, *, writes: bool = True) -> None:
-        self.root = root
-        self.config = config
-        self.writes = writes
-        self.last, self.best = root / "last", root / "best"
-        self._lock: int | None = None
+    def __post_init__(self) -> None:
+        self.last = self.root / "last"  # the newest state
+        self.best = self.root / "best"  # the model that validation chose
+        self._lock = ExitStack()
 
     @classmethod
     def open(cls, root: Path, *, writes: bool = True) -> "RunFolder":
@@ -89,10 +86,10 @@ class RunFolder:
 
     def check_free(self) -> None:
         """Refuse a place where something is already, or nothing can be written."""
-        root = self.root
-        place = next(path for path in (root, *root.parents) if path.exists())
         if not self.writes:
             return
+        root = self.root
+        place = next(path for path in (root, *root.parents) if path.exists())
         if not place.is_dir() or not os.access(place, os.W_OK):
             raise InputError(str(root), f"{place} is no folder that can be written to", "choose another one")
         never_begun = {LOCK, ENVIRONMENT}  # what is left where a run could not even write its configuration
@@ -100,7 +97,7 @@ class RunFolder:
             todo = "choose another folder" + (", or --resume it" if (root / CONFIG).is_file() else "")
             raise InputError(str(root), "exists already and is not empty", todo)
 
-    def create(self, choices: Mapping[str, str] = MappingProxyType({})) -> None:
+    def create(self, choices: Mapping[str, str]) -> None:
         """Begin a run in a folder that is new or empty; `choices` are noted beside the versions of libraries."""
         if self.writes:
             with explain_disk_faults(self.root):
@@ -112,9 +109,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Let other processes train in it."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
     def save_last(self, model: Classifier, tensors: dict[str, Tensor], state: RunState) -> None:
         """Replace `last/`: `model` for users, `tensors` and `state` to go on from."""
@@ -169,10 +164,10 @@ class RunFolder:
         path = self.last / TENSORS
         place = str(device) if device.type != "cpu" else "cpu"  # several processes on the CPU say cpu:0
         try:
-            with safe_open(path, framework="pt", device=place) as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+            tensors: dict[str, Tensor] = load_file(path, device=place)
         except (OSError, SafetensorError) as error:
             raise InputError(str(path), f"cannot be read ({quote_fault(error)})", DAMAGED) from None
+        return tensors
 
     def add_to_log(self, entry: dict[str, object]) -> None:
         """Append a line to the log."""
@@ -183,11 +178,8 @@ class RunFolder:
 
     def cut_log(self, entries: int) -> None:
         """Forget what was logged after so many entries: those steps will be taken again."""
-        path = self.root / LOG
-        if self.writes and path.exists():
-            lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True)
-            self._write(LOG, "".join([line for line in lines if line.endswith("\n")][:entries]))
-            read_log(self.root)
+        if self.writes:
+            self._write(LOG, "".join(json.dumps(entry) + "\n" for entry in read_log(self.root)[:entries]))
 
     def write_metrics(self, metrics: dict[str, object]) -> None:
         """Replace metrics.json."""
@@ -195,19 +187,13 @@ class RunFolder:
             self._write(METRICS, json.dumps(metrics, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        with (
-            explain_disk_faults(self.root),
-            replacing(self.root / name) as written,
-            written.open("w", encoding="utf-8") as file,
-        ):
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        with explain_disk_faults(self.root), replacing(self.root / name) as written:
+            written.write_text(text, "utf-8")
+            flush(written)
 
     def _claim(self) -> None:
-        """Refuse a folder that another process trains in; the system gives it back however a process ends."""
-        self._lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        if not try_lock(self._lock):
+        """Refuse a folder that another process trains in."""
+        if not self._lock.enter_context(holding(self.root / LOCK)):
             raise InputError(str(self.root), "another process is training in it", "wait for it, or end it first")
 
     def _tidy(self) -> None:
@@ -222,18 +208,13 @@ class RunFolder:
 
 
 def read_log(root: Path) -> list[dict[str, Any]]:
-    """The entries of a run's log, in order."""
+    """The entries of a run's log, in order, without one that a crash cut short."""
     path = root / LOG
-    if not path.exists():
-        return []
-    entries = []
-    for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
-        try:
-            entries.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
-            wrong, todo = f"line {number} is not what a run writes", "mend that line, or remove the file"
-            raise InputError(str(path), wrong, todo) from None
-    return entries
+    lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
+    try:
+        return [dict(json.loads(line)) for line in lines if line.endswith("\n")]
+    except (ValueError, TypeError):
+        raise InputError(str(path), "holds lines that no run writes", "mend them, or remove the file") from None
 
 
 def describe_environment() -> dict[str, object]:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 from typing import Any, NamedTuple
@@ -17,12 +18,11 @@ from pivotpatch.core.metrics import DEFINITIONS, AveragePrecision, average_preci
 from pivotpatch.data.loading import Failure, Loader
 from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError, shorten
-from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.open import load_checkpoint
 from pivotpatch.process import StopSignals
-from pivotpatch.training.build import Progress, Run, build_run, none_read, open_loader
+from pivotpatch.training.build import Progress, Run, build_run, ignore, none_read, open_loader
 from pivotpatch.training.config import RunConfig
 from pivotpatch.training.folder import RunFolder, RunState
 from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
@@ -47,17 +47,8 @@ class _Interrupted(Exception):  # noqa: N818  # nothing went wrong
     """Somebody asked the run to stop by the signal in `args`, and all that it needs to go on is saved."""
 
 
-def _ignore(*_: object) -> None:
-    """Hear nothing."""
-
-
 def fit(
-    config: RunConfig,
-    out: Path,
-    *,
-    progress: Progress = _ignore,
-    report: Report = _ignore,
-    tell: Tell = _ignore,
+    config: RunConfig, out: Path, *, progress: Progress = ignore, report: Report = ignore, tell: Tell = ignore
 ) -> FitResult:
     """Train, in a new folder.
 
@@ -75,11 +66,10 @@ def fit(
         run = build_run(config, accelerator, progress=progress, tell=tell)
         compile_run(run, steps_left=run.total_steps)
         folder.create(run.choices)  # only now: a wrong configuration leaves nothing that the next attempt stumbles on
-        trainer = _Trainer(run, folder, RunState(records=len(run.records)), progress=progress, report=report)
-        return _train(trainer, tell)
+        return _Trainer(run, folder, RunState(records=len(run.records)), progress, report).train(tell)
 
 
-def resume(out: Path, *, progress: Progress = _ignore, report: Report = _ignore, tell: Tell = _ignore) -> FitResult:
+def resume(out: Path, *, progress: Progress = ignore, report: Report = ignore, tell: Tell = ignore) -> FitResult:
     """Go on with a run where its folder says it is, mid-epoch too; as if it had never stopped."""
     processes = join_processes()
     folder = RunFolder.open(out, writes=processes.is_main_process)
@@ -90,73 +80,62 @@ def resume(out: Path, *, progress: Progress = _ignore, report: Report = _ignore,
         accelerator = make_accelerator(folder.config, out)
         saved = folder.last if state.step > 0 else None
         run = build_run(folder.config, accelerator, saved=saved, progress=progress)
-        if saved is None:
-            state.records = len(run.records)
-        else:
+        if saved is not None:
             _check_images(run, state)
             restore_training(run, folder.load_tensors(accelerator.device))
+        state.records = len(run.records)
         compile_run(run, steps_left=run.total_steps - state.step)
         folder.cut_log(state.logged)
-        return _train(_Trainer(run, folder, state, progress=progress, report=report), tell)
+        return _Trainer(run, folder, state, progress, report).train(tell)
 
 
 def _check_images(run: Run, state: RunState) -> None:
     """Refuse to go on with other images than a run began with."""
-    where, todo = run.config.data.train or "data.train", "give back what it was, or start anew"
-    if len(run.records) != state.records:
-        wrong = f"there are {len(run.records)} images to train on, the run began with {state.records}"
-        raise InputError(where, wrong, todo)
-    if run.records.labels.names != run.task.model.labels:
-        raise InputError(where, "its labels are not those that the run began with", todo)
+    now, began = (len(run.records), run.records.labels.names), (state.records, run.task.model.labels)
+    if now != began:
+        told = [f"{count} images of {len(names)} labels ({shorten(names)})" for count, names in (now, began)]
+        wrong, todo = f"there are {told[0]}, the run began with {told[1]}", "give back what it was, or start anew"
+        raise InputError(run.records.name, wrong, todo)
 
 
-def _train(trainer: "_Trainer", tell: Tell) -> FitResult:
-    run, folder = trainer.run, trainer.folder
-    for line in run.choices.values():
-        tell(line)
-    try:
-        with trainer.stop:
-            with open_trackers(run.accelerator, run.config, step=trainer.state.step):
-                result = trainer.train()
-            folder.write_metrics(result.metrics)
-    except InputError as error:
-        where, wrong, todo = error.parts
-        safe = f"last/ holds step {trainer.saved}, --resume goes on there" if trainer.saved else "nothing was saved yet"
-        raise InputError(where, wrong, f"{todo}; {safe}") from error
-    return result
-
-
+@dataclass
 class _Trainer:
-    """A run on its way.
+    """A run on its way."""
 
-    Attributes:
-        run: what is trained.
-        folder: where it is written.
-        state: how far it is.
-        saved: the step that `last/` holds.
-        recent: steps whose numbers are still on the device (reading each would wait for it), with their images.
-    """
+    run: Run
+    folder: RunFolder
+    state: RunState  # how far it is
+    progress: Progress
+    report: Report
 
-    def __init__(self, run: Run, folder: RunFolder, state: RunState, *, progress: Progress, report: Report) -> None:
-        self.run = run
-        self.folder = folder
-        self.state = state
-        self.progress = progress
-        self.report = report
+    def __post_init__(self) -> None:
         self.stop = StopSignals()
-        self.saved = state.step
+        self.saved = self.state.step  # what `last/` holds
+        # Steps whose numbers are still on the device (reading each would wait for it), with their images.
         self.recent: list[tuple[Tensor, Tensor]] = []
-        self._began = time.perf_counter() - state.seconds
-        self._logged = (time.perf_counter(), state.step)
+        self.clock = time.perf_counter()  # until when the time of steps is counted
+        self.began = self.clock - self.state.seconds
 
-    def train(self) -> FitResult:
-        """Take the steps that are left, then score the test sets."""
+    def train(self, tell: Tell) -> FitResult:
+        """Take the steps that are left, score the test sets, and write what came of it."""
+        run, tested, stopped_by = self.run, dict[str, Any](), None
+        for line in run.choices.values():
+            tell(line)
         try:
-            self.take_steps()
-            tested = self.test()
-        except _Interrupted as interrupted:
-            return FitResult(self.describe(finished=False), interrupted.args[0])
-        return FitResult({**self.describe(finished=True), "test": tested}, None)
+            with self.stop:
+                with open_trackers(run.accelerator, run.config, step=self.state.step):
+                    try:
+                        self.take_steps()
+                        tested["test"] = self.test()
+                    except _Interrupted as interrupted:
+                        stopped_by = interrupted.args[0]
+                    metrics = self.describe(finished=stopped_by is None) | tested
+                self.folder.write_metrics(metrics)
+        except InputError as error:
+            where, wrong, todo = error.parts
+            safe = f"last/ holds step {self.saved}, --resume goes on there" if self.saved else "nothing was saved yet"
+            raise InputError(where, wrong, f"{todo}; {safe}") from error
+        return FitResult(metrics, stopped_by)
 
     def take_steps(self) -> None:
         """Train until the schedule ends, patience does, or somebody asks to stop."""
@@ -191,7 +170,7 @@ class _Trainer:
         if run.val_loader is None and ends:
             self.folder.save_best(run.model)
         if run.val_loader is not None and (ends or epoch % run.config.evaluation.every == 0):
-            found = measure_scores(run, self.score(run.val_loader, "validate"))
+            found = self.measure(run.model, run.val_loader, "validate")
             means = {f"val_mAP_{name}": each.mean for name, each in found.items()}
             state.waited += 1
             if state.best is None or found[run.task.ranking].mean > state.best:
@@ -199,7 +178,7 @@ class _Trainer:
                 self.folder.save_best(run.model)
             self.write({"step": state.step, "epoch": epoch, **means})
         state.evaluated = state.step
-        self._logged = (time.perf_counter(), state.step)  # none of this is part of the speed of training
+        self.clock = time.perf_counter()  # none of this is part of the speed of training
 
     def look(self, *, now: bool = False) -> None:
         """Read the numbers of recent steps, refuse any that are not finite, and write what is due to the log.
@@ -212,17 +191,17 @@ class _Trainer:
             return
         table = torch.stack([numbers for numbers, _ in self.recent])
         if run.accelerator.num_processes > 1:
-            table = torch.cat([run.accelerator.reduce(table[:, :-1].contiguous(), "sum"), table[:, -1:]], dim=1)
+            table[:, :-1] = run.accelerator.reduce(table[:, :-1].contiguous(), "sum")
         first = step - len(self.recent) + 1
         for number, (row, (_, indices)) in enumerate(zip(table.tolist(), self.recent, strict=True), first):
             if not all(map(math.isfinite, row)):
                 raise self.explain_nonfinite(number, indices, row)
             self.state.pending.append(row)
         self.recent.clear()
+        before, self.clock = self.clock, time.perf_counter()
+        self.state.pending_seconds += self.clock - before
         if due:
-            moment, (before, since) = time.perf_counter(), self._logged
-            self._logged = (moment, step)
-            self.write(sum_up_steps(run, self.state, since=since, seconds=moment - before))
+            self.write(sum_up_steps(run, self.state))
         self.progress("train", step, run.total_steps)
 
     def write(self, entry: dict[str, Any]) -> None:
@@ -239,8 +218,8 @@ class _Trainer:
         if self.saved == self.state.step:
             return
         self.look(now=True)
-        self.gather_failures()
-        self.state.seconds = time.perf_counter() - self._began
+        self.state.not_read = gather_named(self.state.not_read, self.run.accelerator)
+        self.state.seconds = time.perf_counter() - self.began
         tensors = collect_training(self.run)
         for name, value in tensors.items():  # the loss was finite, but it is that of the weights before the step
             if not torch.isfinite(value).all():
@@ -248,22 +227,24 @@ class _Trainer:
         self.folder.save_last(self.run.model, tensors, self.state)
         self.saved = self.state.step
 
-    def score(self, loader: Loader, what: str, *, model: Classifier | None = None) -> Scores:
-        """Scores of a loader's images by the model that is kept, or by another."""
+    def measure(self, model: Classifier, loader: Loader, what: str) -> dict[str, AveragePrecision]:
+        """Average precision of each kind of logits that the task trains, on a loader's images."""
 
         def watch(_what: str, done: int, total: int | None) -> None:
             if self.stop.received is not None and self.run.accelerator.num_processes == 1:
                 raise _Interrupted(self.stop.received)
             self.progress(what, done, total)
 
-        run = self.run
-        scores = score_pictures(
-            model or run.model, loader, accelerator=run.accelerator, dtype=run.dtype, progress=watch
-        )
+        run, definition = self.run, self.run.config.evaluation.definition
+        scores = score_pictures(model, loader, accelerator=run.accelerator, dtype=run.dtype, progress=watch)
         self.note_failures(loader.failures)
         if len(scores) == 0:
             raise none_read(loader.records)
-        return scores
+        return {
+            kind: average_precision(logits, scores.target, definition=definition, labels=scores.labels)
+            for kind, logits in scores.logits.items()
+            if kind in (*run.task.parts, run.task.ranking)
+        }
 
     def find_signal(self) -> Signals | None:
         """The signal that this process, or any of the others, was sent."""
@@ -280,23 +261,12 @@ class _Trainer:
         """Remember images that could not be read."""
         self.state.not_read |= {failure.name: str(failure.error) for failure in failures}
 
-    def gather_failures(self) -> None:
-        """Let each process know what the others could not read."""
-        if self.run.config.data.on_error == "skip":
-            self.state.not_read = gather_named(self.state.not_read, self.run.accelerator)
-
     def explain_nonfinite(self, step: int, indices: Tensor, numbers: list[float]) -> InputError:
-        """The error that ends a run whose loss or gradient is not finite; all processes take part.
-
-        Args:
-            step: its number.
-            indices: (B,) the images of this process's share, in the run's records.
-            numbers: its row from `take_step`.
-        """
-        run, chosen = self.run, indices.tolist()
-        if run.accelerator.num_processes > 1:
+        """The error of a loss or gradient of this process's images (B,) that is not finite; all processes take part."""
+        records, chosen = self.run.records, indices.tolist()
+        if self.run.accelerator.num_processes > 1:
             chosen = gather_object(chosen)
-        names = shorten(run.records.images.name(run.records.place(index)) for index in chosen)
+        names = shorten(records.images.name(records.place(index)) for index in chosen)
         *losses, _, gradient = numbers
         what = "gradient" if all(map(math.isfinite, losses)) else "loss"
         first = step == 1 and what == "loss"
@@ -306,21 +276,20 @@ class _Trainer:
 
     def describe(self, *, finished: bool) -> dict[str, Any]:
         """What metrics.json says, but for the test sets."""
-        self.gather_failures()
         run, state, ranking = self.run, self.state, self.run.task.ranking
         chosen = run.val_loader is not None
         metrics: dict[str, Any] = {
             "finished": finished,
             "steps": state.step,
             "epochs": state.step / run.steps_per_epoch,
-            "seconds": time.perf_counter() - self._began,
+            "seconds": time.perf_counter() - self.began,
             "pictures_per_second": state.pictures / state.train_seconds if state.pictures else None,
             "average_precision": DEFINITIONS[run.config.evaluation.definition],
             "ranking": ranking,
             "chosen_by": f"validation mAP of the {ranking} logits" if chosen else "nothing, the last step",
             "best_step": state.best_step if chosen else state.step,
             "best_val_mAP": state.best,
-            "not_read": dict(sorted(state.not_read.items())),
+            "not_read": dict(sorted(gather_named(state.not_read, run.accelerator).items())),
         }
         if run.accelerator.device.type == "cuda":
             metrics["peak_memory_GB"] = torch.cuda.max_memory_allocated(run.accelerator.device) / 1e9
@@ -336,23 +305,15 @@ class _Trainer:
         results = {}
         for address, records in run.tests.items():
             loader = open_loader(records, run.config, model=model, accelerator=run.accelerator)
-            found = measure_scores(run, self.score(loader, f"test {address}", model=model))
+            found = self.measure(model, loader, f"test {address}")
             results[address] = {name: each.to_dict() for name, each in found.items()}
         return results
 
 
-def sum_up_steps(run: Run, state: RunState, *, since: int, seconds: float) -> dict[str, Any]:
-    """Make an entry of the log from the steps that wait for one, and count them as logged.
-
-    Args:
-        run: what is trained.
-        state: how far it is; its pending steps are cleared, their images and seconds added.
-        since: the step from which on time was taken; pending steps from before a resume lie before it.
-        seconds: that the steps since then took.
-    """
+def sum_up_steps(run: Run, state: RunState) -> dict[str, Any]:
+    """Make an entry of the log from the steps that wait for one, and count them as logged."""
     *parts, pictures, norms = map(sum, zip(*state.pending, strict=True))
     losses = {name: part / max(pictures, 1) for name, part in zip(run.task.parts, parts, strict=True)}
-    timed = pictures * (state.step - since) / len(state.pending)
     entry = {
         "step": state.step,
         "epoch": state.step / run.steps_per_epoch,
@@ -360,19 +321,9 @@ def sum_up_steps(run: Run, state: RunState, *, since: int, seconds: float) -> di
         **{f"loss_{name}": value for name, value in losses.items()},
         "gradient_norm": norms / len(state.pending),
         "lr": run.optimiser.param_groups[0]["lr"],
-        "pictures_per_second": timed / seconds,
+        "pictures_per_second": pictures / state.pending_seconds,
     }
-    state.pictures += math.ceil(timed)
-    state.train_seconds += seconds
-    state.pending.clear()
+    state.pictures += int(pictures)
+    state.train_seconds += state.pending_seconds
+    state.pending, state.pending_seconds = [], 0.0
     return entry
-
-
-def measure_scores(run: Run, scores: Scores) -> dict[str, AveragePrecision]:
-    """Average precision of each kind of logits that the task trains."""
-    definition, task = run.config.evaluation.definition, run.task
-    return {
-        kind: average_precision(logits, scores.target, definition=definition, labels=scores.labels)
-        for kind, logits in scores.logits.items()
-        if kind in (*task.parts, task.ranking)
-    }

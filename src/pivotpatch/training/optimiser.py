@@ -1,15 +1,13 @@
-"""How weights move: parameter groups, the one-cycle schedule as a function of the step, and their average."""
+"""How weights move: parameter groups, and the one-cycle schedule as a function of the step."""
 
 import math
-from itertools import compress
 from typing import NamedTuple
 
 import torch
 from timm.optim import param_groups_weight_decay
-from timm.utils import ModelEmaV3
 from torch import nn
 
-from pivotpatch.training.config import EmaSection, OptimiserSection
+from pivotpatch.training.config import OptimiserSection
 
 INITIAL, FINAL = 1 / 25, 1 / 25e4  # of the peak rate
 MOMENTUM = (0.85, 0.95)  # at the peak, and at both ends
@@ -51,36 +49,3 @@ def make_optimiser(model: nn.Module, section: OptimiserSection) -> torch.optim.A
         groups = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = next(model.parameters()).device.type in ("cuda", "cpu")  # several times faster on both
     return kind(groups, lr=section.lr, weight_decay=section.weight_decay, fused=fused)
-
-
-def set_cycle_point(optimiser: torch.optim.Adam, point: CyclePoint, *, peak: float) -> None:
-    """Move an optimiser to a place on the cycle."""
-    for group in optimiser.param_groups:
-        group["lr"] = peak * point.rate
-        group["betas"] = (point.momentum, group["betas"][1])
-
-
-class WeightAverage(ModelEmaV3):  # type: ignore[misc]  # timm is not typed
-    """Timm's running average of weights and buffers, which finds its tensors once and not at every step.
-
-    Every update must be from the model that it was made of.
-    """
-
-    def __init__(self, model: nn.Module, *, decay: float, warmup: bool) -> None:
-        super().__init__(model, decay=decay, use_warmup=warmup)
-        own, theirs = list(self.module.state_dict().values()), list(model.state_dict().values())
-        averaged = [value.is_floating_point() for value in own]
-        self._averaged = list(compress(own, averaged)), list(compress(theirs, averaged))
-        copied = [not each for each in averaged]
-        self._copied = list(compress(own, copied)), list(compress(theirs, copied))
-
-    def apply_update_(self, model: nn.Module, decay: float) -> None:  # noqa: ARG002  # timm's signature
-        """Move the average towards the model; what is counted in whole numbers is copied."""
-        torch._foreach_lerp_(*self._averaged, weight=1 - decay)
-        if self._copied[0]:
-            torch._foreach_copy_(*self._copied)
-
-
-def make_average(model: nn.Module, section: EmaSection) -> WeightAverage | None:
-    """The running average of weights and buffers, or None where none is wanted."""
-    return WeightAverage(model, decay=section.decay, warmup=section.warmup) if section.decay else None

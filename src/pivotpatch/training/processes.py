@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import psutil
 import torch
@@ -20,7 +20,6 @@ from pivotpatch.writing import explain_disk_faults
 
 TRACKS = "tracks"  # the folder of a run that trackers write to
 Place = Literal["device", "memory", "nothing"]
-Value = TypeVar("Value")
 DEVICE_SHARE = 0.25  # of free GPU memory that images may take: the rest is for the feature maps of a step
 HOST_SHARE = 0.5  # of available RAM
 COMPILE_SECONDS = 120.0  # what compiling a model for training costs
@@ -111,10 +110,8 @@ def measure_free_memory(accelerator: Accelerator) -> FreeMemory:
     device = accelerator.device
     on_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     host = min(psutil.virtual_memory().available, _find_container_memory()) // count_local_processes()
-    if accelerator.num_processes > 1:
-        seen = torch.tensor([[on_device, host]], device=device)
-        on_device, host = map(int, accelerator.gather(seen).amin(0).tolist())
-    return FreeMemory(on_device, host)
+    seen = torch.tensor([[on_device, host]], device=device)
+    return FreeMemory(*map(int, accelerator.gather(seen).amin(0).tolist()))
 
 
 def _find_container_memory() -> int:
@@ -136,58 +133,19 @@ def choose_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if choice == "bfloat16" else torch.float32
 
 
-class Choice(NamedTuple, Generic[Value]):
-    """What "auto" was decided to be, or what the user said, and why in one line."""
+def choose_hold(image_bytes: int, *, epochs: int, free: FreeMemory) -> Place:
+    """Where decoded images of so many bytes stay, for so many passes over them."""
+    if epochs == 1:  # each is read only once
+        return "nothing"
+    if image_bytes <= DEVICE_SHARE * free.device:
+        return "device"
+    return "memory" if image_bytes <= HOST_SHARE * free.host else "nothing"
 
-    value: Value
-    why: str
 
+def pays_to_compile(*, steps_left: int, seconds_per_step: float) -> bool:
+    """Whether compiling saves more time than it costs, on a GPU.
 
-def choose_hold(
-    setting: Literal["auto", "device", "memory", "nothing"], *, image_bytes: int, epochs: int, free: FreeMemory
-) -> Choice[Place]:
-    """Where the decoded images of a run stay.
-
-    Args:
-        setting: `data.hold`.
-        image_bytes: of all images, decoded.
-        epochs: passes over them.
-        free: what one process may use a part of.
+    >>> [pays_to_compile(steps_left=steps, seconds_per_step=0.25) for steps in (10_000, 1_000)]
+    [True, False]
     """
-    if setting != "auto":
-        return Choice(setting, f"data.hold is {setting}")
-    if epochs == 1:
-        return Choice("nothing", "data.hold is nothing: each image is read only once")
-    size = f"images take {image_bytes / 1e9:.3g} GB"
-    on_device, on_host = DEVICE_SHARE * free.device, HOST_SHARE * free.host
-    if image_bytes <= on_device:
-        return Choice("device", f"data.hold is device: {size} of {on_device / 1e9:.3g} GB for them on the GPU")
-    room = f"{on_host / 1e9:.3g} GB of RAM for them"
-    if image_bytes <= on_host:
-        return Choice("memory", f"data.hold is memory: {size} of {room}")
-    return Choice("nothing", f"data.hold is nothing: {size}, more than {room}")
-
-
-def choose_compile(
-    setting: Literal["auto", True, False], *, steps_left: int, seconds_per_step: float | None
-) -> Choice[bool]:
-    """Whether to compile: on a GPU, where the time that it saves exceeds what it costs.
-
-    Args:
-        setting: `precision.compile`.
-        steps_left: of the run.
-        seconds_per_step: without compiling; None on a CPU, which gains too little.
-
-    >>> choose_compile("auto", steps_left=10_000, seconds_per_step=0.25).value
-    True
-    >>> choose_compile("auto", steps_left=1_000, seconds_per_step=0.25).value
-    False
-    """
-    if setting != "auto":
-        return Choice(setting, f"precision.compile is {str(setting).lower()}")
-    if seconds_per_step is None:
-        return Choice(False, "precision.compile is false: there is no GPU")
-    saved = steps_left * seconds_per_step * (1 - 1 / COMPILE_GAIN)
-    pays = saved > COMPILE_SECONDS
-    times = f"{steps_left:,} steps of {seconds_per_step:.2g} s would save {saved:.0f} s"
-    return Choice(pays, f"precision.compile is {str(pays).lower()}: {times}, compiling costs {COMPILE_SECONDS:.0f} s")
+    return steps_left * seconds_per_step * (1 - 1 / COMPILE_GAIN) > COMPILE_SECONDS

@@ -2,37 +2,33 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.profiler import record_function
 
 from pivotpatch.accel.device import can_run
 from pivotpatch.accel.rewrites import quicken_training
-from pivotpatch.data.augment import draw_augmentation
+from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.data.loading import Batch
 from pivotpatch.models.weights import load_exactly
 from pivotpatch.training.build import Run
-from pivotpatch.training.optimiser import find_cycle_point, set_cycle_point
-from pivotpatch.training.processes import choose_compile
-
-Watch = Callable[[str], AbstractContextManager[object]]
-"""Is entered around each section of a step by its name: "transfer" of the images to the device, "views", "forward",
-"backward", "norm" of the gradient, "optimiser" and "average"."""
+from pivotpatch.training.optimiser import find_cycle_point
+from pivotpatch.training.processes import COMPILE_SECONDS, pays_to_compile
 
 
-def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64], watch: Watch = record_function) -> Tensor:
-    """Train on this process's share of a batch.
+def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> Tensor:
+    """Train on this process's share of a batch; torch's profiler, if it is on, sees its sections by name.
 
     Args:
         run: what is trained.
         batch: the share; it may be empty, the process then only takes part.
         step: how many steps were taken before.
         rows: positions of the share's images in the whole batch.
-        watch: what is to know of the step's sections; torch's profiler by default, if it is on.
 
     Returns:
         (K + 2,) on the device: the K parts of the loss summed over the share, how many images it has, and the
@@ -40,29 +36,28 @@ def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64], wat
     """
     config = run.config
     point = find_cycle_point(step, total=run.total_steps, warmup=config.schedule.warmup)
-    set_cycle_point(run.optimiser, point, peak=config.optimiser.lr)
-    parts = compute_gradients(run, batch, step=step, rows=rows, watch=watch)
-    with watch("norm"):
-        weights, limit = _list_weights(run.optimiser), config.optimiser.clip_norm
+    for group in run.optimiser.param_groups:
+        group["lr"] = config.optimiser.lr * point.rate
+        group["betas"] = (point.momentum, group["betas"][1])
+    parts = compute_gradients(run, batch, step=step, rows=rows)
+    with record_function("norm"):
+        weights, limit = list(run.task.parameters()), config.optimiser.clip_norm
+        norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None])
         if limit is not None:
-            norm = torch.nn.utils.clip_grad_norm_(weights, limit)
-        else:  # measured alone, which does not touch the gradients
-            norm = torch.nn.utils.get_total_norm([each.grad for each in weights if each.grad is not None])
-    with watch("optimiser"):
+            clip_grads_with_norm_(weights, limit, norm)
+    with record_function("optimiser"):
         run.optimiser.step()
         run.optimiser.zero_grad()
     if run.accelerator.num_processes > 1:
         _agree_on_statistics(run, images=len(batch.indices))
     if run.average is not None:
-        with watch("average"):
+        with record_function("average"):
             run.average.update(run.task.model, step=step + 1)
     count = parts.new_full((1,), len(batch.indices))  # filled on the device, which so need not be waited for
     return torch.cat([parts, count, norm[None]])
 
 
-def compute_gradients(
-    run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64], watch: Watch = record_function
-) -> Tensor:
+def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> Tensor:
     """Add the gradient of the whole batch to the weights; the arguments are those of `take_step`.
 
     Every process ends with the same gradient: that of one process with the whole batch, but for batch norm, which
@@ -76,14 +71,14 @@ def compute_gradients(
     count = run.task.views_per_image
     augmentation = draw_augmentation(
         config.train.batch_size * count,
-        policy=run.policy,
+        policy=AugmentPolicy(**config.augment.model_dump()),
         generator=torch.Generator().manual_seed(_mix(config.train.seed, step)),
     )
     images, target = batch.images, batch.target
     if len(images) == 0:  # a black image of which nothing is known costs nothing, but takes part in every exchange
         images, target = images.new_zeros(1, *images.shape[1:]), target.new_full((1, target.shape[1]), torch.nan)
         rows = np.zeros(1, dtype=np.int64)
-    with watch("transfer"):
+    with record_function("transfer"):
         images = images.to(device, non_blocking=True)
     scale = _find_scale(run, target)
     total = torch.zeros(len(run.task.parts), device=device)
@@ -93,15 +88,15 @@ def compute_gradients(
     for number, (pixels, truth, places) in enumerate(shares, 1):
         drawn = places[:, None] * count + torch.arange(count)  # for these images, in the order of `make_views`
         order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
-        with watch("views"):
+        with record_function("views"):
             views = run.task.make_views(pixels, augmentation=augmentation.select(order), compiled=compiled)
         with nullcontext() if number == len(shares) else run.accelerator.no_sync(run.step_module):
             autocast = torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32)
-            with watch("forward"), autocast:
-                loss = run.step_module(views, truth.to(device, non_blocking=True))
-            with watch("backward"):
-                (loss.total * scale).backward()
-        total += loss.parts
+            with record_function("forward"), autocast:
+                parts = run.step_module(views, truth.to(device, non_blocking=True))
+            with record_function("backward"):
+                (parts.sum() * scale).backward()
+        total += parts.detach()
     return total
 
 
@@ -137,14 +132,17 @@ def _mix(*numbers: int) -> int:
 
 def compile_run(run: Run, *, steps_left: int) -> None:
     """Compile a run's steps where the configuration says so, or where that pays within the steps that are left."""
-    setting, device = run.config.precision.compile, run.accelerator.device
-    measured = setting == "auto" and device.type == "cuda"
-    compiled, why = choose_compile(
-        setting, steps_left=steps_left, seconds_per_step=time_step(run) if measured else None
-    )
-    if measured and compiled and not can_run(_compile_something, device):
-        compiled, why = False, "precision.compile is false: torch.compile does not work on this machine"
-    run.compiled, run.choices["precision.compile"] = compiled, why
+    setting, device, why = run.config.precision.compile, run.accelerator.device, ""
+    compiled = setting is True
+    if setting == "auto" and device.type != "cuda":
+        why = ": there is no GPU"
+    elif setting == "auto":
+        seconds = time_step(run)
+        compiled = pays_to_compile(steps_left=steps_left, seconds_per_step=seconds)
+        why = f": {steps_left:,} steps of {seconds:.2g} s are left, compiling costs {COMPILE_SECONDS:.0f} s"
+        if compiled and not can_run(_compile_something, device):
+            compiled, why = False, ": torch.compile does not work on this machine"
+    run.compiled, run.choices["precision.compile"] = compiled, f"precision.compile is {str(compiled).lower()}{why}"
     if compiled:
         run.step_module.compile(dynamic=False)
         if device.type == "cuda":  # last, for it keeps the names of weights, but not the types of layers
@@ -166,12 +164,7 @@ def time_step(run: Run) -> float:
         (),
     )
     buffers = [(buffer, buffer.clone()) for buffer in run.task.buffers()]
-    for _ in range(2):  # the first one also chooses kernels
-        wait_for_device(run)
-        began = time.perf_counter()
-        compute_gradients(run, black, step=0, rows=np.arange(count))
-        wait_for_device(run)
-        seconds = time.perf_counter() - began
+    seconds = time_again(run, lambda: compute_gradients(run, black, step=0, rows=np.arange(count)))
     run.optimiser.zero_grad()
     for buffer, value in buffers:
         buffer.copy_(value)
@@ -181,15 +174,15 @@ def time_step(run: Run) -> float:
     return float(accelerator.gather(torch.tensor([seconds], device=accelerator.device)).max())
 
 
-def wait_for_device(run: Run) -> None:
-    """Wait until a GPU has done what it was asked to."""
-    if run.accelerator.device.type == "cuda":
-        torch.cuda.synchronize(run.accelerator.device)
-
-
-def _list_weights(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    """What an optimiser moves."""
-    return [weight for group in optimiser.param_groups for weight in group["params"]]
+def time_again(run: Run, work: Callable[[], object]) -> float:
+    """Seconds that a run's device needs for some work the second time: the first also compiles and chooses kernels."""
+    for _ in range(2):
+        began = time.perf_counter()
+        work()
+        if run.accelerator.device.type == "cuda":
+            torch.cuda.synchronize(run.accelerator.device)
+        seconds = time.perf_counter() - began
+    return seconds
 
 
 def collect_training(run: Run) -> dict[str, Tensor]:
@@ -204,14 +197,9 @@ def restore_training(run: Run, tensors: Mapping[str, Tensor]) -> None:
     """Put what `collect_training` gave back in place."""
     model = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     load_exactly(run.task.model, model, where="training state")
-    names = {id(weight): name for name, weight in run.task.model.named_parameters()}
-    state = run.optimiser.state_dict()
-    for place, weight in enumerate(_list_weights(run.optimiser)):
-        held: dict[str, Tensor] = {}
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            value = tensors.get(f"optimiser.{names[id(weight)]}.{key}")
-            if value is not None:  # in the memory order of its weight, which a fused optimiser insists on
-                held[key] = value if value.ndim == 0 else torch.empty_like(weight).copy_(value)
-        if held:
-            state["state"][place] = held
-    run.optimiser.load_state_dict(state)
+    weights = dict(run.task.model.named_parameters())
+    for key, value in tensors.items():
+        name, _, moment = key.removeprefix("optimiser.").rpartition(".")
+        if key.startswith("optimiser."):  # in the memory order of its weight, which a fused optimiser insists on
+            weight = weights[name].detach()
+            run.optimiser.state[weights[name]][moment] = torch.empty_like(weight).copy_(value) if value.ndim else value

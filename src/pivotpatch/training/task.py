@@ -1,6 +1,6 @@
 """Tasks: model and loss as one module, so that the loop never learns the method."""
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +13,13 @@ from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.training.config import LossSection, RunConfig
 
 
-class TaskLoss(NamedTuple):
-    """What a batch costs, summed over its images and labels: a scalar to be differentiated, and its summands (K,)."""
-
-    total: Tensor
-    parts: Tensor
-
-
 class Task(nn.Module):
     """A model and what it is trained for.
 
     Attributes:
         model: the model.
         loss: of logits (B,L) against target (B,L), summed.
-        parts: names of the loss's summands.
+        parts: names of the K parts of the loss.
         ranking: the kind of logits that checkpoints are compared by.
     """
 
@@ -48,8 +41,8 @@ class Task(nn.Module):
         """The views of images (B,3,h,w) uint8 from the loader, on their device."""
         return make_network_views(self.model, images, augmentation=augmentation, compiled=compiled)
 
-    def forward(self, views: Views, target: Tensor) -> TaskLoss:
-        """The loss of a batch against its target (B,L)."""
+    def forward(self, views: Views, target: Tensor) -> Tensor:
+        """The K parts of the loss of a batch against its target (B,L), each summed over images and labels."""
         raise NotImplementedError
 
 
@@ -59,10 +52,9 @@ class WholeImageTask(Task):
     parts = ("image",)
     ranking = "image"
 
-    def forward(self, views: Views, target: Tensor) -> TaskLoss:
-        """Loss of the image logits."""
-        cost = self.loss(self.model(views.image), target)
-        return TaskLoss(cost, cost.detach()[None])
+    def forward(self, views: Views, target: Tensor) -> Tensor:
+        """Loss (1,) of the image logits."""
+        return torch.stack([self.loss(self.model(views.image), target)])
 
 
 class PatchTask(Task):
@@ -94,14 +86,13 @@ class PatchTask(Task):
         closer = make_network_views(self.model, images, augmentation=last, patches=False, size=size, compiled=compiled)
         return views._replace(closer=closer.image)
 
-    def forward(self, views: Views, target: Tensor) -> TaskLoss:
-        """Loss of image and pooled patch logits, and of a closer look."""
+    def forward(self, views: Views, target: Tensor) -> Tensor:
+        """Losses (2,) of image and pooled patch logits; (3,) with that of a closer look."""
         out = self.model.forward_views(views.image, views.patches)
         costs = [self.loss(out.image_logits, target), self.loss(out.pooled_logits, target)]
         if views.closer is not None:
             costs.append(sum(self.loss(logits, target) for logits in self.model.forward_closer(views.closer)))
-        parts = torch.stack(costs)
-        return TaskLoss(parts.sum(), parts.detach())
+        return torch.stack(costs)
 
 
 class PatchOnlyTask(Task):
@@ -115,10 +106,9 @@ class PatchOnlyTask(Task):
         super().__init__(model, loss)
         model.head.project.requires_grad_(False)  # it gets no gradient, which several processes would wait for
 
-    def forward(self, views: Views, target: Tensor) -> TaskLoss:
-        """Loss of the pooled patch logits."""
-        cost = self.loss(self.model.forward_patches(views.patches), target)
-        return TaskLoss(cost, cost.detach()[None])
+    def forward(self, views: Views, target: Tensor) -> Tensor:
+        """Loss (1,) of the pooled patch logits."""
+        return torch.stack([self.loss(self.model.forward_patches(views.patches), target)])
 
 
 def make_task(model: Classifier, config: RunConfig) -> Task:
