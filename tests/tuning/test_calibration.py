@@ -159,12 +159,12 @@ def test_brier_and_log_loss_are_scikit_learns() -> None:
 
 def test_an_images_own_fold_has_no_say() -> None:
     logits, target = draw(300, 4, slope=0.5)
-    fold = draw_folds(300)
+    folds = draw_folds(300)
     changed = target.clone()
-    changed[fold == 2] = 1 - changed[fold == 2]
+    changed[folds[2]] = 1 - changed[folds[2]]
     one, other = calibrate_out_of_fold(logits, target), calibrate_out_of_fold(logits, changed)
-    assert torch.equal(one[fold == 2], other[fold == 2])
-    assert not torch.isclose(one[fold == 1], other[fold == 1]).any()
+    assert torch.equal(one[folds[2]], other[folds[2]])
+    assert not torch.isclose(one[folds[1]], other[folds[1]]).any()
 
 
 def test_what_cannot_be_fitted_or_judged_is_named() -> None:

@@ -128,12 +128,13 @@ class Scores:
     def remix(self, *, lam: float | None = None, temperature: float | None = None) -> "Scores":
         """The same images with another lam or temperature; no model is asked.
 
-        A temperature needs the patches: weights that were made at T become those at T' by w^(T/T'), made to sum to 1.
+        Another temperature needs the patches: weights that were made at T become those at T' by w^(T/T'), made to sum
+        to 1.
         Thresholds and calibration are forgotten: they belong to the old probabilities.
         """
         image, pooled, weights = self.get("image"), self.get("patch"), self.weights
         lam = self.lam if lam is None else lam
-        if temperature is not None:
+        if temperature not in (None, self.temperature):
             if self.patch_logits is None or weights is None:
                 raise InputError("scores", "the patches were not kept", "score the images again with their patches")
             tiny = torch.finfo(weights.dtype).tiny
