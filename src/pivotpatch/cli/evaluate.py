@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,7 +188,7 @@ def _score(source: Source, records: "RecordSet", args: argparse.Namespace) -> Sc
             size=args.native,
             keep_patches=args.keep_patches,
             closer_size=args.closer,
-            progress=lambda done, total: shown.tell("score", done, total),
+            progress=partial(shown.tell, "score"),
         )
     if args.save is None:
         return scored

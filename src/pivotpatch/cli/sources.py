@@ -48,6 +48,13 @@ class Scored(NamedTuple):
     not_read: dict[str, str]
 
 
+def refuse_first(*rules: tuple[object, str, str, str]) -> None:
+    """Raise the error of the first rule that holds: whether it does, where, what is wrong, what to do."""
+    for holds, where, wrong, todo in rules:
+        if holds:
+            raise InputError(where, wrong, todo)
+
+
 def add_weights_options(parser: "argparse.ArgumentParser") -> None:
     """Add what a file of weights does not say of itself."""
     parser.add_argument(

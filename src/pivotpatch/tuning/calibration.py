@@ -38,10 +38,10 @@ def draw_folds(count: int) -> Tensor:
 def fit_calibration(logits: Tensor, target: Tensor, *, kind: str, method: Method = "platt_per_label") -> Calibration:
     """Fit probabilities to validation data, by least log loss.
 
-    "none" leaves them as they are; "temperature" divides all logits by one number, at most 100; "platt" gives all labels one slope and one offset;
-    "platt_per_label" gives each label its own, with a normal prior around those of "platt". The variance of the prior
-    is what the labels' own slopes differ by beyond chance (empirical Bayes), where chance is the variance that each
-    fit knows of itself; the same for the offsets.
+    "none" leaves them as they are; "temperature" divides all logits by one number, at most 100; "platt" gives all
+    labels one slope and one offset; "platt_per_label" gives each label its own, with a normal prior around those of
+    "platt". The variance of the prior is what the labels' own slopes differ by beyond chance (empirical Bayes), where
+    chance is the variance that each fit knows of itself; the same for the offsets.
 
     A temperature never reverses a ranking. It has no offset, so that where most logits have the wrong sign, as after
     a loss that makes all of them too high, 100 is taken: probabilities near 0.5. With "platt" a slope below 0 says

@@ -171,9 +171,8 @@ def tune_scores(
         if calibration in ("auto", method):
             probs[method] = calibrate_out_of_fold(logits, target, method=method).float()
     qualities = {name: judge_calibration(each, target, labels=labels) for name, each in probs.items()}
-    chosen = calibration
-    if chosen == "auto":
-        chosen = min(METHODS, key=lambda method: qualities[method].overall.log_loss)
+    tried = METHODS if calibration == "auto" else (calibration,)
+    chosen = min(tried, key=lambda method: qualities[method].overall.log_loss)
 
     def fit_rule(logits: Tensor, truth: Tensor) -> tuple[Calibration, FittedThresholds]:
         fitted = fit_calibration(logits, truth, kind=kind, method=chosen)
@@ -191,7 +190,8 @@ def tune_scores(
             again = closer.remix(lam=final.lam, temperature=final.temperature)
             closer = again if study is None else study.chosen.mix(closer)
             if chosen != "none":
-                adaptive = replace(adaptive, again=fit_calibration(again.scaled(kind), target, kind=kind, method=chosen))
+                own = fit_calibration(again.scaled(kind), target, kind=kind, method=chosen)
+                adaptive = replace(adaptive, again=own)
         effort = effort_curve(honest, patch_cost=patch_cost, closer=closer, closer_cost=closer_cost, method=chosen)
     return Tuning(
         pictures=len(scores),
