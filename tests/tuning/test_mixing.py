@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional as F
+from made_scores import make_scores
 
-from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
@@ -14,24 +13,14 @@ from pivotpatch.tuning.calibration import draw_folds
 from pivotpatch.tuning.mixing import LAMS, MixingStudy, fit_mixing
 
 NAN = float("nan")
+LABELS = tuple("abcdef")
 
 
-def draw(rows: int = 300, labels: int = 6, *, blur: float = 1.0, seed: int = 0) -> Scores:
-    """Scores of 4 patches; `blur` is the noise of the image logits, beside that of the patches, 1."""
-    generator = torch.Generator().manual_seed(seed)
-    target = (torch.rand(rows, labels, generator=generator) < torch.linspace(0.05, 0.3, labels)).float()
-    image = 2 * target - 2 + blur * torch.randn(rows, labels, generator=generator)
-    place = F.one_hot(torch.randint(4, (rows, labels), generator=generator), 4).transpose(1, 2)
-    patches = 2 * target[:, None] * place - 2 + torch.randn(rows, 4, labels, generator=generator)
-    out = combine_logits(image, patches)
-    return Scores(
-        labels=tuple(f"label {k}" for k in range(labels)),
-        pictures=tuple(f"{row}.jpg" for row in range(rows)),
-        target=target,
-        logits={"image": image, "patch": out.pooled_logits, "tde": out.tde_logits},
-        patch_logits=patches,
-        weights=out.weights,
-    )
+def draw(count: int = 300, *, blur: float = 0.0, seed: int = 0) -> Scores:
+    """Scores of 4 patches; `blur` is the noise that is added to the image logits."""
+    scores = make_scores(LABELS, count=count, seed=seed)
+    noise = torch.randn(scores.target.shape, generator=torch.Generator().manual_seed(seed))
+    return replace(scores, logits={**scores.logits, "image": scores.get("image") + blur * noise}).remix()
 
 
 def fit(scores: Scores, lams: tuple[float, ...] = LAMS, temperatures: tuple[float, ...] = (0.5, 2.0)) -> MixingStudy:
@@ -74,7 +63,7 @@ def test_every_pair_has_its_own_map_and_the_best_is_shared() -> None:
 
 def test_an_images_own_fold_has_no_say() -> None:
     """Flipping the targets of a fold changes what is fitted, but not how images of the fold are ranked."""
-    scores = draw(blur=3.0)
+    scores = draw()
     folds = draw_folds(len(scores))
     changed = scores.target.clone()
     changed[folds[1]] = 1 - changed[folds[1]]
@@ -100,10 +89,9 @@ def test_the_gain_is_honest_and_decides() -> None:
 
 def test_what_was_scored_with_wins_ties() -> None:
     """Where the patches say nothing, no lam but 1 / 3 has a reason to be chosen."""
-    image = draw(100, 3).get("image")
+    scores, image = make_scores(LABELS, count=100, patches=False), make_scores(LABELS, count=100).get("image")
     logits = {"image": image, "patch": torch.zeros_like(image), "tde": image}
-    pictures = tuple(map(str, range(100)))
-    scores = Scores(("a", "b", "c"), pictures, draw(100, 3).target, logits, lam=1 / 3, temperature=2.0)
+    scores = replace(scores, logits=logits, lam=1 / 3, temperature=2.0)
     study = fit(scores, lams=(0.0, 1.0, 3.0))
     assert study.shared.pair == (1 / 3, 2.0)
 

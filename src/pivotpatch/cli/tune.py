@@ -9,18 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pivotpatch.cli import sources
 from pivotpatch.cli.evaluate import MEASURES, NAMES, write_bounds
-from pivotpatch.cli.sources import (
-    Scored,
-    Source,
-    check_closer,
-    list_not_read,
-    open_pictures,
-    open_source,
-    read_score_file,
-    refuse_first,
-    score_source,
-)
+from pivotpatch.cli.sources import Scored, Source, refuse_first
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -93,7 +84,7 @@ def run_tune(args: argparse.Namespace) -> int:
     from pivotpatch.tuning.thresholds import parse_goal
 
     parse_goal(args.thresholds)
-    source = open_source(args.words[0])
+    source = sources.open_source(args.words[0])
     model = source.model
     if model is None:
         raise InputError(args.words[0], "holds scores, no model", f"write RUN --scores {args.words[0]}")
@@ -108,7 +99,7 @@ def run_tune(args: argparse.Namespace) -> int:
             held.enter_context(closing(RunFolder.open(source.path)))  # nobody trains it while its best is replaced
         with show_progress() as shown:
             score = partial(
-                score_source,
+                sources.score_source,
                 model,
                 config=source.config or load_config(None),
                 keep_patches=True,
@@ -147,7 +138,7 @@ def _check_model(model: "Classifier", source: Source, closer_size: int | None, a
         (args.out is None and more, str(folder), lost, "give --out FOLDER"),
     )
     if closer_size:
-        check_closer(model, closer_size)
+        sources.check_closer(model, closer_size)
         todo = "leave --scores out, or give --closer 0 to look at patches"
         refuse_first((args.scores, "--closer", "a file of scores shows no images to look at again", todo))
 
@@ -158,7 +149,7 @@ def _open_images(source: Source, model: "Classifier", args: argparse.Namespace) 
     from pivotpatch.training.build import open_training_records
 
     what, *words = args.words
-    records = open_pictures(words)
+    records = sources.open_pictures(words)
     if records is not None:
         missing = [name for name in model.labels if name not in records.labels.names]
         if missing:
@@ -217,7 +208,7 @@ def _read(source: Source, model: "Classifier", records: "RecordSet | None", path
     from pivotpatch.models.checkpoint import fingerprint
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    scores, where = read_score_file(path, records=records), str(path)
+    scores, where = sources.read_score_file(path, records=records), str(path)
     again = f"write it by pivotpatch evaluate {source.path} DATA --save FILE --keep-patches"
     labels = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the model, in its order"
     other = f"another model than {source.path} wrote it, or it was trained on since"
@@ -262,7 +253,7 @@ def _finish(
         patch_cost = model.patch_cost
         if closer is not None and closer.closer_size is not None:
             closer_cost = model.closer_cost(closer.closer_size)
-    list_not_read(scored.not_read)
+    sources.list_not_read(scored.not_read)
     found = tune_scores(
         scored.scores,
         mixing=args.mixing,

@@ -90,16 +90,10 @@ def calibrate_out_of_fold(logits: Tensor, target: Tensor, *, method: Method = "p
 
 
 def _minimise(logits: Tensor, target: Tensor, *, centre: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope and offset of each label by Newton's method, all labels at once.
+    """Slope and offset of each label by Newton's method, from logits (N,L) and target (N,L), NaN unknown.
 
-    Args:
-        logits: (N,L).
-        target: (N,L), NaN unknown.
-        centre: (2,1) where the prior is, and where the search begins.
-        strength: (2,1) of the prior, one over its variance.
-
-    Returns:
-        Slopes and offsets (2,L), and the curvature (L,2,2) of the loss there.
+    A normal prior has its `centre` (2,1) where the search begins, and a `strength` (2,1), one over its variance.
+    Returns slopes and offsets (2,L), and the curvature (L,2,2) of the loss there.
     """
     known, truth = ~torch.isnan(target), target.nan_to_num()
 
