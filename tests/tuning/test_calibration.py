@@ -146,9 +146,9 @@ def test_brier_and_log_loss_are_scikit_learns() -> None:
     target[:, 2] = NAN
     judged = judge_calibration(probs, target)
     assert judged.per_label[2] is None  # nothing is known of it
-    for label, faults in enumerate(judged.per_label):
-        if faults is None:
-            continue
+    for label in (0, 1, 3, 4):
+        faults = judged.per_label[label]
+        assert faults is not None
         p, t = probs[:, label].numpy(), target[:, label].numpy()
         assert faults.brier == pytest.approx(brier_score_loss(t, p), abs=1e-6)
         assert faults.log_loss == pytest.approx(log_loss(t, p), abs=1e-6)
@@ -169,13 +169,9 @@ def test_an_images_own_fold_has_no_say() -> None:
 
 def test_what_cannot_be_fitted_or_judged_is_named() -> None:
     logits, target = draw(10)
-    with pytest.raises(InputError, match="calibration: scores of label 0 hold NaN"):
-        fit_calibration(torch.full((2, 1), NAN), torch.tensor([[1.0], [0.0]]), kind="image")
     with pytest.raises(InputError, match="there is no positive or no negative image"):
         fit_calibration(logits, torch.zeros_like(target), kind="image")
     with pytest.raises(InputError, match="calibration: unknown method 'plat'; did you mean 'platt'"):
         fit_calibration(logits, target, kind="image", method="plat")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="are no probabilities; apply torch.sigmoid"):
-        judge_calibration(logits, target)
     with pytest.raises(InputError, match="judge_calibration: no label is known"):
         judge_calibration(logits.sigmoid(), torch.full_like(target, NAN))

@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.scores import Scores
 from pivotpatch.tuning.calibration import Method, draw_folds, fit_calibration
-from pivotpatch.tuning.tune import EFFORTS, EffortCurve, EffortPoint, effort_curve, fit_adaptive
+from pivotpatch.tuning.tune import EFFORTS, EffortCurve, EffortPoint, effort_curve
 
 LABELS = tuple("abcd")
 SCORES = make_scores(LABELS, count=400)
@@ -73,16 +73,6 @@ def test_the_ends_are_the_image_alone_and_the_patches_of_all() -> None:
     assert curve.gain == pytest.approx(last.mean - first.mean)
     half = curve.points[EFFORTS.index(0.5)]  # patches help most where the image is unsure
     assert half.mean - first.mean > 0.65 * curve.gain > 0.02
-
-
-def test_what_is_fitted_is_the_images_calibration_and_its_quantiles() -> None:
-    adaptive = fit_adaptive(SCORES.get("image"), SCORES.target)
-    assert adaptive.calibration == fit_calibration(SCORES.get("image"), SCORES.target, kind="image")
-    probs = adaptive.calibration.apply(SCORES.get("image"))
-    doubt = (probs * (1 - probs)).sum(1).double().numpy()
-    assert adaptive.cutoffs == pytest.approx(np.quantile(doubt, np.linspace(0, 1, 101)).tolist(), abs=1e-6)
-    for effort in (0.01, 0.25, 0.375, 0.9):
-        assert adaptive.choose(probs, effort).float().mean() == pytest.approx(effort, abs=0.006)
 
 
 def make_curve(*means: float) -> EffortCurve:
