@@ -54,7 +54,7 @@ from pivotpatch.training.config import (
     TaskSection,
     TrainSection,
 )
-from pivotpatch.tuning.thresholds import BestF1, fit_thresholds
+from pivotpatch.tuning.thresholds import BEST_F1, fit_thresholds
 
 SCENE, INPUT = 96, 48  # pixels per side of a scene, and of a model's input
 VIEWS = 5  # of an image, for PAT: the whole and four patches
@@ -170,7 +170,7 @@ def judge(trained: Trained, split: str, *, count: int) -> Answers:
 def choose_thresholds(val: Answer) -> PerLabel:
     """Per label the threshold with the best F1 on validation scenes."""
     scores, kind = val
-    return fit_thresholds(scores.probs(kind), scores.target, goal=BestF1(), labels=NAMES).policy
+    return fit_thresholds(scores.probs(kind), scores.target, goal=BEST_F1, labels=NAMES).policy
 
 
 def measure(row: str, judged: dict[str, Answers]) -> list[float]:

@@ -16,7 +16,7 @@ from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_network_views
-from pivotpatch.tuning.tune import CloserLook, tune_scores
+from pivotpatch.tuning.tune import tune_scores
 
 pytestmark = pytest.mark.slow
 
@@ -86,8 +86,8 @@ def test_tune_measures_and_stores_it(here: Path, capsys: Errors) -> None:
     near, scores = score(model, records, closer_size=CLOSER), score(model, records)
     words = ("tune", "plain", VAL, "--mixing", "global", "--calibration", "platt")
     found = read_json(capsys, *words, "--closer", str(CLOSER), "--out", "tuned")
-    look, generator = CloserLook(CLOSER, 2.25, near), torch.Generator()
-    expected = tune_scores(scores, mixing="global", calibration="platt", closer=look, generator=generator)
+    look: Any = {"closer": near, "closer_cost": 2.25}
+    expected = tune_scores(scores, mixing="global", calibration="platt", **look, generator=torch.Generator())
     assert expected.effort is not None
     means = [point.mean for point in expected.effort.points]
     assert [point["mean"] for point in found["effort"]["points"]] == pytest.approx(means, abs=0.01)

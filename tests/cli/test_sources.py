@@ -6,7 +6,7 @@ import pytest
 import torch
 from verb import make_model, score, write_run
 
-from pivotpatch.cli.sources import list_not_read, open_source
+from pivotpatch.cli.sources import open_source
 from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -27,14 +27,6 @@ def test_a_run_is_its_best_model_and_its_configuration(tmp_path: Path) -> None:
     (run / "best").rename(tmp_path / "away")
     with pytest.raises(InputError, match="run: the run has no best model yet; train on, or give .*run/last"):
         open_source(run)
-
-
-def test_only_the_first_of_many_broken_images_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    list_not_read({f"{place}.jpg": f"{place}.jpg: broken" for place in range(23)})
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "not read: 0.jpg: broken"
-    assert lines[-1] == "not read: 3 more, --json lists all"
-    assert len(lines) == 21
 
 
 def test_a_closer_look_is_decided_on_in_its_own_calibration() -> None:

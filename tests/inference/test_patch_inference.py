@@ -122,19 +122,20 @@ def test_an_onnx_session(batch: str | int, images: Tensor) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_an_unsuitable_session_is_named() -> None:
-    for kinds, outputs, message in (
+@pytest.mark.parametrize(
+    ("kinds", "outputs", "message"),
+    [
         (["float", "float"], ["logits"], "its inputs are 0 tensor.float., 1 tensor.float.; give a model"),
         (["uint8"], ["logits"], "it takes uint8 and images are torch.float32; give uint8 pixels"),
         (["float"], ["x", "y"], "its outputs are x, y; name the one to use 'logits'"),
-    ):
-        inputs = [
-            SimpleNamespace(name=str(at), type=f"tensor({kind})", shape=["b", 3, 8, 8]) for at, kind in enumerate(kinds)
-        ]
-        named = [SimpleNamespace(name=name) for name in outputs]
-        session: Any = SimpleNamespace(run=print, get_inputs=lambda i=inputs: i, get_outputs=lambda n=named: n)
-        with pytest.raises(InputError, match=f"ONNX session: {message}"):
-            PatchInference(session)(torch.rand(1, 3, 8, 8))
+    ],
+)
+def test_an_unsuitable_session_is_named(kinds: list[str], outputs: list[str], message: str) -> None:
+    inputs = [SimpleNamespace(name=str(n), type=f"tensor({kind})", shape=["b"]) for n, kind in enumerate(kinds)]
+    named = [SimpleNamespace(name=name) for name in outputs]
+    session: Any = SimpleNamespace(run=print, get_inputs=lambda: inputs, get_outputs=lambda: named)
+    with pytest.raises(InputError, match=f"ONNX session: {message}"):
+        PatchInference(session)(torch.rand(1, 3, 8, 8))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -161,31 +162,29 @@ def test_works_under_export_for_any_batch(head: str) -> None:
             torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_that_gives_no_logits_is_named(images: Tensor) -> None:
-    bad: list[tuple[Callable[[Tensor], Any], str]] = [
-        (lambda x: x, r"returned shape \(10, 3, 24, 32\) for 10 views; wrap it in a function that returns logits"),
-        (lambda x: x.mean((2, 3))[:4], r"returned shape \(4, 3\) for 10 views"),
-        (lambda x: (x, x), "returned a tuple for 10 views"),
-    ]
-    for model, message in bad:
-        with pytest.raises(InputError, match=message):
-            PatchInference(model)(images)
-    with pytest.raises(InputError, match="the model is 'resnet18', which cannot be called"):
-        PatchInference("resnet18")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (lambda x: x, {}, r"returned shape \(10, 3, 24, 32\) for 10 views; wrap it in a function that returns logits"),
+        (lambda x: x.mean((2, 3))[:4], {}, r"returned shape \(4, 3\) for 10 views"),
+        (lambda x: (x, x), {}, "returned a tuple for 10 views"),
+        ("resnet18", {}, "the model is 'resnet18', which cannot be called"),
+        (Small(), {"chunk_size": 0}, "chunk_size is 0"),
+        (Small(), {"channels": 1}, "images have 3 channels"),
+    ],
+)
+def test_what_will_not_do_is_named(model: Any, options: dict[str, Any], message: str, images: Tensor) -> None:
+    with pytest.raises(InputError, match=message):
+        PatchInference(model, **options)(images)
 
 
-def test_bad_input_is_named(images: Tensor) -> None:
-    with pytest.raises(InputError, match="chunk_size is 0"):
-        PatchInference(Small(), chunk_size=0)(images)
-    with pytest.raises(InputError, match="grid is 0"):
-        PatchInference(Small(), grid=0)(images)
-    for given, message in ((images[0], "add the batch dimension"), (images[:, :1], "images have 1 channels")):
-        with pytest.raises(InputError, match=message):
-            PatchInference(Small())(given)
-    for source, message in (
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
         (torch.rand(1, 3, 48, 64), "give the same images"),
         (torch.rand(2, 3, 48, 64).double(), "source is torch.float64 on cpu and images are torch.float32"),
-        (torch.rand(2, 3, 12, 64), "source is 12 x 64 pixels, smaller than the images' 24 x 32"),
-    ):
-        with pytest.raises(InputError, match=message):
-            PatchInference(Small())(images, source=source)
+    ],
+)
+def test_a_source_of_other_images_is_named(source: Tensor, message: str, images: Tensor) -> None:
+    with pytest.raises(InputError, match=message):
+        PatchInference(Small())(images, source=source)

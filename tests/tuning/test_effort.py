@@ -9,31 +9,31 @@ from sklearn.metrics import average_precision_score
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.scores import Scores
 from pivotpatch.tuning.calibration import Method, draw_folds, fit_calibration
-from pivotpatch.tuning.tune import EFFORTS, CloserLook, EffortCurve, EffortPoint, effort_curve, fit_adaptive
+from pivotpatch.tuning.tune import EFFORTS, EffortCurve, EffortPoint, effort_curve
 
 LABELS = tuple("abcd")
 SCORES = make_scores(LABELS, count=400)
 
 
 def place_by_hand(
-    scores: Scores, effort: float, method: Method | None, closer: Scores | None = None
+    scores: Scores, effort: float, method: Method, closer: Scores | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ranks (N,L), and which images got a second look (N,): fitted without an image's fold, in plain loops."""
-    fold = draw_folds(len(scores)).numpy()
+    folds = draw_folds(len(scores)).numpy()
     image = scores.get("image")
     again = (scores if closer is None else closer).scaled("tde")
     places, looked = np.zeros(image.shape), np.zeros(len(scores), bool)
-    for number in range(5):
-        others = torch.from_numpy(np.flatnonzero(fold != number))
+    for inside in folds:
+        others = torch.from_numpy(np.flatnonzero(~inside))
         target = scores.target[others]
         alone = fit_calibration(image[others], target, kind="image").apply(image).numpy()
         both = torch.sigmoid(again).numpy()
-        if method is not None:
+        if method != "none":
             both = fit_calibration(again[others], target, kind="tde", method=method).apply(again).numpy()
         doubt = (alone * (1 - alone)).sum(1)
         seen = doubt >= np.quantile(doubt[others], 1 - effort)
         probs = np.where(seen[:, None], both, alone)
-        for row in np.flatnonzero(fold == number):
+        for row in np.flatnonzero(inside):
             places[row], looked[row] = (probs < probs[row]).sum(0), seen[row]
     return places, looked
 
@@ -48,13 +48,13 @@ def judge(places: np.ndarray, target: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(
     ("method", "closer"),
-    [("temperature", None), (None, None), ("platt_per_label", make_scores(LABELS, count=60, seed=4).remix(lam=0.5))],
+    [("temperature", None), ("none", None), ("platt_per_label", make_scores(LABELS, count=60, seed=4).remix(lam=0.5))],
 )
-def test_a_point_is_the_definition(method: Method | None, closer: Scores | None) -> None:
+def test_a_point_is_the_definition(method: Method, closer: Scores | None) -> None:
     """A closer look takes the place of the patches below effort 1, calibrated like these, with a lam of its own."""
     scores = make_scores(LABELS, count=60, seed=3)
-    cost, look = (4, None) if closer is None else (2.25, CloserLook(48, 2.25, closer))
-    curve = effort_curve(scores, [0.4, 0.7], patch_cost=4, closer=look, method=method)
+    cost = 4 if closer is None else 2.25
+    curve = effort_curve(scores, [0.4, 0.7], patch_cost=4, closer=closer, closer_cost=2.25, method=method)
     for effort, point in zip((0.4, 0.7), curve.points[1:-1], strict=True):
         places, looked = place_by_hand(scores, effort, method, closer)
         assert point.mean == pytest.approx(judge(places, scores.target), abs=1e-6)
@@ -73,16 +73,6 @@ def test_the_ends_are_the_image_alone_and_the_patches_of_all() -> None:
     assert curve.gain == pytest.approx(last.mean - first.mean)
     half = curve.points[EFFORTS.index(0.5)]  # patches help most where the image is unsure
     assert half.mean - first.mean > 0.65 * curve.gain > 0.02
-
-
-def test_what_is_fitted_is_the_images_calibration_and_its_quantiles() -> None:
-    adaptive = fit_adaptive(SCORES)
-    assert adaptive.calibration == fit_calibration(SCORES.get("image"), SCORES.target, kind="image")
-    probs = adaptive.calibration.apply(SCORES.get("image"))
-    doubt = (probs * (1 - probs)).sum(1).double().numpy()
-    assert adaptive.cutoffs == pytest.approx(np.quantile(doubt, np.linspace(0, 1, 101)).tolist(), abs=1e-6)
-    for effort in (0.01, 0.25, 0.375, 0.9):
-        assert adaptive.choose(probs, effort).float().mean() == pytest.approx(effort, abs=0.006)
 
 
 def make_curve(*means: float) -> EffortCurve:

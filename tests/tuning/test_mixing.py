@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional as F
+from made_scores import make_scores
 
-from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
@@ -14,24 +13,14 @@ from pivotpatch.tuning.calibration import draw_folds
 from pivotpatch.tuning.mixing import LAMS, MixingStudy, fit_mixing
 
 NAN = float("nan")
+LABELS = tuple("abcdef")
 
 
-def draw(rows: int = 300, labels: int = 6, *, blur: float = 1.0, seed: int = 0) -> Scores:
-    """Scores of 4 patches; `blur` is the noise of the image logits, beside that of the patches, 1."""
-    generator = torch.Generator().manual_seed(seed)
-    target = (torch.rand(rows, labels, generator=generator) < torch.linspace(0.05, 0.3, labels)).float()
-    image = 2 * target - 2 + blur * torch.randn(rows, labels, generator=generator)
-    place = F.one_hot(torch.randint(4, (rows, labels), generator=generator), 4).transpose(1, 2)
-    patches = 2 * target[:, None] * place - 2 + torch.randn(rows, 4, labels, generator=generator)
-    out = combine_logits(image, patches)
-    return Scores(
-        labels=tuple(f"label {k}" for k in range(labels)),
-        pictures=tuple(f"{row}.jpg" for row in range(rows)),
-        target=target,
-        logits={"image": image, "patch": out.pooled_logits, "tde": out.tde_logits},
-        patch_logits=patches,
-        weights=out.weights,
-    )
+def draw(count: int = 300, *, blur: float = 0.0, seed: int = 0) -> Scores:
+    """Scores of 4 patches; `blur` is the noise that is added to the image logits."""
+    scores = make_scores(LABELS, count=count, seed=seed)
+    noise = torch.randn(scores.target.shape, generator=torch.Generator().manual_seed(seed))
+    return replace(scores, logits={**scores.logits, "image": scores.get("image") + blur * noise}).remix()
 
 
 def fit(scores: Scores, lams: tuple[float, ...] = LAMS, temperatures: tuple[float, ...] = (0.5, 2.0)) -> MixingStudy:
@@ -40,11 +29,11 @@ def fit(scores: Scores, lams: tuple[float, ...] = LAMS, temperatures: tuple[floa
 
 
 def test_folds_are_even_shuffled_and_drawn_again_alike() -> None:
-    fold = draw_folds(103)
-    assert sorted(fold.bincount().tolist()) == [20, 20, 21, 21, 21]
-    assert torch.equal(fold, draw_folds(103))
-    assert fold.tolist() != [index % 5 for index in range(103)]
-    assert not torch.equal(fold, draw_folds(103, generator=torch.Generator().manual_seed(1)))
+    folds = draw_folds(103)
+    assert sorted(folds.sum(1).tolist()) == [20, 20, 21, 21, 21]
+    assert torch.equal(folds.sum(0), torch.ones(103, dtype=torch.int64))
+    assert torch.equal(folds, draw_folds(103))
+    assert not folds[0, ::5].all()
     with pytest.raises(InputError, match="folds: there are 4 images; give 5 or more"):
         draw_folds(4)
 
@@ -68,19 +57,19 @@ def test_every_pair_has_its_own_map_and_the_best_is_shared() -> None:
     )
     torch.testing.assert_close(study.means, expected, atol=1e-5, rtol=0)
     row, column = divmod(int(expected.argmax()), 4)
-    assert (study.shared.lam, study.shared.temperature) == (study.lams[column], study.temperatures[row])
+    assert study.shared.pair == (study.lams[column], study.temperatures[row])
     assert study.before.mean == pytest.approx(average_precision(scores.get("tde"), scores.target).mean, abs=1e-6)
 
 
 def test_an_images_own_fold_has_no_say() -> None:
     """Flipping the targets of a fold changes what is fitted, but not how images of the fold are ranked."""
-    scores = draw(blur=3.0)
-    fold = draw_folds(len(scores))
+    scores = draw()
+    folds = draw_folds(len(scores))
     changed = scores.target.clone()
-    changed[fold == 1] = 1 - changed[fold == 1]
-    one, other = (fit(each).shared for each in (scores, replace(scores, target=changed)))
-    assert torch.equal(one.logits[fold == 1].argsort(0), other.logits[fold == 1].argsort(0))
-    assert not torch.equal(one.logits[fold == 2].argsort(0), other.logits[fold == 2].argsort(0))
+    changed[folds[1]] = 1 - changed[folds[1]]
+    one, other = (fit(each).shared.scores.get("tde") for each in (scores, replace(scores, target=changed)))
+    assert torch.equal(one[folds[1]].argsort(0), other[folds[1]].argsort(0))
+    assert not torch.equal(one[folds[2]].argsort(0), other[folds[2]].argsort(0))
 
 
 def test_the_gain_is_honest_and_decides() -> None:
@@ -90,26 +79,25 @@ def test_the_gain_is_honest_and_decides() -> None:
     assert 0 < study.gain.low < study.gain.value < study.gain.high
     assert study.chosen is study.shared
     before, shared = (
-        average_precision(fresh.remix(lam=each.lam, temperature=each.temperature).get("tde"), fresh.target).mean
+        average_precision(fresh.remix(**each.pair._asdict()).get("tde"), fresh.target).mean
         for each in (study.before, study.shared)
     )
     assert shared - before == pytest.approx(study.gain.value, abs=0.02)
-    again = fit(scores.remix(lam=study.shared.lam, temperature=study.shared.temperature))
+    again = fit(scores.remix(**study.shared.pair._asdict()))
     assert again.chosen is again.before
 
 
 def test_what_was_scored_with_wins_ties() -> None:
     """Where the patches say nothing, no lam but 1 / 3 has a reason to be chosen."""
-    image = draw(100, 3).get("image")
+    scores, image = make_scores(LABELS, count=100, patches=False), make_scores(LABELS, count=100).get("image")
     logits = {"image": image, "patch": torch.zeros_like(image), "tde": image}
-    pictures = tuple(map(str, range(100)))
-    scores = Scores(("a", "b", "c"), pictures, draw(100, 3).target, logits, lam=1 / 3, temperature=2.0)
+    scores = replace(scores, logits=logits, lam=1 / 3, temperature=2.0)
     study = fit(scores, lams=(0.0, 1.0, 3.0))
-    assert (study.shared.lam, study.shared.temperature) == (1 / 3, 2.0)
+    assert study.shared.pair == (1 / 3, 2.0)
 
 
 def test_without_patches_the_temperature_stays() -> None:
     study = fit(replace(draw(blur=3.0), patch_logits=None, weights=None, temperature=1.5))
-    assert (study.temperatures, study.shared.temperature) == ((1.5,), 1.5)
-    assert study.shared.lam > 1
+    assert (study.temperatures, study.shared.pair.temperature) == ((1.5,), 1.5)
+    assert study.shared.pair.lam > 1
     assert study.means.shape == (1, len(LAMS))

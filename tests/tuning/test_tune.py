@@ -14,13 +14,13 @@ from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.tuning.calibration import METHODS, calibrate_out_of_fold, draw_folds, fit_calibration, judge_calibration
 from pivotpatch.tuning.mixing import MixingStudy, fit_mixing
-from pivotpatch.tuning.thresholds import BestF1, Goal, PrecisionAtLeast, fit_thresholds
-from pivotpatch.tuning.tune import CloserLook, Mixing, Scaling, Tuning, effort_curve, fit_adaptive, tune_scores
+from pivotpatch.tuning.thresholds import BEST_F1, fit_thresholds, parse_goal
+from pivotpatch.tuning.tune import Mixing, Scaling, Tuning, effort_curve, fit_adaptive, tune_scores
 
 LABELS = tuple("abcde")
 SCORES = make_scores(LABELS, count=200)
 PLAIN = make_scores(LABELS, count=200, patches=False)
-BEST_F1 = BestF1()
+CLOSER = replace(make_scores(LABELS, count=200, seed=1), closer_size=64)
 
 
 @cache
@@ -29,17 +29,17 @@ def tune(
     *,
     mixing: Mixing = "auto",
     calibration: Scaling = "auto",
-    goal: Goal = BEST_F1,
-    closer: CloserLook | None = None,
-    resamples: int = 50,
+    goal: str = "f1",
+    closer: Scores | None = None,
 ) -> Tuning:
     return tune_scores(
         scores,
         mixing=mixing,
         calibration=calibration,
-        goal=goal,
+        goal=parse_goal(goal),
         closer=closer,
-        resamples=resamples,
+        closer_cost=2.25,
+        resamples=50,
         generator=torch.Generator().manual_seed(0),
     )
 
@@ -52,12 +52,12 @@ def fit(scores: Scores) -> MixingStudy:
 def test_calibration_belongs_to_the_new_mixture_and_thresholds_to_calibrated_probabilities() -> None:
     found = tune(SCORES, mixing="global", calibration="platt")
     mixture = fit(SCORES).shared
-    assert found.lam == mixture.lam
+    assert (found.lam, found.temperature) == mixture.pair
     assert found.lam != 1  # else this test would say nothing
-    mixed = SCORES.remix(lam=mixture.lam, temperature=mixture.temperature)
+    mixed = SCORES.remix(**mixture.pair._asdict())
     calibration = fit_calibration(mixed.scaled("tde"), SCORES.target, kind="tde", method="platt")
     assert found.calibration == calibration
-    honest = judge_calibration(torch.sigmoid(mixture.logits), SCORES.target, labels=LABELS)
+    honest = judge_calibration(mixture.scores.probs("tde"), SCORES.target, labels=LABELS)
     assert found.qualities["none"] == honest  # and the new mixture is judged out of fold
     assert honest != judge_calibration(mixed.probs("tde"), SCORES.target, labels=LABELS)
     probs = calibration.apply(mixed.scaled("tde"))
@@ -67,9 +67,9 @@ def test_calibration_belongs_to_the_new_mixture_and_thresholds_to_calibrated_pro
 def test_probabilities_are_judged_out_of_fold() -> None:
     found = tune(SCORES, mixing="keep")
     logits, target = SCORES.scaled("tde"), SCORES.target
-    assert list(found.qualities) == ["before", "none", *METHODS]
+    assert list(found.qualities) == ["before", *METHODS]
     assert found.qualities["before"] == found.qualities["none"]
-    for method in METHODS:
+    for method in METHODS[1:]:
         honest = calibrate_out_of_fold(logits, target, method=method)
         assert found.qualities[method] == judge_calibration(honest, target, labels=LABELS)
     best = min(found.qualities, key=lambda name: found.qualities[name].overall.log_loss)
@@ -80,11 +80,10 @@ def test_probabilities_are_judged_out_of_fold() -> None:
 def test_decisions_are_judged_out_of_fold() -> None:
     found = tune(PLAIN, calibration="platt")
     logits, target = PLAIN.get("image"), PLAIN.target
-    fold, decided = draw_folds(len(PLAIN)), torch.zeros(target.shape)
-    for number in range(5):
-        rows, others = (fold == number).nonzero()[:, 0], (fold != number).nonzero()[:, 0]
-        fitted = fit_calibration(logits[others], target[others], kind="image", method="platt")
-        thresholds = fit_thresholds(fitted.apply(logits[others]), target[others], goal=BEST_F1)
+    decided = torch.zeros(target.shape)
+    for rows in draw_folds(len(PLAIN)):
+        fitted = fit_calibration(logits[~rows], target[~rows], kind="image", method="platt")
+        thresholds = fit_thresholds(fitted.apply(logits[~rows]), target[~rows], goal=BEST_F1)
         decided[rows] = thresholds.policy.decide(fitted.apply(logits[rows])).float()
     assert found.after == precision_recall(decided, target, labels=LABELS)
     assert found.before == precision_recall(PLAIN.probs("image"), target, labels=LABELS)
@@ -113,12 +112,11 @@ def test_a_model_keeps_what_was_fitted() -> None:
     assert (model.lam, model.temperature) == (found.lam, found.temperature)
     assert (model.calibration, model.thresholds) == (None, found.thresholds.values)
     assert (found.adaptive, found.effort) == (None, None)
-    closer = CloserLook(64, 4, make_scores(LABELS, count=200, seed=1))
-    for found in (tune(SCORES, mixing="keep", closer=closer), tune(SCORES, mixing="keep")):
+    for found in (tune(SCORES, mixing="keep", closer=CLOSER), tune(SCORES, mixing="keep")):
         found.store(model)
         assert model.closer_size == found.closer_size
         assert model.adaptive == found.adaptive
-    plain, found = MultiLabelClassifier("test_vit", LABELS, image_size=32), tune(PLAIN, goal=PrecisionAtLeast(0.9))
+    plain, found = MultiLabelClassifier("test_vit", LABELS, image_size=32), tune(PLAIN, goal="precision:0.9")
     found.store(plain)
     assert (found.kind, found.mixing, found.effort) == ("image", None, None)
     assert (plain.calibration, plain.thresholds) == (found.calibration, found.thresholds.values)
@@ -127,7 +125,7 @@ def test_a_model_keeps_what_was_fitted() -> None:
 def test_effort_is_fitted_to_the_new_mixture_and_judged_on_honest_logits() -> None:
     found = tune(SCORES, mixing="global", calibration="platt")
     assert found.mixing is not None
-    assert found.adaptive == fit_adaptive(SCORES)  # the image's logits know of no lam
+    assert found.adaptive == fit_adaptive(SCORES.get("image"), SCORES.target)  # the image's logits know of no lam
     assert found.effort is not None
     assert found.effort.points[-1].mean == pytest.approx(found.mixing.shared.mean)
     assert found.effort.points[0].mean == pytest.approx(average_precision(SCORES.get("image"), SCORES.target).mean)
@@ -136,26 +134,20 @@ def test_effort_is_fitted_to_the_new_mixture_and_judged_on_honest_logits() -> No
 
 
 def test_a_closer_look_is_mixed_as_the_patches_are_out_of_fold() -> None:
-    closer = CloserLook(48, 2.25, make_scores(LABELS, count=200, seed=1))
-    found = tune(SCORES, mixing="global", calibration="platt", closer=closer)
+    found = tune(SCORES, mixing="global", calibration="platt", closer=CLOSER)
     plain = tune(SCORES, mixing="global", calibration="platt")
     mixture = fit(SCORES).shared
-    final = SCORES.remix(lam=mixture.lam, temperature=mixture.temperature)
-    unseen = replace(final, logits={**final.logits, "tde": mixture.logits * (1 + mixture.lam)})
-    remixed = closer.scores.remix(lam=mixture.lam, temperature=mixture.temperature)
-    mixed = mixture.mix(closer.scores) * (1 + mixture.lam)
-    again = closer._replace(scores=replace(remixed, logits={**remixed.logits, "tde": mixed}))
-    assert found.effort == effort_curve(unseen, patch_cost=4.0, closer=again, method="platt")
-    assert found.effort != effort_curve(unseen, patch_cost=4.0, closer=closer, method="platt")
-    assert found.effort != plain.effort
+    expected, other = (
+        effort_curve(mixture.scores, patch_cost=4.0, closer=closer, closer_cost=2.25, method="platt")
+        for closer in (mixture.mix(CLOSER), CLOSER)
+    )
+    assert found.effort == expected
+    assert found.effort not in (other, plain.effort)
     assert plain.effort is not None
-    assert found.effort.points[-1] == plain.effort.points[-1]
+    assert expected.points[-1] == plain.effort.points[-1]
     # All else knows of no closer look, but for its own calibration.
+    remixed = CLOSER.remix(**mixture.pair._asdict())
     own = fit_calibration(remixed.scaled("tde"), remixed.target, kind="tde", method="platt")
     assert plain.adaptive is not None
-    assert (found.calibration, found.thresholds, found.adaptive) == (
-        plain.calibration,
-        plain.thresholds,
-        replace(plain.adaptive, again=own),
-    )
-    assert found.lam == plain.lam
+    expected_rule = plain.lam, plain.calibration, plain.thresholds, replace(plain.adaptive, again=own)
+    assert (found.lam, found.calibration, found.thresholds, found.adaptive) == expected_rule

@@ -4,23 +4,12 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.cli.sources import (
-    POLICY_HELP,
-    Scored,
-    Source,
-    add_weights_options,
-    check_closer,
-    keep_known_labels,
-    list_not_read,
-    open_pictures,
-    open_source,
-    read_policy,
-    read_score_file,
-    score_source,
-)
+from pivotpatch.cli import sources
+from pivotpatch.cli.sources import Scored, Source, refuse_first
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -59,9 +48,10 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "or of tags that predict --out wrote; then the address of the images, a table or a folder of them, which "
         "scores with a target do not need",
     )
-    add_weights_options(evaluate)
+    sources.add_weights_options(evaluate)
     measures = evaluate.add_argument_group("what is measured")
-    measures.add_argument("--policy", help=f"{POLICY_HELP}; by default fitted where there are such, else fixed:0.5")
+    default = "by default fitted where there are such, else fixed:0.5"
+    measures.add_argument("--policy", help=f"{sources.POLICY_HELP}; {default}")
     add_definitions(measures)
     measures.add_argument("--resamples", type=int, default=1000, metavar="N", help="for intervals; 0 for none (1000)")
     measures.add_argument("--baseline", type=Path, metavar="SCORES", help="compare with these, image by image")
@@ -100,24 +90,29 @@ def add_definitions(parser: "argparse._ActionsContainer") -> None:
 
 def run_evaluate(args: argparse.Namespace) -> int:
     """Score where need be, measure, and tell it in the first process alone."""
-    _check_options(args)
-    source = open_source(args.words[0], architecture=args.architecture, labels=args.labels)
-    records = open_pictures(args.words[1:])
+    from pivotpatch.inference.score_file import check_score_file
+    from pivotpatch.training.processes import join_processes
+
+    if not args.patch_inference:
+        _refuse(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
+    refuse_first((args.resamples < 0, "--resamples", f"{args.resamples} is below 0", "give 0 for none, or 1000"))
+    if args.save is not None:
+        check_score_file(args.save)
+    source = sources.open_source(args.words[0], architecture=args.architecture, labels=args.labels)
+    records = sources.open_pictures(args.words[1:])
     if source.model is None:
         _refuse(args, MODEL_OPTIONS, f"{source.path} holds scores, no model", "leave it out")
-        scores = read_score_file(source.path, records=records, tags_alone=True)
+        scores = sources.read_score_file(source.path, records=records, tags_alone=True)
         if scores.given is not None and scores.logits["image"].isnan().any():
             _judge_tags(scores, args)
         else:
             _finish(Scored(scores, {}), _read_policy(args, source, scores.labels), args)
         return 0
-    from pivotpatch.training.processes import join_processes
-
     if records is None:
         raise InputError(args.words[0], "a model needs images", "name them after it, such as photos.csv")
     if args.closer is not None:
-        check_closer(source.model, args.closer)
-    records = keep_known_labels(records, source.model)
+        sources.check_closer(source.model, args.closer)
+    records = sources.keep_known_labels(records, source.model)
     policy = _read_policy(args, source, records.labels.names)
     if args.baseline is not None and args.on_error != "skip":
         _check_baseline(records, args.baseline)
@@ -127,18 +122,6 @@ def run_evaluate(args: argparse.Namespace) -> int:
         _finish(scored, policy, args)
     state.destroy_process_group()
     return 0
-
-
-def _check_options(args: argparse.Namespace) -> None:
-    """Refuse what cannot be meant before anything is loaded."""
-    from pivotpatch.inference.score_file import check_score_file
-
-    if not args.patch_inference:
-        _refuse(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
-    if args.resamples < 0:
-        raise InputError("--resamples", f"{args.resamples} is below 0", "give 0 for no intervals, or 1000")
-    if args.save is not None:
-        check_score_file(args.save)
 
 
 def _refuse(args: argparse.Namespace, options: Sequence[str], wrong: str, todo: str) -> None:
@@ -154,7 +137,7 @@ def _read_policy(args: argparse.Namespace, source: Source, labels: tuple[str, ..
     if args.policy == "fitted" and model is not None and (model.thresholds is None or args.patch_inference):
         todo = f"run pivotpatch tune {source.path}{'' if source.config else ' DATA'}"
         raise InputError("--policy", "no thresholds were fitted", todo)
-    return None if args.policy is None else read_policy(args.policy, labels, config=source.config)
+    return None if args.policy is None else sources.read_policy(args.policy, labels, config=source.config)
 
 
 def _check_baseline(records: "RecordSet", path: Path) -> None:
@@ -162,7 +145,7 @@ def _check_baseline(records: "RecordSet", path: Path) -> None:
     from pivotpatch.inference.scores import Scores
 
     names, target = tuple(record.name for record in records), records.target()
-    read_score_file(path, like=Scores(records.labels.names, names, target, {"image": target}), quiet=True)
+    sources.read_score_file(path, like=Scores(records.labels.names, names, target, {"image": target}), quiet=True)
 
 
 def _score(source: Source, records: "RecordSet", args: argparse.Namespace) -> Scored:
@@ -180,14 +163,14 @@ def _score(source: Source, records: "RecordSet", args: argparse.Namespace) -> Sc
         changes["precision.dtype"] = source.config.precision.dtype
     config = load_config(None, [f"{name}={value}" for name, value in changes.items() if value is not None])
     with show_progress() as shown:
-        scored = score_source(
+        scored = sources.score_source(
             _wrap(source.model, args) if args.patch_inference else source.model,
             records,
             config=config,
             size=args.native,
             keep_patches=args.keep_patches,
             closer_size=args.closer,
-            progress=lambda done, total: shown.tell("score", done, total),
+            progress=partial(shown.tell, "score"),
         )
     if args.save is None:
         return scored
@@ -199,11 +182,12 @@ def _wrap(model: "Classifier", args: argparse.Namespace) -> "PatchInference":
     from pivotpatch.inference.patch_inference import PatchInference
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    if isinstance(model, PatchClassifier):
-        raise InputError("--patch-inference", "the model has patches of its own (PAT-T)", "leave it out")
-    side = model.preprocessing.image_size
-    if args.native is not None and args.native <= side:
-        raise InputError("--native", f"{args.native} pixels are no more than the model sees", f"give above {side}")
+    own, side = isinstance(model, PatchClassifier), model.preprocessing.image_size
+    small = args.native is not None and args.native <= side
+    refuse_first(
+        (own, "--patch-inference", "the model has patches of its own (PAT-T)", "leave it out"),
+        (small, "--native", f"{args.native} pixels are no more than the model sees", f"give above {side}"),
+    )
     given = {name: getattr(args, name) for name in ("lam", "temperature", "grid") if getattr(args, name) is not None}
     return PatchInference(model, **given)
 
@@ -217,7 +201,7 @@ def _finish(scored: Scored, policy: "Policy | None", args: argparse.Namespace) -
     from pivotpatch.inference.score_file import write_scores
 
     scores = scored.scores
-    list_not_read(scored.not_read)
+    sources.list_not_read(scored.not_read)
     if args.save is not None:
         write_scores(scores, args.save)
         tell(f"wrote {args.save}")
@@ -229,7 +213,7 @@ def _finish(scored: Scored, policy: "Policy | None", args: argparse.Namespace) -
         definition=args.definition,
         empty=args.empty,
         resamples=args.resamples,
-        baseline=None if args.baseline is None else read_score_file(args.baseline, like=scores),
+        baseline=None if args.baseline is None else sources.read_score_file(args.baseline, like=scores),
         generator=torch.Generator().manual_seed(SEED),
     )
     if args.json:

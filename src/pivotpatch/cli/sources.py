@@ -26,19 +26,12 @@ POLICY_HELP = (
 
 
 class Source(NamedTuple):
-    """Where scores come from: a model, perhaps of a run, or a file.
+    """Where scores come from: a model, perhaps of a run, or a file."""
 
-    Attributes:
-        path: what the user named.
-        model: None for a file of scores.
-        config: of the run, where it is one.
-        checkpoint: the model's folder; None for one on the hub, or somebody else's.
-    """
-
-    path: Path
-    model: "Classifier | None" = None
-    config: "RunConfig | None" = None
-    checkpoint: Path | None = None
+    path: Path  # what the user named
+    model: "Classifier | None" = None  # None for a file of scores
+    config: "RunConfig | None" = None  # of the run, where it is one
+    checkpoint: Path | None = None  # the model's folder; None for one on the hub, or somebody else's
 
 
 class Scored(NamedTuple):
@@ -46,6 +39,13 @@ class Scored(NamedTuple):
 
     scores: "Scores"
     not_read: dict[str, str]
+
+
+def refuse_first(*rules: tuple[object, str, str, str]) -> None:
+    """Raise the error of the first rule that holds: whether it does, where, what is wrong, what to do."""
+    for holds, where, wrong, todo in rules:
+        if holds:
+            raise InputError(where, wrong, todo)
 
 
 def add_weights_options(parser: "argparse.ArgumentParser") -> None:
@@ -80,9 +80,7 @@ def read_names(path: Path) -> list[str]:
     """Names of labels from a file: a JSON list, or a line each."""
     try:
         text = path.read_text("utf-8")
-        names = (
-            json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines() if line.strip()]
-        )
+        names = json.loads(text) if path.suffix == ".json" else [*filter(None, map(str.strip, text.splitlines()))]
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(str(path), f"cannot be read ({quote_fault(error)})", "give a name a line") from None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
@@ -138,13 +136,9 @@ def keep_known_labels(records: "RecordSet", model: "Classifier") -> "RecordSet":
 def read_policy(text: str, labels: Sequence[str], *, config: "RunConfig | None" = None) -> "Policy":
     """The policy that a word names: the same words for all verbs.
 
-    Args:
-        text: fixed:P, best-fixed, top:K, prior, prior:DATA, target or fitted.
-        labels: whose shares in training `prior` counts, in this order.
-        config: of the run whose training images `prior` counts without DATA.
+    `prior` counts the shares of `labels` in DATA, or in the training images of the run that `config` is of.
     """
     from pivotpatch.core.policies import Fixed, PriorMatched, TopK
-    from pivotpatch.data.address import read_address
     from pivotpatch.training.build import open_aligned, open_training_records
 
     name, _, value = text.partition(":")
@@ -161,8 +155,6 @@ def read_policy(text: str, labels: Sequence[str], *, config: "RunConfig | None" 
         raise
     except ValueError:
         raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
-    if value and read_address(value) is None:
-        raise InputError("--policy", f"{value!r} is no address nor a table or folder that is there", "check the path")
     if value:
         return PriorMatched.from_target(open_aligned(value, labels).target())
     if config is None:
@@ -181,22 +173,14 @@ def score_source(
     closer_size: int | None = None,
     progress: Callable[[int, int | None], None],
 ) -> Scored:
-    """Score images with a model, in all processes together; each gets the scores of all.
+    """Score images with a model, or PAT-I around one, in all processes together; each gets the scores of all.
 
-    Args:
-        model: a model, or PAT-I around one.
-        records: the images, with labels that the model knows.
-        config: says how: workers, batch size, dtype and what a broken image does.
-        size: rows and columns of the images; those that the model wants by default.
-        keep_patches: keep logits and weights of each patch.
-        closer_size: look at whole images again at so many pixels a side, not at patches; see `check_closer`.
-        progress: told batches that are done, of how many.
+    `config` says how: workers, batch size, dtype and what a broken image does; `progress` is told batches that are
+    done, of how many; `size` of the images is what the model wants by default. All else is as in `score_pictures`.
     """
     import torch
 
-    from pivotpatch.inference.patch_inference import PatchInference
-    from pivotpatch.inference.scoring import score_pictures
-    from pivotpatch.models.classifier import Classifier
+    from pivotpatch.inference.scoring import get_classifier, score_pictures
     from pivotpatch.training.build import open_loader
     from pivotpatch.training.processes import choose_dtype, gather_named, make_accelerator, own_settings
 
@@ -206,8 +190,7 @@ def score_source(
     model = model.to(accelerator.device)
     if config.precision.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    inner = model.model if isinstance(model, PatchInference) else model
-    assert isinstance(inner, Classifier)
+    inner = get_classifier(model, records.name)
     with own_settings(accelerator.device):
         loader = open_loader(records, config, model=inner, accelerator=accelerator, size=size)
         scores = score_pictures(

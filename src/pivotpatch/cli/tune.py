@@ -3,22 +3,15 @@
 import argparse
 import json
 import os
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pivotpatch.cli import sources
 from pivotpatch.cli.evaluate import MEASURES, NAMES, write_bounds
-from pivotpatch.cli.sources import (
-    Scored,
-    Source,
-    check_closer,
-    list_not_read,
-    open_pictures,
-    open_source,
-    read_score_file,
-    score_source,
-)
+from pivotpatch.cli.sources import Scored, Source, refuse_first
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -84,67 +77,70 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run_tune(args: argparse.Namespace) -> int:
     """Score where need be, fit, store and tell it in the first process alone."""
+    from pivotpatch.cli.console import show_progress
+    from pivotpatch.training.config import load_config
     from pivotpatch.training.folder import RunFolder
     from pivotpatch.training.processes import join_processes
     from pivotpatch.tuning.thresholds import parse_goal
 
     parse_goal(args.thresholds)
-    source = open_source(args.words[0])
-    if source.model is None:
+    source = sources.open_source(args.words[0])
+    model = source.model
+    if model is None:
         raise InputError(args.words[0], "holds scores, no model", f"write RUN --scores {args.words[0]}")
-    model, closer_size = source.model, args.closer
-    _check_model(model, source, args)
+    closer_size = args.closer
     if args.closer is None and args.calibration != "none":  # without one no effort is fitted
         closer_size = model.closer_size
-    if closer_size:
-        check_closer(model, closer_size)
-        if args.scores is not None:
-            todo = "leave --scores out, or give --closer 0 to look at patches"
-            raise InputError("--closer", "a file of scores shows no images to look at again", todo)
+    _check_model(model, source, closer_size, args)
     records = _open_images(source, model, args)
     state = join_processes()
-    folder = None
-    if args.out is None and source.config is not None and state.is_main_process:
-        folder = RunFolder.open(source.path)  # nobody trains the run while its best model is replaced
-    try:
-        if args.scores is not None:
-            scored = Scored(_read(source, model, records, args.scores), {})
-        else:
-            assert records is not None
-            scored = _score(source, model, records)
-        closer = _score(source, model, records, closer_size=closer_size) if closer_size and records else None
+    with ExitStack() as held:
+        if args.out is None and source.config is not None and state.is_main_process:
+            held.enter_context(closing(RunFolder.open(source.path)))  # nobody trains it while its best is replaced
+        with show_progress() as shown:
+            score = partial(
+                sources.score_source,
+                model,
+                config=source.config or load_config(None),
+                keep_patches=True,
+                progress=partial(shown.tell, "score"),
+            )
+            if records is None or args.scores is not None:
+                scored = Scored(_read(source, model, records, args.scores), {})
+            else:
+                scored = score(records)
+            closer = score(records, closer_size=closer_size).scores if closer_size and records else None
         if state.is_main_process:
             _finish(source, model, scored, closer, args)
-    finally:
-        if folder is not None:
-            folder.close()
     state.destroy_process_group()
     return 0
 
 
-def _check_model(model: "Classifier", source: Source, args: argparse.Namespace) -> None:
-    """Refuse what cannot be stored, before the work is done."""
+def _check_model(model: "Classifier", source: Source, closer_size: int | None, args: argparse.Namespace) -> None:
+    """Refuse what cannot be fitted or stored, before the work is done."""
     from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS
     from pivotpatch.models.foreign import ForeignClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    if isinstance(model, ForeignClassifier):
-        wrong = "is somebody else's model, of which no checkpoint is written that could keep what is fitted"
-        raise InputError(str(source.path), wrong, "tune one of ours")
-    if args.mixing == "global" and not isinstance(model, PatchClassifier):
-        raise InputError("--mixing", "the model has no patches, so there is no lam", "leave it out")
-    if args.closer is not None and args.calibration == "none":
-        raise InputError("--closer", "without a calibration no effort is fitted", "leave one of both out")
-    if args.out is not None:
-        if args.out.exists():
-            raise InputError(str(args.out), "exists already", "choose another folder")
-        return
-    if source.checkpoint is None:
-        raise InputError(str(source.path), "is not written to", "give --out FOLDER")
-    more = sorted({path.name for path in source.checkpoint.iterdir()} - {DESCRIPTION, WEIGHTS})
-    if more:  # a run goes on from it
-        wrong = f"holds more than a checkpoint ({', '.join(more)}), which would be lost"
-        raise InputError(str(source.checkpoint), wrong, "give --out FOLDER")
+    folder, more = source.checkpoint, list[str]()
+    if folder is not None:  # a run goes on from what else is there
+        more = sorted({path.name for path in folder.iterdir()} - {DESCRIPTION, WEIGHTS})
+    no_lam = args.mixing == "global" and not isinstance(model, PatchClassifier)
+    no_effort = args.closer is not None and args.calibration == "none"
+    foreign = "is somebody else's model, of which no checkpoint is written that could keep what is fitted"
+    lost = f"holds more than a checkpoint ({', '.join(more)}), which would be lost"
+    refuse_first(
+        (isinstance(model, ForeignClassifier), str(source.path), foreign, "tune one of ours"),
+        (no_lam, "--mixing", "the model has no patches, so there is no lam", "leave it out"),
+        (no_effort, "--closer", "without a calibration no effort is fitted", "leave one of both out"),
+        (args.out is not None and args.out.exists(), str(args.out), "exists already", "choose another folder"),
+        (args.out is None and folder is None, str(source.path), "is not written to", "give --out FOLDER"),
+        (args.out is None and more, str(folder), lost, "give --out FOLDER"),
+    )
+    if closer_size:
+        sources.check_closer(model, closer_size)
+        todo = "leave --scores out, or give --closer 0 to look at patches"
+        refuse_first((args.scores, "--closer", "a file of scores shows no images to look at again", todo))
 
 
 def _open_images(source: Source, model: "Classifier", args: argparse.Namespace) -> "RecordSet | None":
@@ -153,7 +149,7 @@ def _open_images(source: Source, model: "Classifier", args: argparse.Namespace) 
     from pivotpatch.training.build import open_training_records
 
     what, *words = args.words
-    records = open_pictures(words)
+    records = sources.open_pictures(words)
     if records is not None:
         missing = [name for name in model.labels if name not in records.labels.names]
         if missing:
@@ -212,49 +208,34 @@ def _read(source: Source, model: "Classifier", records: "RecordSet | None", path
     from pivotpatch.models.checkpoint import fingerprint
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    scores = read_score_file(path, records=records)
+    scores, where = sources.read_score_file(path, records=records), str(path)
     again = f"write it by pivotpatch evaluate {source.path} DATA --save FILE --keep-patches"
-    if scores.labels != model.labels:
-        wrong = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the model, in its order"
-        raise InputError(str(path), wrong, f"{again}, of images that have them all")
-    if scores.network not in (None, fingerprint(model)):
-        raise InputError(str(path), f"another model than {source.path} wrote it, or it was trained on since", again)
-    if scores.closer_size is not None:
-        wrong = f"it is of a closer look at {scores.closer_size} pixels, not of the patches"
-        raise InputError(str(path), wrong, "write it by pivotpatch evaluate without --closer")
+    labels = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the model, in its order"
+    other = f"another model than {source.path} wrote it, or it was trained on since"
+    closer = f"it is of a closer look at {scores.closer_size} pixels, not of the patches"
+    refuse_first(
+        (scores.labels != model.labels, where, labels, f"{again}, of images that have them all"),
+        (scores.network not in (None, fingerprint(model)), where, other, again),
+        (scores.closer_size is not None, where, closer, "write it by pivotpatch evaluate without --closer"),
+    )
     if records is None and scores.data is not None:
         named, scored = set(scores.pictures), None
         with suppress(InputError):  # the images may be gone
             scored = open_records(scores.data)
         if scored is not None:
             rows = np.flatnonzero([record.name in named for record in scored])
-            _refuse_trained(source, scored.select(rows), str(path))
+            _refuse_trained(source, scored.select(rows), where)
     if not isinstance(model, PatchClassifier):
         return replace(scores.only("image"), lam=1.0, temperature=1.0)
     if model.patch_only:
         return scores
-    if scores.patch_logits is None and float(scores.temperature) != float(model.temperature):
-        raise InputError(str(path), "its temperature is not the model's", again)
-    return scores.remix(lam=model.lam, temperature=None if scores.patch_logits is None else model.temperature)
-
-
-def _score(source: Source, model: "Classifier", records: "RecordSet", *, closer_size: int | None = None) -> Scored:
-    from pivotpatch.cli.console import show_progress
-    from pivotpatch.training.config import load_config
-
-    with show_progress() as shown:
-        return score_source(
-            model,
-            records,
-            config=source.config or load_config(None),
-            keep_patches=True,
-            closer_size=closer_size,
-            progress=lambda done, total: shown.tell("score", done, total),
-        )
+    lost = scores.patch_logits is None and scores.temperature != model.temperature
+    refuse_first((lost, where, "its temperature is not the model's", again))
+    return scores.remix(lam=model.lam, temperature=model.temperature)
 
 
 def _finish(
-    source: Source, model: "Classifier", scored: Scored, again: Scored | None, args: argparse.Namespace
+    source: Source, model: "Classifier", scored: Scored, closer: "Scores | None", args: argparse.Namespace
 ) -> None:
     """Fit, store, draw and print."""
     import torch
@@ -264,16 +245,15 @@ def _finish(
     from pivotpatch.models.patch_classifier import PatchClassifier
     from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
     from pivotpatch.tuning.thresholds import parse_goal
-    from pivotpatch.tuning.tune import CloserLook, tune_scores
+    from pivotpatch.tuning.tune import tune_scores
 
-    place, patch_cost, closer = args.out or source.checkpoint, 0.0, None
+    place, patch_cost, closer_cost = args.out or source.checkpoint, 0.0, 0.0
     assert place is not None
     if isinstance(model, PatchClassifier):
         patch_cost = model.patch_cost
-        if again is not None and again.scores.closer_size is not None:
-            size = again.scores.closer_size
-            closer = CloserLook(size, model.closer_cost(size), again.scores)
-    list_not_read(scored.not_read)
+        if closer is not None and closer.closer_size is not None:
+            closer_cost = model.closer_cost(closer.closer_size)
+    sources.list_not_read(scored.not_read)
     found = tune_scores(
         scored.scores,
         mixing=args.mixing,
@@ -281,6 +261,7 @@ def _finish(
         goal=parse_goal(args.thresholds),
         patch_cost=patch_cost,
         closer=closer,
+        closer_cost=closer_cost,
         generator=torch.Generator().manual_seed(SEED),
     )
     if not args.json:
@@ -302,7 +283,6 @@ def _finish(
 def _print_tuning(found: "Tuning") -> None:
     """Print what was fitted to stdout, in per cent; all of it is judged out of fold."""
     from pivotpatch.cli.console import Screen, make_table
-    from pivotpatch.tuning.tune import NONE
 
     screen = Screen()
     screen.print(f"{found.pictures:,} images, {len(found.labels)} labels, {NAMES[found.kind]} logits")
@@ -310,9 +290,9 @@ def _print_tuning(found: "Tuning") -> None:
     if found.mixing is not None:
         study = found.mixing
         table = make_table(["lam and temperature", "lam", "temperature", "mAP", "gain", "95 %"])
-        for each, gain in ((study.before, None), (study.shared, study.gain)):
-            told = [] if gain is None else [f"{100 * gain.value:+.2f}", write_bounds(gain, sign="+")]
-            table.add_row(each.name, f"{each.lam:.3g}", f"{each.temperature:.3g}", f"{100 * each.mean:.2f}", *told)
+        gain = f"{100 * study.gain.value:+.2f}", write_bounds(study.gain, sign="+")
+        for each, told in ((study.before, ()), (study.shared, gain)):
+            table.add_row(each.name, *(f"{number:.3g}" for number in each.pair), f"{100 * each.mean:.2f}", *told)
         screen.print(table)
         kept = ", for the gain is within noise" if study.chosen is study.before else ""
         screen.print(f"lam: {study.chosen.name}{kept}\n")
@@ -320,7 +300,7 @@ def _print_tuning(found: "Tuning") -> None:
         screen.print(f"lam {found.lam:.3g} and temperature {found.temperature:.3g} as they are\n")
     table = make_table(["probabilities", "ECE", "ECE per label", "Brier score", "log loss"])
     for name, quality in found.qualities.items():
-        if name == NONE and quality == found.qualities["before"]:  # the mixture is the same, and so are these
+        if name == "none" and quality == found.qualities["before"]:  # the mixture is the same, and so are these
             continue
         overall = quality.overall
         errors = [f"{100 * each.ece_width:.2f}" for each in (overall, quality.mean)]
@@ -335,5 +315,6 @@ def _print_tuning(found: "Tuning") -> None:
     screen.print(f"thresholds: {found.thresholds}")
     if found.effort is not None:
         screen.print(f"effort: {found.effort}")
-    if found.effort is not None and found.closer_size is not None:
-        screen.print(f"efforts between 0 and 1 take a closer look at {found.closer_size} pixels, not at the patches")
+        if found.closer_size is not None:
+            look = f"a closer look at {found.closer_size} pixels, not at the patches"
+            screen.print(f"efforts between 0 and 1 take {look}")

@@ -67,7 +67,7 @@ class PatchInference(nn.Module):
             raise InputError("PatchInference", wrong, "give a module, a function or an ONNX Runtime session")
         if chunk_size is not None and chunk_size < 1:
             raise InputError("PatchInference", f"chunk_size is {chunk_size!r}", "give 1 or more, or None for all")
-        self.model = _OnnxLogits(model) if _is_onnx_session(model) else model
+        self.model = _wrap_session(model) if _is_onnx_session(model) else model
         self.patching = Patching(grid, overlap, lam=lam, temperature=temperature)
         self.normalised = normalised
         self.chunk_size = chunk_size
@@ -121,34 +121,25 @@ def _is_onnx_session(model: object) -> bool:
     return all(callable(getattr(model, name, None)) for name in ("run", "get_inputs", "get_outputs"))
 
 
-class _OnnxLogits:
-    """Calls a session with tensors; a session made for one batch size is fed batches of that size."""
+def _wrap_session(session: Any) -> Callable[[Tensor], Tensor]:
+    """A session as a function of tensors; one made for one batch size is fed batches of that size."""
+    inputs, names = session.get_inputs(), [item.name for item in session.get_outputs()]
+    if len(inputs) != 1 or inputs[0].type not in _DTYPES:
+        found = ", ".join(f"{item.name} {item.type}" for item in inputs)
+        raise InputError("ONNX session", f"its inputs are {found}", "give a model with one image batch as input")
+    if len(names) > 1 and "logits" not in names:
+        raise InputError("ONNX session", f"its outputs are {', '.join(names)}", "name the one to use 'logits'")
+    output, dtype = "logits" if "logits" in names else names[0], _DTYPES[inputs[0].type]
+    fixed = inputs[0].shape[0] if inputs[0].shape and isinstance(inputs[0].shape[0], int) else 0
 
-    def __init__(self, session: Any) -> None:
-        inputs, outputs = session.get_inputs(), session.get_outputs()
-        if len(inputs) != 1 or inputs[0].type not in _DTYPES:
-            found = ", ".join(f"{item.name} {item.type}" for item in inputs)
-            raise InputError("ONNX session", f"its inputs are {found}", "give a model with one image batch as input")
-        names = [item.name for item in outputs]
-        if len(names) > 1 and "logits" not in names:
-            raise InputError("ONNX session", f"its outputs are {', '.join(names)}", "name the one to use 'logits'")
-        self.session = session
-        self.input_name: str = inputs[0].name
-        self.output_name: str = "logits" if "logits" in names else names[0]
-        self.dtype = _DTYPES[inputs[0].type]
-        batch = inputs[0].shape[0] if inputs[0].shape else None
-        self.batch_size: int | None = batch if isinstance(batch, int) and batch > 0 else None
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Logits (N,L) of images (N,C,H,W), on the images' device."""
-        if self.dtype == torch.uint8 != images.dtype:
+    def run(images: Tensor) -> Tensor:
+        if dtype == torch.uint8 != images.dtype:
             raise InputError("ONNX session", f"it takes uint8 and images are {images.dtype}", "give uint8 pixels")
-        return torch.cat([self._run(chunk) for chunk in images.split(self.batch_size or max(len(images), 1))])
+        found = []
+        for part in images.split(fixed or max(len(images), 1)):
+            full = nn.functional.pad(part, (0, 0, 0, 0, 0, 0, 0, max(fixed - len(part), 0)))
+            (logits,) = session.run([output], {inputs[0].name: full.detach().to("cpu", dtype).numpy()})
+            found.append(torch.from_numpy(logits[: len(part)]))
+        return torch.cat(found).to(images.device)
 
-    def _run(self, images: Tensor) -> Tensor:
-        """Fill a batch that is too small up with copies of its first image, and drop their logits again."""
-        missing = (self.batch_size or 0) - len(images)
-        full = torch.cat([images, images[:1].expand(missing, -1, -1, -1)]) if missing > 0 else images
-        pixels = full.detach().to(device="cpu", dtype=self.dtype).numpy()
-        (logits,) = self.session.run([self.output_name], {self.input_name: pixels})
-        return torch.from_numpy(logits[: len(images)]).to(images.device)
+    return run

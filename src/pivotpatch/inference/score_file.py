@@ -2,8 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -27,7 +27,17 @@ SUFFIXES = (".parquet", ".csv", ".jsonl")
 _SCHEMA = 1
 _PICTURE, _TARGET, _TRUTH = "picture", "target", "target:"
 _TAGS = {"picture", "labels", "probs"}  # columns of what `predict --out` wrote
-_NOTED = ("lam", "temperature", "closer_size", "overlap", "data", "network", "thresholds")
+# What the note of our files holds beside the labels, and how each is read.
+_NOTED: dict[str, Callable[[Any], Any]] = {
+    "lam": float,
+    "temperature": float,
+    "closer_size": int,
+    "overlap": float,
+    "data": str,
+    "network": str,
+    "thresholds": lambda values: tuple(map(float, values)),
+    "calibration": Calibration.from_dict,
+}
 _PATCHES = ("patch_logits", "weights")
 _OURS = b"pivotpatch"  # the metadata of a Parquet file that is ours
 _GROUP = 1 << 22  # numbers of a Parquet row group
@@ -70,8 +80,7 @@ def write_scores(scores: Scores, path: str | Path) -> None:
         columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), flat.shape[1])
         widest = max(widest, flat.shape[1])
     note = {"schema": _SCHEMA, "labels": scores.labels, **{name: getattr(scores, name) for name in _NOTED}}
-    note["calibration"] = scores.calibration and scores.calibration.to_dict()
-    table = pa.table(columns).replace_schema_metadata({_OURS: json.dumps(note)})
+    table = pa.table(columns).replace_schema_metadata({_OURS: json.dumps(note, default=asdict)})
     with explain_disk_faults(path.parent), replacing(path) as written:
         rows = max(_GROUP // widest, 1)
         pq.write_table(table, written, compression="zstd", use_dictionary=False, row_group_size=rows)
@@ -131,13 +140,7 @@ def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
             wrong = f"schema {told['schema']} is newer than {_SCHEMA}, the newest known"
             raise InputError(where, wrong, "upgrade pivotpatch")
         labels = tuple(map(str, told["labels"]))
-        noted = {name: told[name] for name in _NOTED if told.get(name) is not None}
-        if "closer_size" in noted:
-            noted["closer_size"] = int(noted["closer_size"])
-        if "thresholds" in noted:
-            noted["thresholds"] = tuple(map(float, noted["thresholds"]))
-        if told.get("calibration") is not None:
-            noted["calibration"] = Calibration.from_dict(told["calibration"])
+        noted = {name: read(told[name]) for name, read in _NOTED.items() if told.get(name) is not None}
         with open_parquet(path) as file:
             pictures = tuple(file.read(columns=[_PICTURE]).column(0).cast(pa.string()).to_pylist())
             for name in (each for each in (_TARGET, *KINDS, *_PATCHES) if each in schema.names):
@@ -294,14 +297,13 @@ def _name_as(scores: Scores, wanted: Sequence[str], where: str, other: str, tell
     names, found = set(wanted), dict[int, str]()
     for row, picture in enumerate(scores.pictures):
         parts = PurePath(picture).parts
-        ends = (str(PurePath(*parts[start:])) for start in range(len(parts)))
-        name = next((end for end in ends if end in names), None)
-        if name is not None:
-            found[row] = name
-    if tell is not None and 0 < len(found) < len(scores):
-        tell(f"{where}: {len(scores) - len(found):,} of {len(scores):,} images are not in {other} and are left out")
+        for start in reversed(range(len(parts))):  # the longest of several ends stays
+            if (end := str(PurePath(*parts[start:]))) in names:
+                found[row] = end
     if not found:
         return scores
+    if tell is not None and len(found) < len(scores):
+        tell(f"{where}: {len(scores) - len(found):,} of {len(scores):,} images are not in {other} and are left out")
     kept = replace(scores.select(torch.tensor(list(found))), pictures=tuple(found.values()))
     check_pictures(kept.pictures, where)
     return kept

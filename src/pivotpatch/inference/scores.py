@@ -17,44 +17,26 @@ _BY_IMAGE = ("target", "patch_logits", "weights", "given")  # tensors with a row
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of N images for L labels.
+    """Scores of N images for L labels."""
 
-    Attributes:
-        labels: names of the labels.
-        pictures: names of the images.
-        target: (N,L), 1 present, 0 absent, NaN unknown.
-        logits: (N,L) by kind, see `KINDS`; a model without patches has "image" alone. On the
-            CPU; float32, or float64 where they were read from probabilities.
-        patch_logits: (N,P,L) of each patch, where they were kept.
-        weights: (N,P,L) of each patch, likewise.
-        lam: weight of the patches in the "tde" logits.
-        temperature: of the patch weights.
-        indices: (N,) positions in the record set that was scored, rising, where there was one.
-        overlap: share of a patch's side that it has in common with its neighbour, see `patch_boxes`.
-        closer_size: rows and columns of a closer look, where one took the place of the patches.
-        data: address of the record set that was scored, where that is known.
-        network: `fingerprint` of the model that scored them, likewise.
-        thresholds: L probabilities above which the model gives each label, where they were fitted; see `own_probs`.
-        calibration: of the logits to rank by, where one was fitted.
-        given: (N,L) boolean, decisions that came with the scores, such as the tags of `predict`.
-    """
-
-    labels: tuple[str, ...]
-    pictures: tuple[str, ...]
-    target: Tensor
+    labels: tuple[str, ...]  # their names
+    pictures: tuple[str, ...]  # names of the images
+    target: Tensor  # (N,L), 1 present, 0 absent, NaN unknown
+    # (N,L) by kind, see `KINDS`; a model without patches has "image" alone. On the CPU; float32, or float64 where they
+    # were read from probabilities.
     logits: Mapping[str, Tensor]
-    patch_logits: Tensor | None = None
-    weights: Tensor | None = None
-    lam: float = 1.0
-    temperature: float = 1.0
-    indices: Tensor | None = None
-    overlap: float = 0.0
-    closer_size: int | None = None
-    data: str | None = None
-    network: str | None = None
-    thresholds: tuple[float, ...] | None = None
-    calibration: Calibration | None = None
-    given: Tensor | None = None
+    patch_logits: Tensor | None = None  # (N,P,L) of each patch, where they were kept
+    weights: Tensor | None = None  # (N,P,L) of each patch, likewise
+    lam: float = 1.0  # weight of the patches in the "tde" logits
+    temperature: float = 1.0  # of the patch weights
+    indices: Tensor | None = None  # (N,) positions in the record set that was scored, rising, where there was one
+    overlap: float = 0.0  # share of a patch's side that it has in common with its neighbour, see `patch_boxes`
+    closer_size: int | None = None  # rows and columns of a closer look, where one took the place of the patches
+    data: str | None = None  # address of the record set that was scored, where that is known
+    network: str | None = None  # `fingerprint` of the model that scored them, likewise
+    thresholds: tuple[float, ...] | None = None  # L, that `own_probs` must be above, where they were fitted
+    calibration: Calibration | None = None  # of the logits to rank by, where one was fitted
+    given: Tensor | None = None  # (N,L) boolean, decisions that came with the scores, such as the tags of `predict`
 
     def __post_init__(self) -> None:
         shape = (len(self.pictures), len(self.labels))
@@ -127,12 +109,13 @@ class Scores:
     def remix(self, *, lam: float | None = None, temperature: float | None = None) -> "Scores":
         """The same images with another lam or temperature; no model is asked.
 
-        A temperature needs the patches: weights that were made at T become those at T' by w^(T/T'), made to sum to 1.
+        Another temperature needs the patches: weights that were made at T become those at T' by w^(T/T'), made to sum
+        to 1.
         Thresholds and calibration are forgotten: they belong to the old probabilities.
         """
         image, pooled, weights = self.get("image"), self.get("patch"), self.weights
         lam = self.lam if lam is None else lam
-        if temperature is not None:
+        if temperature not in (None, self.temperature):
             if self.patch_logits is None or weights is None:
                 raise InputError("scores", "the patches were not kept", "score the images again with their patches")
             tiny = torch.finfo(weights.dtype).tiny

@@ -1,6 +1,6 @@
 """Score a data set: every image once, whatever the number of processes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -40,11 +40,7 @@ def look_again(
 ) -> CounterfactualLogits:
     """What a model says on a second look at images (B,3,h,w) from the loader, whose logits (B,L) are known.
 
-    Args:
-        model: the model.
-        images: uint8, on its device.
-        image_logits: of the first look.
-        closer_size: rows and columns at which it sees the whole images again; None for their patches.
+    It is at the whole images, `closer_size` rows and columns of them, or at their patches where that is None.
     """
     if closer_size is None:
         return model.add_patches(image_logits, make_network_views(model, images).patches)
@@ -125,6 +121,8 @@ def score_pictures(
         closer_size: as in `score_images`.
         progress: told what is done after each batch.
     """
+    from accelerate.utils import gather_object
+
     device, labels = accelerator.device, loader.records.labels.names
     classifier = get_classifier(model, "score_pictures")
     known = LabelSpace(classifier.labels)
@@ -141,8 +139,8 @@ def score_pictures(
                 rows.append(_pack(out, keep_patches=keep_patches)[..., columns])
             if progress is not None:
                 progress("validate", number, len(loader))
-    joined = _gather(torch.cat(indices), torch.cat(target), torch.cat(rows), accelerator)
-    scores = replace(_unpack(*joined, model, loader), closer_size=closer_size)
+    parts = gather_object([(torch.cat(indices), torch.cat(target), torch.cat(rows).cpu())])
+    scores = replace(_unpack(parts, model, loader), closer_size=closer_size)
     _check_finite(scores, classifier.called)
     return scores if isinstance(model, PatchInference) else _keep_rule(scores, model)
 
@@ -170,19 +168,11 @@ def _pack(out: CounterfactualLogits | Tensor, *, keep_patches: bool) -> Tensor:
     return torch.cat([row.float() for row in rows], dim=1)
 
 
-def _gather(indices: Tensor, target: Tensor, rows: Tensor, accelerator: "Accelerator") -> tuple[Tensor, Tensor, Tensor]:
-    """Indices (N,), target (N,L) and rows (N,K,L) of all processes, in the order of the records, on the CPU."""
-    if accelerator.num_processes > 1:  # shares differ in length: fill them up, and tell the filling by its index
-        indices = accelerator.gather(accelerator.pad_across_processes(indices.to(rows.device), pad_index=-1))
-        target = accelerator.gather(accelerator.pad_across_processes(target.to(rows.device)))
-        rows = accelerator.gather(accelerator.pad_across_processes(rows))
-    indices, target, rows = indices.cpu(), target.cpu(), rows.cpu()
-    order = indices.argsort()[(indices < 0).sum() :]
-    return indices[order], target[order], rows[order]
-
-
-def _unpack(indices: Tensor, target: Tensor, rows: Tensor, model: nn.Module, loader: "Loader") -> Scores:
-    records = loader.records
+def _unpack(parts: Sequence[tuple[Tensor, Tensor, Tensor]], model: nn.Module, loader: "Loader") -> Scores:
+    """Scores in the order of the records, from places (N,) in these, targets (N,L) and rows (N,K,L) in parts."""
+    indices, target, rows = (torch.cat(each) for each in zip(*parts, strict=True))
+    order, records = indices.argsort(), loader.records
+    indices, target, rows = indices[order], target[order], rows[order]
     patches = rows[:, 3:].unflatten(1, (2, -1)) if rows.shape[1] > 3 else None
     patch_only = isinstance(model, PatchClassifier) and model.patch_only
     trained = {"patch"} if patch_only else set(KINDS)  # an image head that was never trained has nothing to say

@@ -8,13 +8,11 @@ from pivotpatch.tuning.calibration import (
     reliability,
 )
 from pivotpatch.tuning.mixing import fit_mixing
-from pivotpatch.tuning.thresholds import BestF1, LeastCost, PrecisionAtLeast, fit_thresholds, parse_goal
+from pivotpatch.tuning.thresholds import Goal, fit_thresholds, parse_goal
 from pivotpatch.tuning.tune import Tuning, effort_curve, fit_adaptive, tune_scores
 
 __all__ = [
-    "BestF1",
-    "LeastCost",
-    "PrecisionAtLeast",
+    "Goal",
     "Tuning",
     "calibrate_out_of_fold",
     "draw_folds",

@@ -1,6 +1,6 @@
 """Calibration fitted on validation logits, out of fold too, and how far probabilities are from the truth."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -14,50 +14,34 @@ from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.runtime.values import Calibration
 
 FOLDS = 5
-Method = Literal["temperature", "platt", "platt_per_label"]
+Method = Literal["none", "temperature", "platt", "platt_per_label"]
 METHODS: tuple[Method, ...] = get_args(Method)
 _RIDGE = 1e-3  # in units of one image: keeps a fit of scores without a mistake finite and changes nothing else
+_PINNED = 1e30  # strength of a prior that nothing moves
 _STEPS = 100
 _HIGHEST_TEMPERATURE = 100.0
 _Z = 1.959964  # two-sided 95 % of the normal distribution
 
 
-def draw_folds(count: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """The fold (N,) of each of `count` images, 0 to `FOLDS` - 1, as even in size as can be.
+def draw_folds(count: int) -> Tensor:
+    """Which of `count` images (FOLDS,N) are in each fold; always the same, so that a fit can be repeated.
 
-    By default the generator has seed 0, so that a fit can be repeated.
-
-    >>> sorted(draw_folds(7).bincount().tolist())
+    >>> sorted(draw_folds(7).sum(1).tolist())
     [1, 1, 1, 2, 2]
     """
     if count < FOLDS:
         raise InputError("folds", f"there are {count} images", f"give {FOLDS} or more; hundreds are usual")
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
-    return (torch.arange(count) % FOLDS)[torch.randperm(count, generator=generator)]
-
-
-class Fold(NamedTuple):
-    """Rows of the images of one fold, and of all others; each rising."""
-
-    inside: Tensor
-    others: Tensor
-
-
-def split_folds(count: int, *, generator: torch.Generator | None = None) -> Iterator[Fold]:
-    """The folds of `draw_folds`, one after the other: fit to the others, judge inside."""
-    fold = draw_folds(count, generator=generator)
-    for number in range(FOLDS):
-        yield Fold((fold == number).nonzero()[:, 0], (fold != number).nonzero()[:, 0])
+    fold = (torch.arange(count) % FOLDS)[torch.randperm(count, generator=torch.Generator().manual_seed(0))]
+    return fold == torch.arange(FOLDS)[:, None]
 
 
 def fit_calibration(logits: Tensor, target: Tensor, *, kind: str, method: Method = "platt_per_label") -> Calibration:
     """Fit probabilities to validation data, by least log loss.
 
-    "temperature" divides all logits by one number, at most 100; "platt" gives all labels one slope and one offset;
-    "platt_per_label" gives each label its own, with a normal prior around those of "platt". The variance of the prior
-    is what the labels' own slopes differ by beyond chance (empirical Bayes), where chance is the variance that each
-    fit knows of itself; the same for the offsets.
+    "none" leaves them as they are; "temperature" divides all logits by one number, at most 100; "platt" gives all
+    labels one slope and one offset; "platt_per_label" gives each label its own, with a normal prior around those of
+    "platt". The variance of the prior is what the labels' own slopes differ by beyond chance (empirical Bayes), where
+    chance is the variance that each fit knows of itself; the same for the offsets.
 
     A temperature never reverses a ranking. It has no offset, so that where most logits have the wrong sign, as after
     a loss that makes all of them too high, 100 is taken: probabilities near 0.5. With "platt" a slope below 0 says
@@ -72,62 +56,50 @@ def fit_calibration(logits: Tensor, target: Tensor, *, kind: str, method: Method
     """
     if method not in METHODS:
         raise InputError("calibration", f"unknown method {method!r}", choose_one_of(method, METHODS))
+    if method == "none":
+        return Calibration(kind, method, (1.0,) * logits.shape[1], (0.0,) * logits.shape[1])
     target, _ = check_scores(logits, target, labels=None, where="calibration")
     if not ((target == 1).any() and (target == 0).any()):
         raise InputError("calibration", "there is no positive or no negative image", "check the target")
     logits, target = logits.detach().double(), target.double()
     start = torch.tensor([[1.0], [0.0]], dtype=torch.float64, device=logits.device)
-    pooled = logits.reshape(-1, 1), target.reshape(-1, 1)
-    weak = torch.full_like(start, _RIDGE)
-    fitted, _ = _minimise(*pooled, centre=start, strength=weak, offset=method != "temperature")
+    prior = torch.full_like(start, _RIDGE)
+    if method == "temperature":
+        prior[1] = _PINNED
+    fitted, _ = _minimise(logits.reshape(-1, 1), target.reshape(-1, 1), centre=start, strength=prior)
     if method == "temperature":
         # The loss is convex in this one number, so that within a bound it is least at the nearest to its minimum.
-        fitted[0].clamp_(min=1 / _HIGHEST_TEMPERATURE)
+        fitted = torch.stack([fitted[0].clamp(min=1 / _HIGHEST_TEMPERATURE), start[1]])
     if method == "platt_per_label":
         fitted, _ = _minimise(logits, target, centre=fitted, strength=_prior_strength(logits, target, fitted))
     slope, offset = fitted.expand(2, logits.shape[1]).tolist()
     return Calibration(kind, method, tuple(slope), tuple(offset))
 
 
-def calibrate_out_of_fold(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    method: Method = "platt_per_label",
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def calibrate_out_of_fold(logits: Tensor, target: Tensor, *, method: Method = "platt_per_label") -> Tensor:
     """Calibrated probabilities (N,L), each fitted without the fold that its image is in.
 
     They say honestly what a calibration is worth where no other data are left to judge it by. Arguments are those of
-    `fit_calibration` and `draw_folds`.
+    `fit_calibration`.
     """
     probs = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
-    for inside, others in split_folds(len(logits), generator=generator):
-        fitted = fit_calibration(logits[others], target[others], kind="", method=method)
+    for inside in draw_folds(len(logits)):
+        fitted = fit_calibration(logits[~inside], target[~inside], kind="", method=method)
         probs[inside] = fitted.apply(logits[inside])
     return probs
 
 
-def _minimise(
-    logits: Tensor, target: Tensor, *, centre: Tensor, strength: Tensor, offset: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Slope and offset of each label by Newton's method, all labels at once.
+def _minimise(logits: Tensor, target: Tensor, *, centre: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope and offset of each label by Newton's method, from logits (N,L) and target (N,L), NaN unknown.
 
-    Args:
-        logits: (N,L).
-        target: (N,L), NaN unknown.
-        centre: (2,1) where the prior is, and where the search begins.
-        strength: (2,1) of the prior, one over its variance.
-        offset: False leaves the offset where it is.
-
-    Returns:
-        Slopes and offsets (2,L), and the curvature (L,2,2) of the loss there.
+    A normal prior has its `centre` (2,1) where the search begins, and a `strength` (2,1), one over its variance.
+    Returns slopes and offsets (2,L), and the curvature (L,2,2) of the loss there.
     """
     known, truth = ~torch.isnan(target), target.nan_to_num()
 
     def loss(values: Tensor) -> Tensor:
-        losses = F.binary_cross_entropy_with_logits(values[0] * logits + values[1], truth, reduction="none")
-        return (losses * known).sum(0) + (strength * (values - centre).square() / 2).sum(0)
+        moved = values[0] * logits + values[1]
+        return ((F.softplus(moved) - truth * moved) * known).sum(0) + (strength * (values - centre).square() / 2).sum(0)
 
     values = centre.expand(2, logits.shape[1]).clone()
     current = loss(values)
@@ -138,17 +110,15 @@ def _minimise(
         mixed = (spread * logits).sum(0)
         rows = torch.stack([(spread * logits**2).sum(0), mixed, mixed, spread.sum(0)], dim=1).reshape(-1, 2, 2)
         curvature = rows + torch.diag(strength[:, 0])
-        if not offset:
-            gradient[1], curvature[:, 0, 1], curvature[:, 1, 0] = 0, 0, 0
         step = torch.linalg.solve(curvature, gradient.T).T
-        size = torch.ones_like(current)
+        size, tried = torch.ones_like(current), loss(values - step)
         bound = current + 1e-12 * current.abs()  # what rounding may add at the minimum
-        while ((worse := (loss(values - size * step) > bound)) & (size > 1e-9)).any():
+        while ((worse := tried > bound) & (size > 1e-9)).any():
             size = torch.where(worse, size / 2, size)
-        moved = torch.where(worse, 0.0, size) * step
-        values = values - moved
-        current = loss(values)
-        if moved.abs().amax() < 1e-10:
+            tried = loss(values - size * step)
+        step = torch.where(worse, 0.0, size) * step
+        values, current = values - step, torch.where(worse, current, tried)
+        if step.abs().amax() < 1e-10:
             break
     return values, curvature
 

@@ -1,7 +1,7 @@
 """Lam and temperature fitted on validation scores: which mixture of image and patches ranks images best."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch.core.bootstrap import Interval, resample_average_precision
-from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.scores import Scores
-from pivotpatch.tuning.calibration import FOLDS, draw_folds, split_folds
+from pivotpatch.tuning.calibration import FOLDS, draw_folds
 
 LAMS = (0.0, *(2 ** (half / 2) for half in range(-6, 9)))
 """The lams that are tried: 0 and half powers of two from 1/8 to 16."""
@@ -32,15 +31,14 @@ class Mixture:
     """One way to mix image and patches."""
 
     name: str  # "as scored" or "shared"
-    lam: float  # weight of the patches, the same for all labels
-    temperature: float  # of the patch weights
-    logits: Tensor  # (N,L) normalised TDE; of a fitted mixture, each image's owe nothing to its own target
-    mean: float  # mAP of these logits (step-wise AP)
+    pair: Pair  # the same for all labels
+    scores: Scores  # mixed so; of a fitted mixture, each image's TDE logits owe nothing to its own target
+    mean: float  # mAP of these TDE logits (step-wise AP)
     unseen: tuple[Pair, ...] = ()  # fitted without each fold; none where nothing was fitted
 
-    def mix(self, scores: Scores) -> Tensor:
-        """The same as `logits` (N,L), of other scores of the same images."""
-        return _mix_out_of_fold(scores, Pair(self.lam, self.temperature), self.unseen)
+    def mix(self, scores: Scores) -> Scores:
+        """Other scores of the same images, mixed as those that it was fitted to."""
+        return _mix_out_of_fold(scores, self.pair, self.unseen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +56,7 @@ class MixingStudy:
     def to_dict(self) -> dict[str, object]:
         """In plain types, for JSON."""
         tried = {
-            each.name: {"lam": each.lam, "temperature": each.temperature, "mAP": each.mean, "gain": gain}
+            each.name: {**each.pair._asdict(), "mAP": each.mean, "gain": gain}
             for each, gain in ((self.before, None), (self.shared, asdict(self.gain)))
         }
         curve = {"lam": self.lams, "temperature": self.temperatures, "mAP": self.means.tolist()}
@@ -85,97 +83,88 @@ def fit_mixing(
         resamples: of the interval of the gain.
         generator: draws them.
     """
-    used = Pair(float(scores.lam), float(scores.temperature))
-    lams = tuple(dict.fromkeys([used.lam, *lams]))  # the first of equally good ones is taken
-    if scores.patch_logits is None:
-        temperatures = ()
-    temperatures = tuple(dict.fromkeys([used.temperature, *temperatures]))
+    used = Pair(scores.lam, scores.temperature)
+    lams = list(dict.fromkeys([used.lam, *lams]))  # the first of equally good ones is taken
+    temperatures = list(dict.fromkeys([used.temperature, *(() if scores.patch_logits is None else temperatures)]))
     pairs = [Pair(lam, temperature) for temperature in temperatures for lam in lams]
-    means, target = _tabulate(scores, lams, temperatures), scores.target
-    best, *unseen = (pairs[column] for column in means.argmax(1).tolist())
-    logits = {"before": scores.remix().scaled("tde").float(), "shared": _mix_out_of_fold(scores, best, unseen)}
-    judged = {name: average_precision(values, target).mean for name, values in logits.items()}
-    before = Mixture("as scored", used.lam, used.temperature, logits["before"], judged["before"])
-    shared = Mixture("shared", best.lam, best.temperature, logits["shared"], judged["shared"], tuple(unseen))
-    drawn = resample_average_precision(logits, target, resamples=resamples, generator=generator)
-    gain = drawn.bound_mean("shared", minus="before")
-    by_lam, by_temperature = np.argsort(lams), np.argsort(temperatures)
+    means = torch.cat([_measure_lams(scores, lams, temperature) for temperature in temperatures], dim=1)
+    best, *unseen = (pairs[column] for column in means.round(decimals=12).argmax(1).tolist())
+    mixed = {"as scored": scores.remix(), "shared": _mix_out_of_fold(scores, best, unseen)}
+    logits = {name: each.get("tde").float() for name, each in mixed.items()}
+    drawn = resample_average_precision(logits, scores.target, resamples=resamples, generator=generator)
+    before, shared = (
+        Mixture(name, pair, mixed[name], drawn.measured[name].nanmean().item(), tuple(fitted))
+        for name, pair, fitted in (("as scored", used, ()), ("shared", best, unseen))
+    )
+    gain = drawn.bound_mean("shared", minus="as scored")
+    table = means[0].reshape(len(temperatures), len(lams))
     return MixingStudy(
         before,
         shared,
         gain,
         lams=tuple(sorted(lams)),
         temperatures=tuple(sorted(temperatures)),
-        means=means[0].reshape(len(temperatures), len(lams))[by_temperature][:, by_lam],
+        means=table[np.argsort(temperatures)][:, np.argsort(lams)],
         chosen=shared if gain.low > 0 else before,
     )
 
 
-def _tabulate(scores: Scores, lams: Sequence[float], temperatures: Sequence[float]) -> Tensor:
-    """Table (1 + FOLDS, T * G) of the mAP of all pairs, on all images and then without each fold."""
-    fold, lam = draw_folds(len(scores)).numpy(), torch.tensor(lams)[:, None]
-    means = []
-    for temperature in temperatures:
-        mixed = _mix(scores, Pair(0.0, temperature))
-        image, pooled = (mixed.get(kind).float() for kind in ("image", "patch"))
-        found = []
-        for p, q, truth in zip(image.T, pooled.T, scores.target.T.numpy(), strict=True):
-            known = ~np.isnan(truth)
-            values = ((p + lam * q) / (1 + lam)).numpy()[:, known]
-            found.append(_measure_precision(values, truth[known] == 1, fold[known]))
-        means.append(torch.stack(found).nanmean(0))
-    return torch.cat(means, dim=1)
+def _measure_lams(scores: Scores, lams: Sequence[float], temperature: float) -> Tensor:
+    """The mAP (1 + FOLDS, G) of lams at a temperature, on all images and then without each fold."""
+    image, pooled = (scores.remix(temperature=temperature).get(kind).float().T for kind in ("image", "patch"))
+    folds, lam = draw_folds(len(scores)).numpy(), torch.tensor(lams)[:, None]
+    found = []
+    for p, q, truth in zip(image, pooled, scores.target.T.numpy(), strict=True):
+        known = ~np.isnan(truth)
+        found.append(_measure_precision((p + lam * q).numpy()[:, known], truth[known] == 1, folds[:, known]))
+    return torch.stack(found).nanmean(0)
 
 
-def _measure_precision(values: NDArray[np.float32], present: NDArray[np.bool_], fold: NDArray[np.int64]) -> Tensor:
-    """Average precision (1 + FOLDS, G) of scores (G,N), of all images and then without each fold (N,), by one sort.
+def _measure_precision(values: NDArray[np.float32], present: NDArray[np.bool_], folds: NDArray[np.bool_]) -> Tensor:
+    """Average precision (1 + FOLDS, G) of scores (G,N), of all images and then without each of the folds (FOLDS,N).
 
-    NaN where no positive image is left.
+    One sort serves them all. NaN where no positive image is left.
     """
     order = np.argsort(-values, axis=1)
-    ranked, shown, folds = np.take_along_axis(values, order, 1), present[order], fold[order]
+    ranked, shown, inside = np.take_along_axis(values, order, 1), present[order], folds[:, order]
     places = shown.nonzero()[1].reshape(len(values), -1)  # (G,P) of the positives
     # Equal scores are judged together, at the place of the last of them.
-    ends = np.where(np.diff(ranked, axis=1, append=-np.inf) != 0, np.arange(len(fold)), len(fold))
+    ends = np.where(np.diff(ranked, axis=1, append=-np.inf) != 0, np.arange(len(present)), len(present))
     last = np.take_along_axis(np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1], places, 1)
-    each = folds == np.arange(FOLDS)[:, None, None]
 
     def count(chosen: NDArray[np.bool_]) -> Tensor:  # (1 + FOLDS, G, P) images down to each positive
         running = torch.from_numpy(chosen).cumsum(2, dtype=torch.int32)
-        by_fold = running.gather(2, torch.from_numpy(last).expand(FOLDS, *last.shape))
-        return torch.cat([by_fold.sum(0, keepdim=True), by_fold.sum(0) - by_fold])
+        each = running.gather(2, torch.from_numpy(last).expand(FOLDS, *last.shape))
+        return torch.cat([each.sum(0, keepdim=True), each.sum(0) - each])
 
-    own = np.take_along_axis(folds, places, 1)
-    kept = torch.from_numpy(np.stack([own >= 0, *(own != number for number in range(FOLDS))]))
-    precision = count(each & shown).double() / count(each).clamp(min=1)
+    own = torch.from_numpy(np.take_along_axis(inside, places[None], 2))
+    kept = torch.cat([torch.ones_like(own[:1]), ~own])
+    precision = count(inside & shown).double() / count(inside).clamp(min=1)
     return (precision * kept).sum(2) / kept.sum(2)
 
 
-def _mix(scores: Scores, pair: Pair) -> Scores:
-    """Scores mixed anew; the temperature is as it was where patches were not kept."""
-    return scores.remix(lam=pair.lam, temperature=None if scores.patch_logits is None else pair.temperature)
-
-
-def _mix_out_of_fold(scores: Scores, whole: Pair, unseen: Sequence[Pair]) -> Tensor:
-    """Normalised TDE logits (N,L) whose order owes nothing to an image's own fold.
+def _mix_out_of_fold(scores: Scores, whole: Pair, unseen: Sequence[Pair]) -> Scores:
+    """Scores mixed anew, with TDE logits whose order owes nothing to an image's own fold.
 
     Folds may find other pairs, whose logits have other scales. So an image takes the place (its rank among all) that
     the pair of its fold gives it, and there the logit that the pair `whole` has; targets have no part in that.
     """
-    mixed = _mix(scores, whole).scaled("tde").float()
+    mixed = scores.remix(**whole._asdict())
     if not unseen:
         return mixed
-    ranked, logits = mixed.sort(dim=0).values, torch.empty_like(mixed)
-    for pair, (inside, _) in zip(unseen, split_folds(len(scores)), strict=True):
-        logits[inside] = ranked.gather(0, rank_among(_mix(scores, pair).scaled("tde").float(), inside))
-    return logits
+    ranked = mixed.get("tde").sort(dim=0).values
+    logits = torch.empty_like(ranked)
+    for pair, inside in zip(unseen, draw_folds(len(scores)), strict=True):
+        values = scores.remix(**pair._asdict()).get("tde").T
+        logits[inside] = ranked.gather(0, count_below(values[:, inside], values).T)
+    return replace(mixed, logits={**mixed.logits, "tde": logits})
 
 
-def rank_among(values: Tensor, rows: Tensor) -> Tensor:
-    """Ranks (M,L) of the values (N,L) in some rows (M,) among all, per label; equal ones share theirs.
+def count_below(values: Tensor, among: Tensor) -> Tensor:
+    """How many of the numbers `among` (L,N) are below each of the values (L,M), row by row.
 
-    >>> rank_among(torch.tensor([[0.5], [0.1], [0.5]]), torch.tensor([0, 2])).tolist()
-    [[1], [1]]
+    >>> count_below(torch.tensor([[0.5, 0.2]]), torch.tensor([[0.5, 0.1, 0.5]])).tolist()
+    [[1, 1]]
     """
-    ordered = torch.from_numpy(np.sort(values.T.contiguous().numpy()))  # torch would sort indices along, slower
-    return torch.searchsorted(ordered, values[rows].T.contiguous()).T
+    ordered = torch.from_numpy(np.sort(among.contiguous().numpy()))  # torch would sort indices along, slower
+    return torch.searchsorted(ordered, values.contiguous())

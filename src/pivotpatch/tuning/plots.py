@@ -53,20 +53,20 @@ def plot_lam(study: MixingStudy) -> Figure:
     The scale is lam / (1 + lam), the share of the patches: 0 is the image alone, 1 the patches alone.
     """
     figure, (axes,) = _make_axes(5.4, 3.4)
-    shares = [lam / (1 + lam) for lam in study.lams]
-    before, shared = study.before, study.shared
+    shares = [each / (1 + each) for each in study.lams]
+    before, (lam, fitted) = study.before, study.shared.pair
     others = "other temperatures"
     for temperature, means in zip(study.temperatures, (100 * study.means).tolist(), strict=True):
-        if temperature == shared.temperature:
+        if temperature == fitted:
             axes.plot(shares, means, color=_COLOURS[1], marker=".", zorder=3, label=f"temperature {temperature:g}")
         else:
             axes.plot(shares, means, color="0.6", linewidth=0.8, label=others)
             others = ""  # one line in the legend stands for all
     axes.axhline(100 * before.mean, color=_COLOURS[0], linestyle="--", label=f"as scored: {100 * before.mean:.1f}")
-    text = f"fitted lam {shared.lam:.2g}: {100 * shared.mean:.1f} out of fold"
-    axes.axvline(shared.lam / (1 + shared.lam), color=_COLOURS[1], linestyle=":", label=text)
+    text = f"fitted lam {lam:.2g}: {100 * study.shared.mean:.1f} out of fold"
+    axes.axvline(lam / (1 + lam), color=_COLOURS[1], linestyle=":", label=text)
     ticks = (0, 0.25, 0.5, 1, 2, 4, 16)
-    axes.set_xticks([lam / (1 + lam) for lam in ticks], [f"{lam:g}" for lam in ticks])
+    axes.set_xticks([each / (1 + each) for each in ticks], [f"{each:g}" for each in ticks])
     axes.set(xlabel="lam", ylabel="mAP (%)", xlim=(-0.02, 1))
     axes.legend(fontsize=8)
     return figure

@@ -1,9 +1,9 @@
 """Thresholds per label, fitted on validation scores: by F1, by precision or by cost."""
 
-import sys
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,78 +15,55 @@ from pivotpatch.errors import InputError, choose_one_of, shorten
 
 NEVER = 1.0
 """A threshold that no probability is above."""
-
-
-# A goal's `value` (K,L) says what ways to cut N images by their scores are worth, the highest best: `given` (K,L)
-# images are given a label, `hits` (K,L) of these show it, and `positives` (L,) images show it in all.
+_NUMBERS = {"f1": 0, "precision": 1, "cost": 2}  # that stand behind the name of each goal
 
 
 @dataclass(frozen=True)
-class BestF1:
-    """The highest F1."""
+class Goal:
+    """What a threshold is to achieve, in words and as what ways to cut N images by their scores are worth.
 
-    definition = "best F1"
+    `value(hits, given, positives)` (K,L) is the highest for the best of K ways: `given` (K,L) images are given a label,
+    `hits` (K,L) of these show it, and `positives` (L,) images show it in all. It is -inf for what will not do.
+    """
 
-    def value(self, hits: Tensor, given: Tensor, positives: Tensor) -> Tensor:
-        """F1; 0 where the label is neither given nor shown."""
-        return 2 * hits / (given + positives).clamp(min=1)
-
-
-@dataclass(frozen=True)
-class PrecisionAtLeast:
-    """The lowest threshold, and so the highest recall, whose precision is `precision` or more."""
-
-    precision: float
-
-    @property
-    def definition(self) -> str:
-        """The goal in words."""
-        return f"precision of {self.precision:g} or more"
-
-    def value(self, hits: Tensor, given: Tensor, positives: Tensor) -> Tensor:  # noqa: ARG002  # one call for all goals
-        """Images given, -inf where they are not precise enough."""
-        enough = (given > 0) & (hits / given.clamp(min=1) >= self.precision)
-        return given.masked_fill(~enough, -torch.inf)
-
-
-@dataclass(frozen=True)
-class LeastCost:
-    """The lowest cost of all mistakes: of labels that are given and not there, and of those there and not given."""
-
-    false_positive: float = 1.0
-    false_negative: float = 1.0
-
-    @property
-    def definition(self) -> str:
-        """The goal in words."""
-        return f"least cost ({self.false_positive:g} a false positive, {self.false_negative:g} a false negative)"
-
-    def value(self, hits: Tensor, given: Tensor, positives: Tensor) -> Tensor:
-        """The cost, below 0."""
-        return -(self.false_positive * (given - hits) + self.false_negative * (positives - hits))
-
-
-Goal = BestF1 | PrecisionAtLeast | LeastCost
-"""What a threshold is to achieve."""
-_GOALS: dict[str, type[Goal]] = {"f1": BestF1, "precision": PrecisionAtLeast, "cost": LeastCost}
+    definition: str
+    value: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def parse_goal(text: str) -> Goal:
     """A goal as a person writes it: "f1", "precision:0.9", or "cost:1:5" (a false positive, a false negative).
 
+    "f1" has the highest F1, "precision" the highest recall at so much precision or more, "cost" the least cost of all
+    labels that are given and not there, or there and not given.
+
     >>> parse_goal("cost:1:5").definition
     'least cost (1 a false positive, 5 a false negative)'
     """
     name, *rest = text.split(":")
-    if name not in _GOALS:
-        raise InputError("goal", f"unknown goal {name!r}", choose_one_of(name, _GOALS))
-    highest = 1.0 if name == "precision" else sys.float_info.max
+    if name not in _NUMBERS:
+        raise InputError("goal", f"unknown goal {name!r}", choose_one_of(name, _NUMBERS))
+    numbers = []
     with suppress(ValueError):
         numbers = [float(part) for part in rest]
-        if len(rest) == len(fields(_GOALS[name])) and all(0 < number <= highest for number in numbers):
-            return _GOALS[name](*numbers)
-    todo = "write f1, precision:0.9 (a share above 0, up to 1) or cost:1:5 (two numbers above 0)"
-    raise InputError("goal", f"{text!r} cannot be read", todo)
+    sound = all(0 < number <= 1 if name == "precision" else 0 < number < math.inf for number in numbers)
+    if not sound or not len(numbers) == len(rest) == _NUMBERS[name]:
+        todo = "write f1, precision:0.9 (a share above 0, up to 1) or cost:1:5 (two numbers above 0)"
+        raise InputError("goal", f"{text!r} cannot be read", todo)
+
+    def value(hits: Tensor, given: Tensor, positives: Tensor) -> Tensor:
+        if name == "f1":  # 0 where the label is neither given nor shown
+            return 2 * hits / (given + positives).clamp(min=1)
+        if name == "precision":  # the lowest threshold of those that are precise enough
+            enough = (given > 0) & (hits / given.clamp(min=1) >= numbers[0])
+            return given.masked_fill(~enough, -torch.inf)
+        return -(numbers[0] * (given - hits) + numbers[1] * (positives - hits))
+
+    words = {"f1": "best F1", "precision": "precision of {:g} or more"}
+    cost = "least cost ({:g} a false positive, {:g} a false negative)"
+    return Goal(words.get(name, cost).format(*numbers), value)
+
+
+BEST_F1 = parse_goal("f1")
 
 
 @dataclass(frozen=True)
@@ -152,7 +129,7 @@ def fit_thresholds(
     Args:
         probs: (N,L) in [0,1]; calibrated ones where the checkpoint is to hold a calibration too.
         target: (N,L), 1 present, 0 absent, NaN unknown.
-        goal: `BestF1`, `PrecisionAtLeast` or `LeastCost`.
+        goal: from `parse_goal`.
         min_positives: a label with fewer gets the threshold that is best for all labels together.
         labels: names of the L labels.
     """

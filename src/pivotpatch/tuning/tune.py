@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,31 +18,21 @@ from pivotpatch.tuning.calibration import (
     Method,
     Reliability,
     calibrate_out_of_fold,
+    draw_folds,
     fit_calibration,
     judge_calibration,
     reliability,
-    split_folds,
 )
-from pivotpatch.tuning.mixing import MixingStudy, fit_mixing, rank_among
-from pivotpatch.tuning.thresholds import BestF1, FittedThresholds, Goal, fit_thresholds
+from pivotpatch.tuning.mixing import MixingStudy, count_below, fit_mixing
+from pivotpatch.tuning.thresholds import BEST_F1, FittedThresholds, Goal, fit_thresholds
 
 Mixing = Literal["auto", "keep", "global"]
 """Lam and temperature: "auto" fits them and keeps what was scored with where the gain is within noise."""
-Scaling = Literal["auto", "none"] | Method
+Scaling = Literal["auto"] | Method
 """Calibration: "auto" takes the method of the least log loss out of fold."""
-NONE: Final = "none"
 EFFORTS = tuple(step / 20 for step in range(21))
 """The efforts that are tried."""
-_BEST_F1 = BestF1()
 _QUANTILES = 100  # steps of the cutoffs
-
-
-class CloserLook(NamedTuple):
-    """What a model says of images that it sees once more, larger: `PatchClassifier.look_closer`."""
-
-    size: int  # rows and columns at which it sees them
-    cost: float  # of that look, in passes over an image
-    scores: Scores  # of the same images as those of the first look, in their order
 
 
 class EffortPoint(NamedTuple):
@@ -110,7 +100,7 @@ class Tuning:
     @property
     def method(self) -> str:
         """The name of the calibration."""
-        return NONE if self.calibration is None else self.calibration.method
+        return "none" if self.calibration is None else self.calibration.method
 
     def store(self, model: Classifier) -> None:
         """Give a model all that was fitted; what was fitted to it before is forgotten."""
@@ -143,9 +133,10 @@ def tune_scores(
     *,
     mixing: Mixing = "auto",
     calibration: Scaling = "auto",
-    goal: Goal = _BEST_F1,
+    goal: Goal = BEST_F1,
     patch_cost: float = 4.0,
-    closer: CloserLook | None = None,
+    closer: Scores | None = None,
+    closer_cost: float = 0.0,
     resamples: int = 1000,
     generator: torch.Generator,
 ) -> Tuning:
@@ -159,96 +150,71 @@ def tune_scores(
         calibration: how to calibrate.
         goal: of the thresholds.
         patch_cost: of an image's patches in passes over an image, see `PatchClassifier.patch_cost`; only told.
-        closer: the second look of efforts between 0 and 1, in place of the patches. Its logits are mixed as those of
-            the patches, out of fold too; its own patches must have been kept.
+        closer: of a closer look at the same images (`PatchClassifier.look_closer`), which then is the second look of
+            efforts between 0 and 1. It is mixed as the patches are, out of fold too; its own must have been kept.
+        closer_cost: of that look, likewise.
         resamples: of the interval of lam's gain.
         generator: draws them.
     """
     kind, target, labels = scores.ranking, scores.target, scores.labels
-    study, final, honest = None, scores, scores.scaled(kind)
+    study, final, honest = None, scores, scores
     if kind == "tde" and mixing != "keep":
         study = fit_mixing(scores, resamples=resamples, generator=generator)
         if mixing == "global":
             study = replace(study, chosen=study.shared)
         if study.chosen is study.shared:
-            temperature = None if scores.patch_logits is None else study.shared.temperature
-            final, honest = scores.remix(lam=study.shared.lam, temperature=temperature), study.shared.logits
-    probs = {"before": scores.probs(kind).float(), NONE: torch.sigmoid(honest).float()}
-    for method in METHODS:
+            final, honest = scores.remix(**study.shared.pair._asdict()), study.shared.scores
+    logits = honest.scaled(kind)
+    probs = {"before": scores.probs(kind).float(), "none": honest.probs(kind).float()}
+    for method in METHODS[1:]:
         if calibration in ("auto", method):
-            probs[method] = calibrate_out_of_fold(honest, target, method=method).float()
+            probs[method] = calibrate_out_of_fold(logits, target, method=method).float()
     qualities = {name: judge_calibration(each, target, labels=labels) for name, each in probs.items()}
-    chosen: Method | None = None
-    if calibration == "auto":
-        chosen = min((None, *METHODS), key=lambda method: qualities[method or NONE].overall.log_loss)
-    elif calibration != NONE:
-        chosen = calibration
+    tried = METHODS if calibration == "auto" else (calibration,)
+    chosen = min(tried, key=lambda method: qualities[method].overall.log_loss)
 
-    def fit_rule(logits: Tensor, truth: Tensor) -> _Rule:
-        fitted = None if chosen is None else fit_calibration(logits, truth, kind=kind, method=chosen)
-        return _Rule(fitted, fit_thresholds(_make_probs(logits, fitted), truth, goal=goal, labels=labels))
+    def fit_rule(logits: Tensor, truth: Tensor) -> tuple[Calibration, FittedThresholds]:
+        fitted = fit_calibration(logits, truth, kind=kind, method=chosen)
+        return fitted, fit_thresholds(fitted.apply(logits), truth, goal=goal, labels=labels)
 
-    rule, decided = fit_rule(final.scaled(kind), target), torch.zeros_like(target)
-    for inside, others in split_folds(len(scores)):
-        fitted, thresholds = fit_rule(honest[others], target[others])
-        decided[inside] = thresholds.policy.decide(_make_probs(honest[inside], fitted)).float()
+    decided = torch.zeros_like(target)
+    for inside in draw_folds(len(scores)):
+        fitted, thresholds = fit_rule(logits[~inside], target[~inside])
+        decided[inside] = thresholds.policy.decide(fitted.apply(logits[inside])).float()
+    fitted, thresholds = fit_rule(final.scaled(kind), target)
     adaptive = effort = None
-    if kind == "tde" and calibration != NONE:
-        again = None
+    if kind == "tde" and calibration != "none":
+        adaptive = fit_adaptive(final.get("image"), target)
         if closer is not None:
-            again = closer.scores.remix(lam=final.lam, temperature=final.temperature)
-            mixed = again.scaled(kind) if study is None else study.chosen.mix(closer.scores)
-            closer = closer._replace(scores=_put_logits(again, mixed))
-        adaptive = fit_adaptive(final, closer=again, method=chosen)
-        effort = effort_curve(_put_logits(final, honest), patch_cost=patch_cost, closer=closer, method=chosen)
+            again = closer.remix(lam=final.lam, temperature=final.temperature)
+            closer = again if study is None else study.chosen.mix(closer)
+            if chosen != "none":
+                own = fit_calibration(again.scaled(kind), target, kind=kind, method=chosen)
+                adaptive = replace(adaptive, again=own)
+        effort = effort_curve(honest, patch_cost=patch_cost, closer=closer, closer_cost=closer_cost, method=chosen)
     return Tuning(
         pictures=len(scores),
         labels=labels,
         kind=kind,
-        lam=float(final.lam),
-        temperature=float(final.temperature),
+        lam=final.lam,
+        temperature=final.temperature,
         mixing=study,
-        calibration=rule.calibration,
+        calibration=None if chosen == "none" else fitted,
         qualities=qualities,
-        curves={"before": reliability(probs["before"], target), "after": reliability(probs[chosen or NONE], target)},
-        thresholds=rule.thresholds,
+        curves={"before": reliability(probs["before"], target), "after": reliability(probs[chosen], target)},
+        thresholds=thresholds,
         before=precision_recall(probs["before"], target, labels=labels),
         after=precision_recall(decided, target, labels=labels),
         adaptive=adaptive,
-        closer_size=None if closer is None else closer.size,
+        closer_size=None if closer is None else closer.closer_size,
         effort=effort,
     )
 
 
-class _Rule(NamedTuple):
-    """From logits to decisions."""
-
-    calibration: Calibration | None
-    thresholds: FittedThresholds
-
-
-def _make_probs(logits: Tensor, calibration: Calibration | None) -> Tensor:
-    return torch.sigmoid(logits) if calibration is None else calibration.apply(logits)
-
-
-def _put_logits(scores: Scores, mixed: Tensor) -> Scores:
-    """Scores whose TDE logits are others (N,L), given in the normalised form."""
-    return replace(scores, logits={**scores.logits, "tde": mixed * (1 + scores.lam)})
-
-
-def fit_adaptive(scores: Scores, *, closer: Scores | None = None, method: Method | None = None) -> Adaptive:
-    """Fit the calibration of the image logits and the quantiles of their uncertainty, which turn an effort to a cutoff.
-
-    Args:
-        scores: of validation images; only targets and image logits count.
-        closer: of a closer look at the same images, where there is one; its TDE logits are calibrated, too.
-        method: how; None where TDE logits are not calibrated.
-    """
-    logits = scores.get("image")
-    calibration, again = fit_calibration(logits, scores.target, kind="image"), None
-    if closer is not None and method is not None:
-        again = fit_calibration(closer.scaled("tde"), closer.target, kind="tde", method=method)
-    return Adaptive(calibration, find_cutoffs(calibration.apply(logits)), again)
+def fit_adaptive(logits: Tensor, target: Tensor) -> Adaptive:
+    """Fit the calibration of image logits (N,L) and the quantiles of their uncertainty: an effort becomes a cutoff."""
+    calibration = fit_calibration(logits, target, kind="image")
+    return Adaptive(calibration, find_cutoffs(calibration.apply(logits)))
 
 
 def find_cutoffs(probs: Tensor) -> tuple[float, ...]:
@@ -263,8 +229,9 @@ def effort_curve(
     efforts: Sequence[float] = EFFORTS,
     *,
     patch_cost: float,
-    closer: CloserLook | None = None,
-    method: Method | None = "platt_per_label",
+    closer: Scores | None = None,
+    closer_cost: float = 0.0,
+    method: Method = "platt_per_label",
 ) -> EffortCurve:
     """MAP and cost of efforts, as if the images were new; no forward pass is made.
 
@@ -276,24 +243,22 @@ def effort_curve(
         efforts: to try, besides 0 and 1.
         patch_cost: of all patches of an image, in passes over an image, see `PatchClassifier.patch_cost`.
         closer: the second look of efforts between 0 and 1, where it is not at the patches.
-        method: how TDE logits of the second look are calibrated; None where they are not, being right as they are.
+        closer_cost: of that look.
+        method: how TDE logits of the second look are calibrated.
     """
     image, tde, target = scores.get("image"), scores.scaled("tde"), scores.target
-    look, cost = (scores, patch_cost) if closer is None else (closer.scores, closer.cost)
-    assert look.pictures == scores.pictures
-    again, inner = look.scaled("tde"), sorted(set(efforts) - {0, 1})
+    again, cost = (tde, patch_cost) if closer is None else (closer.scaled("tde"), closer_cost)
+    inner = sorted(set(efforts) - {0, 1})
     ranks = torch.empty(len(inner), *image.shape, dtype=torch.int64)
     looked = torch.empty(len(inner), len(scores), dtype=torch.bool)
-    for inside, others in split_folds(len(scores)):
-        adaptive = fit_adaptive(scores.select(others))
-        fitted = None
-        if method is not None:
-            fitted = fit_calibration(again[others], look.target[others], kind="tde", method=method)
-        alone, both = adaptive.calibration.apply(image), _make_probs(again, fitted)
+    for inside in draw_folds(len(scores)):
+        adaptive = fit_adaptive(image[~inside], target[~inside])
+        fitted = fit_calibration(again[~inside], target[~inside], kind="tde", method=method)
+        alone, both = adaptive.calibration.apply(image), fitted.apply(again)
         for row, effort in enumerate(inner):
             chosen = adaptive.choose(alone, effort)
-            probs = torch.where(chosen[:, None], both, alone)
-            ranks[row, inside], looked[row, inside] = rank_among(probs, inside), chosen[inside]
+            probs = torch.where(chosen[:, None], both, alone).T
+            ranks[row, inside], looked[row, inside] = count_below(probs[:, inside], probs).T, chosen[inside]
     shares = looked.double().mean(1).tolist()
     points = [
         EffortPoint(effort, share, 1 + share * cost, average_precision(order.double(), target).mean)
