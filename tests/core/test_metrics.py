@@ -167,12 +167,12 @@ def test_the_best_fixed_threshold_is_that_of_a_loop() -> None:
 @pytest.mark.parametrize(
     ("scores", "target", "message"),
     [
-        (torch.zeros(2, 3), torch.zeros(2, 4), r"scores have shape \(2, 3\) and target \(2, 4\)"),
+        (torch.zeros(2, 3), torch.zeros(2, 4), r"got scores \(2, 3\), target \(2, 4\)"),
         (torch.zeros(0, 3), torch.zeros(0, 3), "there is no image"),
         (torch.tensor([[NAN, 0.0]]), torch.ones(1, 2), "scores of label 0 hold NaN"),
         (torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), "target holds -1"),
         (torch.zeros(1, 2), torch.zeros(1, 2), "no label has a positive image"),
-        (torch.zeros(1, 2).numpy(), torch.zeros(1, 2), "scores are a ndarray and target a Tensor"),
+        (torch.zeros(1, 2).numpy(), torch.zeros(1, 2), r"got scores ndarray, target \(1, 2\)"),
     ],
 )
 def test_bad_input_is_named(scores: Tensor, target: Tensor, message: str) -> None:
@@ -193,8 +193,8 @@ def test_bad_choices_are_named() -> None:
     with pytest.raises(InputError, match="are no probabilities; apply torch.sigmoid"):
         precision_recall(scores * 20 - 10, target)
     policies: list[tuple[Any, str]] = [
-        (PerLabel((0.5, 0.5)), "PerLabel: thresholds: 2 values for 7 labels"),
-        (PriorMatched((0.5,)), "PriorMatched: priors: 1 values for 7 labels"),
+        (PerLabel((0.5, 0.5)), r"PerLabel: got scores \(300, 7\), thresholds \(2,\)"),
+        (PriorMatched((0.5,)), r"PriorMatched: got scores \(300, 7\), priors \(1,\)"),
         (TopK(8), "TopK: k is 8 for 7 labels"),
     ]
     for policy, message in policies:

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.audit.evaluation import Policy, Rule, find_rule
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.audit.evaluation import Policy, find_rule
+from pivotpatch.errors import InputError, check_known
 from pivotpatch.inference.scores import Scores
 
 MIN_PROBABILITY = 0.2
@@ -197,7 +197,8 @@ def rate_pairs(
         min_probability: take the pairs whose P(label | context) is above it.
         pairs: take these instead: names of label and context.
     """
-    rule, target, labels = _find_rule(scores, policy), scores.target, scores.labels
+    rule, target, labels = find_rule(scores, policy, scores.ranking), scores.target, scores.labels
+    assert rule is not None, "every policy decides about the logits to rank by"
     decided = rule.decide(target)
     if pairs is not None:
         # No other label matters then, so that a model which knows others can be compared.
@@ -220,13 +221,9 @@ def rate_pairs(
 
 def decide(scores: Scores, *, policy: Policy = "target") -> Tensor:
     """Decisions (N,L) of a policy about scores; by default each label is given as often as the target has it."""
-    return _find_rule(scores, policy).decide(scores.target)
-
-
-def _find_rule(scores: Scores, policy: Policy) -> Rule:
     rule = find_rule(scores, policy, scores.ranking)
     assert rule is not None, "every policy decides about the logits to rank by"
-    return rule
+    return rule.decide(scores.target)
 
 
 def rank_pairs(rates: PairRates, *, by: Order = "rate") -> PairRates:
@@ -283,6 +280,5 @@ def _make_curve(model: Tensor, baseline: Tensor, better: int) -> Curve:
 
 
 def _find(scores: Scores, name: str) -> int:
-    if name not in scores.labels:
-        raise InputError("scores", f"unknown label {name!r}", choose_one_of(name, scores.labels))
+    check_known(name, scores.labels, where="scores", what="label")
     return scores.labels.index(name)
