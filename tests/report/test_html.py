@@ -45,7 +45,7 @@ def gather(subject: Subject, baseline: Subject | None = None, images: int = 60) 
 
 
 def report(subject: Subject, baseline: Subject | None = None, **options: object) -> str:
-    return render_report(gather(subject, baseline), subject, baseline=baseline, **options)  # type: ignore[arg-type]
+    return render_report(gather(subject, baseline), **options)  # type: ignore[arg-type]
 
 
 SUBJECT = Subject("my run", make_scores(LABELS))
@@ -142,7 +142,7 @@ def test_many_labels_with_long_names_and_images_of_noise_stay_below_the_limit() 
     subject = Subject('"' * 500, scores)
     findings = gather(subject, images=200)
     records = make_records(scores, size=(400, 400))
-    text = render_report(findings, subject, records=records, images=200)
+    text = render_report(findings, records=records, images=200)
     assert len(text.encode()) < LIMIT
     rows, shown = Page(text).rows[1:], text.count("data:image/jpeg")
     assert 20 < shown < 40 + 3 * 33 + 60  # there was no room for more

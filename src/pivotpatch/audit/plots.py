@@ -8,9 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from numpy.typing import NDArray
+from PIL import Image
 
 from pivotpatch.audit.cooccurrence import Curve, PairComparison, PairRates, wilson_interval
 from pivotpatch.audit.evaluation import ScaleStudy, StepwiseEvaluation
+from pivotpatch.data.decoding import decode_image
+from pivotpatch.data.records import RecordSet
 from pivotpatch.inference.plots import BASELINE, KINDS, MODEL
 
 _MARKERS = {"image": "o", "patch": "^", "tde": "s"}
@@ -128,6 +131,14 @@ def plot_scale(study: ScaleStudy) -> Figure:
     axes.set_ylabel("mAP (%)")
     _clean(axes)
     return figure
+
+
+def shrink_image(records: RecordSet, row: int, *, side: int) -> Image.Image:
+    """A copy of the image of a record, its longer side no more than `side` pixels."""
+    place = records.place(row)
+    small = Image.fromarray(decode_image(records.images.source(place), name=records.images.name(place)))
+    small.thumbnail((side, side))
+    return small
 
 
 def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str], *, columns: int = 5) -> Figure:

@@ -101,7 +101,7 @@ def run_report(args: argparse.Namespace) -> int:
                 images=args.images,
                 generator=torch.Generator().manual_seed(SEED),
             )
-            size = write_report(args.out, findings, subject, baseline=baseline, records=records, images=args.images)
+            size = write_report(args.out, findings, records=records, images=args.images)
     if state.is_main_process:
         print(f"wrote {args.out}, {size / 1e6:.2f} MB")
     state.destroy_process_group()
