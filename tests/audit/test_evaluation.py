@@ -1,6 +1,7 @@
 from dataclasses import replace
 from typing import Any
 
+import made_scores
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
@@ -16,13 +17,12 @@ from pivotpatch.inference.scores import Scores
 LABELS = ("cat", "dog", "fish", "never")
 
 
+TARGET = made_scores.make_scores(LABELS, count=80).target.nan_to_num(0.0) * torch.tensor([1.0, 1.0, 1.0, 0.0])
+
+
 def make_scores(seed: int = 0) -> Scores:
-    generator = torch.Generator().manual_seed(seed)
-    target = (torch.rand(80, 4, generator=generator) < 0.3).float()
-    target[:, 3] = 0.0
-    image, patch = (torch.randn(80, 4, generator=generator) + gain * target for gain in (0.8, 1.5))
-    pictures = tuple(f"{row}.jpg" for row in range(80))
-    return Scores(LABELS, pictures, target, {"image": image, "patch": patch, "tde": image + 0.5 * patch}, lam=0.5)
+    scores = made_scores.make_scores(LABELS, count=80, seed=seed, skill=0.5)
+    return replace(scores.remix(lam=0.5), target=TARGET)
 
 
 def seeded() -> torch.Generator:
