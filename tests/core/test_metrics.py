@@ -1,5 +1,4 @@
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -147,10 +146,8 @@ def test_decisions_at_the_boundary() -> None:
 
 def test_prior_matched_gives_as_many_as_the_prior_says() -> None:
     scores, target = draw()
-    policy = PriorMatched.from_target(target)
-    assert policy.decide(scores).sum(0).tolist() == target.sum(0).tolist()
-    assert PriorMatched((0.0,) * 7).decide(scores).sum() == 0
-    assert PriorMatched((1.0,) * 7).decide(scores).all()
+    target[:, :2] = torch.tensor([0.0, 1.0])
+    assert PriorMatched.from_target(target).decide(scores).sum(0).tolist() == target.sum(0).tolist()
     assert PriorMatched.from_target(torch.tensor([[1.0], [NAN], [0.0]])).priors == (0.5,)
 
 
@@ -192,7 +189,7 @@ def test_bad_choices_are_named() -> None:
         precision_recall(scores, target, empty="drop")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="are no probabilities; apply torch.sigmoid"):
         precision_recall(scores * 20 - 10, target)
-    policies: list[tuple[Any, str]] = [
+    policies: list[tuple[ThresholdPolicy, str]] = [
         (PerLabel((0.5, 0.5)), r"PerLabel: got scores \(300, 7\), thresholds \(2,\)"),
         (PriorMatched((0.5,)), r"PriorMatched: got scores \(300, 7\), priors \(1,\)"),
         (TopK(8), "TopK: k is 8 for 7 labels"),

@@ -15,9 +15,7 @@ from pivotpatch.audit.evaluation import Policy, find_rule
 from pivotpatch.errors import InputError, check_known
 from pivotpatch.inference.scores import Scores
 
-MIN_PROBABILITY = 0.2
 FEW = 20  # images behind a rate; with fewer its interval is wider than 0.3 at a rate of one half, and it is marked
-Order = Literal["rate", "gap"]
 
 
 class ConditionalRates(NamedTuple):
@@ -186,7 +184,7 @@ def rate_pairs(
     scores: Scores,
     *,
     policy: Policy = "target",
-    min_probability: float = MIN_PROBABILITY,
+    min_probability: float = 0.2,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> PairRates:
     """Conditional rates of the pairs that co-occur, or of given pairs.
@@ -226,7 +224,7 @@ def decide(scores: Scores, *, policy: Policy = "target") -> Tensor:
     return rule.decide(scores.target)
 
 
-def rank_pairs(rates: PairRates, *, by: Order = "rate") -> PairRates:
+def rank_pairs(rates: PairRates, *, by: Literal["rate", "gap"] = "rate") -> PairRates:
     """All pairs, the worst first; those that have no conditional FPR, for no image shows the context alone, last.
 
     The lower end of the interval decides, so that a pair with one unlucky image is listed, but does not lead.

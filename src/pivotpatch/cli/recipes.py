@@ -43,7 +43,7 @@ def run_recipes(args: argparse.Namespace) -> int:
         config = load_config(path)
         print(config.model_dump_json() if args.json else path.read_text("utf-8").rstrip("\n"))
         return 0
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": recipe.name,
             "title": recipe.title,
@@ -97,7 +97,7 @@ def _compare(args: argparse.Namespace) -> int:
     policy = read_policy(args.policy, scores.labels)
     found = evaluate_scores(scores, policy=policy, resamples=0, generator=torch.Generator())
     kind = {"patch": "tde", "patch_only": "patch"}.get(load_config(path).task.kind, "image")
-    told: dict[str, Any] = {}
+    told, rule = dict[str, Any](), ""
     for row, paper in rows.items():
         judged = kind if row == "model" else "tde"
         if judged not in found.kinds:
@@ -105,6 +105,7 @@ def _compare(args: argparse.Namespace) -> int:
         precision, decided = found.kinds[judged].precision, found.kinds[judged].decided
         if decided is None:
             raise InputError("--policy", f"the thresholds are not for {judged} logits", "choose fixed:P or prior:DATA")
+        rule = decided.definition
         ours = {"mAP": precision.mean, **{name: getattr(decided, name) for name in _DECIDED}}
         ours |= dict(zip(scores.labels, precision.per_label, strict=True)) if "AP" in paper else {}
         printed = {**paper, **paper.get("AP", {})}
@@ -115,7 +116,7 @@ def _compare(args: argparse.Namespace) -> int:
     if not told:
         raise InputError(str(args.compare), f"there are no {kind!r} logits", "score with the model of the recipe")
     if args.json:
-        print(json.dumps({"recipe": path.stem, "policy": decided.definition, **told}))
+        print(json.dumps({"recipe": path.stem, "policy": rule, **told}))
         return 0
     screen = Screen()
     for row, measures in told.items():
@@ -126,5 +127,5 @@ def _compare(args: argparse.Namespace) -> int:
             difference = "" if paper is None or ours is None else f"{ours - paper:+.1f}"
             table.add_row(name, _write(paper), _write(ours), difference)
         screen.print(table)
-    screen.print(f"ours: step-wise AP; CP to OF1 by {decided.definition}")
+    screen.print(f"ours: step-wise AP; CP to OF1 by {rule}")
     return 0

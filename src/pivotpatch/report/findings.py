@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from pivotpatch.audit import (
     compare_pairs,
@@ -63,13 +64,6 @@ class WorstPair(NamedTuple):
     examples: Sequence[FalsePositive]
 
 
-class Calibrated(NamedTuple):
-    """Probabilities of one make beside what came true."""
-
-    curve: Reliability
-    quality: CalibrationQuality
-
-
 @dataclass(frozen=True, eq=False)
 class Findings:
     """All that a report tells.
@@ -84,7 +78,8 @@ class Findings:
         worst: the worst pairs.
         cases: where the model is nearer to the truth than the reference by most, and where farther from it by most.
         errors: likely label errors.
-        calibration: by "before" and "after"; empty where there are too few images.
+        curves: of probabilities beside what came true, "before" and "after" calibration; none of too few images.
+        calibration: how good these are, likewise.
     """
 
     subject: Subject
@@ -96,7 +91,8 @@ class Findings:
     worst: Sequence[WorstPair]
     cases: Sequence[CaseStudy]
     errors: Sequence[LabelError]
-    calibration: Mapping[str, Calibrated]
+    curves: Mapping[str, Reliability]
+    calibration: Mapping[str, CalibrationQuality]
 
     @property
     def difference(self) -> Difference | None:
@@ -145,14 +141,12 @@ def gather_findings(
     cases: list[CaseStudy] = []
     if reference is not None and scores.weights is not None and "tde" in scores.logits:
         cases = find_cases(scores, reference, count=max(images // 5, 6))
-    calibration: dict[str, Calibrated] = {}
+    probs: dict[str, Tensor] = {}
     errors: list[LabelError] = []
     if len(scores) >= _ENOUGH and bool((scores.target == 0).any()):
-        probs = calibrate_out_of_fold(scores.scaled(scores.ranking), scores.target)
-        errors = find_label_errors(scores, probs=probs, count=max(3 * images // 10, 6))
-        for name, values in {"before": scores.probs(scores.ranking).float(), "after": probs.float()}.items():
-            quality = judge_calibration(values, scores.target, labels=scores.labels)
-            calibration[name] = Calibrated(reliability(values, scores.target), quality)
+        calibrated = calibrate_out_of_fold(scores.scaled(scores.ranking), scores.target)
+        errors = find_label_errors(scores, probs=calibrated, count=max(3 * images // 10, 6))
+        probs = {"before": scores.probs(scores.ranking).float(), "after": calibrated.float()}
     named = "the image logits of the same model" if baseline is None else f"the baseline {baseline.name}"
     return Findings(
         subject,
@@ -164,7 +158,8 @@ def gather_findings(
         worst=worst,
         cases=cases,
         errors=errors,
-        calibration=calibration,
+        curves={name: reliability(each, scores.target) for name, each in probs.items()},
+        calibration={name: judge_calibration(each, scores.target) for name, each in probs.items()},
     )
 
 

@@ -22,7 +22,6 @@ from pivotpatch.core.metrics import DEFINITIONS
 from pivotpatch.core.patches import patch_boxes
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
-from pivotpatch.inference.scores import Scores
 from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings
 from pivotpatch.tuning.plots import CURVE_COLOURS, plot_reliability
 from pivotpatch.writing import explain_disk_faults, replacing
@@ -78,7 +77,9 @@ def render_report(findings: Findings, *, records: RecordSet | None = None, image
         images: how many at most.
     """
     subject, baseline, evaluation = findings.subject, findings.baseline, findings.evaluation
-    album = Album(subject.scores, records, count=images, room=ROOM_FOR_IMAGES)
+    indices = subject.scores.indices
+    scored = None if records is None or indices is None else records.select(indices.numpy())
+    album = Album(scored, count=images, room=ROOM_FOR_IMAGES)
     counted = evaluation.kinds[evaluation.ranking]
     positives = counted.precision.positives
     kept = sorted(sorted(range(len(positives)), key=lambda label: -positives[label])[:MOST_LABELS])
@@ -170,9 +171,8 @@ def _draw(findings: Findings) -> dict[str, Markup | None]:
         names = ("model", BASELINE if findings.baseline else "image logits")
         figure = plot_pair_curves(findings.comparison, names=names)
         pairs = embed_figure(figure, text="conditional FPR and TPR of all pairs, sorted by the reference")
-    if findings.calibration:
-        curves = {name: each.curve for name, each in findings.calibration.items()}
-        reliability = embed_figure(plot_reliability(curves), text="share of positives by probability")
+    if findings.curves:
+        reliability = embed_figure(plot_reliability(findings.curves), text="share of positives by probability")
     return {"pair_plot": pairs, "calibration_plot": reliability}
 
 
@@ -200,23 +200,21 @@ class Album:
     """Makes small copies of the images of a data set, until a number or a size is reached.
 
     Attributes:
-        scores: whose rows are asked for; they must know their places in `records`.
-        records: the images.
+        records: the images, where it is known which they are.
         count: images that may still be copied.
         room: characters of addresses that there still is room for.
     """
 
-    scores: Scores
     records: RecordSet | None
     count: int
     room: int
 
     def copy(self, row: int) -> Thumbnail | None:
-        """A small copy of the image in a row of the scores; None where it cannot be read or has no room."""
-        if self.records is None or self.scores.indices is None or self.count < 1:
+        """A small copy of an image; None where it cannot be read or has no room."""
+        if self.records is None or self.count < 1:
             return None
         try:
-            small = shrink_image(self.records, int(self.scores.indices[row]), side=SIDE)
+            small = shrink_image(self.records, row, side=SIDE)
         except InputError:
             return None
         written = BytesIO()
