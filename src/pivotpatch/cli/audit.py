@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.table import Table
 
-    from pivotpatch.audit.cooccurrence import Curve, PairRates
+    from pivotpatch.audit.cooccurrence import Curve
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
 
@@ -94,21 +95,21 @@ def _audit_pairs(scores: "Scores", records: "RecordSet | None", args: argparse.N
     from pivotpatch.audit.cooccurrence import FEW
 
     pairs = None if args.pair is None else [_split_pair(text) for text in args.pair]
-
-    def rate(judged: "Scores") -> "PairRates":
-        policy = read_policy(args.policy, judged.labels)
-        return rate_pairs(judged, policy=policy, min_probability=args.min_probability, pairs=pairs)
-
-    rates, comparison = rate(scores), None
+    policy = read_policy(args.policy, scores.labels)
+    rate = partial(rate_pairs, min_probability=args.min_probability, pairs=pairs)
+    rates, comparison = rate(scores, policy=policy), None
     lines = [f"{len(rates):,} pairs, rates in per cent; decisions by {rates.definition}"]
     if args.baseline is not None:
-        named = set(scores.labels) if pairs is None else {name for pair in pairs for name in pair}
-        like = scores.keep_labels([place for place, name in enumerate(scores.labels) if name in named])
-        comparison = compare_pairs(rates, rate(read_score_file(args.baseline, like=like)))
+        like = scores
+        if pairs is not None:  # they need their own labels alone, such as an InT of a few
+            named = {name for pair in pairs for name in pair}
+            like = scores.keep_labels([place for place, name in enumerate(scores.labels) if name in named])
+        other = read_score_file(args.baseline, like=like)
+        comparison = compare_pairs(rates, rate(other, policy=read_policy(args.policy, other.labels)))
         lines += [f"conditional FPR: {_tell(comparison.cfpr)}", f"conditional TPR: {_tell(comparison.ctpr)}"]
     worst = rank_pairs(rates, by=args.order)
     worst = worst.select(torch.arange(min(args.count, len(worst))))
-    decided = decide(scores, policy=read_policy(args.policy, scores.labels))
+    decided = decide(scores, policy=policy)
     behind = [find_false_positives(scores, label, context=context, decided=decided) for label, context in worst.names]
     headings = ["label; context", "P", "CFPR", "95 %", "n", "FPR", "CTPR"]
     rows = [

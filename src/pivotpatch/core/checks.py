@@ -11,7 +11,8 @@ def check_shapes(where: str, layout: str, **tensors: Tensor) -> None:
     >>> import torch
     >>> check_shapes("here", "BL BPL", logits=torch.zeros(2, 3), patch_logits=torch.zeros(2, 4, 3))
     """
-    words, sizes, fits = layout.split(), dict[str, int](), True
+    words, fits = layout.split(), True
+    sizes: dict[str, int] = {}
     for word, tensor in zip(words, tensors.values(), strict=True):
         shape = list(tensor.shape) if isinstance(tensor, Tensor) else []
         common = [sizes.setdefault(letter, size) for letter, size in zip(word, shape, strict=False)]

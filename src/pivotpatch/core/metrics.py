@@ -6,6 +6,7 @@ positive image, and leaves unknown labels (NaN in the target) out. Values are fr
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import compress
 from typing import Literal, get_args
 
 import torch
@@ -204,8 +205,8 @@ def precision_recall(
         labels=names,
         precision=_known_values(precision, counted if empty == "zero" else counted & ever_given),
         recall=_known_values(recall, counted),
-        skipped=_chosen(names, ~counted),
-        never_given=_chosen(names, counted & ~ever_given),
+        skipped=tuple(compress(names, ~counted)),
+        never_given=tuple(compress(names, counted & ~ever_given)),
     )
 
 
@@ -262,10 +263,6 @@ def _known_values(values: Tensor, known: Tensor) -> tuple[float | None, ...]:
     return tuple(v if k else None for v, k in zip(values.tolist(), known.tolist(), strict=True))
 
 
-def _chosen(names: tuple[str, ...], mask: Tensor) -> tuple[str, ...]:
-    return tuple(name for name, chosen in zip(names, mask.tolist(), strict=True) if chosen)
-
-
 def check_scores(
     scores: Tensor, target: Tensor, *, labels: Sequence[str] | None, where: str
 ) -> tuple[Tensor, tuple[str, ...]]:
@@ -284,7 +281,8 @@ def check_scores(
     if len(names) != scores.shape[1]:
         raise InputError(where, f"{len(names)} label names for {scores.shape[1]} columns", "give one name a column")
     if broken.any():
-        raise InputError(where, f"scores of {shorten(_chosen(names, broken))} hold NaN", "find where the model made it")
+        told = f"scores of {shorten(compress(names, broken))} hold NaN"
+        raise InputError(where, told, "find where the model made it")
     if wrong.any():
         raise InputError(where, f"target holds {target[wrong][0].item():g}", "write 1, 0, or NaN for unknown")
     return target, names
