@@ -107,6 +107,15 @@ def choose_one_of(name: str, known: Iterable[str]) -> str:
     return f"{hint}known: {', '.join(shown)}{more}"
 
 
+def check_known(name: str, known: Iterable[str], *, where: str, what: str) -> None:
+    """Refuse a name that is none of the known ones.
+
+    >>> check_known("vit", ["resnet101", "vit"], where="here", what="backbone")
+    """
+    if name not in known:
+        raise InputError(where, f"unknown {what} {quote(name)}", choose_one_of(name, known))
+
+
 def shorten(names: Iterable[str], *, limit: int = 3) -> str:
     """A few names for a one-line message, each cut where it is long.
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made_scores import make_scores
 from scipy.stats import binomtest
 from torch import Tensor
 
@@ -56,20 +57,12 @@ def test_rates_are_those_of_a_loop_over_images(case: tuple[Tensor, Tensor]) -> N
                 assert rate[i, j].item() == pytest.approx(expected, nan_ok=True)
 
 
-def make_scores(images: int = 300, *, pull: float = 0.0, seed: int = 0, unknown: float = 0.1) -> Scores:
-    """A model that label i pulls towards label i + 1."""
-    generator = torch.Generator().manual_seed(0)
-    target = (torch.rand(images, 6, generator=generator) < 0.4).float()
-    target[torch.rand(images, 6, generator=generator) < unknown] = NAN
-    known, noise = target.nan_to_num(0), torch.randn(images, 6, generator=torch.Generator().manual_seed(seed))
-    logits = 2 * known - 1 + pull * known.roll(1, dims=1) + noise
-    names = tuple(f"label {place}" for place in range(6))
-    return Scores(names, tuple(f"{place}.jpg" for place in range(images)), target, {"image": logits})
+SCORES = make_scores(tuple(f"label {place}" for place in range(6)), count=300, patches=False)
 
 
 @pytest.mark.parametrize("limit", [0.0, 0.4])
 def test_pairs_are_those_above_the_limit_with_the_rates_of_all(limit: float) -> None:
-    scores, policy = make_scores(), Fixed(0.6)
+    scores, policy = SCORES, Fixed(0.6)
     rates = rate_pairs(scores, policy=policy, min_probability=limit)
     decided = policy.decide(scores.probs("image"))
     wanted = {}
@@ -88,21 +81,20 @@ def test_pairs_are_those_above_the_limit_with_the_rates_of_all(limit: float) -> 
 
 
 def test_given_pairs_are_rated_whatever_their_probability_and_need_their_own_labels_alone() -> None:
-    scores, pairs = make_scores(), [("label 3", "label 1")]
+    scores, pairs = SCORES, [("label 3", "label 1")]
     rates, everything = rate_pairs(scores, pairs=pairs), rate_pairs(scores, min_probability=0.0)
     assert rates.to_dict()["pairs"] == [everything.to_dict()["pairs"][everything.names.index(pairs[0])]]
-    few = Scores(scores.labels[1:4], scores.pictures, scores.target[:, 1:4], {"image": scores.get("image")[:, 1:4]})
-    assert rate_pairs(few, pairs=pairs).to_dict() == rates.to_dict()
+    assert rate_pairs(scores.keep_labels([1, 2, 3]), pairs=pairs).to_dict() == rates.to_dict()
     with pytest.raises(InputError, match="unknown label 'label 9'; did you mean 'label"):
         rate_pairs(scores, pairs=[("label 1", "label 9")])
 
 
 def test_without_a_policy_each_label_is_given_to_known_images_as_often_as_the_target_has_it() -> None:
-    scores = make_scores(unknown=0.3)
-    decided = decide(scores)
-    assert not decided[scores.target.isnan()].any()
-    assert decided.sum(0).tolist() == (scores.target == 1).sum(0).tolist()
-    assert torch.equal(decided, decide(scores, policy=PriorMatched.from_target(scores.target)))
+    decided, target = decide(SCORES), SCORES.target
+    assert target.isnan().any()
+    assert not decided[target.isnan()].any()
+    assert decided.sum(0).tolist() == (target == 1).sum(0).tolist()
+    assert torch.equal(decided, decide(SCORES, policy=PriorMatched.from_target(target)))
 
 
 @given(st.integers(0, 40), st.integers(1, 40))
@@ -158,7 +150,8 @@ def test_rules_that_rank_tell_logits_apart_whose_probabilities_are_all_one(polic
 
 
 def test_curves_and_counts_are_those_of_a_loop() -> None:
-    model, baseline = (rate_pairs(make_scores(pull=pull, seed=seed)) for pull, seed in ((0.3, 1), (1.5, 2)))
+    other = make_scores(SCORES.labels, count=300, patches=False, seed=1, skill=1.0)
+    model, baseline = rate_pairs(SCORES), rate_pairs(other)
     found = compare_pairs(model, baseline)
     for curve, rate, sign in ((found.cfpr, "fpr", -1), (found.ctpr, "tpr", 1)):
         pairs = sorted(zip(getattr(baseline, rate).tolist(), getattr(model, rate).tolist(), strict=True))
@@ -174,7 +167,7 @@ def test_curves_and_counts_are_those_of_a_loop() -> None:
 
 
 def test_models_of_other_images_or_pairs_are_refused() -> None:
-    rates = rate_pairs(make_scores())
+    rates = rate_pairs(SCORES)
     for other in (replace(rates, fpr_counts=rates.fpr_counts + 1), rates.select(torch.arange(3))):
         with pytest.raises(InputError, match="not judged on the same images and pairs; score the same data"):
             compare_pairs(rates, other)

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from typing import Any
 
+import made_scores
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
@@ -16,13 +17,12 @@ from pivotpatch.runtime.values import Calibration
 LABELS = ("cat", "dog", "fish", "never")
 
 
+TARGET = made_scores.make_scores(LABELS, count=80).target.nan_to_num(0.0) * torch.tensor([1.0, 1.0, 1.0, 0.0])
+
+
 def make_scores(seed: int = 0) -> Scores:
-    generator = torch.Generator().manual_seed(seed)
-    target = (torch.rand(80, 4, generator=generator) < 0.3).float()
-    target[:, 3] = 0.0
-    image, patch = (torch.randn(80, 4, generator=generator) + gain * target for gain in (0.8, 1.5))
-    pictures = tuple(f"{row}.jpg" for row in range(80))
-    return Scores(LABELS, pictures, target, {"image": image, "patch": patch, "tde": image + 0.5 * patch}, lam=0.5)
+    scores = made_scores.make_scores(LABELS, count=80, seed=seed, skill=0.5)
+    return replace(scores.remix(lam=0.5), target=TARGET)
 
 
 def seeded() -> torch.Generator:
@@ -51,20 +51,17 @@ def test_each_kind_is_measured_as_the_metrics_do(definition: Definition) -> None
 
 
 def test_differences_are_paired_and_signed() -> None:
-    scores, other = make_scores(), make_scores()
-    other = replace(other, logits={"image": make_scores(seed=5).logits["image"]})
+    scores = make_scores()
+    other = make_scores(seed=5).only("image")
     found = evaluate_scores(scores, baseline=other, resamples=200, generator=seeded())
     means = {kind: each.precision.mean for kind, each in found.kinds.items()}
-    assert found.gain is not None
-    assert (found.gain.of, found.gain.minus) == ("tde", "image")
-    assert found.gain.value == means["tde"] - means["image"]
-    assert found.difference is not None
-    assert (found.difference.of, found.difference.minus) == ("tde", "baseline image")
-    baseline = average_precision(other.logits["image"], scores.target)
-    assert found.difference.value == means["tde"] - baseline.mean
-    assert found.difference.interval is not None
-    assert found.difference.interval.value == pytest.approx(found.difference.value)
-    assert found.difference.per_label[3] is None
+    theirs = average_precision(other.get("image"), TARGET).mean
+    for each, minus, mean in ((found.gain, "image", means["image"]), (found.difference, "baseline image", theirs)):
+        assert each is not None
+        assert (each.of, each.minus, each.value) == ("tde", minus, means["tde"] - mean)
+        assert each.interval is not None
+        assert each.interval.value == pytest.approx(each.value)
+        assert each.per_label[3] is None
     same = evaluate_scores(scores, baseline=scores, resamples=20, generator=seeded()).difference
     assert same is not None
     assert same.interval == Interval(0.0, 0.0, 0.0)
@@ -73,8 +70,7 @@ def test_differences_are_paired_and_signed() -> None:
 def test_each_side_decides_by_its_own_thresholds_unless_a_policy_is_named() -> None:
     rule = Calibration("tde", "platt", (2.0,) * 4, (0.3,) * 4)
     scores = replace(make_scores(), thresholds=(0.2, 0.4, 0.6, 0.8), calibration=rule)
-    other = replace(make_scores(), logits={"image": make_scores(seed=5).logits["image"]})
-    target = scores.target
+    other, target = make_scores(seed=5).only("image"), TARGET
     cases: list[tuple[Policy | None, Any, Any]] = [
         (None, ("tde", PerLabel((0.2, 0.4, 0.6, 0.8)), rule.apply(scores.scaled("tde"))), Fixed(0.5)),
         (Fixed(0.7), ("tde", Fixed(0.7), scores.probs("tde")), Fixed(0.7)),
@@ -128,13 +124,13 @@ def test_each_step_is_scikit_learns() -> None:
     assert found.mean["tde"] == pytest.approx(sum(step.tde for step in found.steps) / 3)
     assert found.share_gained == sum(step.gain > 0 for step in found.steps) / 3
     with pytest.raises(InputError, match="there are no 'patch' logits"):
-        evaluate_steps(replace(scores, logits={"image": scores.get("image")}))
+        evaluate_steps(scores.only("image"))
 
 
 def test_the_scale_study_sets_tde_beside_the_patches_of_another_model() -> None:
     scores = make_scores()
     found = evaluate_steps(scores)
-    study = study_scale(scores, replace(scores, logits={"patch": scores.get("patch")}), generator=seeded())
+    study = study_scale(scores, scores.only("patch"), generator=seeded())
     assert [study.patch, study.tde] == pytest.approx([found.mean["patch"], found.mean["tde"]])
     assert study.difference.value == pytest.approx(study.tde - study.patch)
     assert study.difference.low < study.difference.value < study.difference.high

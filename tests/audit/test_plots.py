@@ -5,13 +5,13 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
+from made_scores import make_scores
 from matplotlib import pyplot as plt
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from pivotpatch.audit.cooccurrence import PairComparison, PairRates, compare_pairs, rank_pairs, rate_pairs
+from pivotpatch.audit.cooccurrence import compare_pairs, rank_pairs, rate_pairs
 from pivotpatch.audit.plots import plot_pair_curves, plot_pairs
-from pivotpatch.inference.scores import Scores
 
 LABELS = ("cat", "$\\frac$ cash", "a label with a very long name indeed", "hat")  # no formulas
 
@@ -23,20 +23,12 @@ def render(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def rate(seed: int) -> PairRates:
-    target = (torch.rand(120, 4, generator=torch.Generator().manual_seed(0)) < 0.5).float()
-    logits = 2 * target - 1 + torch.randn(120, 4, generator=torch.Generator().manual_seed(seed))
-    return rate_pairs(Scores(LABELS, tuple(map(str, range(120))), target, {"image": logits}))
+COMPARISON = compare_pairs(*(rate_pairs(make_scores(LABELS, patches=False, seed=seed)) for seed in (1, 2)))
 
 
-@pytest.fixture
-def comparison() -> PairComparison:
-    return compare_pairs(rate(1), rate(2))
-
-
-def test_curves_are_the_rates_of_both_models_and_titles_the_shares(comparison: PairComparison) -> None:
-    figure = plot_pair_curves(comparison, names=LABELS[:2])
-    for axes, curve in zip(figure.axes, (comparison.cfpr, comparison.ctpr), strict=True):
+def test_curves_are_the_rates_of_both_models_and_titles_the_shares() -> None:
+    figure = plot_pair_curves(COMPARISON, names=LABELS[:2])
+    for axes, curve in zip(figure.axes, (COMPARISON.cfpr, COMPARISON.ctpr), strict=True):
         ours, theirs = (np.asarray(line.get_ydata()) for line in axes.lines)
         np.testing.assert_array_equal(ours, curve.model.numpy())
         np.testing.assert_array_equal(theirs, curve.baseline.numpy())
@@ -44,11 +36,11 @@ def test_curves_are_the_rates_of_both_models_and_titles_the_shares(comparison: P
     assert render(figure).startswith(b"\x89PNG")
 
 
-def test_pairs_are_bars_of_both_models_beside_the_rate_overall(comparison: PairComparison) -> None:
-    ranked = rank_pairs(comparison.model).select(torch.arange(3))
-    figure = plot_pairs(ranked, baseline=comparison.baseline, names=LABELS[:2])
-    theirs = {pair: row for row, pair in enumerate(comparison.baseline.names)}
-    beside = comparison.baseline.select(torch.tensor([theirs[pair] for pair in ranked.names]))
+def test_pairs_are_bars_of_both_models_beside_the_rate_overall() -> None:
+    ranked = rank_pairs(COMPARISON.model).select(torch.arange(3))
+    figure = plot_pairs(ranked, baseline=COMPARISON.baseline, names=LABELS[:2])
+    theirs = {pair: row for row, pair in enumerate(COMPARISON.baseline.names)}
+    beside = COMPARISON.baseline.select(torch.tensor([theirs[pair] for pair in ranked.names]))
     for place, name in enumerate(("fpr", "tpr")):
         drawn = [part for part in figure.axes[place].containers if isinstance(part, BarContainer)]
         for bars, rates in zip(drawn, (ranked, beside), strict=True):

@@ -35,18 +35,13 @@ def make_scores(pull: float, *, seed: int) -> Scores:
     return Scores(SCENE_LABELS.names, names, target, logits, out.patch_logits, out.weights)
 
 
-def keep(scores: Scores, kind: str) -> Scores:
-    """One kind of logits."""
-    return Scores(scores.labels, scores.pictures, scores.target, {kind: scores.get(kind)})
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scores")
     model, baseline = make_scores(1.0, seed=1), make_scores(3.0, seed=2)
     write_scores(model, folder / "pat.parquet")
-    write_scores(keep(baseline, "image"), folder / "asl.parquet")
-    write_scores(keep(baseline, "patch"), folder / "alone.parquet")
+    write_scores(baseline.only("image"), folder / "asl.parquet")
+    write_scores(baseline.only("patch"), folder / "alone.parquet")
     (folder / "three.csv").write_text("picture,a,target:a\nx,1,1\ny,-1,0\nz,2,1\n")
     return folder
 
@@ -70,7 +65,7 @@ def test_pairs_are_compared_with_the_baseline(audit: Audit) -> None:
     found = read(audit(*PAIRS, *BESIDE, "--json"))
     wanted = rate_pairs(make_scores(1.0, seed=1))
     assert found["model"] == json.loads(json.dumps(wanted.to_dict()))
-    assert found["baseline"] == json.loads(json.dumps(rate_pairs(keep(make_scores(3.0, seed=2), "image")).to_dict()))
+    assert found["baseline"] == json.loads(json.dumps(rate_pairs(make_scores(3.0, seed=2).only("image")).to_dict()))
     worst = found["worst"][0]
     row = found["model"]["pairs"][wanted.names.index((worst["label"], worst["company"]))]
     assert len(worst["false_positives"]) == round(row["cfpr"] * row["cfpr_pictures"])
@@ -94,7 +89,7 @@ def test_steps_are_listed_from_the_greatest_gain_to_the_greatest_loss(audit: Aud
 
 def test_options_choose_pairs_kind_and_policy(audit: Audit) -> None:
     found = read(audit(*PAIRS, "--pair", "one; zero", "--pair", "{two;one}", "--kind", "image", "--json"))
-    wanted = rate_pairs(keep(make_scores(1.0, seed=1), "image"), pairs=[("one", "zero"), ("two", "one")])
+    wanted = rate_pairs(make_scores(1.0, seed=1).only("image"), pairs=[("one", "zero"), ("two", "one")])
     assert found["pairs"] == json.loads(json.dumps(wanted.to_dict()))["pairs"]
     fewer = read(audit(*PAIRS, "--min-probability", "0.4", "--policy", "prior:scenes:@val?count=50", "--json"))
     assert all(row["probability"] > 0.4 for row in fewer["pairs"])

@@ -5,6 +5,7 @@ from statistics import fmean
 
 import pytest
 import torch
+from verb import Errors, read_refusal
 
 from pivotpatch import average_precision, precision_recall
 from pivotpatch.cli.main import main
@@ -29,13 +30,13 @@ def test_one_recipe_is_printed_to_be_changed(tmp_path: Path, capsys: pytest.Capt
         assert load_config(tmp_path / "mine.toml") == load_config(recipe.path)
 
 
-def test_an_unknown_or_broken_recipe_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "coco-resnet101-pta"]) == 1
-    assert "there is none of that name; did you mean 'coco-resnet101-pat'?" in capsys.readouterr().err
-    broken = tmp_path / "mine.toml"
-    broken.write_text("[train]\nepoch = 3\n")
-    assert main(["recipes", str(broken)]) == 1
-    assert f"{broken}: unknown key 'train.epoch'; did you mean 'epochs'?" in capsys.readouterr().err
+def test_an_unknown_or_broken_recipe_is_one_line(here: Path, capsys: Errors) -> None:
+    Path("mine.toml").write_text("[train]\nepoch = 3\n")
+    for name, message in (
+        ("coco-resnet101-pta", "there is none of that name; did you mean 'coco-resnet101-pat'?"),
+        ("mine.toml", "mine.toml: unknown key 'train.epoch'; did you mean 'epochs'?"),
+    ):
+        assert message in read_refusal(capsys, "recipes", name)
 
 
 def test_every_figure_of_the_list_is_that_of_the_published_row() -> None:
@@ -65,5 +66,5 @@ def test_scores_are_compared_with_the_published_row(tmp_path: Path, capsys: pyte
     shown = capsys.readouterr().out
     assert re.search(r"^bicycle +98\.8 +\d+\.\d +[+-]\d", shown, re.MULTILINE)
     assert re.search(r"^own +- +\d+\.\d", shown, re.MULTILINE)
-    assert main(["recipes", "tagger", "--compare", str(tmp_path / "s.parquet")]) == 1
-    assert "the paper prints no row of it" in capsys.readouterr().err
+    refused = read_refusal(capsys, "recipes", "tagger", "--compare", str(tmp_path / "s.parquet"))
+    assert "the paper prints no row of it" in refused

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pivotpatch.core import bootstrap
-from pivotpatch.core.bootstrap import Interval, ResampledPrecision, resample_average_precision, resample_f1
+from pivotpatch.core.bootstrap import Interval, Resampled, resample_average_precision, resample_f1
 from pivotpatch.core.metrics import Definition, EmptyRule, average_precision, precision_recall
 from pivotpatch.errors import InputError
 
@@ -59,12 +59,11 @@ def test_each_resample_is_what_the_metric_says_of_the_drawn_rows(
         definition=definition,
         generator=torch.Generator().manual_seed(seed),
     )
-    rows = draw_rows(count, 20, seed=seed)
+    rows = [torch.arange(count), *draw_rows(count, 20, seed=seed)]
     assert all(len(each) == count for each in rows)
     for name, sign in (("a", 1), ("b", -1)):
         expected = [judge(sign * scores[each], target[each], definition) for each in rows]
-        np.testing.assert_allclose(found.drawn[name].numpy(), expected, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(found.measured[name].numpy(), judge(sign * scores, target, definition), atol=1e-12)
+        np.testing.assert_allclose(found.values[name].numpy(), expected, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=20, deadline=None)
@@ -77,20 +76,21 @@ def test_each_resampled_f1_is_what_the_metric_says_of_the_drawn_rows(
     found = resample_f1(given, target, resamples=20, empty=empty, generator=torch.Generator().manual_seed(seed))
     drawn = [torch.arange(count), *draw_rows(count, 20, seed=seed)]
     for name, decided in given.items():
-        for measured, rows in zip(found.values[name].T, drawn, strict=True):
+        for measured, rows in zip(found.values[name], drawn, strict=True):
             if not (target[rows] == 1).any():
                 assert measured.isnan().all()
                 continue
             oracle = precision_recall(decided[rows].float(), target[rows], empty=empty)
             assert measured.tolist() == pytest.approx([oracle.CF1, oracle.OF1], abs=1e-12)
-    assert found.bound("CF1", "a", minus="a") == Interval(0.0, 0.0, 0.0)
-    values = found.values["a"][1] - found.values["b"][1]
-    bound = found.bound("OF1", "a", minus="b", confidence=0.9)
+    assert found.bound_each("a", minus="a") == [Interval(0.0, 0.0, 0.0)] * 2
+    values = (found.values["a"] - found.values["b"])[:, 1]
+    bound = found.bound_each("a", minus="b", confidence=0.9)[1]
+    assert bound is not None
     ends = values[1:].nanquantile(torch.tensor([0.05, 0.95], dtype=torch.float64)) - values[1:].nanmean() + values[0]
     assert [bound.value, bound.low, bound.high] == pytest.approx([values[0].item(), *ends.clamp(-1, 1).tolist()])
 
 
-def make_study(sets: int, labels: int) -> list[ResampledPrecision]:
+def make_study(sets: int, labels: int) -> list[Resampled]:
     """Many test sets of two models, in one go: labels are drawn on their own, so that each group of them is a set."""
     generator, shape = torch.Generator().manual_seed(0), (300, sets * labels)
     target = (torch.rand(shape, generator=generator) < 0.04).float()
@@ -101,11 +101,7 @@ def make_study(sets: int, labels: int) -> list[ResampledPrecision]:
     }
     drawn = resample_average_precision(scores, target, resamples=150, generator=generator)
     return [
-        ResampledPrecision(
-            drawn.definition,
-            {name: values[part] for name, values in drawn.measured.items()},
-            {name: values[:, part] for name, values in drawn.drawn.items()},
-        )
+        Resampled({name: values[:, part] for name, values in drawn.values.items()})
         for part in torch.arange(sets * labels).split(labels)
     ]
 
@@ -124,7 +120,7 @@ def test_intervals_cover_as_often_as_they_say() -> None:
     assert 0.83 <= share_covered(gains, gain) <= 0.97
     # The plain percentiles, which duplicates lift, do not: this is what the correction is for.
     ends = torch.tensor([0.05, 0.95], dtype=torch.float64)
-    plain = [Interval(0.0, *drawn.drawn["model"].nanmean(1).quantile(ends).tolist()) for drawn in study]
+    plain = [Interval(0.0, *drawn.values["model"][1:].nanmean(1).quantile(ends).tolist()) for drawn in study]
     assert share_covered(plain, truth) < 0.75
     # Paired: pictures that both find hard are no noise of the difference.
     widths = [np.mean([each.high - each.low for each in found]) for found in (means, gains)]
@@ -136,7 +132,7 @@ def test_intervals_of_single_labels_cover_too() -> None:
     target = (torch.rand(200, 400, generator=generator) < 0.25).float()  # 400 test sets of one label
     scores = torch.randn(200, 400, generator=generator) + 1.5 * target
     drawn = resample_average_precision({"model": scores}, target, resamples=200, generator=generator)
-    intervals = [each for each in drawn.bound_labels("model", confidence=0.9) if each is not None]
+    intervals = [each for each in drawn.bound_each("model", confidence=0.9) if each is not None]
     assert len(intervals) == 400
     truth = sum(each.value for each in intervals) / 400
     assert 0.84 <= share_covered(intervals, truth) <= 0.95
@@ -148,9 +144,9 @@ def test_a_label_without_positives_is_left_out() -> None:
     target[:, 2] = 0.0
     target[4, 2] = 1.0  # absent from about a third of the resamples
     drawn = resample_average_precision({"a": scores}, target, resamples=300, generator=torch.Generator().manual_seed(0))
-    assert drawn.drawn["a"][:, 1].isnan().all()
-    assert 0.25 < drawn.drawn["a"][:, 2].isnan().double().mean().item() < 0.5
-    first, second, third = drawn.bound_labels("a")
+    assert drawn.values["a"][:, 1].isnan().all()
+    assert 0.25 < drawn.values["a"][1:, 2].isnan().double().mean().item() < 0.5
+    first, second, third = drawn.bound_each("a")
     assert first is not None
     assert second is None
     assert third is not None
@@ -162,7 +158,7 @@ def test_wrong_input_is_told() -> None:
     scores, target = draw(40, 3, seed=0)
     for count, matrix, message in (
         (0, scores, "bootstrap: 0 resamples"),
-        (5, torch.zeros(3, 2), r"scores have shape \(3, 2\) and target \(40, 3\)"),
+        (5, torch.zeros(3, 2), r"bootstrap: got scores \(3, 2\), target \(40, 3\)"),
     ):
         with pytest.raises(InputError, match=message):
             resample_average_precision({"a": matrix}, target, resamples=count, generator=torch.Generator())

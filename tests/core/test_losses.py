@@ -117,15 +117,6 @@ def test_unknown_labels_contribute_nothing(loss) -> None:  # type: ignore[no-unt
     assert torch.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("recording", [False, True])
-@pytest.mark.parametrize("detach_focus", [False, True])
-def test_the_callers_grad_mode_is_left_alone(recording: bool, detach_focus: bool) -> None:
-    with torch.set_grad_enabled(recording):
-        value = asymmetric_loss(draw_logits().requires_grad_(), draw_target(), detach_focus=detach_focus)
-        assert torch.is_grad_enabled() is recording
-    assert value.requires_grad is recording
-
-
 @pytest.mark.parametrize("loss", [asymmetric_loss, binary_cross_entropy, AsymmetricLoss(reduction="mean")])
 def test_patch_loss_is_equation_5(loss: Loss) -> None:
     p, q, w = (draw_logits().requires_grad_(), *(torch.randn(6, 4, 5).double().requires_grad_() for _ in range(2)))
@@ -142,7 +133,7 @@ def test_patch_loss_is_equation_5(loss: Loss) -> None:
 
 def test_bad_input_is_named() -> None:
     good = torch.zeros(2, 3)
-    with pytest.raises(InputError, match=r"asymmetric_loss: logits have shape \(2, 3\) and target \(2, 4\)"):
+    with pytest.raises(InputError, match=r"asymmetric_loss: got logits \(2, 3\), target \(2, 4\)"):
         asymmetric_loss(good, torch.zeros(2, 4))
     with pytest.raises(InputError, match="binary_cross_entropy: logits are torch.int64"):
         binary_cross_entropy(good.long(), good)

@@ -1,5 +1,4 @@
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -147,10 +146,8 @@ def test_decisions_at_the_boundary() -> None:
 
 def test_prior_matched_gives_as_many_as_the_prior_says() -> None:
     scores, target = draw()
-    policy = PriorMatched.from_target(target)
-    assert policy.decide(scores).sum(0).tolist() == target.sum(0).tolist()
-    assert PriorMatched((0.0,) * 7).decide(scores).sum() == 0
-    assert PriorMatched((1.0,) * 7).decide(scores).all()
+    target[:, :2] = torch.tensor([0.0, 1.0])
+    assert PriorMatched.from_target(target).decide(scores).sum(0).tolist() == target.sum(0).tolist()
     assert PriorMatched.from_target(torch.tensor([[1.0], [NAN], [0.0]])).priors == (0.5,)
 
 
@@ -167,12 +164,12 @@ def test_the_best_fixed_threshold_is_that_of_a_loop() -> None:
 @pytest.mark.parametrize(
     ("scores", "target", "message"),
     [
-        (torch.zeros(2, 3), torch.zeros(2, 4), r"scores have shape \(2, 3\) and target \(2, 4\)"),
+        (torch.zeros(2, 3), torch.zeros(2, 4), r"got scores \(2, 3\), target \(2, 4\)"),
         (torch.zeros(0, 3), torch.zeros(0, 3), "there is no image"),
         (torch.tensor([[NAN, 0.0]]), torch.ones(1, 2), "scores of label 0 hold NaN"),
         (torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), "target holds -1"),
         (torch.zeros(1, 2), torch.zeros(1, 2), "no label has a positive image"),
-        (torch.zeros(1, 2).numpy(), torch.zeros(1, 2), "scores are a ndarray and target a Tensor"),
+        (torch.zeros(1, 2).numpy(), torch.zeros(1, 2), r"got scores ndarray, target \(1, 2\)"),
     ],
 )
 def test_bad_input_is_named(scores: Tensor, target: Tensor, message: str) -> None:
@@ -192,9 +189,9 @@ def test_bad_choices_are_named() -> None:
         precision_recall(scores, target, empty="drop")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="are no probabilities; apply torch.sigmoid"):
         precision_recall(scores * 20 - 10, target)
-    policies: list[tuple[Any, str]] = [
-        (PerLabel((0.5, 0.5)), "PerLabel: thresholds: 2 values for 7 labels"),
-        (PriorMatched((0.5,)), "PriorMatched: priors: 1 values for 7 labels"),
+    policies: list[tuple[ThresholdPolicy, str]] = [
+        (PerLabel((0.5, 0.5)), r"PerLabel: got scores \(300, 7\), thresholds \(2,\)"),
+        (PriorMatched((0.5,)), r"PriorMatched: got scores \(300, 7\), priors \(1,\)"),
         (TopK(8), "TopK: k is 8 for 7 labels"),
     ]
     for policy, message in policies:

@@ -113,10 +113,13 @@ def layer_norm(state: State, name: str, x: Tensor) -> Tensor:
     return F.layer_norm(x, (width,), state(f"{name}.weight", width), state(f"{name}.bias", width))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None = None) -> Tensor:
-    """Attention of one head; q (N,D), k and v (M,D)."""
-    scores = q @ k.T * scale
-    return (scores if bias is None else scores + bias).softmax(1) @ v
+def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, biases: list[Tensor | float]) -> Tensor:
+    """Attention, a head after the other, each with its bias; q (N,D), k and v (M,D)."""
+    share, found = q.shape[1] // len(biases), []
+    for head, bias in enumerate(biases):
+        own = slice(head * share, (head + 1) * share)
+        found.append((q[:, own] @ k[:, own].T * scale + bias).softmax(1) @ v[:, own])
+    return torch.cat(found, 1)
 
 
 def swin(
@@ -158,22 +161,13 @@ def _attend_windows(state: State, name: str, x: Tensor, heads: int, window: int,
             qkv = linear(state, f"{name}attn.qkv", part, 3 * width)
             # Places that the move brought together from two ends of the image do not see each other.
             ends = [(top + r >= side - shift, left + c >= side - shift) if shift else () for r, c in places]
-            found = []
-            for head in range(heads):
-                bias = torch.tensor(
-                    [
-                        [
-                            table[(r - s + window - 1) * (2 * window - 1) + c - d + window - 1, head].item()
-                            + (0 if ends[i] == ends[j] else -100)
-                            for j, (s, d) in enumerate(places)
-                        ]
-                        for i, (r, c) in enumerate(places)
-                    ]
-                )
-                share = width // heads
-                q, k, v = (qkv[:, at * width + head * share :][:, :share] for at in range(3))
-                found.append(attend(q, k, v, scale=share**-0.5, bias=bias))
-            joined = linear(state, f"{name}attn.proj", torch.cat(found, 1), width)
+            biases = torch.zeros(heads, window**2, window**2)
+            for i, (r, c) in enumerate(places):
+                for j, (s, d) in enumerate(places):
+                    apart = 0 if ends[i] == ends[j] else -100
+                    biases[:, i, j] = table[(r - s + window - 1) * (2 * window - 1) + c - d + window - 1] + apart
+            found = attend(*qkv.split(width, 1), scale=(width // heads) ** -0.5, biases=[*biases])
+            joined = linear(state, f"{name}attn.proj", found, width)
             out[top : top + window, left : left + window] = joined.reshape(window, window, width)
     return out
 
@@ -210,15 +204,7 @@ def _attend_cvt(state: State, at: str, tokens: Tensor, heads: int, size: tuple[i
         made = batch_norm(state, f"{name}bn", made).flatten(2).transpose(1, 2)
         made = torch.cat([normed[:, : int(token)], made], 1)
         parts.append(linear(state, f"{at}attn.proj_{kind}", made, width))
-    share = width // heads
-    found = torch.stack(
-        [
-            torch.cat(
-                [attend(*(one[:, h * share :][:, :share] for one in qkv), scale=width**-0.5) for h in range(heads)], 1
-            )
-            for qkv in zip(*parts, strict=True)
-        ]
-    )
+    found = torch.stack([attend(*qkv, scale=width**-0.5, biases=[0.0] * heads) for qkv in zip(*parts, strict=True)])
     return linear(state, f"{at}attn.proj", found, width)
 
 
@@ -254,7 +240,7 @@ def query2label(
 def ml_decoder(state: State, features: Tensor, labels: int, *, groups: int, width: int, name: str) -> Tensor:
     """Logits (B,L) of ML-Decoder: queries are doubled and normed, attend to the image with 8 heads, and are fed on."""
     image = linear(state, f"{name}.embed_standart", features.flatten(2).transpose(1, 2), width).relu()
-    at, share = f"{name}.layers.0.", width // 8
+    at = f"{name}.layers.0."
     queries = layer_norm(state, f"{at}norm1", 2 * state(f"{name}.query_embed.weight", groups, width))
     weight, bias = (
         state(f"{at}multihead_attn.in_proj_{part}", *shape)
@@ -271,8 +257,7 @@ def ml_decoder(state: State, features: Tensor, labels: int, *, groups: int, widt
             given @ weight[i * width :][:width].T + bias[i * width :][:width]
             for i, given in enumerate((queries, one, one))
         )
-        heads = [slice(h * share, (h + 1) * share) for h in range(8)]
-        found = torch.cat([attend(q[:, h], k[:, h], v[:, h], scale=share**-0.5) for h in heads], 1)
+        found = attend(q, k, v, scale=(width // 8) ** -0.5, biases=[0.0] * 8)
         x = layer_norm(state, f"{at}norm2", queries + linear(state, f"{at}multihead_attn.out_proj", found, width))
         fed = linear(state, f"{at}linear2", linear(state, f"{at}linear1", x, 2048).relu(), width)
         x = layer_norm(state, f"{at}norm3", x + fed)

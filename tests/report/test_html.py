@@ -45,7 +45,7 @@ def gather(subject: Subject, baseline: Subject | None = None, images: int = 60) 
 
 
 def report(subject: Subject, baseline: Subject | None = None, **options: object) -> str:
-    return render_report(gather(subject, baseline), subject, baseline=baseline, **options)  # type: ignore[arg-type]
+    return render_report(gather(subject, baseline), **options)  # type: ignore[arg-type]
 
 
 SUBJECT = Subject("my run", make_scores(LABELS))
@@ -142,7 +142,7 @@ def test_many_labels_with_long_names_and_images_of_noise_stay_below_the_limit() 
     subject = Subject('"' * 500, scores)
     findings = gather(subject, images=200)
     records = make_records(scores, size=(400, 400))
-    text = render_report(findings, subject, records=records, images=200)
+    text = render_report(findings, records=records, images=200)
     assert len(text.encode()) < LIMIT
     rows, shown = Page(text).rows[1:], text.count("data:image/jpeg")
     assert 20 < shown < 40 + 3 * 33 + 60  # there was no room for more
@@ -164,7 +164,7 @@ def test_boxes_of_case_studies_overlap_as_the_patches_do() -> None:
 def test_a_copy_is_the_image_of_its_row_and_there_are_no_more_than_there_is_room_for() -> None:
     scores = make_scores(("a", "b"), count=20)
     records = make_records(scores, size=(300, 600))
-    copy = Album(replace(scores, indices=torch.arange(20).flip(0)), records, count=9, room=10**6).copy(3)
+    copy = Album(records.select(np.arange(20)[::-1]), count=9, room=10**6).copy(3)
     assert copy is not None
     image = Image.open(BytesIO(b64decode(copy.address.removeprefix("data:image/jpeg;base64,"))))
     assert (copy.width, copy.height) == image.size == (SIDE, SIDE // 2)
@@ -173,10 +173,10 @@ def test_a_copy_is_the_image_of_its_row_and_there_are_no_more_than_there_is_room
         source = Image.fromarray(np.asarray(records.images.source(row))).resize(image.size)
         distances[row] = np.abs(np.asarray(image, dtype=float) - np.asarray(source, dtype=float)).mean()
     assert min(distances, key=distances.__getitem__) == 16
-    album = Album(scores, make_records(scores), count=3, room=10**6)
+    album = Album(make_records(scores), count=3, room=10**6)
     assert [album.copy(row) is not None for row in range(5)] == [True, True, True, False, False]
-    album = Album(scores, make_records(scores, size=(500, 500)), count=20, room=100_000)
+    album = Album(make_records(scores, size=(500, 500)), count=20, room=100_000)
     made = [copy for copy in map(album.copy, range(9)) if copy is not None]
     assert 0 < len(made) < 9
     assert sum(len(copy.address) for copy in made) <= 100_000
-    assert Album(scores, make_records(scores), count=1, room=10**6).copy(9) is None  # it cannot be read
+    assert Album(make_records(scores), count=1, room=10**6).copy(9) is None  # it cannot be read

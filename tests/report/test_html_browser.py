@@ -35,7 +35,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     baseline = Subject(HOSTILE[3], make_scores(scores.labels, patches=False, seed=1))
     findings = gather_findings(subject, baseline=baseline, resamples=5, generator=torch.Generator().manual_seed(0))
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(path, findings, subject, baseline=baseline, records=make_records(subject.scores))
+    write_report(path, findings, records=make_records(subject.scores))
     return path
 
 

@@ -52,37 +52,36 @@ def find_cases(scores: Scores, baseline: Scores, *, count: int = 8) -> list[Case
         count: the most cases, of both together.
     """
     check_paired(scores, baseline)
+    if scores.weights is None:
+        raise InputError("scores", "the patches were not kept", "score the images again with --keep-patches")
     target, theirs, labels = scores.target, baseline.probs(baseline.ranking), scores.labels
-    rise = scores.probs("tde") - theirs
+    probs = {kind: scores.probs(kind) for kind in ("image", "patch", "tde")}
+    rise = probs["tde"] - theirs
     gain = torch.where(target == 1, rise, -rise).masked_fill(target.isnan(), 0.0)
-    chosen = []
+    found = []
     for signed, most in ((gain, count - count // 2), (-gain, count // 2)):
         best = signed.max(dim=0)
-        ranked = best.values.argsort(descending=True, stable=True)[:most].tolist()
-        chosen += [(int(best.indices[label]), label) for label in ranked if best.values[label] > 0]
-    found = []
-    for row, label in chosen:
-        logits = gather_logits(scores, row)
-        study = CaseStudy(
-            scores.pictures[row],
-            row,
-            labels[label],
-            shown=bool(target[row, label]),
-            others=tuple(labels[i] for i in (target[row] == 1).nonzero().flatten().tolist() if i != label),
-            image=logits.image_logits[0, label].sigmoid().item(),
-            patch=logits.pooled_logits[0, label].sigmoid().item(),
-            tde=logits.probs[0, label].item(),
-            weights=tuple(logits.weights[0, :, label].tolist()),
-            baseline=theirs[row, label].item(),
-        )
-        found.append(study)
+        ranked = best.values.argsort(descending=True, stable=True)[:most]
+        for label in ranked[best.values[ranked] > 0].tolist():
+            row = int(best.indices[label])
+            study = CaseStudy(
+                scores.pictures[row],
+                row,
+                labels[label],
+                shown=bool(target[row, label]),
+                others=tuple(labels[i] for i in (target[row] == 1).nonzero().flatten().tolist() if i != label),
+                **{kind: values[row, label].item() for kind, values in probs.items()},
+                weights=tuple(scores.weights[row, :, label].tolist()),
+                baseline=theirs[row, label].item(),
+            )
+            found.append(study)
     return found
 
 
 def gather_logits(scores: Scores, row: int) -> CounterfactualLogits:
     """All that is known of one image, B = 1, as `plot_case` takes it."""
     one = scores.select(torch.tensor([row]))
-    if one.patch_logits is None or one.weights is None:
-        raise InputError("scores", "the patches were not kept", "score the images again with --keep-patches")
+    assert one.patch_logits is not None
+    assert one.weights is not None
     parts = one.patch_logits, one.weights
     return CounterfactualLogits(one.get("image"), *parts, one.get("patch"), one.get("tde"), one.probs("tde"))

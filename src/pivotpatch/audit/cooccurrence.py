@@ -11,13 +11,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.audit.evaluation import Policy, Rule, find_rule
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.audit.evaluation import Policy, find_rule
+from pivotpatch.errors import InputError, check_known
 from pivotpatch.inference.scores import Scores
 
-MIN_PROBABILITY = 0.2
 FEW = 20  # images behind a rate; with fewer its interval is wider than 0.3 at a rate of one half, and it is marked
-Order = Literal["rate", "gap"]
 
 
 class ConditionalRates(NamedTuple):
@@ -186,7 +184,7 @@ def rate_pairs(
     scores: Scores,
     *,
     policy: Policy = "target",
-    min_probability: float = MIN_PROBABILITY,
+    min_probability: float = 0.2,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> PairRates:
     """Conditional rates of the pairs that co-occur, or of given pairs.
@@ -197,7 +195,8 @@ def rate_pairs(
         min_probability: take the pairs whose P(label | context) is above it.
         pairs: take these instead: names of label and context.
     """
-    rule, target, labels = _find_rule(scores, policy), scores.target, scores.labels
+    rule, target, labels = find_rule(scores, policy, scores.ranking), scores.target, scores.labels
+    assert rule is not None, "every policy decides about the logits to rank by"
     decided = rule.decide(target)
     if pairs is not None:
         # No other label matters then, so that a model which knows others can be compared.
@@ -220,16 +219,12 @@ def rate_pairs(
 
 def decide(scores: Scores, *, policy: Policy = "target") -> Tensor:
     """Decisions (N,L) of a policy about scores; by default each label is given as often as the target has it."""
-    return _find_rule(scores, policy).decide(scores.target)
-
-
-def _find_rule(scores: Scores, policy: Policy) -> Rule:
     rule = find_rule(scores, policy, scores.ranking)
     assert rule is not None, "every policy decides about the logits to rank by"
-    return rule
+    return rule.decide(scores.target)
 
 
-def rank_pairs(rates: PairRates, *, by: Order = "rate") -> PairRates:
+def rank_pairs(rates: PairRates, *, by: Literal["rate", "gap"] = "rate") -> PairRates:
     """All pairs, the worst first; those that have no conditional FPR, for no image shows the context alone, last.
 
     The lower end of the interval decides, so that a pair with one unlucky image is listed, but does not lead.
@@ -283,6 +278,5 @@ def _make_curve(model: Tensor, baseline: Tensor, better: int) -> Curve:
 
 
 def _find(scores: Scores, name: str) -> int:
-    if name not in scores.labels:
-        raise InputError("scores", f"unknown label {name!r}", choose_one_of(name, scores.labels))
+    check_known(name, scores.labels, where="scores", what="label")
     return scores.labels.index(name)

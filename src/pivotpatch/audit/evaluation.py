@@ -7,14 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.core.bootstrap import (
-    F1_MEASURES,
-    Interval,
-    ResampledF1,
-    ResampledPrecision,
-    resample_average_precision,
-    resample_f1,
-)
+from pivotpatch.core.bootstrap import F1_MEASURES, Interval, resample_average_precision, resample_f1
 from pivotpatch.core.metrics import (
     DEFINITIONS,
     AveragePrecision,
@@ -190,67 +183,54 @@ def evaluate_scores(
         baseline: other scores of the same images and labels in the same order, to be compared with.
         generator: draws the resamples.
     """
-    if len(scores) == 0:
-        raise InputError("evaluate", "there is no image", "give at least one that can be read")
     sides = {kind: (scores, kind) for kind in scores.logits}
     if baseline is not None:
         check_paired(scores, baseline)
         sides[_BASELINE] = baseline, baseline.ranking
-    target, labels = scores.target, scores.labels
+    target, labels, top = scores.target, scores.labels, TopK(min(TOP, len(scores.labels)))
     matrices = {name: side.get(kind) for name, (side, kind) in sides.items()}
     rules = {name: find_rule(side, policy, kind, empty=empty) for name, (side, kind) in sides.items()}
-    drawn, drawn_f1 = None, None
+    drawn = drawn_f1 = None
     if resamples:
         drawn = resample_average_precision(
             matrices, target, resamples=resamples, definition=definition, generator=generator
         )
         given = {name: rule.decide(target) for name, rule in rules.items() if rule is not None}
         drawn_f1 = resample_f1(given, target, resamples=resamples, empty=empty, generator=generator)
-    found = {}
-    for name, logits in matrices.items():
-        rule, top = rules[name], TopK(min(TOP, len(labels)))
-        found[name] = KindEvaluation(
+    found = {
+        name: KindEvaluation(
             average_precision(logits, target, definition=definition, labels=labels),
-            interval=None if drawn is None else drawn.bound_mean(name),
-            label_intervals=None if drawn is None else tuple(drawn.bound_labels(name)),
+            interval=drawn and drawn.bound_mean(name),
+            label_intervals=drawn and tuple(drawn.bound_each(name)),
             decided=rule and precision_recall(rule.values, target, policy=rule.policy, empty=empty, labels=labels),
             top=precision_recall(logits, target, policy=top, empty=empty, labels=labels),
         )
+        for (name, logits), rule in zip(matrices.items(), rules.values(), strict=True)
+    }
+
+    def compare(of: str, minus: str) -> Difference | None:
+        if not {of, minus} <= found.keys():
+            return None
+        one, other = found[of], found[minus]
+        pairs = zip(one.precision.per_label, other.precision.per_label, strict=True)
+        decided = {}
+        if one.decided is not None and other.decided is not None:
+            intervals = drawn_f1.bound_each(of, minus=minus) if drawn_f1 else [None] * len(F1_MEASURES)
+            for measure, interval in zip(F1_MEASURES, intervals, strict=True):
+                decided[measure] = Change(getattr(one.decided, measure) - getattr(other.decided, measure), interval)
+        return Difference(
+            of,
+            minus if minus in scores.logits else f"{minus} {sides[minus][1]}",
+            value=one.precision.mean - other.precision.mean,
+            interval=drawn and drawn.bound_mean(of, minus=minus),
+            per_label=tuple(None if a is None or b is None else a - b for a, b in pairs),
+            label_intervals=drawn and tuple(drawn.bound_each(of, minus=minus)),
+            decided=decided,
+        )
+
+    gain, difference = compare("tde", "image"), compare(scores.ranking, _BASELINE)
     beside = found.pop(_BASELINE, None)
-    gain = difference = None
-    if {"tde", "image"} <= found.keys():
-        gain = _compare(found["tde"], found["image"], ("tde", "image"), drawn, drawn_f1, named="image")
-    if baseline is not None and beside is not None:
-        names, named = (scores.ranking, _BASELINE), f"{_BASELINE} {baseline.ranking}"
-        difference = _compare(found[scores.ranking], beside, names, drawn, drawn_f1, named=named)
     return Evaluation(len(scores), labels, scores.ranking, resamples, found, gain, difference, beside)
-
-
-def _compare(
-    one: KindEvaluation,
-    other: KindEvaluation,
-    names: tuple[str, str],
-    drawn: ResampledPrecision | None,
-    drawn_f1: ResampledF1 | None,
-    *,
-    named: str,
-) -> Difference:
-    of, minus = names
-    pairs = zip(one.precision.per_label, other.precision.per_label, strict=True)
-    decided = {}
-    if one.decided is not None and other.decided is not None:
-        for measure in F1_MEASURES:
-            interval = None if drawn_f1 is None else drawn_f1.bound(measure, of, minus=minus)
-            decided[measure] = Change(getattr(one.decided, measure) - getattr(other.decided, measure), interval)
-    return Difference(
-        of,
-        named,
-        value=one.precision.mean - other.precision.mean,
-        interval=None if drawn is None else drawn.bound_mean(of, minus=minus),
-        per_label=tuple(None if a is None or b is None else a - b for a, b in pairs),
-        label_intervals=None if drawn is None else tuple(drawn.bound_labels(of, minus=minus)),
-        decided=decided,
-    )
 
 
 class LabelSteps(NamedTuple):
@@ -342,5 +322,5 @@ def study_scale(
     drawn = resample_average_precision(
         logits, scores.target, resamples=resamples, definition=definition, generator=generator
     )
-    patch, tde = (drawn.measured[kind].nanmean().item() for kind in ("patch", "tde"))
+    patch, tde = (drawn.bound_mean(kind).value for kind in ("patch", "tde"))
     return ScaleStudy(definition, patch, tde, drawn.bound_mean("tde", minus="patch"))

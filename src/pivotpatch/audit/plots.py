@@ -8,10 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from numpy.typing import NDArray
+from PIL import Image
 
-from pivotpatch.audit.cooccurrence import Curve, PairComparison, PairRates, wilson_interval
+from pivotpatch.audit.cooccurrence import PairComparison, PairRates, wilson_interval
 from pivotpatch.audit.evaluation import ScaleStudy, StepwiseEvaluation
+from pivotpatch.data.records import RecordSet
 from pivotpatch.inference.plots import BASELINE, KINDS, MODEL
+from pivotpatch.runtime.decoding import decode_image
 
 _MARKERS = {"image": "o", "patch": "^", "tde": "s"}
 _KIND_NAMES = {"image": "image logits", "patch": "patch logits", "tde": "TDE logits"}
@@ -28,24 +31,20 @@ def plot_pair_curves(comparison: PairComparison, *, names: tuple[str, str] = ("m
         names: of the model and the baseline, for the legend.
     """
     figure = Figure(figsize=(7.2, 5.4), dpi=_DPI, layout="constrained")
-    above, below = figure.subplots(2, 1)
-    _draw_curve(above, comparison.cfpr, names, rate="conditional FPR\n(lower is better)")
-    _draw_curve(below, comparison.ctpr, names, rate="conditional TPR\n(higher is better)")
-    below.set_xlabel("label pair, sorted by the baseline")
+    rates = (comparison.cfpr, "FPR\n(lower"), (comparison.ctpr, "TPR\n(higher")
+    for axes, (curve, rate) in zip(figure.subplots(2, 1), rates, strict=True):
+        places = np.arange(1, len(curve.model) + 1)
+        axes.plot(places, curve.model, ".-", color=MODEL, markersize=3, label=names[0], rasterized=len(places) > 5000)
+        axes.plot(places, curve.baseline, color=BASELINE, linewidth=2.2, label=names[1])
+        better, tied = (100 * count / max(len(places), 1) for count in (curve.improved, curve.tied))
+        title = f"{names[0]} in {len(places):,} pairs: better in {better:.0f} %, tied in {tied:.0f} %"
+        axes.set_title(title if len(places) else "no image tells", fontsize=10, parse_math=False)
+        axes.set_ylabel(f"conditional {rate} is better)")
+        axes.margins(x=0.01)
+        _clean(axes, grid=True)
+        _write_plainly(axes.legend(loc="best"))
+    figure.axes[1].set_xlabel("label pair, sorted by the baseline")
     return figure
-
-
-def _draw_curve(axes: Axes, curve: Curve, names: tuple[str, str], *, rate: str) -> None:
-    places = np.arange(1, len(curve.model) + 1)
-    axes.plot(places, curve.model, ".-", color=MODEL, markersize=3, label=names[0], rasterized=len(places) > 5000)
-    axes.plot(places, curve.baseline, color=BASELINE, linewidth=2.2, label=names[1])
-    better, tied = (100 * count / max(len(places), 1) for count in (curve.improved, curve.tied))
-    title = f"{names[0]} in {len(places):,} pairs: better in {better:.0f} %, tied in {tied:.0f} %"
-    axes.set_title(title if len(places) else "no image tells", fontsize=10, parse_math=False)
-    axes.set_ylabel(rate)
-    axes.margins(x=0.01)
-    _clean(axes, grid=True)
-    _write_plainly(axes.legend(loc="best"))
 
 
 def plot_pairs(
@@ -128,6 +127,14 @@ def plot_scale(study: ScaleStudy) -> Figure:
     axes.set_ylabel("mAP (%)")
     _clean(axes)
     return figure
+
+
+def shrink_image(records: RecordSet, row: int, *, side: int) -> Image.Image:
+    """A copy of the image of a record, its longer side no more than `side` pixels."""
+    place = records.place(row)
+    small = Image.fromarray(decode_image(records.images.source(place), name=records.images.name(place)))
+    small.thumbnail((side, side))
+    return small
 
 
 def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str], *, columns: int = 5) -> Figure:

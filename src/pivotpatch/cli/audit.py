@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,41 +21,18 @@ if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
 
-    Pair = tuple[str, str]
-
-_SIDE, _LEAST = 448, 16  # pixels of the longer side of images in figures, and the fewest of the shorter one
-
-
-class _Audited(NamedTuple):
-    """What is audited: the images where they are known, and their scores; then what the user asked for."""
-
-    records: "RecordSet | None"
-    scores: "Scores"
-    args: argparse.Namespace
-
-    def decode(self, rows: Sequence[int]) -> "list[NDArray[np.uint8]]":
-        """Pixels (H,W,3) of the images in these rows, in their own shape and small enough for a figure."""
-        import numpy as np
-        from PIL import Image
-
-        from pivotpatch.runtime.decoding import decode_image
-
-        if self.records is None:
-            raise InputError("--plot", "it is not known where the images are", "give their address behind the scores")
-        found = []
-        for place in map(self.records.place, rows):
-            pixels = decode_image(self.records.images.source(place), name=self.records.images.name(place))
-            height, width = (max(round(_SIDE * side / max(pixels.shape[:2])), _LEAST) for side in pixels.shape[:2])
-            found.append(np.asarray(Image.fromarray(pixels).resize((width, height))))
-        return found
+_SIDE = 448  # pixels of the longer side of images in figures
 
 
 class _Told(NamedTuple):
-    """What a part found: for JSON, as lines and tables, and as a function that draws it."""
+    """What a part found: for JSON, as lines and tables, and as figures where `--plot` asks for them."""
 
     plain: Any
     shown: "Sequence[str | Table]"
-    draw: "Callable[[], dict[str, Figure]]"
+    figures: "dict[str, Figure]"
+
+
+_Part = Callable[["Scores", "RecordSet | None", argparse.Namespace], _Told]
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -98,52 +76,44 @@ def _run_part(args: argparse.Namespace) -> int:
         records = records.select(scores.indices.numpy())  # those that have scores
     if getattr(args, "kind", None) is not None:
         scores = scores.only(args.kind)
-    found = args.part(_Audited(records, scores, args))
-    figures = None if args.plot is None else found.draw()
+    found: _Told = args.part(scores, records, args)
     if args.json:
         print(json.dumps(found.plain))
     else:
         screen = Screen()
         for each in found.shown:
             screen.print(each, soft_wrap=False)
-    if figures is not None:
-        write_figures(figures, args.plot, overwrite=args.overwrite)
+    if args.plot is not None:
+        write_figures(found.figures, args.plot, overwrite=args.overwrite)
     return 0
 
 
-def _audit_pairs(audited: _Audited) -> _Told:
+def _audit_pairs(scores: "Scores", records: "RecordSet | None", args: argparse.Namespace) -> _Told:
     import torch
 
-    from pivotpatch.audit.cooccurrence import (
-        FEW,
-        compare_pairs,
-        decide,
-        find_false_positives,
-        rank_pairs,
-        rate_pairs,
-    )
+    from pivotpatch.audit import compare_pairs, decide, find_false_positives, rank_pairs, rate_pairs
+    from pivotpatch.audit.cooccurrence import FEW
 
-    _, scores, args = audited
-    pairs, policy, limit = _split_pairs(args.pair), read_policy(args.policy, scores.labels), args.min_probability
-    rates = rate_pairs(scores, policy=policy, min_probability=limit, pairs=pairs)
-    comparison, theirs = None, None
+    pairs = None if args.pair is None else [_split_pair(text) for text in args.pair]
+    policy = read_policy(args.policy, scores.labels)
+    rate = partial(rate_pairs, min_probability=args.min_probability, pairs=pairs)
+    rates, comparison = rate(scores, policy=policy), None
     lines = [f"{len(rates):,} pairs, rates in per cent; decisions by {rates.definition}"]
     if args.baseline is not None:
-        other = _read_baseline(args.baseline, scores, pairs)
-        rule = read_policy(args.policy, other.labels)
-        comparison = compare_pairs(rates, rate_pairs(other, policy=rule, min_probability=limit, pairs=pairs))
+        like = scores
+        if pairs is not None:  # they need their own labels alone, such as an InT of a few
+            named = {name for pair in pairs for name in pair}
+            like = scores.keep_labels([place for place, name in enumerate(scores.labels) if name in named])
+        other = read_score_file(args.baseline, like=like)
+        comparison = compare_pairs(rates, rate(other, policy=read_policy(args.policy, other.labels)))
         lines += [f"conditional FPR: {_tell(comparison.cfpr)}", f"conditional TPR: {_tell(comparison.ctpr)}"]
-        theirs = dict(zip(rates.names, comparison.baseline.fpr.tolist(), strict=True))
     worst = rank_pairs(rates, by=args.order)
     worst = worst.select(torch.arange(min(args.count, len(worst))))
     decided = decide(scores, policy=policy)
-    behind = {
-        (label, context): find_false_positives(scores, label, context=context, decided=decided)
-        for label, context in worst.names
-    }
-    table = _make_table("label; context", "P", "CFPR", "95 %", "n", "FPR", "CTPR", *(["baseline"] if theirs else []))
-    for pair, row in zip(worst.names, worst.to_dict()["pairs"], strict=True):
-        table.add_row(
+    behind = [find_false_positives(scores, label, context=context, decided=decided) for label, context in worst.names]
+    headings = ["label; context", "P", "CFPR", "95 %", "n", "FPR", "CTPR"]
+    rows = [
+        [
             "; ".join(pair),
             f"{row['probability']:.2f}",
             _percent(row["cfpr"], few=row["cfpr_few"]),
@@ -151,32 +121,43 @@ def _audit_pairs(audited: _Audited) -> _Told:
             f"{row['cfpr_pictures']:,}",
             _percent(row["fpr"]),
             _percent(row["ctpr"], few=row["ctpr_few"]),
-            *([_percent(theirs[pair])] if theirs else []),
-        )
-
-    def draw() -> "dict[str, Figure]":
+        ]
+        for pair, row in zip(worst.names, worst.to_dict()["pairs"], strict=True)
+    ]
+    if comparison is not None:
+        headings.append("baseline")
+        for pair, row in zip(worst.names, rows, strict=True):
+            row.append(_percent(comparison.baseline.fpr[rates.names.index(pair)].item()))
+    table = _make_table(headings, rows)
+    shown: list[str | Table] = [*lines, "", table, f"*: fewer than {FEW} images; n: images behind the CFPR"]
+    figures = {}
+    if args.plot is not None:
         from pivotpatch.audit.plots import plot_pair_curves, plot_pairs, plot_sheet
 
-        figures, names = {}, (Path(args.words[0]).stem, "" if args.baseline is None else args.baseline.stem)
+        names = (Path(args.words[0]).stem, "" if args.baseline is None else args.baseline.stem)
         if len(rates):
             listed, beside = worst if pairs is None else rates, None if comparison is None else comparison.baseline
             figures["worst_pairs" if pairs is None else "pairs"] = plot_pairs(listed, baseline=beside, names=names)
         if comparison is not None and pairs is None:
             figures["pairs"] = plot_pair_curves(comparison, names=names)
         captions: dict[int, str] = {}  # by row: no image twice
-        for (label, context), images in behind.items():
+        for (label, context), images in zip(worst.names, behind, strict=True):
             for found in [each for each in images if each.row not in captions][:1]:
                 captions[found.row] = f"{label}? {found.probability:.2f}\nbeside {context}"
-        if audited.records is not None and captions:
-            figures["false_positives"] = plot_sheet(audited.decode(list(captions)), list(captions.values()))
-        return figures
-
+        if records is not None and captions:
+            figures["false_positives"] = plot_sheet(_decode(records, list(captions)), list(captions.values()))
     plain = [
         {"label": label, "company": context, "false_positives": [found._asdict() for found in images]}
-        for (label, context), images in behind.items()
+        for (label, context), images in zip(worst.names, behind, strict=True)
     ]
-    shown: list[str | Table] = [*lines, "", table, f"*: fewer than {FEW} images; n: images behind the CFPR"]
-    return _Told({"worst": plain, **(comparison or rates).to_dict()}, shown, draw)
+    return _Told({"worst": plain, **(comparison or rates).to_dict()}, shown, figures)
+
+
+def _split_pair(text: str) -> tuple[str, str]:
+    label, semicolon, context = text.strip("{}").partition(";")
+    if not semicolon:
+        raise InputError("--pair", f"{text!r} has no semicolon", "write for example 'car;parking meter'")
+    return label.strip(), context.strip()
 
 
 def _tell(curve: "Curve") -> str:
@@ -189,12 +170,12 @@ def _percent(value: float | None, *, few: bool = False) -> str:
     return "-" if value is None or value != value else f"{100 * value:.1f}{'*' if few else ''}"
 
 
-def _audit_steps(audited: _Audited) -> _Told:
-    from pivotpatch.audit.evaluation import evaluate_steps
+def _audit_steps(scores: "Scores", _records: "RecordSet | None", args: argparse.Namespace) -> _Told:
+    from pivotpatch.audit import evaluate_steps
     from pivotpatch.audit.plots import plot_steps
     from pivotpatch.core.metrics import DEFINITIONS
 
-    found = evaluate_steps(audited.scores, definition=audited.args.definition)
+    found = evaluate_steps(scores, definition=args.definition)
     mean = {kind: f"{100 * value:.2f}" for kind, value in found.mean.items()}
     lines = [
         f"AP is the {DEFINITIONS[found.definition]}, in per cent",
@@ -204,107 +185,105 @@ def _audit_steps(audited: _Audited) -> _Told:
     ]
     if found.skipped:
         lines.append(f"without a positive image and skipped: {shorten(found.skipped)}")
-    table = _make_table("label", "images", "image", "patches", "TDE", "gain")
-    ranked, count = sorted(found.steps, key=lambda step: -step.gain), audited.args.count
-    for place, step in enumerate(ranked):
-        if place < count or place >= len(ranked) - count:  # those that gain and lose most
-            values = (f"{100 * value:.1f}" for value in (step.image, step.patch, step.tde))
-            table.add_row(step.label, f"{step.positives:,}", *values, f"{100 * step.gain:+.1f}")
-    return _Told(found.to_dict(), [*lines, "", table], lambda: {"steps": plot_steps(found)})
+    ranked = sorted(found.steps, key=lambda step: -step.gain)
+    listed = ranked[: args.count] + ranked[max(args.count, len(ranked) - args.count) :]  # those that gain and lose most
+    rows = [
+        [
+            step.label,
+            f"{step.positives:,}",
+            *(f"{100 * value:.1f}" for value in (step.image, step.patch, step.tde)),
+            f"{100 * step.gain:+.1f}",
+        ]
+        for step in listed
+    ]
+    table = _make_table(["label", "images", "image", "patches", "TDE", "gain"], rows)
+    return _Told(found.to_dict(), [*lines, "", table], {"steps": plot_steps(found)} if args.plot else {})
 
 
-def _audit_scale(audited: _Audited) -> _Told:
+def _audit_scale(scores: "Scores", _records: "RecordSet | None", args: argparse.Namespace) -> _Told:
     import torch
 
-    from pivotpatch.audit.evaluation import study_scale
+    from pivotpatch.audit import study_scale
     from pivotpatch.audit.plots import plot_scale
     from pivotpatch.core.metrics import DEFINITIONS
 
-    found = study_scale(
-        audited.scores,
-        read_score_file(Path(audited.args.words[1]), like=audited.scores),
-        definition=audited.args.definition,
-        generator=torch.Generator().manual_seed(0),
-    )
-    table = _make_table("patch logits", "TDE logits", "difference", "95 %")
+    alone = read_score_file(Path(args.words[1]), like=scores)
+    found = study_scale(scores, alone, definition=args.definition, generator=torch.Generator().manual_seed(0))
     value, low, high = (f"{100 * each:+.2f}" for each in asdict(found.difference).values())
-    table.add_row(f"{100 * found.patch:.2f}", f"{100 * found.tde:.2f}", value, f"{low} to {high}")
+    row = [f"{100 * found.patch:.2f}", f"{100 * found.tde:.2f}", value, f"{low} to {high}"]
+    table = _make_table(["patch logits", "TDE logits", "difference", "95 %"], [row])
     line = f"AP is the {DEFINITIONS[found.definition]}; mAP in per cent"
-    return _Told(asdict(found), [line, "", table], lambda: {"scale": plot_scale(found)})
+    return _Told(asdict(found), [line, "", table], {"scale": plot_scale(found)} if args.plot else {})
 
 
-def _audit_label_errors(audited: _Audited) -> _Told:
-    from pivotpatch.audit.label_errors import find_label_errors
+def _audit_label_errors(scores: "Scores", records: "RecordSet | None", args: argparse.Namespace) -> _Told:
+    from pivotpatch.audit import find_label_errors
     from pivotpatch.audit.plots import plot_sheet
 
-    found = find_label_errors(audited.scores, count=audited.args.count)
-    table = _make_table("label", "is probably", "p", "self-confidence", "file")
-    for error in found:
-        probs = f"{error.probability:.3f}", f"{error.self_confidence:.3f}"
-        table.add_row(error.label, error.direction, *probs, error.picture)
+    found = find_label_errors(scores, count=args.count)
+    rows = [
+        [error.label, error.direction, f"{error.probability:.3f}", f"{error.self_confidence:.3f}", error.picture]
+        for error in found
+    ]
+    table = _make_table(["label", "is probably", "p", "self-confidence", "file"], rows)
     line = "p: calibrated probability; self-confidence: 1 is usual for the label"
-
-    def draw() -> "dict[str, Figure]":
-        captions = [f"{error.rank}. {error.label}: {error.direction}?\np = {error.probability:.2f}" for error in found]
-        images = audited.decode([error.row for error in found])
-        return {"label_errors": plot_sheet(images, captions)} if found else {}
-
-    return _Told([error._asdict() for error in found], [table, line], draw)
+    images = _decode(records, [error.row for error in found]) if args.plot else []
+    captions = [f"{error.rank}. {error.label}: {error.direction}?\np = {error.probability:.2f}" for error in found]
+    figures = {"label_errors": plot_sheet(images, captions)} if images else {}
+    return _Told([error._asdict() for error in found], [table, line], figures)
 
 
-def _audit_cases(audited: _Audited) -> _Told:
+def _audit_cases(scores: "Scores", records: "RecordSet | None", args: argparse.Namespace) -> _Told:
     from pivotpatch.audit.cases import find_cases, gather_logits
     from pivotpatch.inference.plots import plot_case
 
-    scores, args = audited.scores, audited.args
     found = find_cases(scores, read_score_file(args.baseline, like=scores), count=args.count)
-    table = _make_table("label", "there", "baseline", "image", "patches", "TDE", "file")
-    for case in found:
-        probs = (f"{prob:.2f}" for prob in (case.baseline, case.image, case.patch, case.tde))
-        table.add_row(case.label, "yes" if case.shown else "no", *probs, case.picture)
-
-    def draw() -> "dict[str, Figure]":
-        images = audited.decode([case.row for case in found])
-        return {
-            f"case_{number}": plot_case(
-                image,
-                gather_logits(scores, case.row),
-                label=scores.labels.index(case.label),
-                labels=scores.labels,
-                title=f"“{case.label}” is {'there' if case.shown else 'not there'}",
-                overlap=scores.overlap,
-                baseline=case.baseline,
-            )
-            for number, (case, image) in enumerate(zip(found, images, strict=True), 1)
-        }
-
-    return _Told([case.to_dict() for case in found], [table], draw)
-
-
-def _read_baseline(path: Path, scores: "Scores", pairs: "Sequence[Pair] | None") -> "Scores":
-    """Scores of the same images; named pairs need their own labels alone, such as an InT of a few."""
-    if pairs is not None:
-        named = {name for pair in pairs for name in pair}
-        scores = scores.keep_labels([place for place, name in enumerate(scores.labels) if name in named])
-    return read_score_file(path, like=scores)
+    rows = [
+        [
+            case.label,
+            "yes" if case.shown else "no",
+            *(f"{prob:.2f}" for prob in (case.baseline, case.image, case.patch, case.tde)),
+            case.picture,
+        ]
+        for case in found
+    ]
+    images = _decode(records, [case.row for case in found]) if args.plot else []
+    figures = {
+        f"case_{number}": plot_case(
+            image,
+            gather_logits(scores, case.row),
+            label=scores.labels.index(case.label),
+            labels=scores.labels,
+            title=f"“{case.label}” is {'there' if case.shown else 'not there'}",
+            overlap=scores.overlap,
+            baseline=case.baseline,
+        )
+        for number, (case, image) in enumerate(zip(found, images, strict=False), 1)
+    }
+    table = _make_table(["label", "there", "baseline", "image", "patches", "TDE", "file"], rows)
+    return _Told([case.to_dict() for case in found], [table], figures)
 
 
-def _split_pairs(texts: Sequence[str] | None) -> "list[Pair] | None":
-    """Label and context of each pair that is named; None where none is."""
-    for text in texts or ():
-        if ";" not in text:
-            raise InputError("--pair", f"{text!r} has no semicolon", "write for example 'car;parking meter'")
-    split = [text.strip("{}").partition(";") for text in texts or ()]
-    return None if texts is None else [(label.strip(), context.strip()) for label, _, context in split]
+def _decode(records: "RecordSet | None", rows: Sequence[int]) -> "list[NDArray[np.uint8]]":
+    """Pixels (H,W,3) of the images in these rows, small enough for a figure."""
+    import numpy as np
+
+    from pivotpatch.audit.plots import shrink_image
+
+    if records is None:
+        raise InputError("--plot", "it is not known where the images are", "give their address behind the scores")
+    return [np.asarray(shrink_image(records, row, side=_SIDE)) for row in rows]
 
 
-def _make_table(*headings: str) -> "Table":
+def _make_table(headings: list[str], rows: Sequence[Sequence[str]]) -> "Table":
     """A table whose last column, where it holds names of images, is folded and not cut."""
     from pivotpatch.cli.console import make_table
 
-    table = make_table(list(headings))
+    table = make_table(headings)
     if headings[-1] == "file":
         table.columns[-1].justify, table.columns[-1].no_wrap, table.columns[-1].overflow = "left", False, "fold"
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -322,7 +301,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "definition": {"choices": ["step", "envelope"], "default": "step", "help": "of average precision (step)"},
     "count": {"type": int, "default": 15, "metavar": "N", "help": "entries to list (15)"},
 }
-_PARTS: dict[str, tuple[Callable[[_Audited], _Told], str, tuple[str, ...]]] = {
+_PARTS: dict[str, tuple[_Part, str, tuple[str, ...]]] = {
     "pairs": (
         _audit_pairs,
         "FPR and TPR of labels that co-occur, the worst first",

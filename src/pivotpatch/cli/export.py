@@ -66,7 +66,6 @@ def _find_place(args: argparse.Namespace) -> Path:
     place = Path(args.what.partition(":")[2] if is_named(args.what) else args.what).resolve()
     out: Path = args.out or Path(f"{place.name.partition('@')[0]}.onnx")
     if out.suffix.lower() != ".onnx" or out.is_dir() or not out.absolute().parent.is_dir():
-        raise InputError(
-            str(out), "is no name for an ONNX file", "give one that ends in .onnx, in a folder that is there"
-        )
+        todo = "give one that ends in .onnx, in a folder that is there"
+        raise InputError(str(out), "is no name for an ONNX file", todo)
     return out

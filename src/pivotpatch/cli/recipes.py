@@ -43,41 +43,34 @@ def run_recipes(args: argparse.Namespace) -> int:
         config = load_config(path)
         print(config.model_dump_json() if args.json else path.read_text("utf-8").rstrip("\n"))
         return 0
-    rows = []
-    for recipe in list_recipes():
-        config = load_config(recipe.path)
-        rows.append(
-            {
-                "name": recipe.name,
-                "title": recipe.title,
-                "data": config.data.train,
-                "backbone": config.model.start_from or config.model.backbone,
-                "head": config.model.head,
-                "task": config.task.kind,
-                "published_map": recipe.published,
-                "source": recipe.source,
-            }
-        )
+    rows: list[dict[str, Any]] = [
+        {
+            "name": recipe.name,
+            "title": recipe.title,
+            "data": config.data.train,
+            "backbone": config.model.start_from or config.model.backbone,
+            "head": config.model.head,
+            "task": config.task.kind,
+            "published_map": recipe.published,
+            "source": recipe.source,
+        }
+        for recipe, config in ((recipe, load_config(recipe.path)) for recipe in list_recipes())
+    ]
     if args.json:
         print(json.dumps(rows))
-    else:
-        _print_table(rows)
-    return 0
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    """Names begin with the data and end with the method; the backbone gives way where the screen is narrow."""
+        return 0
     from rich.text import Text
 
     from pivotpatch.cli.console import Screen, make_table
 
     table = make_table(["name", "backbone", "head", "mAP"])
-    table.columns[0].no_wrap, table.columns[1].no_wrap = True, False
-    table.columns[1].justify = table.columns[2].justify = "left"
+    table.columns[0].no_wrap = True  # the backbone gives way where the screen is narrow
+    table.columns[1].no_wrap, table.columns[1].justify, table.columns[2].justify = False, "left", "left"
     for row in rows:
         backbone = Text(row["backbone"], no_wrap=True, overflow="ellipsis")
         table.add_row(row["name"], backbone, row["head"], _write(row["published_map"]))
     Screen().print(table)
+    return 0
 
 
 def _write(figure: float | None) -> str:
@@ -86,10 +79,11 @@ def _write(figure: float | None) -> str:
 
 def _compare(args: argparse.Namespace) -> int:
     """Print what scores are worth beside the paper's row: the model's logits, and PAT-I's where the paper has them."""
-    from pivotpatch.audit.evaluation import find_rule
+    import torch
+
+    from pivotpatch.audit import evaluate_scores
     from pivotpatch.cli.console import Screen, make_table
     from pivotpatch.cli.sources import read_policy, read_score_file
-    from pivotpatch.core.metrics import average_precision, precision_recall
     from pivotpatch.training.config import find_recipe, load_config
 
     if args.name is None:
@@ -101,17 +95,17 @@ def _compare(args: argparse.Namespace) -> int:
         raise InputError(f"recipe {args.name!r}", "the paper prints no row of it", "choose one with an mAP in the list")
     scores = read_score_file(args.compare)
     policy = read_policy(args.policy, scores.labels)
+    found = evaluate_scores(scores, policy=policy, resamples=0, generator=torch.Generator())
     kind = {"patch": "tde", "patch_only": "patch"}.get(load_config(path).task.kind, "image")
-    told: dict[str, Any] = {}
+    told, rule = dict[str, Any](), ""
     for row, paper in rows.items():
         judged = kind if row == "model" else "tde"
-        if judged not in scores.logits:
+        if judged not in found.kinds:
             continue
-        precision = average_precision(scores.get(judged), scores.target, labels=scores.labels)
-        rule = find_rule(scores, policy, judged)
-        if rule is None:
+        precision, decided = found.kinds[judged].precision, found.kinds[judged].decided
+        if decided is None:
             raise InputError("--policy", f"the thresholds are not for {judged} logits", "choose fixed:P or prior:DATA")
-        decided = precision_recall(rule.values, scores.target, policy=rule.policy, labels=scores.labels)
+        rule = decided.definition
         ours = {"mAP": precision.mean, **{name: getattr(decided, name) for name in _DECIDED}}
         ours |= dict(zip(scores.labels, precision.per_label, strict=True)) if "AP" in paper else {}
         printed = {**paper, **paper.get("AP", {})}
@@ -122,7 +116,7 @@ def _compare(args: argparse.Namespace) -> int:
     if not told:
         raise InputError(str(args.compare), f"there are no {kind!r} logits", "score with the model of the recipe")
     if args.json:
-        print(json.dumps({"recipe": path.stem, "policy": decided.definition, **told}))
+        print(json.dumps({"recipe": path.stem, "policy": rule, **told}))
         return 0
     screen = Screen()
     for row, measures in told.items():
@@ -133,5 +127,5 @@ def _compare(args: argparse.Namespace) -> int:
             difference = "" if paper is None or ours is None else f"{ours - paper:+.1f}"
             table.add_row(name, _write(paper), _write(ours), difference)
         screen.print(table)
-    screen.print(f"ours: step-wise AP; CP to OF1 by {decided.definition}")
+    screen.print(f"ours: step-wise AP; CP to OF1 by {rule}")
     return 0

@@ -4,6 +4,7 @@ import argparse
 import copy
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
     from pivotpatch.inference.scoring import Progress
+    from pivotpatch.models.classifier import Classifier
     from pivotpatch.report import Subject
 
 SEED = 0  # of the resamples: the same scores have the same intervals
@@ -78,18 +80,12 @@ def run_report(args: argparse.Namespace) -> int:
 
     state = join_processes()
     with show_progress() as shown:
-
-        def make(source: Source, like: "Scores | None") -> "Subject":
-            subject = _make_subject(source, records, like=like, on_error=args.on_error, progress=shown.tell)
-            fitted = subject.scores.thresholds or subject.scores.calibration
-            return replace(subject, fitted_here=held_out and source.model is not None and bool(fitted))
-
-        subject, baseline = make(source, None), None
-        if other is not None:
-            baseline = make(other, subject.scores)
-            if len(baseline.scores) < len(subject.scores):  # both are judged by what both could read
-                assert baseline.scores.indices is not None
-                subject = replace(subject, scores=subject.scores.select(baseline.scores.indices))
+        make = partial(_make_subject, records=records, held_out=held_out, on_error=args.on_error, progress=shown.tell)
+        subject = make(source)
+        baseline = None if other is None else make(other, like=subject.scores)
+        if baseline is not None and len(baseline.scores) < len(subject.scores):
+            assert baseline.scores.indices is not None  # both are judged by what both could read
+            subject = replace(subject, scores=subject.scores.select(baseline.scores.indices))
         policy = args.policy and read_policy(args.policy, subject.scores.labels, config=source.config)
         if state.is_main_process:
             findings = gather_findings(
@@ -101,7 +97,7 @@ def run_report(args: argparse.Namespace) -> int:
                 images=args.images,
                 generator=torch.Generator().manual_seed(SEED),
             )
-            size = write_report(args.out, findings, subject, baseline=baseline, records=records, images=args.images)
+            size = write_report(args.out, findings, records=records, images=args.images)
     if state.is_main_process:
         print(f"wrote {args.out}, {size / 1e6:.2f} MB")
     state.destroy_process_group()
@@ -125,53 +121,51 @@ def _find_held_out(sources: list[Source]) -> "RecordSet | None":
 
 
 def _make_subject(
-    source: Source, records: "RecordSet | None", *, like: "Scores | None", on_error: str | None, progress: "Progress"
+    source: Source,
+    *,
+    records: "RecordSet | None",
+    like: "Scores | None" = None,
+    held_out: bool,
+    on_error: str | None,
+    progress: "Progress",
 ) -> "Subject":
     """Scores of a source on the images, or on those of other scores, and what is known of it."""
     from pivotpatch.models.open import is_named
     from pivotpatch.report.findings import Subject
     from pivotpatch.training.config import load_config
 
-    name = str(source.path) if is_named(str(source.path)) else source.path.resolve().name
-    if source.model is None:
+    name, model = str(source.path) if is_named(str(source.path)) else source.path.resolve().name, source.model
+    if model is None:
         scores = read_score_file(source.path, records=None if like else records, like=like)
         return Subject(name, scores, {"model": "known by its scores alone"})
-    config, facts = source.config or load_config(None), _describe(source)
+    config, facts = source.config or load_config(None), _describe(model)
     if on_error is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"on_error": on_error})})
     assert records is not None
+    if like is None:
+        judged = keep_known_labels(records, model)
+    else:
+        unknown = [label for label in like.labels if label not in model.labels]
+        if unknown:
+            wrong = f"it does not know {len(unknown)} of the {len(like.labels)} labels that are judged"
+            raise InputError(str(source.path), f"{wrong} ({shorten(unknown)})", "give a baseline that does")
+        assert like.indices is not None
+        judged = records.select(like.indices.numpy()).keep_labels(like.labels)
     started = time.perf_counter()
-    scored = score_source(
-        source.model,
-        keep_known_labels(records, source.model) if like is None else _select(source, records, like),
-        config=config,
-        keep_patches=True,
-        progress=lambda done, total: progress(f"score {name}", done, total),
+    scores, not_read = score_source(
+        model, judged, config=config, keep_patches=True, progress=partial(progress, f"score {name}")
     )
-    list_not_read(scored.not_read, rest="")
-    seconds, device = time.perf_counter() - started, next(source.model.parameters()).device.type
-    facts["scoring"] = f"{seconds:.3g} s on {device}, {len(scored.scores) / seconds:.3g} images a second, with decoding"
-    return Subject(name, scored.scores, facts)
+    list_not_read(not_read, rest="")
+    seconds, device = time.perf_counter() - started, next(model.parameters()).device.type
+    facts["scoring"] = f"{seconds:.3g} s on {device}, {len(scores) / seconds:.3g} images a second, with decoding"
+    return Subject(name, scores, facts, fitted_here=held_out and bool(scores.thresholds or scores.calibration))
 
 
-def _select(source: Source, records: "RecordSet", like: "Scores") -> "RecordSet":
-    """The images and labels of other scores, all of which the model must know."""
-    assert source.model is not None
-    unknown = [name for name in like.labels if name not in source.model.labels]
-    if unknown:
-        wrong = f"it does not know {len(unknown)} of the {len(like.labels)} labels that are judged ({shorten(unknown)})"
-        raise InputError(str(source.path), wrong, "give a baseline that does")
-    assert like.indices is not None
-    return records.select(like.indices.numpy()).keep_labels(like.labels)
-
-
-def _describe(source: Source) -> dict[str, str]:
+def _describe(model: "Classifier") -> dict[str, str]:
     """What a model is made of and what it costs."""
     from pivotpatch.models.classifier import IndependentClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    model = source.model
-    assert model is not None
     built, side, passes = model.architecture, model.preprocessing.image_size, 1
     if isinstance(model, PatchClassifier):
         passes = (not model.patch_only) + model.grid**2

@@ -1,20 +1,21 @@
 """How sure an mAP or an F1 is: intervals from resampled images, for one model or for two on the same ones."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pivotpatch.core.metrics import Definition, EmptyRule, average_precision, measure_counts
+from pivotpatch.core.metrics import Definition, EmptyRule, check_scores, measure_counts
 from pivotpatch.errors import InputError
 
+F1_MEASURES = ("CF1", "OF1")
 _CHUNKS = (16, 64)  # resamples at once, fewest and most
 _COUNTS = 1 << 18  # how often images were drawn: numbers that a processor's cache holds
-F1_MEASURES = ("CF1", "OF1")
 _COLUMNS = 1000  # labels whose quantiles are found at once
 
 
@@ -27,67 +28,48 @@ class Interval:
     high: float
 
 
+@final
 @dataclass(frozen=True, eq=False)
-class ResampledPrecision:
-    """Average precision of one or more score matrices in the same R resamples of the images.
+class Resampled:
+    """What was measured of one or more models, on the images as they are and in the same R resamples of them.
 
     Attributes:
-        definition: "step" or "envelope".
-        measured: (L,) by name, on the images as they are; NaN for a label without a positive image.
-        drawn: (R,L) by name; NaN where a resample has no positive image of a label.
-    """
-
-    definition: Definition
-    measured: Mapping[str, Tensor]
-    drawn: Mapping[str, Tensor]
-
-    def bound_mean(self, name: str, *, minus: str | None = None, confidence: float = 0.95) -> Interval:
-        """The interval of a matrix's mAP, or of the difference of two.
-
-        The percentiles of the resamples, moved back by the bootstrap's own bias: an image that is drawn twice counts
-        twice at its place, so that resamples of rare labels come out too high, and the mean over many labels hides
-        everything but that. A label without a positive image in a resample is left out of that resample's mean.
-        """
-        measured, drawn = self._pick(name, minus)
-        bounds = _bound(measured.nanmean()[None], drawn.nanmean(dim=1, keepdim=True), confidence, paired=bool(minus))
-        return Interval(*bounds[:, 0].tolist())
-
-    def bound_labels(self, name: str, *, minus: str | None = None, confidence: float = 0.95) -> list[Interval | None]:
-        """The interval of each label's average precision or difference; None for a label without a positive image."""
-        measured, drawn = self._pick(name, minus)
-        bounds = _bound(measured, drawn, confidence, paired=bool(minus))
-        return [None if row[0] != row[0] else Interval(*row) for row in bounds.T.tolist()]
-
-    def _pick(self, name: str, minus: str | None) -> tuple[Tensor, Tensor]:
-        if minus is None:
-            return self.measured[name], self.drawn[name]
-        return self.measured[name] - self.measured[minus], self.drawn[name] - self.drawn[minus]
-
-
-@dataclass(frozen=True, eq=False)
-class ResampledF1:
-    """CF1 and OF1 of one or more sets of decisions in the same resamples.
-
-    Attributes:
-        values: (2,1+R) by name, the rows of `F1_MEASURES`; first on the images as they are.
+        values: (1+R,K) by name, first on the images as they are; K labels, or K measures. NaN where there is none, such
+            as for a label without a positive image.
     """
 
     values: Mapping[str, Tensor]
 
-    def bound(self, measure: str, name: str, *, minus: str | None = None, confidence: float = 0.95) -> Interval:
-        """The interval of a measure, or of the difference of two models in it."""
-        values = self.values[name] if minus is None else self.values[name] - self.values[minus]
-        row = values[F1_MEASURES.index(measure)]
-        return Interval(*_bound(row[:1], row[1:, None], confidence, paired=bool(minus))[:, 0].tolist())
+    def bound_mean(self, name: str, *, minus: str | None = None, confidence: float = 0.95) -> Interval:
+        """The interval of a model's mean over the columns, such as its mAP, or of the difference of two.
+
+        A label without a positive image in a resample is left out of that resample's mean.
+        """
+        values = self._pick(name, minus).nanmean(dim=1, keepdim=True)
+        return Interval(*_bound(values, confidence, paired=bool(minus))[:, 0].tolist())
+
+    def bound_each(self, name: str, *, minus: str | None = None, confidence: float = 0.95) -> list[Interval | None]:
+        """The interval of each column, or of each difference; None where nothing was measured."""
+        bounds = _bound(self._pick(name, minus), confidence, paired=bool(minus))
+        return [None if row[0] != row[0] else Interval(*row) for row in bounds.T.tolist()]
+
+    def _pick(self, name: str, minus: str | None) -> Tensor:
+        return self.values[name] if minus is None else self.values[name] - self.values[minus]
 
 
-def _bound(measured: Tensor, drawn: Tensor, confidence: float, *, paired: bool) -> Tensor:
-    """Values and bounds (3,K) of what was measured (K,), from the same in resamples (R,K)."""
+def _bound(values: Tensor, confidence: float, *, paired: bool) -> Tensor:
+    """Values and bounds (3,K) of what was measured and resampled (1+R,K).
+
+    The percentiles of the resamples, moved back by the bootstrap's own bias: an image that is drawn twice counts
+    twice at its place, so that resamples of rare labels come out too high, and the mean over many labels hides
+    everything but that.
+    """
+    measured, drawn = values[:1], values[1:]
     ends = torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=drawn.dtype)
     parts = drawn.split(_COLUMNS, dim=1)  # torch refuses quantiles of very large tensors
     quantiles = torch.cat([part.nanquantile(ends, dim=0) for part in parts], dim=1)
     bias = drawn.nanmean(dim=0) - measured
-    return torch.cat([measured[None], (quantiles - bias).clamp(min=-1.0 if paired else 0.0, max=1.0)])
+    return torch.cat([measured, (quantiles - bias).clamp(min=-1.0 if paired else 0.0, max=1.0)])
 
 
 def resample_average_precision(
@@ -97,7 +79,7 @@ def resample_average_precision(
     resamples: int = 1000,
     definition: Definition = "step",
     generator: torch.Generator,
-) -> ResampledPrecision:
+) -> Resampled:
     """Average precision in samples of the images, as many as there are, drawn with replacement.
 
     All matrices see the same resamples, so that their differences are paired. Each is exactly what `average_precision`
@@ -115,22 +97,21 @@ def resample_average_precision(
     >>> drawn.bound_mean("model")
     Interval(value=1.0, low=1.0, high=1.0)
     """
-    if resamples < 1:
-        raise InputError("bootstrap", f"{resamples} resamples", "give 1 or more; 1,000 are usual")
-    measured = {}
+    truth = target.float().cpu().T.contiguous()
+    labels = (truth == 1).any(dim=1).nonzero()[:, 0].tolist()
+
+    def measure(counts: Tensor, ranked: list[_Ranking]) -> Tensor:
+        found = torch.full((counts.shape[1], target.shape[1]), torch.nan, dtype=torch.float64)
+        for label, ranking in zip(labels, ranked, strict=True):
+            found[:, label] = ranking.measure(counts, definition)
+        return found
+
+    measures = {}
     for name, matrix in scores.items():
-        found = average_precision(matrix, target, definition=definition).per_label
-        measured[name] = torch.tensor([torch.nan if value is None else value for value in found], dtype=torch.float64)
-    target = target.float().cpu()
-    plans = {name: _Plan.make(matrix.detach().cpu(), target) for name, matrix in scores.items()}
-    parts: dict[str, list[Tensor]] = {name: [] for name in scores}
-    for counts in _draw_counts(len(target), resamples, generator):
-        for name, plan in plans.items():
-            values = torch.full((counts.shape[1], target.shape[1]), torch.nan, dtype=torch.float64)
-            values[:, plan.labels] = plan.measure(counts, definition)
-            parts[name].append(values)
-    drawn = {name: torch.cat(each) for name, each in parts.items()}
-    return ResampledPrecision(definition, measured, drawn)
+        check_scores(matrix, target, labels=None, where="bootstrap")
+        by_label = matrix.detach().cpu().T.contiguous()
+        measures[name] = partial(measure, ranked=[_Ranking.make(by_label[label], truth[label]) for label in labels])
+    return _resample(measures, len(target), resamples, generator)
 
 
 def resample_f1(
@@ -140,7 +121,7 @@ def resample_f1(
     resamples: int = 1000,
     empty: EmptyRule = "zero",
     generator: torch.Generator,
-) -> ResampledF1:
+) -> Resampled:
     """CF1 and OF1 of decisions in samples of the images, drawn with replacement; the decisions stay as they are.
 
     Args:
@@ -152,22 +133,33 @@ def resample_f1(
 
     >>> target = torch.tensor([[1.0], [0.0], [1.0], [0.0]])
     >>> drawn = resample_f1({"model": target == 1}, target, generator=torch.Generator().manual_seed(0))
-    >>> drawn.bound("OF1", "model")
+    >>> drawn.bound_each("model")[F1_MEASURES.index("OF1")]
     Interval(value=1.0, low=1.0, high=1.0)
     """
     target = target.float().cpu()
-    present, known, count = target == 1, ~target.isnan(), len(target)
-    # The first row counts each image once: what was measured.
-    counts = chain([torch.ones(count, 1)], _draw_counts(count, resamples, generator))
-    decided = {name: each.cpu() & known for name, each in given.items()}
-    parts: dict[str, list[Tensor]] = {name: [] for name in given}
-    for drawn in counts:
-        presents = drawn.T @ present.float()
-        for name, each in decided.items():
-            hits, gives = drawn.T @ (each & present).float(), drawn.T @ each.float()
-            measured = measure_counts(hits.double(), gives.double(), presents.double(), empty=empty)
-            parts[name].append(torch.stack([measured[measure] for measure in F1_MEASURES]))
-    return ResampledF1({name: torch.cat(each, dim=1) for name, each in parts.items()})
+    present, known = target == 1, ~target.isnan()
+
+    def measure(counts: Tensor, decided: Tensor) -> Tensor:
+        hits, gives, presents = (counts.T @ each.float() for each in (decided & present, decided, present))
+        found = measure_counts(hits.double(), gives.double(), presents.double(), empty=empty)
+        return torch.stack([found[name] for name in F1_MEASURES], dim=1)
+
+    measures = {name: partial(measure, decided=each.cpu() & known) for name, each in given.items()}
+    return _resample(measures, len(target), resamples, generator)
+
+
+def _resample(
+    measures: Mapping[str, Callable[[Tensor], Tensor]], count: int, resamples: int, generator: torch.Generator
+) -> Resampled:
+    """What each of `measures` (r,K) says of resamples in which images were drawn so often (N,r)."""
+    if resamples < 1:
+        raise InputError("bootstrap", f"{resamples} resamples", "give 1 or more; 1,000 are usual")
+    parts: dict[str, list[Tensor]] = {name: [] for name in measures}
+    once = torch.ones(count, 1)  # each image as it is
+    for counts in chain([once], _draw_counts(count, resamples, generator)):
+        for name, measure in measures.items():
+            parts[name].append(measure(counts))
+    return Resampled({name: torch.cat(each) for name, each in parts.items()})
 
 
 def _draw_counts(count: int, resamples: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -180,61 +172,38 @@ def _draw_counts(count: int, resamples: int, generator: torch.Generator) -> Iter
         yield torch.bincount(cells.flatten(), minlength=count * size).view(count, size).float()
 
 
-class _Plan(NamedTuple):
-    """Everything about some labels that no resample changes.
-
-    A precision is needed only at the scores of a label's positive images, its levels, the highest first. Images
-    between two levels are a bag; what a resample gives above a level is a sum over bags.
+class _Ranking(NamedTuple):
+    """What no resample changes about a label: its P positive images, and the images that are ranked above the last.
 
     Attributes:
-        labels: (K,) those that have a positive image.
-        levels: how many each of them has.
-        given: images in order, one label after the other.
-        given_starts: where each bag of them begins.
-        present: the positive ones among them.
-        present_starts: likewise.
+        images: (M,) of known truth, the highest score first.
+        starts: (P,) where those begin that are given together with each positive and not yet with the one before.
+        positives: (P,) images, the highest score first.
+        ends: (P,) the last positive that has the same score as each.
     """
 
-    labels: Tensor
-    levels: list[int]
-    given: Tensor
-    given_starts: Tensor
-    present: Tensor
-    present_starts: Tensor
+    images: Tensor
+    starts: Tensor
+    positives: Tensor
+    ends: Tensor
 
     @classmethod
-    def make(cls, scores: Tensor, target: Tensor) -> "_Plan":
-        """Put the images of scores (N,K) and target (N,K) into bags."""
-        labels = (target == 1).any(dim=0).nonzero().flatten()
-        levels: list[int] = []
-        bags: dict[str, list[Tensor]] = {"given": [], "given_starts": [], "present": [], "present_starts": []}
-        filled = {"given": 0, "present": 0}
-        for values, truth in zip(scores.T[labels], target.T[labels], strict=True):
-            own = -values  # so that the highest score comes first
-            heights = own[truth == 1].unique()
-            levels.append(len(heights))
-            for kind, chosen in (("given", ~truth.isnan()), ("present", truth == 1)):
-                rows = chosen.nonzero().flatten()
-                sorted_values, order = own[rows].sort()
-                ends = torch.searchsorted(sorted_values, heights, right=True)
-                bags[kind].append(rows[order[: ends[-1]]].int())
-                bags[f"{kind}_starts"].append(torch.cat([ends.new_zeros(1), ends[:-1]]) + filled[kind])
-                filled[kind] += int(ends[-1])
-        joined = {kind: torch.cat([torch.empty(0, dtype=torch.int32), *parts]).int() for kind, parts in bags.items()}
-        return cls(labels, levels, **joined)
+    def make(cls, scores: Tensor, target: Tensor) -> "_Ranking":
+        """Rank the images by scores (N,), with the target (N,)."""
+        known = (~target.isnan()).nonzero()[:, 0]
+        images = known[scores[known].argsort(descending=True)]
+        positives = images[target[images] == 1]
+        down = -scores[positives]
+        given = torch.searchsorted(-scores[images], down, right=True)
+        starts = torch.cat([given.new_zeros(1), given[:-1]])
+        return cls(images[: given[-1]].int(), starts.int(), positives, torch.searchsorted(down, down, right=True) - 1)
 
     def measure(self, counts: Tensor, definition: Definition) -> Tensor:
-        """Average precision (r,K) of resamples in which images were drawn `counts` (N,r) times."""
+        """Average precision (r,) of resamples in which images were drawn `counts` (N,r) times."""
         # Sums of whole numbers are exact in float32 up to 2^24 images.
-        given = F.embedding_bag(self.given, counts, self.given_starts, mode="sum").double()
-        present = F.embedding_bag(self.present, counts, self.present_starts, mode="sum").double()
-        found = torch.empty(counts.shape[1], len(self.levels), dtype=torch.float64)
-        for place, (all_in, hits_in) in enumerate(
-            zip(given.split(self.levels), present.split(self.levels), strict=True)
-        ):
-            hits = hits_in.cumsum(0)
-            precision = hits / all_in.cumsum(0).clamp(min=1)
-            if definition == "envelope":  # a level of which nothing was drawn is never the best
-                precision = precision.flip(0).cummax(0).values.flip(0)
-            found[:, place] = (hits_in * precision).sum(0) / hits[-1]
-        return found
+        given = F.embedding_bag(self.images, counts, self.starts, mode="sum").cumsum(0)
+        drawn = counts[self.positives].double()
+        precision = drawn.cumsum(0)[self.ends] / given.clamp(min=1)
+        if definition == "envelope":  # a positive that was not drawn is never the best
+            precision = precision.flip(0).cummax(0).values.flip(0)
+        return (drawn * precision).sum(0) / drawn.sum(0)

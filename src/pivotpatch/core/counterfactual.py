@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pivotpatch.core.checks import check_shapes
 from pivotpatch.errors import InputError
 
 
@@ -72,12 +73,7 @@ def patch_weights(weight_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     >>> patch_weights(torch.tensor([[[0.0], [0.0]]])).flatten().tolist()
     [0.5, 0.5]
     """
-    if weight_logits.ndim != 3:
-        raise InputError(
-            "patch_weights",
-            f"weight_logits have shape {tuple(weight_logits.shape)}",
-            "give one row of logits a patch, (B, P, L)",
-        )
+    check_shapes("patch_weights", "BPL", weight_logits=weight_logits)
     check_temperature(temperature, "patch_weights")
     logits = at_least_float32(weight_logits)
     temperature = max(temperature, torch.finfo(logits.dtype).tiny)  # one that is 0 in their dtype would divide 0 by 0
@@ -100,12 +96,7 @@ def pool_patches(patch_logits: Tensor, weights: Tensor) -> Tensor:
     >>> pool_patches(torch.tensor([[[1.0], [3.0]]]), torch.tensor([[[0.25], [0.75]]])).item()
     2.5
     """
-    if patch_logits.shape != weights.shape or patch_logits.ndim != 3:
-        raise InputError(
-            "pool_patches",
-            f"patch_logits have shape {tuple(patch_logits.shape)} and weights {tuple(weights.shape)}",
-            "give both as (B, P, L)",
-        )
+    check_shapes("pool_patches", "BPL BPL", patch_logits=patch_logits, weights=weights)
     return (at_least_float32(patch_logits) * weights).sum(dim=1)
 
 
@@ -128,12 +119,7 @@ def tde_logits(image_logits: Tensor, pooled_logits: Tensor, *, lam: float = 1.0,
     >>> tde_logits(torch.tensor([[1.0]]), torch.tensor([[3.0]]), lam=1.0, normalised=True).item()
     2.0
     """
-    if image_logits.shape != pooled_logits.shape:
-        raise InputError(
-            "tde_logits",
-            f"image_logits have shape {tuple(image_logits.shape)} and pooled_logits {tuple(pooled_logits.shape)}",
-            "give both as (B, L)",
-        )
+    check_shapes("tde_logits", "BL BL", image_logits=image_logits, pooled_logits=pooled_logits)
     check_lam(lam, "tde_logits")
     total = at_least_float32(image_logits) + lam * at_least_float32(pooled_logits)
     return total / (1 + lam) if normalised else total
@@ -162,13 +148,7 @@ def combine_logits(
     >>> out.tde_logits.shape, out.probs[0, 0].item()
     (torch.Size([2, 5]), 0.5)
     """
-    expected = (image_logits.shape[0], image_logits.shape[-1])
-    if image_logits.ndim != 2 or patch_logits.ndim != 3 or (patch_logits.shape[0], patch_logits.shape[2]) != expected:
-        raise InputError(
-            "combine_logits",
-            f"image_logits have shape {tuple(image_logits.shape)} and patch_logits {tuple(patch_logits.shape)}",
-            "give (B, L) and (B, P, L) of the same images and labels",
-        )
+    check_shapes("combine_logits", "BL BPL", image_logits=image_logits, patch_logits=patch_logits)
     weights = patch_weights(patch_logits if weight_logits is None else weight_logits, temperature=temperature)
     pooled = pool_patches(patch_logits, weights)
     tde = tde_logits(image_logits, pooled, lam=lam)

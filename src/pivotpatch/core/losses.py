@@ -5,14 +5,15 @@ and their logarithms are not finite.
 """
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pivotpatch.core.checks import check_shapes
 from pivotpatch.core.counterfactual import CounterfactualLogits, at_least_float32
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, check_known
 
 Reduction = Literal["sum", "mean", "none"]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -69,7 +70,9 @@ def asymmetric_loss(
     >>> asymmetric_loss(torch.tensor([[-4.0, 0.0]]), torch.tensor([[0.0, 1.0]])).item()
     0.6931471824645996
     """
-    _check_asymmetry(gamma_neg, gamma_pos, clip)
+    if not (gamma_neg >= 0 and gamma_pos >= 0 and 0 <= clip < 1):
+        wrong = f"gamma_neg is {gamma_neg}, gamma_pos {gamma_pos} and clip {clip}"
+        raise InputError("asymmetric_loss", wrong, "give gammas of 0 or more and a clip in [0, 1)")
     logits, target, known = _prepare(logits, target, "asymmetric_loss")
     log_present = F.logsigmoid(logits)
     shifted = (torch.sigmoid(logits) - clip).clamp(min=0)
@@ -102,8 +105,8 @@ class BinaryCrossEntropyLoss(nn.Module):
 
     def __init__(self, *, reduction: Reduction = "sum") -> None:
         super().__init__()
-        _check_reduction(reduction)
         self.reduction: Reduction = reduction
+        self(torch.zeros(1, 1), torch.zeros(1, 1))  # a wrong option is told now
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Loss of logits (B,L) against target (B,L)."""
@@ -123,62 +126,22 @@ class AsymmetricLoss(nn.Module):
         reduction: Reduction = "sum",
     ) -> None:
         super().__init__()
-        _check_asymmetry(gamma_neg, gamma_pos, clip)
-        _check_reduction(reduction)
-        self.gamma_neg = gamma_neg
-        self.gamma_pos = gamma_pos
-        self.clip = clip
-        self.detach_focus = detach_focus
-        self.reduction: Reduction = reduction
+        focus = {"gamma_neg": gamma_neg, "gamma_pos": gamma_pos, "clip": clip}
+        self.options: dict[str, Any] = {**focus, "detach_focus": detach_focus, "reduction": reduction}
+        self(torch.zeros(1, 1), torch.zeros(1, 1))  # a wrong option is told now
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Loss of logits (B,L) against target (B,L)."""
-        return asymmetric_loss(
-            logits,
-            target,
-            gamma_neg=self.gamma_neg,
-            gamma_pos=self.gamma_pos,
-            clip=self.clip,
-            detach_focus=self.detach_focus,
-            reduction=self.reduction,
-        )
+        return asymmetric_loss(logits, target, **self.options)
 
     def extra_repr(self) -> str:
         """The parameters, for printing."""
-        return (
-            f"gamma_neg={self.gamma_neg}, gamma_pos={self.gamma_pos}, clip={self.clip}, "
-            f"detach_focus={self.detach_focus}, reduction={self.reduction!r}"
-        )
-
-
-def _check_asymmetry(gamma_neg: float, gamma_pos: float, clip: float) -> None:
-    if not (gamma_neg >= 0 and gamma_pos >= 0 and 0 <= clip < 1):
-        raise InputError(
-            "asymmetric_loss",
-            f"gamma_neg is {gamma_neg}, gamma_pos {gamma_pos} and clip {clip}",
-            "give gammas of 0 or more and a clip in [0, 1)",
-        )
-
-
-def _check_reduction(reduction: str) -> None:
-    if reduction not in get_args(Reduction):
-        raise InputError("loss", f"unknown reduction {reduction!r}", choose_one_of(reduction, get_args(Reduction)))
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
 def _prepare(logits: Tensor, target: Tensor, where: str) -> tuple[Tensor, Tensor, Tensor]:
     """Logits and target in the dtype of the computation, and where the target is known (B,L)."""
-    if not isinstance(logits, Tensor) or not isinstance(target, Tensor):
-        raise InputError(
-            where,
-            f"logits are a {type(logits).__name__} and target a {type(target).__name__}",
-            "give both as tensors (B, L)",
-        )
-    if logits.shape != target.shape or logits.ndim != 2:
-        raise InputError(
-            where,
-            f"logits have shape {tuple(logits.shape)} and target {tuple(target.shape)}",
-            "give both as (B, L)",
-        )
+    check_shapes(where, "BL BL", logits=logits, target=target)
     if not logits.is_floating_point():
         raise InputError(where, f"logits are {logits.dtype}", "give floating-point logits")
     logits = at_least_float32(logits)
@@ -199,7 +162,7 @@ def _focus(base: Tensor, gamma: float, detach: bool) -> Tensor:
 
 def _reduce(loss: Tensor, known: Tensor, reduction: Reduction) -> Tensor:
     """Reduce a loss (B,L) over its known labels."""
-    _check_reduction(reduction)
+    check_known(reduction, get_args(Reduction), where="loss", what="reduction")
     loss = torch.where(known, loss, loss.new_zeros(()))
     if reduction == "none":
         return loss

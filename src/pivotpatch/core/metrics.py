@@ -6,13 +6,15 @@ positive image, and leaves unknown labels (NaN in the target) out. Values are fr
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple
+from itertools import compress
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from pivotpatch.core.checks import check_shapes
 from pivotpatch.core.policies import SWEPT, BestFixed, Fixed, ThresholdPolicy
-from pivotpatch.errors import InputError, choose_one_of, shorten
+from pivotpatch.errors import InputError, check_known, shorten
 
 Definition = Literal["step", "envelope"]
 DEFINITIONS: dict[str, str] = {
@@ -21,13 +23,6 @@ DEFINITIONS: dict[str, str] = {
 }
 EmptyRule = Literal["zero", "skip"]
 _DEFAULT_POLICY = Fixed(0.5)
-
-
-class Judged(NamedTuple):
-    """What scores are judged by: the target as floats (B,L), on their device, and the names of the L labels."""
-
-    target: Tensor
-    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -129,10 +124,7 @@ def average_precision(
     >>> average_precision(torch.tensor([[0.9], [0.8], [0.1]]), torch.tensor([[1.0], [0.0], [1.0]])).mean
     0.8333333333333333
     """
-    if definition not in DEFINITIONS:
-        raise InputError(
-            "average_precision", f"unknown definition {definition!r}", choose_one_of(definition, DEFINITIONS)
-        )
+    check_known(definition, DEFINITIONS, where="average_precision", what="definition")
     target, names = check_scores(scores, target, labels=labels, where="average_precision")
     by_label = scores.detach().to(torch.promote_types(scores.dtype, torch.float32)).t().contiguous()
     target = target.t().contiguous()
@@ -195,29 +187,26 @@ def precision_recall(
     >>> result.OP, result.CR, result.definition
     (0.5, 0.5, 'fixed threshold 0.5')
     """
-    if empty not in ("zero", "skip"):
-        raise InputError("precision_recall", f"unknown rule {empty!r}", choose_one_of(empty, ("zero", "skip")))
+    check_known(empty, get_args(EmptyRule), where="precision_recall", what="rule")
     target, names = check_scores(scores, target, labels=labels, where="precision_recall")
     known = ~torch.isnan(target)
     given = policy.decide(scores.detach(), known=known) & known
     present = target == 1
-    hits = (given & present).sum(0).double().cpu()
-    gives, presents = given.sum(0).double().cpu(), present.sum(0).double().cpu()
-    counted = presents > 0
+    hits, gives, presents = (each.sum(0).double().cpu() for each in (given & present, given, present))
+    counted, ever_given = presents > 0, gives > 0
     if not counted.any():
         raise InputError("precision_recall", "no label has a positive image", "check the target")
-    precision = hits / gives.clamp(min=1)
-    recall = hits / presents.clamp(min=1)
+    precision, recall = hits / gives.clamp(min=1), hits / presents.clamp(min=1)
     return PrecisionRecall(
         policy.definition,
         empty,
         **{name: value.item() for name, value in measure_counts(hits, gives, presents, empty=empty).items()},
         macro_f1=(2 * hits / (gives + presents).clamp(min=1))[counted].mean().item(),
         labels=names,
-        precision=_known_values(precision, counted if empty == "zero" else counted & (gives > 0)),
+        precision=_known_values(precision, counted if empty == "zero" else counted & ever_given),
         recall=_known_values(recall, counted),
-        skipped=_chosen(names, ~counted),
-        never_given=_chosen(names, counted & (gives == 0)),
+        skipped=tuple(compress(names, ~counted)),
+        never_given=tuple(compress(names, counted & ~ever_given)),
     )
 
 
@@ -234,19 +223,15 @@ def measure_counts(hits: Tensor, gives: Tensor, presents: Tensor, *, empty: Empt
     >>> measure_counts(*counts)["CP"].item(), measure_counts(*counts, empty="skip")["CP"].item()
     (0.25, 0.5)
     """
-    counted = presents > 0
-    in_precision = counted if empty == "zero" else counted & (gives > 0)
-    class_precision = _mean(hits / gives.clamp(min=1), in_precision)
-    class_recall = _mean(hits / presents.clamp(min=1), counted)
-    total = hits.sum(-1)
-    overall = total / gives.sum(-1).clamp(min=1), total / presents.sum(-1).clamp(min=1)
-    names = ("CP", "CR", "CF1", "OP", "OR", "OF1")
-    values = (
-        *(class_precision, class_recall, _harmonic_mean(class_precision, class_recall)),
-        *(*overall, _harmonic_mean(*overall)),
-    )
-    nothing = ~counted.any(-1)
-    return {name: value.masked_fill(nothing, torch.nan) for name, value in zip(names, values, strict=True)}
+    counted, total = presents > 0, hits.sum(-1)
+    values = {
+        "CP": _mean(hits / gives.clamp(min=1), counted if empty == "zero" else counted & (gives > 0)),
+        "CR": _mean(hits / presents.clamp(min=1), counted),
+        "OP": total / gives.sum(-1).clamp(min=1),
+        "OR": total / presents.sum(-1).clamp(min=1),
+    }
+    values |= {f"{kind}F1": _harmonic_mean(values[f"{kind}P"], values[f"{kind}R"]) for kind in "CO"}
+    return {name: value.masked_fill(~counted.any(-1), torch.nan) for name, value in values.items()}
 
 
 def find_best_fixed(probs: Tensor, target: Tensor, *, empty: EmptyRule = "zero") -> BestFixed:
@@ -278,36 +263,26 @@ def _known_values(values: Tensor, known: Tensor) -> tuple[float | None, ...]:
     return tuple(v if k else None for v, k in zip(values.tolist(), known.tolist(), strict=True))
 
 
-def _chosen(names: tuple[str, ...], mask: Tensor) -> tuple[str, ...]:
-    return tuple(name for name, chosen in zip(names, mask.tolist(), strict=True) if chosen)
+def check_scores(
+    scores: Tensor, target: Tensor, *, labels: Sequence[str] | None, where: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    """The target (B,L) as floats on the device of the scores (B,L), and the names of the labels, where they fit.
 
-
-def check_scores(scores: Tensor, target: Tensor, *, labels: Sequence[str] | None, where: str) -> Judged:
-    """Refuse scores (B,L) and a target (B,L) of unlike shapes, or with values that neither may hold.
-
-    >>> check_scores(torch.zeros(1, 2), torch.ones(1, 2), labels=None, where="here").names
-    ('label 0', 'label 1')
+    >>> check_scores(torch.zeros(1, 2), torch.ones(1, 2), labels=None, where="here")
+    (tensor([[1., 1.]]), ('label 0', 'label 1'))
     """
-    if not isinstance(scores, Tensor) or not isinstance(target, Tensor):
-        raise InputError(
-            where,
-            f"scores are a {type(scores).__name__} and target a {type(target).__name__}",
-            "give both as tensors (B, L), for example through torch.as_tensor",
-        )
-    if scores.ndim != 2 or scores.shape != target.shape:
-        raise InputError(
-            where, f"scores have shape {tuple(scores.shape)} and target {tuple(target.shape)}", "give both as (B, L)"
-        )
-    if scores.shape[0] == 0:
-        raise InputError(where, "there is no image", "give at least one")
+    check_shapes(where, "BL BL", scores=scores, target=target)
     names = tuple(labels) if labels is not None else tuple(f"label {i}" for i in range(scores.shape[1]))
+    target = target.to(device=scores.device, dtype=torch.float32)
+    broken = torch.isnan(scores).any(0)
+    wrong = ~(torch.isnan(target) | (target == 0) | (target == 1))
+    if len(scores) == 0:
+        raise InputError(where, "there is no image", "give at least one")
     if len(names) != scores.shape[1]:
         raise InputError(where, f"{len(names)} label names for {scores.shape[1]} columns", "give one name a column")
-    broken = torch.isnan(scores).any(0)
     if broken.any():
-        raise InputError(where, f"scores of {shorten(_chosen(names, broken))} hold NaN", "find where the model made it")
-    target = target.to(device=scores.device, dtype=torch.float32)
-    wrong = ~(torch.isnan(target) | (target == 0) | (target == 1))
+        told = f"scores of {shorten(compress(names, broken))} hold NaN"
+        raise InputError(where, told, "find where the model made it")
     if wrong.any():
         raise InputError(where, f"target holds {target[wrong][0].item():g}", "write 1, 0, or NaN for unknown")
-    return Judged(target, names)
+    return target, names

@@ -1,9 +1,4 @@
-"""Threshold policies by name: how scores become decisions.
-
-Precision and recall mean nothing without the rule behind them, and published tables use several: one threshold for
-all labels, perhaps the best of a few, one for each label, as many images as the training prior says, and the k highest
-labels of each image.
-"""
+"""Threshold policies by name: precision and recall mean nothing without the rule that decides."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
@@ -11,6 +6,7 @@ from typing import ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
+from pivotpatch.core.checks import check_shapes
 from pivotpatch.errors import InputError
 
 SWEPT = tuple(percent / 100 for percent in range(50, 100, 5))
@@ -87,8 +83,9 @@ class PerLabel:
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Decisions (B,L) for probabilities (B,L)."""
         check_probabilities(scores, "PerLabel")
-        _check_count(len(self.thresholds), scores, "PerLabel: thresholds")
-        return scores > torch.tensor(self.thresholds, dtype=scores.dtype, device=scores.device)
+        thresholds = torch.tensor(self.thresholds, dtype=scores.dtype, device=scores.device)
+        check_shapes("PerLabel", "BL L", scores=scores, thresholds=thresholds)
+        return scores > thresholds
 
 
 @dataclass(frozen=True)
@@ -120,9 +117,9 @@ class PriorMatched:
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:
         """Decisions (B,L) for scores (B,L) of any scale; `known` (B,L) marks the images that count."""
-        _check_count(len(self.priors), scores, "PriorMatched: priors")
         known = torch.ones_like(scores, dtype=torch.bool) if known is None else known
         priors = torch.tensor(self.priors, dtype=torch.float64, device=scores.device)
+        check_shapes("PriorMatched", "BL L", scores=scores, priors=priors)
         wanted = (priors * known.sum(0)).round().long()
         ranked = scores.masked_fill(~known, -torch.inf).sort(dim=0, descending=True).values
         last = ranked.gather(0, (wanted - 1).clamp(min=0)[None])
@@ -186,13 +183,5 @@ def check_probabilities(scores: Tensor, where: str) -> None:
     """
     low, high = scores.aminmax()
     if low < 0 or high > 1:
-        raise InputError(
-            where,
-            f"scores from {low.item():.3g} to {high.item():.3g} are no probabilities",
-            "apply torch.sigmoid to logits first",
-        )
-
-
-def _check_count(count: int, scores: Tensor, where: str) -> None:
-    if count != scores.shape[1]:
-        raise InputError(where, f"{count} values for {scores.shape[1]} labels", "give one value a label")
+        wrong = f"scores from {low.item():.3g} to {high.item():.3g} are no probabilities"
+        raise InputError(where, wrong, "apply torch.sigmoid to logits first")

@@ -1,24 +1,27 @@
 """What a report tells of a model, as numbers: measured here, drawn and written elsewhere."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from pivotpatch.audit.cases import CaseStudy, find_cases
-from pivotpatch.audit.cooccurrence import (
-    FalsePositive,
-    PairComparison,
+from pivotpatch.audit import (
     compare_pairs,
     decide,
+    evaluate_scores,
+    find_cases,
     find_false_positives,
+    find_label_errors,
     rank_pairs,
     rate_pairs,
 )
-from pivotpatch.audit.evaluation import Difference, Evaluation, Policy, Rule, evaluate_scores, find_rule
-from pivotpatch.audit.label_errors import LabelError, find_label_errors
+from pivotpatch.audit.cases import CaseStudy
+from pivotpatch.audit.cooccurrence import FalsePositive, PairComparison
+from pivotpatch.audit.evaluation import Difference, Evaluation, Policy, Rule, find_rule
+from pivotpatch.audit.label_errors import LabelError
 from pivotpatch.core.metrics import Definition, EmptyRule
 from pivotpatch.core.policies import Fixed, PerLabel
 from pivotpatch.inference.scores import Scores
@@ -58,14 +61,7 @@ class WorstPair(NamedTuple):
 
     rates: Mapping[str, Any]
     reference: float | None
-    examples: tuple[FalsePositive, ...]
-
-
-class Calibrated(NamedTuple):
-    """Probabilities of one make beside what came true."""
-
-    curve: Reliability
-    quality: CalibrationQuality
+    examples: Sequence[FalsePositive]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +69,8 @@ class Findings:
     """All that a report tells.
 
     Attributes:
+        subject: the model.
+        baseline: the one that it was compared with.
         evaluation: of each kind of logits, and of the baseline.
         thresholds: L numbers that decide about the kind to rank by; None where the policy is of another kind.
         reference: what the model is compared with, in words; None where there is nothing.
@@ -80,17 +78,21 @@ class Findings:
         worst: the worst pairs.
         cases: where the model is nearer to the truth than the reference by most, and where farther from it by most.
         errors: likely label errors.
-        calibration: by "before" and "after"; empty where there are too few images.
+        curves: of probabilities beside what came true, "before" and "after" calibration; none of too few images.
+        calibration: how good these are, likewise.
     """
 
+    subject: Subject
+    baseline: Subject | None
     evaluation: Evaluation
     thresholds: tuple[float, ...] | None
     reference: str | None
     comparison: PairComparison | None
-    worst: tuple[WorstPair, ...]
-    cases: tuple[CaseStudy, ...]
-    errors: tuple[LabelError, ...]
-    calibration: Mapping[str, Calibrated]
+    worst: Sequence[WorstPair]
+    cases: Sequence[CaseStudy]
+    errors: Sequence[LabelError]
+    curves: Mapping[str, Reliability]
+    calibration: Mapping[str, CalibrationQuality]
 
     @property
     def difference(self) -> Difference | None:
@@ -123,41 +125,41 @@ def gather_findings(
         resamples: of the bootstrap.
         generator: draws them.
     """
-    scores, other = subject.scores, None if baseline is None else baseline.scores
-    reference = other
-    if baseline is None and scores.ranking != "image" and "image" in scores.logits:
-        reference = scores.only("image")
+    scores, reference = subject.scores, None if baseline is None else baseline.scores
     evaluation = evaluate_scores(
         scores,
         policy=policy,
         definition=definition,
         empty=empty,
         resamples=resamples,
-        baseline=other,
+        baseline=reference,
         generator=generator,
     )
+    if baseline is None and evaluation.gain is not None:
+        reference = scores.only("image")
     comparison, worst = _audit(scores, reference, max(images // 6, 6))
     cases: list[CaseStudy] = []
     if reference is not None and scores.weights is not None and "tde" in scores.logits:
         cases = find_cases(scores, reference, count=max(images // 5, 6))
-    calibration: dict[str, Calibrated] = {}
+    probs: dict[str, Tensor] = {}
     errors: list[LabelError] = []
     if len(scores) >= _ENOUGH and bool((scores.target == 0).any()):
-        probs = calibrate_out_of_fold(scores.scaled(scores.ranking), scores.target)
-        errors = find_label_errors(scores, probs=probs, count=max(3 * images // 10, 6))
-        for name, values in {"before": scores.probs(scores.ranking).float(), "after": probs.float()}.items():
-            quality = judge_calibration(values, scores.target, labels=scores.labels)
-            calibration[name] = Calibrated(reliability(values, scores.target), quality)
+        calibrated = calibrate_out_of_fold(scores.scaled(scores.ranking), scores.target)
+        errors = find_label_errors(scores, probs=calibrated, count=max(3 * images // 10, 6))
+        probs = {"before": scores.probs(scores.ranking).float(), "after": calibrated.float()}
     named = "the image logits of the same model" if baseline is None else f"the baseline {baseline.name}"
     return Findings(
-        evaluation=evaluation,
+        subject,
+        baseline,
+        evaluation,
         thresholds=_find_thresholds(scores, policy, empty),
         reference=named if reference is not None else None,
         comparison=comparison,
         worst=worst,
-        cases=tuple(cases),
-        errors=tuple(errors),
-        calibration=calibration,
+        cases=cases,
+        errors=errors,
+        curves={name: reliability(each, scores.target) for name, each in probs.items()},
+        calibration={name: judge_calibration(each, scores.target) for name, each in probs.items()},
     )
 
 
@@ -170,20 +172,18 @@ def _find_thresholds(scores: Scores, policy: Policy | None, empty: EmptyRule) ->
     return None
 
 
-def _audit(scores: Scores, reference: Scores | None, count: int) -> tuple[PairComparison | None, tuple[WorstPair, ...]]:
+def _audit(scores: Scores, reference: Scores | None, count: int) -> tuple[PairComparison | None, list[WorstPair]]:
     """Pairs under decisions that models can be compared by: each label is given to as many images as show it."""
-    rates = rate_pairs(scores)
+    rates, worst, seen = rate_pairs(scores), list[WorstPair](), Counter[str]()
     if not len(rates):
-        return None, ()
+        return None, worst
     comparison = None if reference is None else compare_pairs(rates, rate_pairs(reference))
-    theirs = {}
-    if comparison is not None:
-        theirs = dict(zip(rates.names, comparison.baseline.fpr.tolist(), strict=True))
-    decided, worst, seen = decide(scores), list[WorstPair](), Counter[str]()
+    theirs = dict(zip(rates.names, comparison.baseline.fpr.tolist(), strict=True)) if comparison else {}
+    decided = decide(scores)
     for row in rank_pairs(rates, by="gap").to_dict()["pairs"]:
         label, context = row["label"], row["company"]
         if row["cfpr"] and seen[label] < PAIRS_PER_LABEL and len(worst) < count:
             seen[label] += 1
             found = find_false_positives(scores, label, context=context, decided=decided)[:_EXAMPLES]
-            worst.append(WorstPair(row, theirs.get((label, context)), tuple(found)))
-    return comparison, tuple(worst)
+            worst.append(WorstPair(row, theirs.get((label, context)), found))
+    return comparison, worst

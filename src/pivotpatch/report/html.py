@@ -3,7 +3,6 @@
 import math
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -15,17 +14,14 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from PIL import Image
 
 from pivotpatch import __version__
 from pivotpatch.audit.cases import CaseStudy
-from pivotpatch.audit.plots import plot_pair_curves
+from pivotpatch.audit.plots import plot_pair_curves, shrink_image
 from pivotpatch.core.metrics import DEFINITIONS
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
-from pivotpatch.inference.scores import Scores
-from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings, Subject
-from pivotpatch.runtime.decoding import decode_image
+from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings
 from pivotpatch.runtime.values import patch_boxes
 from pivotpatch.tuning.plots import CURVE_COLOURS, plot_reliability
 from pivotpatch.writing import explain_disk_faults, replacing
@@ -64,48 +60,30 @@ def write_percent(value: float | None, digits: int) -> str:
     return "–" if value is None or math.isnan(value) else f"{100 * value:.{digits}f}"
 
 
-def write_report(
-    path: Path,
-    findings: Findings,
-    subject: Subject,
-    *,
-    baseline: Subject | None = None,
-    records: RecordSet | None = None,
-    images: int = 60,
-) -> int:
+def write_report(path: Path, findings: Findings, *, records: RecordSet | None = None, images: int = 60) -> int:
     """Write a report, whole or not at all, and return its bytes; arguments are those of `render_report`."""
-    page = render_report(findings, subject, baseline=baseline, records=records, images=images).encode()
+    page = render_report(findings, records=records, images=images).encode()
     with explain_disk_faults(path.parent), replacing(path) as written:
         written.write_bytes(page)
     return len(page)
 
 
-def render_report(
-    findings: Findings,
-    subject: Subject,
-    *,
-    baseline: Subject | None = None,
-    records: RecordSet | None = None,
-    images: int = 60,
-) -> str:
+def render_report(findings: Findings, *, records: RecordSet | None = None, images: int = 60) -> str:
     """A report as HTML.
 
     Args:
-        findings: what was measured of `subject`.
-        subject: the model.
-        baseline: the one that it was compared with.
+        findings: what was measured.
         records: the images that were scored, to show some of them.
         images: how many at most.
     """
-    album = Album(subject.scores, records, count=images, room=ROOM_FOR_IMAGES)
-    evaluation = findings.evaluation
+    subject, baseline, evaluation = findings.subject, findings.baseline, findings.evaluation
+    indices = subject.scores.indices
+    scored = None if records is None or indices is None else records.select(indices.numpy())
+    album = Album(scored, count=images, room=ROOM_FOR_IMAGES)
     counted = evaluation.kinds[evaluation.ranking]
     positives = counted.precision.positives
     kept = sorted(sorted(range(len(positives)), key=lambda label: -positives[label])[:MOST_LABELS])
     results = {NAMES[kind]: each for kind, each in evaluation.kinds.items()}
-    columns = ["label", "positives", *(f"AP {name}" for name in results)]
-    if findings.difference is not None:
-        columns.append("over baseline" if evaluation.baseline else "TDE − image")
     if baseline is not None and evaluation.baseline is not None:
         results[f"baseline {baseline.name}"] = evaluation.baseline
     script = (_PAGE / "report.js").read_text("utf-8")
@@ -124,22 +102,17 @@ def render_report(
         "findings": findings,
         "found": evaluation,
         "counted": counted,
-        "difference": findings.difference,
         "definition": DEFINITIONS[evaluation.definition],
         "names": NAMES,
         "measures": ("CP", "CR", "CF1", "OP", "OR", "OF1"),
         "results": results,
-        "facts": _list_facts(subject, baseline, records),
-        "fitted_here": [each.name for each in (subject, baseline) if each is not None and each.fitted_here],
-        "skipped": len(counted.precision.skipped),
-        "columns": [*columns, "threshold", "precision", "recall"],
-        "rows": _list_rows(findings, kept),
-        "left_out": len(evaluation.labels) - len(kept),
-        "cases": [_show_case(study, album, subject.scores.overlap, rival=baseline) for study in findings.cases],
+        "facts": _list_facts(findings, records),
+        "kept": kept,
+        "cases": [_show_case(study, album, findings) for study in findings.cases],
         "worst": [(pair, [(each, album.copy(each.row)) for each in pair.examples]) for pair in findings.worst],
         "errors": [(error, album.copy(error.row)) for error in findings.errors],
         "per_label": PAIRS_PER_LABEL,
-        **_draw(findings, baseline),
+        **_draw(findings),
     }
     headings = {
         "summary": ("Summary", True),
@@ -163,62 +136,43 @@ def render_report(
     return page
 
 
-def _list_facts(subject: Subject, baseline: Subject | None, records: RecordSet | None) -> dict[str, str]:
-    scores = subject.scores
+def _list_facts(findings: Findings, records: RecordSet | None) -> dict[str, str]:
+    scores, baseline = findings.subject.scores, findings.baseline
     missing = 0 if records is None else len(records) - len(scores)
     facts = {
         "data": records.name if records is not None else "as the scores tell it",
         "images": f"{len(scores):,}" + (f" of {len(records or ()):,}; {missing:,} have no scores" if missing else ""),
         "labels": f"{len(scores.labels):,}",
-        **subject.facts,
+        **findings.subject.facts,
     }
     if baseline is not None:
         facts |= {f"baseline {name}": text for name, text in {"name": baseline.name, **baseline.facts}.items()}
     return facts
 
 
-def _list_rows(findings: Findings, labels: Iterable[int]) -> Iterator[list[str]]:
-    evaluation, difference, thresholds = findings.evaluation, findings.difference, findings.thresholds
-    counted = evaluation.kinds[evaluation.ranking]
-    decided = counted.decided
-    assert decided is not None
-    for label in labels:
-        gain = None if difference is None else difference.per_label[label]
-        yield [
-            evaluation.labels[label],
-            str(counted.precision.positives[label]),
-            *(write_percent(each.precision.per_label[label], 1) for each in evaluation.kinds.values()),
-            *([] if difference is None else ["–" if gain is None else f"{100 * gain:+.1f}"]),
-            "–" if thresholds is None else f"{thresholds[label]:.2f}",
-            write_percent(decided.precision[label], 1),
-            write_percent(decided.recall[label], 1),
-        ]
-
-
-def _show_case(study: CaseStudy, album: "Album", overlap: float, *, rival: Subject | None) -> dict[str, Any]:
+def _show_case(study: CaseStudy, album: "Album", findings: Findings) -> dict[str, Any]:
     """A case study with its image, its patches' shares, and how much nearer to the truth than the reference it is."""
-    bars = [(_OPINIONS[kind], getattr(study, kind), CURVE_COLOURS[kind]) for kind in _OPINIONS]
-    if rival is not None:
-        bars.insert(0, (BASELINE, study.baseline, CURVE_COLOURS[BASELINE]))
+    opinions = _OPINIONS if findings.baseline is None else {BASELINE: BASELINE, **_OPINIONS}
+    bars = [(name, getattr(study, kind), CURVE_COLOURS[kind]) for kind, name in opinions.items()]
     thumbnail = album.copy(study.row)
     height = round(100 * thumbnail.height / thumbnail.width) if thumbnail else 100
     side, grid = math.isqrt(len(study.weights)), None
     if side**2 == len(study.weights) and height >= side:
-        boxes = patch_boxes(height, 100, grid=side, overlap=overlap)
+        boxes = patch_boxes(height, 100, grid=side, overlap=findings.subject.scores.overlap)
         grid = {"height": height, "cells": list(zip(boxes, study.weights, strict=True))}
     gain = (study.tde - study.baseline) * (1 if study.shown else -1)
     return {"study": study, "gain": gain, "bars": bars, "thumbnail": thumbnail, "grid": grid}
 
 
-def _draw(findings: Findings, baseline: Subject | None) -> dict[str, Markup | None]:
+def _draw(findings: Findings) -> dict[str, Markup | None]:
     """Both figures, as HTML; None where there is nothing to draw."""
     pairs = reliability = None
     if findings.comparison is not None:
-        figure = plot_pair_curves(findings.comparison, names=("model", BASELINE if baseline else "image logits"))
+        names = ("model", BASELINE if findings.baseline else "image logits")
+        figure = plot_pair_curves(findings.comparison, names=names)
         pairs = embed_figure(figure, text="conditional FPR and TPR of all pairs, sorted by the reference")
-    if findings.calibration:
-        curves = {name: each.curve for name, each in findings.calibration.items()}
-        reliability = embed_figure(plot_reliability(curves), text="share of positives by probability")
+    if findings.curves:
+        reliability = embed_figure(plot_reliability(findings.curves), text="share of positives by probability")
     return {"pair_plot": pairs, "calibration_plot": reliability}
 
 
@@ -246,28 +200,23 @@ class Album:
     """Makes small copies of the images of a data set, until a number or a size is reached.
 
     Attributes:
-        scores: whose rows are asked for; they must know their places in `records`.
-        records: the images.
+        records: the images, where it is known which they are.
         count: images that may still be copied.
         room: characters of addresses that there still is room for.
     """
 
-    scores: Scores
     records: RecordSet | None
     count: int
     room: int
 
     def copy(self, row: int) -> Thumbnail | None:
-        """A small copy of the image in a row of the scores; None where it cannot be read or has no room."""
-        if self.records is None or self.scores.indices is None or self.count < 1:
+        """A small copy of an image; None where it cannot be read or has no room."""
+        if self.records is None or self.count < 1:
             return None
-        place = self.records.place(int(self.scores.indices[row]))
         try:
-            pixels = decode_image(self.records.images.source(place), name=self.records.images.name(place))
+            small = shrink_image(self.records, row, side=SIDE)
         except InputError:
             return None
-        small = Image.fromarray(pixels)
-        small.thumbnail((SIDE, SIDE))
         written = BytesIO()
         small.save(written, "JPEG", optimize=True)
         address = Markup("data:image/jpeg;base64,{}").format(b64encode(written.getvalue()).decode("ascii"))
