@@ -67,7 +67,7 @@ def test_numbers_that_can_be_counted_are_exact_and_the_caller_keeps_its_settings
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("data.test=scenes:@tset-same", "unknown split 'tset-same'; did you mean 'test-same'?"),
+        ("data.test=scenes:@tset-same", "there is no split 'tset-same'; did you mean 'test-same'?"),
         ("data.labels=tow", "unknown label 'tow'; did you mean 'two'?"),
         ("output.trackers=tensorbord", "there is no 'tensorbord' here"),
         ("model.start_from=nowhere", "nowhere: is neither a bundled model nor a folder"),
