@@ -53,7 +53,7 @@ def test_targets_say_what_is_present_absent_and_unknown(target: list[list[float]
     columns = ["abcdef".index(name) for name in names]
     torch.testing.assert_close(kept.target(), expected.flip(0)[:, columns], equal_nan=True)
     assert [record.name for record in kept] == [record.name for record in records][::-1]
-    for record, row in zip(records, target, strict=True):
+    for record, row in zip([*records, *kept], [*target, *expected.flip(0)[:, columns].tolist()], strict=True):
         assert record.positive == tuple(np.flatnonzero(np.equal(row, 1)).tolist())
         assert record.unknown == tuple(np.flatnonzero(np.isnan(row)).tolist())
     assert records.count_labels().tolist() == np.equal(target, 1).sum(0).tolist()

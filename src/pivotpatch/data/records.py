@@ -176,12 +176,13 @@ class RecordSet(Sequence[Record]):
 
     def select(self, indices: NDArray[np.int64]) -> "RecordSet":
         """The records `indices` names, in that order; images are shared, not copied."""
+        indices = np.asarray(indices, dtype=np.int64)
         order = indices if self.order is None else self.order[indices]
         return RecordSet(self.name, self.labels, images=self.images, states=self.states[indices], order=order)
 
     def keep_labels(self, names: Sequence[str]) -> "RecordSet":
         """The same images with these labels alone, in this order; an image that has none of them stays."""
-        states = self.states[:, [self.labels.index(name) for name in names]]
+        states = self.states[:, [self.labels.index(name) for name in names]].sorted_indices()
         return RecordSet(self.name, LabelSpace(tuple(names)), images=self.images, states=states, order=self.order)
 
     def count_labels(self) -> NDArray[np.int64]:

@@ -265,7 +265,7 @@ def _flatten(values: pa.ChunkedArray, delimiter: str | None, name_row: NameRow) 
         if delimiter:
             values = pc.split_pattern(values, pattern=delimiter)
     rows, flat = np.arange(len(values)), values
-    if pa.types.is_nested(values.type) and not pa.types.is_struct(values.type):
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
         rows, flat = pc.list_parent_indices(values).to_numpy(), pc.list_flatten(values)
     if pa.types.is_null(flat.type):  # every list is empty
         flat = flat.cast(pa.large_string())
