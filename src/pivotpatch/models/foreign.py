@@ -108,9 +108,8 @@ def load_transformers(
     where = os.fspath(name_or_folder)
     library = import_extra("transformers")
     also = ("*.safetensors", f"{WEIGHTS}.index.json", *_PROCESSORS)
-    folder = _fetch(name_or_folder, also=also, revision=revision)
+    folder = _fetch(where, also=also, revision=revision)
     safely = {"trust_remote_code": False, "local_files_only": True}
-    _check_file(folder / CONFIG, where)
     for name in _PROCESSORS:
         _check_file(folder / name, where, most=SIDE)
     with _opening("transformers", where):
@@ -153,7 +152,6 @@ def load_timm(
     where = os.fspath(name_or_folder)
     folder = _fetch(where, also=(WEIGHTS,), revision=revision, others=(_TORCH_FILE,))
     weights = folder / (WEIGHTS if (folder / WEIGHTS).is_file() else _TORCH_FILE)
-    _check_file(folder / CONFIG, where)
     with _opening("timm", where):
         with Allowance([weights], where=where):
             network = timm.create_model(f"local-dir:{folder}")
@@ -224,15 +222,14 @@ def _find_size(network: Any, where: str) -> int:
     return int(sides[0])
 
 
-def _fetch(
-    name_or_folder: str | os.PathLike[str], *, also: Sequence[str], revision: str | None, others: Sequence[str] = ()
-) -> Path:
+def _fetch(where: str, *, also: Sequence[str], revision: str | None, others: Sequence[str] = ()) -> Path:
     """A folder with what describes a model and its weights, as safetensors or, of a local folder, one of `others`."""
-    folder = fetch_folder(name_or_folder, needed=CONFIG, also=also, revision=revision)
+    folder = fetch_folder(where, needed=CONFIG, also=also, revision=revision)
     held = any(folder.glob("*.safetensors")) or any((folder / name).is_file() for name in others)
     if not (folder / CONFIG).is_file() or not held:
         wrong = f"holds no {CONFIG}, or no weights as safetensors; others can run code when they are opened"
-        raise InputError(os.fspath(name_or_folder), wrong, "check the path, or save it again with safetensors")
+        raise InputError(where, wrong, "check the path, or save it again with safetensors")
+    _check_file(folder / CONFIG, where)
     return folder
 
 

@@ -194,17 +194,13 @@ def rename_published(state: Mapping[str, Tensor], network: Any) -> dict[str, Ten
 
 def _averages(network: Any) -> bool:
     """Whether a timm model's classifier stands on the mean of its feature map, as our linear head does."""
-    shape = (
-        (1, 2, 2, network.num_features)
-        if getattr(network, "output_fmt", "") == "NHWC"
-        else (1, network.num_features, 2, 2)
-    )
-    features = torch.linspace(-1, 1, network.num_features * 4).reshape(shape)
+    features = torch.linspace(-1, 1, network.num_features * 4).reshape(1, network.num_features, 2, 2)
+    channels_last = getattr(network, "output_fmt", "") == "NHWC"
     try:
-        pooled = network.forward_head(features, pre_logits=True)
+        pooled = network.forward_head(features.permute(0, 2, 3, 1) if channels_last else features, pre_logits=True)
     except Exception:  # it wants tokens, or has no such step
         return False
-    mean = features.mean(dim=(1, 2) if shape[1] == 2 else (2, 3))
+    mean = features.mean(dim=(2, 3))
     return pooled.shape == mean.shape and torch.allclose(pooled, mean, atol=1e-6)
 
 
