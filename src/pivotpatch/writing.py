@@ -83,7 +83,7 @@ def holding(path: Path, *, shared: bool = False) -> Iterator[bool]:
     while True:
         with explain_disk_faults(path.parent):
             lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        held = try_lock(lock, shared=shared)
+        held = _try_lock(lock, shared=shared)
         if not held or _is_open(path, lock):
             break
         os.close(lock)  # who had it before has removed it in this moment
@@ -92,12 +92,12 @@ def holding(path: Path, *, shared: bool = False) -> Iterator[bool]:
     finally:
         if held:
             _unlock(lock)
-            if try_lock(lock) and _is_open(path, lock):  # the last of those who share it
+            if _try_lock(lock) and _is_open(path, lock):  # the last of those who share it
                 path.unlink(missing_ok=True)
         os.close(lock)
 
 
-def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
     """Lock an open file for this process, not for those it forks; False where another process has it.
 
     The system gives it back however a process ends. Windows and some network disks have no such locks; there, True.

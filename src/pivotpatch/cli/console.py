@@ -86,15 +86,19 @@ class StageProgress(Progress):
 
     def tell(self, stage: str, done: int, total: int | None) -> None:
         """Show how much of a stage is done; what was done when it was first told says nothing of the speed."""
-        tasks, another, self._stage = {task.description: task for task in self.tasks}, stage != self._stage, stage
+        places = {task.description: task.id for task in self.tasks}
+        another = stage != self._stage
         if another:
-            for other in tasks.keys() - {stage, self._outer}:
-                self.remove_task(tasks[other].id)
-        place = tasks[stage].id if stage in tasks else self.add_task(stage, completed=done, total=total, note="")
-        self.update(place, completed=done, total=total, note=self._note if stage == self._outer else "")
+            self._stage = stage
+            for other in places.keys() - {stage, self._outer}:
+                self.remove_task(places[other])
+        if stage not in places:
+            places[stage] = self.add_task(stage, completed=done, total=total, note="")
+        self.update(places[stage], completed=done, total=total, note=self._note if stage == self._outer else "")
         now = time.monotonic()
         if self.disable and (another or done == total or now - self._told > QUIET_SECONDS):
-            self._told, (task,) = now, (task for task in self.tasks if task.id == place)
+            self._told = now
+            task = next(task for task in self.tasks if task.description == stage)
             left = "" if task.time_remaining is None else f"{timedelta(seconds=round(task.time_remaining))} left"
             parts = (self._amount.render(task).plain, left, task.fields["note"])
             tell(f"{stage}: {', '.join(part for part in parts if part)}")

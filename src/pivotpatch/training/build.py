@@ -122,12 +122,14 @@ def build_run(
     average = None
     if config.ema.decay:  # not before, for the wrapper may move the weights
         average = ModelEmaV3(task.model, decay=config.ema.decay, use_warmup=config.ema.warmup)
-    side, count, hold, why = model.picture_size, len(records) + (0 if val is None else len(val)), config.data.hold, ""
-    image_bytes, free = count_held_bytes(count, (side, side)), measure_free_memory(accelerator)
+    count = len(records) + (0 if val is None else len(val))
+    image_bytes = count_held_bytes(count, (model.picture_size, model.picture_size))
+    hold, why = config.data.hold, ""
     if hold == "auto":
+        free = measure_free_memory(accelerator)
         hold = choose_hold(image_bytes, epochs=config.train.epochs, free=free)
         sizes = [f"{size / 1e9:.3g} GB" for size in (image_bytes, *free)]
-        why = ": images take {} of the {} of GPU memory or {} of RAM that are free".format(*sizes)
+        why = ": images take {} and may fill a quarter of {} of GPU memory or half of {} of RAM".format(*sizes)
         why = ": each image is read only once" if config.train.epochs == 1 else why
     place = hold if decode else "nothing"
     load = partial(open_loader, config=config, model=model, accelerator=accelerator, hold=place, progress=progress)

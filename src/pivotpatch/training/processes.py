@@ -20,8 +20,8 @@ from pivotpatch.writing import explain_disk_faults
 
 TRACKS = "tracks"  # the folder of a run that trackers write to
 Place = Literal["device", "memory", "nothing"]
-DEVICE_SHARE = 0.25  # of free GPU memory that images may take: the rest is for the feature maps of a step
-HOST_SHARE = 0.5  # of available RAM
+DEVICE_SHARE = 1 / 4  # of free GPU memory that images may take: the rest is for the feature maps of a step
+HOST_SHARE = 1 / 2  # of available RAM
 COMPILE_SECONDS = 120.0  # what compiling a model for training costs
 COMPILE_GAIN = 1.4  # how many times as fast a compiled step is
 

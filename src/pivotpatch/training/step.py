@@ -199,7 +199,8 @@ def restore_training(run: Run, tensors: Mapping[str, Tensor]) -> None:
     load_exactly(run.task.model, model, where="training state")
     weights = dict(run.task.model.named_parameters())
     for key, value in tensors.items():
-        name, _, moment = key.removeprefix("optimiser.").rpartition(".")
-        if key.startswith("optimiser."):  # in the memory order of its weight, which a fused optimiser insists on
-            weight = weights[name].detach()
-            run.optimiser.state[weights[name]][moment] = torch.empty_like(weight).copy_(value) if value.ndim else value
+        if key.startswith("optimiser."):
+            name, _, moment = key.removeprefix("optimiser.").rpartition(".")
+            if value.ndim > 0:  # in the memory order of its weight, which a fused optimiser insists on
+                value = torch.empty_like(weights[name].detach()).copy_(value)
+            run.optimiser.state[weights[name]][moment] = value
