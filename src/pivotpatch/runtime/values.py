@@ -220,7 +220,7 @@ class Adaptive:
                 raise InputError("Adaptive", f"the calibration is of {fitted.kind!r} logits", f"fit one of {kind}")
         rising = list(self.cutoffs) == sorted(self.cutoffs)  # NaN is never sorted
         if len(self.cutoffs) < 2 or not rising or not all(map(math.isfinite, self.cutoffs)):
-            raise InputError("Adaptive", "cutoffs are no finite, rising quantiles", "fit them again")
+            raise InputError("Adaptive", "cutoffs are no rising quantiles", "fit them again")
 
     def find_cutoff(self, effort: float) -> float:
         """The uncertainty from which on there is a second look, so that `effort` is the share of such images."""

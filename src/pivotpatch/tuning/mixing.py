@@ -93,7 +93,7 @@ def fit_mixing(
     logits = {name: each.get("tde").float() for name, each in mixed.items()}
     drawn = resample_average_precision(logits, scores.target, resamples=resamples, generator=generator)
     before, shared = (
-        Mixture(name, pair, mixed[name], drawn.measured[name].nanmean().item(), tuple(fitted))
+        Mixture(name, pair, mixed[name], drawn.values[name][0].nanmean().item(), tuple(fitted))
         for name, pair, fitted in (("as scored", used, ()), ("shared", best, unseen))
     )
     gain = drawn.bound_mean("shared", minus="as scored")
