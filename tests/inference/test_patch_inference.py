@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,14 +79,19 @@ def test_chunks_change_nothing_but_the_batch(model: nn.Module, images: Tensor, c
 
 @pytest.mark.parametrize("training", [False, True])
 def test_the_model_and_the_caller_are_left_alone(model: nn.Module, images: Tensor, training: bool) -> None:
-    model.train(training)
+    """Of a model in training mode is warned, once."""
+    wrapped = PatchInference(model.train(training))
     state = torch.random.get_rng_state()
+    told = "the model is in training mode, .*; call model.eval"
     with torch.set_grad_enabled(training):
-        out = PatchInference(model)(images)
+        with pytest.warns(UserWarning, match=told) if training else nullcontext() as warned:
+            out = wrapped(images)
+        out = wrapped(images)  # another warning would be an error
         assert torch.is_grad_enabled() is training
     assert all(module.training is training for module in model.modules())
     assert out.tde_logits.requires_grad is training
     assert training or torch.equal(torch.random.get_rng_state(), state)
+    assert [each.filename for each in warned or ()] == [__file__] * training
 
 
 def test_autocast_runs_the_model_in_the_dtype_and_the_equations_in_float32(model: nn.Module, images: Tensor) -> None:
@@ -104,7 +110,7 @@ def test_an_onnx_session(batch: str | int, images: Tensor) -> None:
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     held = [numpy_helper.from_array(value.detach().numpy(), name) for name, value in model[0].named_parameters()]
     nodes = [
         helper.make_node("Conv", ["images", "weight", "bias"], ["maps"]),
@@ -139,6 +145,22 @@ def test_an_unsuitable_session_is_named() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow
+def test_bytes_are_refused_in_plain_words_unless_the_model_takes_them(model: nn.Module, images: Tensor) -> None:
+    pixels = (255 * images).byte()
+    session: Any = SimpleNamespace(
+        run=print,
+        get_inputs=lambda: [SimpleNamespace(name="x", type="tensor(float)", shape=["b", 3, 24, 32])],
+        get_outputs=lambda: [SimpleNamespace(name="logits")],
+    )
+    for refusing in (model, session):
+        with pytest.raises(
+            InputError, match=r": images are torch\.uint8, which the model does not take; normalise them"
+        ):
+            PatchInference(refusing)(pixels)
+    taking = PatchInference(lambda views: views.float().mean((2, 3)))
+    torch.testing.assert_close(taking(pixels).image_logits, pixels.float().mean((2, 3)))
+
+
 def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Tensor) -> None:
     pat = PatchInference(model, overlap=0.3)
     compiled = torch.compile(pat, fullgraph=True, backend="aot_eager")
@@ -188,4 +210,4 @@ def test_bad_input_is_named(images: Tensor) -> None:
         (torch.rand(2, 3, 12, 64), "source is 12 x 64 pixels, smaller than the images' 24 x 32"),
     ):
         with pytest.raises(InputError, match=message):
-            PatchInference(Small())(images, source=source)
+            PatchInference(Small().eval())(images, source=source)
