@@ -25,10 +25,11 @@ def make_network(
     grid: int = 2,
     source_size: int | None = None,
     patch_size: int | None = None,
+    image_size: int = 32,
 ) -> Classifier:
-    """A network for `LABELS` that sees 32 pixels, with drawn weights; its logits vary by about 1 between pictures."""
+    """A model for `LABELS` with drawn weights, whose logits vary by about 1 between images."""
     torch.manual_seed(0)
-    built = Architecture("test_resnet", head, 32, head_options=HEADS[head])
+    built = Architecture("test_resnet", head, image_size, head_options=HEADS[head])
     model: SharedClassifier
     if patches:
         model = PatchClassifier(

@@ -10,7 +10,7 @@ import skimage.data
 
 from pivotpatch import Predictor
 from pivotpatch.inference.open_engine import open_engine
-from pivotpatch.runtime.decoding import decode_image
+from pivotpatch.runtime.decoding import ImageSource, decode_image
 from pivotpatch.runtime.engine import LookEngine
 
 FOLDER = Path(str(files("pivotpatch"))) / "tagger"
@@ -59,7 +59,8 @@ def test_onnx_runtime_says_what_torch_says(effort: float) -> None:
     side = found.picture_size
     paths = [*PAGE.glob("*.jpg"), *(PHOTOGRAPHS / f"{name}.png" for name in ("chelsea", "coffee", "motorcycle_left"))]
     noise = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
-    images = np.stack([decode_image(source, size=(side, side)) for source in (*paths, noise)])
+    sources: list[ImageSource] = [*paths, noise]
+    images = np.stack([decode_image(source, size=(side, side)) for source in sources])
     ours, theirs = found.ask(images), expected.ask(images)
     for name, value in theirs._asdict().items():
         if value is None:

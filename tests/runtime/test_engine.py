@@ -75,7 +75,9 @@ def test_a_network_without_patches_answers_as_in_torch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{}, {"source_size": 64}, {"source_size": 128, "patch_size": 64, "overlap": 0.5, "grid": 3}], ids=str
+    "options",
+    [{}, {"source_size": 64}, {"image_size": 64, "source_size": 128, "patch_size": 32, "overlap": 0.5, "grid": 3}],
+    ids=str,
 )
 def test_one_graph_of_looks_answers_with_every_effort_as_in_torch(options: dict[str, Any], tmp_path: Path) -> None:
     model = make_network(**options)
@@ -83,7 +85,7 @@ def test_one_graph_of_looks_answers_with_every_effort_as_in_torch(options: dict[
     fit_made_up(model)
     plain = Calibration("image", "platt", (0.75, 1.5, 1.0), (0.5, 0.0, -1.0))
     images = make_pictures(6, model.picture_size, model.picture_size)
-    for closer, again in ((None, None), (64, Calibration("tde", "platt", (1.0, 0.5, 2.0), (0.0, 0.3, -0.3)))):
+    for closer, again in ((None, None), (96, Calibration("tde", "platt", (1.0, 0.5, 2.0), (0.0, 0.3, -0.3)))):
         model.closer_size = closer
         with torch.no_grad():
             doubt = measure_uncertainty(plain.apply(model.forward_images(make_network_views(model, images).image)))

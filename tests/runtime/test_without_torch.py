@@ -38,7 +38,8 @@ def test_an_image_is_tagged_in_every_way(tmp_path: Path) -> None:
     assert (label, json.loads(told)["tags"][0]["label"]) == ("cup", "cup")
     assert table[0].startswith(str(COFFEE))
     assert any(line.split()[:1] == ["cup"] for line in table)
-    assert Image.open(tmp_path / "why.png").format == "PNG"
+    with Image.open(tmp_path / "why.png") as figure:
+        assert figure.format == "PNG"
     assert json.loads((tmp_path / "t.jsonl").read_text())["labels"][0] == "cup"
     with (tmp_path / "t.csv").open(newline="") as file:
         assert [row["labels"].split("|")[0] for row in csv.DictReader(file)] == ["cup"]
