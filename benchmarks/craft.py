@@ -3,7 +3,7 @@
     python benchmarks/craft.py --backbones resnet101 tresnet_l --out result.json
 
 Every way is a `TorchEngine` in bfloat16, channels last, batch norms folded, and gives the same answers: image and four
-patches of images that lie on the device as bytes, answers back on the host. They differ in what is done to the model:
+patches of images that lie on the host as bytes, answers back on the host. They differ in what is done to the model:
 
 - eager: nothing more;
 - ours: the stem folded and channels padded (rewrites), convolutions fused with what follows (fusing), and kernels of
@@ -28,7 +28,7 @@ from unittest.mock import patch
 
 import torch
 from recording import describe_machine, write_json
-from torch import Tensor, nn
+from torch import nn
 
 from pivotpatch import PatchClassifier
 from pivotpatch.accel import fusing
@@ -36,6 +36,7 @@ from pivotpatch.accel.fusing import fuse_activations
 from pivotpatch.accel.inference import fold_norms
 from pivotpatch.accel.rewrites import rewrite_for_inference
 from pivotpatch.inference.engine import TorchEngine
+from pivotpatch.runtime.engine import Pixels
 
 LABELS = 80
 
@@ -95,14 +96,14 @@ def compare(backbone: str, args: argparse.Namespace, *, device: torch.device) ->
     model = PatchClassifier(backbone, labels, image_size=args.size).eval()
     model.backbone = fold_norms(model.backbone, side=args.size)
     shape = (args.batch, args.size, args.size, 3)
-    pictures = torch.randint(256, shape, dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
+    pictures = torch.randint(256, shape, dtype=torch.uint8).numpy()
     trials = (False, True) if args.trial else (False,)
     engines, answers, waits = {}, {}, {}
     for name in args.ways:
         began = now(device)
         engines[name] = make_engine(deepcopy(model), WAYS[name], device=device)
         with using(WAYS[name], trial=False):
-            answers[name] = engines[name](pictures).probs
+            answers[name] = engines[name].ask(pictures).probs
         waits[name] = now(device) - began
         print(f"{backbone:10s} {name:20s} ready after {waits[name]:.1f} s", flush=True)
         for trial in trials:
@@ -118,7 +119,7 @@ def compare(backbone: str, args: argparse.Namespace, *, device: torch.device) ->
     for name, trial in names:
         median = statistics.median(speeds[name, trial])
         called = f"{name}, trial" if trial else name
-        apart = (answers[name] - answers["eager"]).abs().max().item() if "eager" in answers else None
+        apart = abs(answers[name] - answers["eager"]).max().item() if "eager" in answers else None
         found[called] = {
             "images/s": round(median, 1),
             "slowest": round(min(speeds[name, trial]), 1),
@@ -162,14 +163,14 @@ def using(way: Way, *, trial: bool) -> Iterator[None]:
             torch.backends.cudnn.benchmark = before
 
 
-def time_rounds(engine: TorchEngine, pictures: Tensor, way: Way, *, trial: bool, rounds: int) -> float:
+def time_rounds(engine: TorchEngine, pictures: Pixels, way: Way, *, trial: bool, rounds: int) -> float:
     """Seconds that so many batches take, after one that is not timed."""
     with using(way, trial=trial):
-        engine(pictures)
-        began = now(pictures.device)
+        engine.ask(pictures)
+        began = now(engine.device)
         for _ in range(rounds):
-            engine(pictures)
-        return now(pictures.device) - began
+            engine.ask(pictures)
+        return now(engine.device) - began
 
 
 def now(device: torch.device) -> float:

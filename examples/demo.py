@@ -105,7 +105,7 @@ def tag_photographs() -> None:
             prediction = predictor(photograph.read_bytes())
             tags = ", ".join(f"{tag.label} {tag.prob:.2f}" for tag in prediction.tags)
             screen.print(f"{photograph.name}: {tags}")
-            prediction.plot().savefig(FOLDER / photograph.name.replace(".jpg", ".png"))
+            prediction.plot().save(FOLDER / photograph.name.replace(".jpg", ".png"))
     screen.print(f"why: {FOLDER}/*.png\n")
 
 

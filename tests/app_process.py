@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import torch
 from made_scores import HOSTILE
 
 from pivotpatch.app.batching import Batcher
 from pivotpatch.app.server import Connection, build_app, make_server, open_socket
-from pivotpatch.runtime.engine import Answer, Engine
+from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.predictor import Predictor
 
 LABELS = ("cat", "cup", HOSTILE[0], HOSTILE[4], "${alert(1)}", "dog", "car")
@@ -61,43 +60,6 @@ def write_form(*files: tuple[str, bytes]) -> tuple[bytes, dict[str, str]]:
         head = f'--cut\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
         lines += head.encode() + content + b"\r\n"
     return lines + b"--cut--\r\n", {"Content-Type": "multipart/form-data; boundary=cut"}
-
-
-class FixedEngine:
-    """An engine whose answer is set; it can be held up, and made to fail.
-
-    Attributes:
-        gate: answers wait until it is set.
-        fault: raised in the place of an answer.
-    """
-
-    picture_size = 8
-    overlap = 0.0
-
-    def __init__(
-        self,
-        labels: tuple[str, ...] = ("cat",),
-        probs: tuple[float, ...] = (0.9,),
-        *,
-        image_probs: tuple[float, ...] | None = None,
-        patched: bool = False,
-    ) -> None:
-        self.labels, self.thresholds, self.grid = labels, (0.5,) * len(labels), 2 if patched else 0
-        self.gate, self.entered = threading.Event(), threading.Event()
-        self.gate.set()
-        self.fault: Exception | None = None
-        self._probs, self._image_probs = torch.tensor([probs]), torch.tensor([image_probs or probs])
-
-    def __call__(self, pictures: torch.Tensor) -> Answer:
-        self.entered.set()
-        self.gate.wait(30)
-        if self.fault:
-            raise self.fault
-        probs, image_probs = (each.expand(len(pictures), -1) for each in (self._probs, self._image_probs))
-        if not self.grid:
-            return Answer(probs, image_probs)
-        weights = torch.tensor([0.1, 0.2, 0.6, 0.1])[None, :, None].expand(len(pictures), 4, len(self.labels))
-        return Answer(probs, image_probs, torch.full_like(probs, 0.25), weights)
 
 
 class AppThread(Asked):

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from pivotpatch.models.backbone import Backbone
 from pivotpatch.models.classifier import Architecture, Classifier, MultiLabelClassifier, SharedClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.engine import Answer, Engine
 from pivotpatch.runtime.values import Calibration
 
 LABELS = ("cat", 'a "quoted", comma', "Köln 猫 \n\\")
@@ -24,10 +25,11 @@ def make_network(
     grid: int = 2,
     source_size: int | None = None,
     patch_size: int | None = None,
+    image_size: int = 32,
 ) -> Classifier:
-    """A network for `LABELS` that sees 32 pixels, with drawn weights; its logits vary by about 1 between pictures."""
+    """A model for `LABELS` with drawn weights, whose logits vary by about 1 between images."""
     torch.manual_seed(0)
-    built = Architecture("test_resnet", head, 32, head_options=HEADS[head])
+    built = Architecture("test_resnet", head, image_size, head_options=HEADS[head])
     model: SharedClassifier
     if patches:
         model = PatchClassifier(
@@ -53,6 +55,12 @@ def make_pictures(count: int, height: int, width: int) -> Tensor:
     colours = torch.randint(0, 236, (count, 3, 4, 4), generator=generator).float()
     large = nn.functional.interpolate(colours, size=(height, width))
     return (large + torch.randint(0, 20, large.shape, generator=generator)).to(torch.uint8)
+
+
+def ask(engine: Engine, images: Tensor) -> Answer[Tensor]:
+    """What an engine says of images (B,3,H,W) uint8, as tensors."""
+    answer = engine.ask(images.permute(0, 2, 3, 1).contiguous().numpy())
+    return Answer._make(None if part is None else torch.from_numpy(part) for part in answer)
 
 
 def fit_made_up(model: Classifier) -> None:

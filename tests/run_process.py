@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from made_engines import Means
 from PIL import Image
 
-from pivotpatch.inference import bulk
 from pivotpatch.process import Share
+from pivotpatch.runtime import bulk
 from pivotpatch.runtime.bulk import ALONE, tag_pictures
-from pivotpatch.runtime.engine import Answer
 from pivotpatch.runtime.files import find_images
 from pivotpatch.training.config import RunConfig, load_config
 
@@ -172,18 +172,8 @@ def write_images(folder: Path, *, broken: Iterable[int] = ()) -> str:
     return f"table:{folder / 'all.csv'}"
 
 
-class Greens:
-    """An engine whose answer for a picture is known: the means of its three channels."""
-
-    labels = ("red", "green", "blue")
-    thresholds = (0.5, 0.4, 0.3)
-    picture_size = 8
-    grid = 0
-    overlap = 0.0
-
-    def __call__(self, pictures: torch.Tensor) -> Answer:
-        probs = pictures.float().mean((2, 3)) / 255
-        return Answer(probs, probs)
+LIMITS = (0.5, 0.4, 0.3)
+"""Thresholds of red, green and blue."""
 
 
 def write_pictures(folder: Path, count: int, *, broken: Iterable[int] = ()) -> None:
@@ -199,23 +189,21 @@ def write_pictures(folder: Path, count: int, *, broken: Iterable[int] = ()) -> N
 class TaggingProcess(WorkProcess):
     """Tags all pictures of the folder `pictures` and tells how many are done."""
 
-    def __init__(self, out: Path, *, share: Share = ALONE, workers: int = 0, dies_at_touch: int | None = None) -> None:
-        super().__init__(_tag, Path.cwd(), out, share, workers, dies_at_touch)
+    def __init__(self, out: Path, *, share: Share = ALONE, threads: int = 1, dies_at_touch: int | None = None) -> None:
+        super().__init__(_tag, Path.cwd(), out, share, threads, dies_at_touch)
 
 
-def _tag(folder: Path, out: Path, share: Share, workers: int, dies_at_touch: int | None, told: Connection) -> None:
+def _tag(folder: Path, out: Path, share: Share, threads: int, dies_at_touch: int | None, told: Connection) -> None:
     os.chdir(folder)
-    multiprocessing.set_start_method("fork", force=True)  # of workers: a fork server of their own would take seconds
-    torch.set_num_threads(1)
     bulk._PART_SECONDS = 0.0  # a part a batch
     if dies_at_touch is not None:
         die_at_touch(out.parent, dies_at_touch)
     tag_pictures(
-        Greens(),
+        Means(thresholds=LIMITS),
         find_images(["pictures"]),
         out,
         share=share,
         batch_size=4,
-        num_workers=workers,
+        threads=threads,
         progress=lambda _what, done, _total: told.send(done),
     )

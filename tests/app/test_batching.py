@@ -2,28 +2,14 @@ import asyncio
 from io import BytesIO
 
 import pytest
-import torch
-from app_process import FixedEngine
+from made_engines import FixedEngine
 from PIL import Image
 
 from pivotpatch.app.batching import Batcher, BusyError
 from pivotpatch.errors import InputError
-from pivotpatch.runtime.engine import Answer
 from pivotpatch.runtime.predictor import Predictor
 
-
-class Means(FixedEngine):
-    """An engine whose answer is known, the means of the channels."""
-
-    def __init__(self) -> None:
-        super().__init__(("red", "green", "blue"), (0.0,) * 3)
-        self.batches: list[int] = []
-
-    def __call__(self, pictures: torch.Tensor) -> Answer:
-        self.batches.append(len(pictures))
-        super().__call__(pictures)
-        probs = pictures.float().mean((2, 3)) / 255
-        return Answer(probs, probs)
+COLOURS = ("red", "green", "blue")
 
 
 def paint(red: int) -> bytes:
@@ -33,7 +19,7 @@ def paint(red: int) -> bytes:
 
 
 def test_everyone_gets_the_own_answer_and_what_gathers_is_the_next_batch() -> None:
-    engine = Means()
+    engine = FixedEngine(COLOURS, None)
 
     async def ask_all() -> None:
         batcher = Batcher(Predictor(engine), batch_size=16)
@@ -54,7 +40,7 @@ def test_everyone_gets_the_own_answer_and_what_gathers_is_the_next_batch() -> No
 
 
 def test_one_more_than_the_capacity_is_refused_and_whoever_goes_leaves_the_place() -> None:
-    engine = Means()
+    engine = FixedEngine(COLOURS, None)
 
     async def ask_too_many() -> None:
         batcher = Batcher(Predictor(engine), capacity=3)

@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from app_process import AppThread, FixedEngine
+from app_process import AppThread
+from made_engines import FixedEngine
 
 from pivotpatch.app.server import Connection
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_process import LABELS, AppThread, FixedEngine, write_form
+from app_process import LABELS, AppThread, write_form
+from made_engines import FixedEngine
 
 from pivotpatch import __version__
 from pivotpatch.app.batching import MAX_BYTES

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app_process import LABELS, AppProcess, AppThread, FixedEngine
+from app_process import LABELS, AppProcess, AppThread
+from made_engines import FixedEngine
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 

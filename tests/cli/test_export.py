@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from made_networks import fit_made_up, make_network, make_pictures
+from made_networks import ask, fit_made_up, make_network, make_pictures
 from verb import Errors, read_refusal
 
 from pivotpatch.cli.main import main
@@ -27,7 +27,7 @@ def test_a_run_becomes_a_checkpoint_of_half_the_bytes(run: Path, capsys: Errors)
     whole, small = (load_checkpoint(folder) for folder in (run / "best", Path("small")))
     assert (small.thresholds, small.calibration) == (whole.thresholds, whole.calibration)
     pictures = make_pictures(2, 32, 32)
-    probs, expected = (TorchEngine(model)(pictures).probs for model in (small, whole))
+    probs, expected = (ask(TorchEngine(model), pictures).probs for model in (small, whole))
     assert 0 < (probs - expected).abs().max() < 0.02
     wrong = "small: exists already; choose another folder"
     assert wrong in read_refusal(capsys, "export", str(run), "--format", "checkpoint", "--out", "small")

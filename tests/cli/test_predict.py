@@ -16,7 +16,6 @@ from together import run_together, run_verb
 from verb import read_refusal
 
 from pivotpatch.cli.main import main
-from pivotpatch.cli.predict import digest_engine
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.predictor import Predictor
@@ -127,7 +126,7 @@ def test_mistakes_are_told_in_one_line(here: Path, capsys: Errors, monkeypatch: 
 
 def test_one_network_has_one_digest_however_a_device_wants_it(here: Path) -> None:
     one, other = (Predictor.load("model", device="cpu", fold=fold).engine for fold in (True, False))
-    assert digest_engine(one) == digest_engine(other)
+    assert one.digest() == other.digest()
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:

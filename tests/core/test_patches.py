@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms.v2 import functional as transforms
 
-from pivotpatch.core.patches import cut_patches, resize_images, split_views, stack_views
+from pivotpatch.core.patches import cut_patches, cut_views, resize_images, split_views, stack_views
 from pivotpatch.errors import InputError
 from pivotpatch.runtime.values import Patching, patch_boxes
 
@@ -59,8 +59,8 @@ def test_one_value_cuts_as_its_parts_say() -> None:
     images, source = torch.rand(2, 3, 16, 16), torch.rand(2, 3, 40, 40)
     cut = Patching(grid=3, overlap=0.5, patch_size=8)
     assert cut.count == 9
-    assert torch.equal(cut.cut(images), cut_patches(images, grid=3, overlap=0.5, size=(8, 8)))
-    assert torch.equal(cut.cut(images, source=source), cut_patches(source, grid=3, overlap=0.5, size=(8, 8)))
+    assert torch.equal(cut_views(cut, images), cut_patches(images, grid=3, overlap=0.5, size=(8, 8)))
+    assert torch.equal(cut_views(cut, images, source=source), cut_patches(source, grid=3, overlap=0.5, size=(8, 8)))
     for options in ({"grid": 0}, {"overlap": 1.0}, {"lam": -1.0}, {"temperature": 0.0}):
         with pytest.raises(InputError, match=f"patches: {next(iter(options))} is"):
             Patching(**options)

@@ -6,7 +6,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from made_networks import fit_made_up, make_network, make_pictures
+from made_networks import ask, fit_made_up, make_network, make_pictures
 
 from pivotpatch.core.patches import resize_images
 from pivotpatch.errors import InputError
@@ -16,7 +16,7 @@ from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
-from pivotpatch.runtime.engine import Description, OnnxEngine
+from pivotpatch.runtime.engine import Description, open_onnx
 
 pytestmark = pytest.mark.slow
 
@@ -57,13 +57,13 @@ def test_a_network_says_in_a_file_what_it_says_in_torch(
     assert list(path.parent.iterdir()) == [path]
     assert agreement.size == path.stat().st_size
     assert agreement.difference < tolerance
-    written, side = OnnxEngine(path), engine.picture_size
+    written, side = open_onnx(path), engine.picture_size
     for field in ("labels", "thresholds", "grid", "overlap", "picture_size"):
         assert getattr(written, field) == getattr(engine, field)
     for count, height, width in ((1, side, side), (5, side, side), (2, 2 * side, side // 2)):
         pictures = make_pictures(count, height, width)
-        expected = engine(resize_images(pictures, (side, side)))
-        torch.testing.assert_close(written(pictures), expected, rtol=0, atol=tolerance)
+        expected = ask(engine, resize_images(pictures, (side, side)))
+        torch.testing.assert_close(ask(written, pictures), expected, rtol=0, atol=tolerance)
     assert (expected.probs[0] - expected.probs[1]).abs().max() > 3 * tolerance  # else the comparison says little
 
 
@@ -74,7 +74,7 @@ def test_the_file_explains_itself_to_other_programs(native: Written) -> None:
     assert (given.name, given.type, given.shape) == ("pictures", "tensor(uint8)", ["batch", "height", "width", 3])
     assert [out.name for out in session.get_outputs()] == ["probs", "image_probs", "patch_probs", "weights"]
     assert [out.shape for out in session.get_outputs()] == [["batch", 3]] * 3 + [["batch", 9, 3]]
-    described = Description.model_validate_json(session.get_modelmeta().custom_metadata_map["pivotpatch"])
+    described = Description.from_json(session.get_modelmeta().custom_metadata_map["pivotpatch"])
     assert described.thresholds == (0.1, 0.25, 1 / 3)
     assert str(Path(torch.__file__).parent).encode() not in native.path.read_bytes()  # no folder of this machine
 

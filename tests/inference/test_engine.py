@@ -1,11 +1,11 @@
-"""Engines against probabilities computed by hand from the network's logits."""
+"""The engine of torch against probabilities computed by hand from the model's logits."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from made_networks import LABELS, fit_made_up, make_network, make_pictures
+from made_networks import LABELS, ask, fit_made_up, make_network, make_pictures
 from torch import Tensor
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
@@ -63,7 +63,7 @@ def image_probs(model: PatchClassifier, pixels: Tensor) -> Tensor:
         return model.adaptive.calibration.apply(model.forward_images(model.preprocessing(pixels)))
 
 
-def by_hand(model: PatchClassifier, pixels: Tensor, kind: str | None) -> Answer:
+def by_hand(model: PatchClassifier, pixels: Tensor, kind: str | None) -> Answer[Tensor]:
     """The equations once more, on what the three projections say of the views."""
     with torch.no_grad():
         patches = torch.stack([model.preprocessing(parts) for parts in cut_patches(pixels, grid=2)])
@@ -82,7 +82,7 @@ def test_probabilities_are_those_that_the_calibration_makes_of_its_kind(kind: st
     model.thresholds = (0.1, 0.2, 0.3)
     engine = TorchEngine(model)
     assert (engine.labels, engine.thresholds) == (LABELS, (0.1, 0.2, 0.3))
-    answer, expected = engine(pictures()), by_hand(model, pictures(), kind)
+    answer, expected = ask(engine, pictures()), by_hand(model, pictures(), kind)
     for name, value in answer._asdict().items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value, getattr(expected, name), atol=1e-4, rtol=0, msg=name)
@@ -96,7 +96,7 @@ def test_a_network_without_patches_has_one_opinion(fitted: bool) -> None:
     for effort in (1, 0):
         engine = TorchEngine(model, effort=effort)
         assert (engine.grid, engine.thresholds) == (0, None)
-        answer = engine(pictures())
+        answer = ask(engine, pictures())
         with torch.no_grad():
             logits = model(model.preprocessing(pictures()))
         expected = torch.sigmoid(logits * torch.tensor(SLOPE) + torch.tensor(OFFSET) if fitted else logits)
@@ -122,20 +122,20 @@ def test_pat_i_uses_what_was_fitted_to_both_and_not_what_was_fitted_to_the_image
     else:
         assert engine.thresholds == (0.1, 0.2, 0.3)
         expected = model.calibration.apply(logits / 4)
-    answer = engine(pictures())
+    answer = ask(engine, pictures())
     torch.testing.assert_close(answer.probs, expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(answer.weights, out.weights, atol=1e-4, rtol=0)
 
 
 def test_nothing_of_the_callers_is_changed() -> None:
     model = make_patched()
-    expected = TorchEngine(model)(pictures())
+    expected = ask(TorchEngine(model), pictures())
     model.train()
     model.backbone.eval()  # as where it is frozen
     modes = {name: part.training for name, part in model.named_modules()}
     state = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.get_rng_state()
-    answer = TorchEngine(model)(pictures())
+    answer = ask(TorchEngine(model), pictures())
     assert torch.equal(answer.probs, expected.probs)
     assert modes == {name: part.training for name, part in model.named_modules()}
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -146,7 +146,7 @@ def test_nothing_of_the_callers_is_changed() -> None:
 
 def test_half_precision_is_nearly_the_same_and_comes_back_whole() -> None:
     model = make_patched()
-    answer, expected = TorchEngine(model, dtype=torch.bfloat16)(pictures()), TorchEngine(model)(pictures())
+    answer, expected = ask(TorchEngine(model, dtype=torch.bfloat16), pictures()), ask(TorchEngine(model), pictures())
     assert answer.probs.dtype == torch.float32
     assert 1e-6 < (answer.probs - expected.probs).abs().max() < 0.05
 
@@ -160,10 +160,10 @@ def test_the_patches_of_the_unsure_are_looked_at_and_the_others_answered_by_the_
     model = make_adaptive((0.0, cutoff, 1.0), patch_size=patch_size)
     seen: list[int] = []
     model.backbone.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-    answer, looked = TorchEngine(model, effort=0.5)(pixels), doubt > cutoff
+    answer, looked = ask(TorchEngine(model, effort=0.5), pixels), doubt > cutoff
     assert looked.sum() == 3
     assert seen == [8, 3 * 4]  # the network saw no more than that
-    full = TorchEngine(model)(pixels)
+    full = ask(TorchEngine(model), pixels)
     for name, value in answer._asdict().items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value[looked], getattr(full, name)[looked], atol=1e-4, rtol=0, msg=name)
@@ -174,7 +174,7 @@ def test_the_patches_of_the_unsure_are_looked_at_and_the_others_answered_by_the_
         assert part[~looked].isnan().all()
     assert not torch.allclose(full.image_probs[~looked], alone[~looked], atol=0.01)  # its calibration is another
     for expected in (alone, full.image_probs):
-        none = TorchEngine(model, effort=0)(pixels)
+        none = ask(TorchEngine(model, effort=0), pixels)
         torch.testing.assert_close(none.probs, expected, atol=1e-4, rtol=0)
         assert none.weights is None
         model.adaptive = None
@@ -188,7 +188,7 @@ def test_more_effort_looks_at_more_pictures_and_the_batch_has_no_say() -> None:
     counts = []
     for effort in (0.01, 0.4, 0.6, 0.99):
         engine = TorchEngine(model, effort=effort)
-        together, alone = engine(pixels), [engine(pixels[row : row + 1]) for row in range(12)]
+        together, alone = ask(engine, pixels), [ask(engine, pixels[row : row + 1]) for row in range(12)]
         for whole, *parts in zip(together, *alone, strict=True):
             expected = torch.cat([part for part in parts if part is not None])
             torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0, equal_nan=True)
@@ -229,13 +229,13 @@ def test_what_no_probability_is_blames_the_model(parts: list[str], value: float,
     for part in parts:
         model.get_parameter(part).data.fill_(value)
     with pytest.raises(InputError, match="^runs/mine: it answers nan where a probability is due; .* a sound model$"):
-        TorchEngine(model, effort=effort)(pictures(size=LOADED))
+        ask(TorchEngine(model, effort=effort), pictures(size=LOADED))
 
 
 def test_certainty_is_no_fault() -> None:
     model = make_plain()
     model.get_parameter("head.project.bias").data.copy_(torch.tensor([1e30, -1e30, 200.0]))
-    assert TorchEngine(model)(pictures()).probs.tolist() == [[1.0, 0.0, 1.0]] * 3
+    assert ask(TorchEngine(model), pictures()).probs.tolist() == [[1.0, 0.0, 1.0]] * 3
 
 
 def make_closer(cutoffs: tuple[float, ...] = (0.0, 1.0), *, head: str = "linear") -> PatchClassifier:
@@ -268,7 +268,7 @@ def test_a_closer_look_sees_the_picture_twice_unless_effort_is_all_or_none(head:
     assert seen == [(3, SIZE), (3, CLOSER)]
     for effort, passes in ((1.0, [(15, SIZE)]), (0.0, [(3, SIZE)])):
         seen.clear()
-        TorchEngine(model, effort=effort)(pixels)
+        ask(TorchEngine(model, effort=effort), pixels)
         assert seen == passes
 
 

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 import transformers
+from made_networks import ask as answers
 from made_networks import make_pictures
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -123,9 +124,9 @@ def test_the_answer_is_that_of_the_model_called_by_hand(
     small = resize_images(pictures, (SIDE, SIDE))
     image = ask(network, small)
     assert image.sigmoid().std(dim=0).max() > 0.03  # pictures differ, so agreement means something
-    torch.testing.assert_close(plain(small).probs, image.sigmoid(), atol=1e-5, rtol=0)
-    assert plain(small).patch_probs is None
-    answer = patched(pictures)
+    torch.testing.assert_close(answers(plain, small).probs, image.sigmoid(), atol=1e-5, rtol=0)
+    assert answers(plain, small).patch_probs is None
+    answer = answers(patched, pictures)
     quarters = [pictures[:, :, top : top + SIDE, left : left + SIDE] for top in (0, SIDE) for left in (0, SIDE)]
     patches = torch.stack([ask(network, quarter) for quarter in quarters], dim=1)
     weights = patches.softmax(dim=1)

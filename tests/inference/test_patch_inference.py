@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,14 +79,19 @@ def test_chunks_change_nothing_but_the_batch(model: nn.Module, images: Tensor, c
 
 @pytest.mark.parametrize("training", [False, True])
 def test_the_model_and_the_caller_are_left_alone(model: nn.Module, images: Tensor, training: bool) -> None:
-    model.train(training)
+    """Of a model in training mode is warned, once."""
+    wrapped = PatchInference(model.train(training))
     state = torch.random.get_rng_state()
+    told = "the model is in training mode, .*; call model.eval"
     with torch.set_grad_enabled(training):
-        out = PatchInference(model)(images)
+        with pytest.warns(UserWarning, match=told) if training else nullcontext() as warned:
+            out = wrapped(images)
+        out = wrapped(images)  # another warning would be an error
         assert torch.is_grad_enabled() is training
     assert all(module.training is training for module in model.modules())
     assert out.tde_logits.requires_grad is training
     assert training or torch.equal(torch.random.get_rng_state(), state)
+    assert [each.filename for each in warned or ()] == [__file__] * training
 
 
 def test_autocast_runs_the_model_in_the_dtype_and_the_equations_in_float32(model: nn.Module, images: Tensor) -> None:
@@ -104,7 +110,7 @@ def test_an_onnx_session(batch: str | int, images: Tensor) -> None:
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     held = [numpy_helper.from_array(value.detach().numpy(), name) for name, value in model[0].named_parameters()]
     nodes = [
         helper.make_node("Conv", ["images", "weight", "bias"], ["maps"]),
@@ -140,6 +146,22 @@ def test_an_unsuitable_session_is_named(kinds: list[str], outputs: list[str], me
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow
+def test_bytes_are_refused_in_plain_words_unless_the_model_takes_them(model: nn.Module, images: Tensor) -> None:
+    pixels = (255 * images).byte()
+    session: Any = SimpleNamespace(
+        run=print,
+        get_inputs=lambda: [SimpleNamespace(name="x", type="tensor(float)", shape=["b", 3, 24, 32])],
+        get_outputs=lambda: [SimpleNamespace(name="logits")],
+    )
+    for refusing in (model, session):
+        with pytest.raises(
+            InputError, match=r": images are torch\.uint8, which the model does not take; normalise them"
+        ):
+            PatchInference(refusing)(pixels)
+    taking = PatchInference(lambda views: views.float().mean((2, 3)))
+    torch.testing.assert_close(taking(pixels).image_logits, pixels.float().mean((2, 3)))
+
+
 def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Tensor) -> None:
     pat = PatchInference(model, overlap=0.3)
     compiled = torch.compile(pat, fullgraph=True, backend="aot_eager")
@@ -169,8 +191,8 @@ def test_works_under_export_for_any_batch(head: str) -> None:
         (lambda x: x.mean((2, 3))[:4], {}, r"returned shape \(4, 3\) for 10 views"),
         (lambda x: (x, x), {}, "returned a tuple for 10 views"),
         ("resnet18", {}, "the model is 'resnet18', which cannot be called"),
-        (Small(), {"chunk_size": 0}, "chunk_size is 0"),
-        (Small(), {"channels": 1}, "images have 3 channels"),
+        (Small().eval(), {"chunk_size": 0}, "chunk_size is 0"),
+        (Small().eval(), {"channels": 1}, "images have 3 channels"),
     ],
 )
 def test_what_will_not_do_is_named(model: Any, options: dict[str, Any], message: str, images: Tensor) -> None:
@@ -187,4 +209,4 @@ def test_what_will_not_do_is_named(model: Any, options: dict[str, Any], message:
 )
 def test_a_source_of_other_images_is_named(source: Tensor, message: str, images: Tensor) -> None:
     with pytest.raises(InputError, match=message):
-        PatchInference(Small())(images, source=source)
+        PatchInference(Small().eval())(images, source=source)

@@ -9,8 +9,12 @@ import pytest
 import skimage.data
 
 from pivotpatch import Predictor
+from pivotpatch.inference.open_engine import open_engine
+from pivotpatch.runtime.decoding import ImageSource, decode_image
+from pivotpatch.runtime.engine import LookEngine
 
 FOLDER = Path(str(files("pivotpatch"))) / "tagger"
+PAGE = FOLDER.parent / "app" / "page"
 PHOTOGRAPHS = Path(str(files(skimage.data)))
 
 
@@ -23,8 +27,13 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_package_stays_small() -> None:
-    assert sorted(path.name for path in FOLDER.iterdir()) == ["README.md", "model.json", "model.safetensors"]
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 10e6
+    assert sorted(path.name for path in FOLDER.iterdir()) == [
+        "README.md",
+        "model.json",
+        "model.safetensors",
+        "tagger.onnx",
+    ]
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 16e6
 
 
 @pytest.mark.parametrize("effort", [0.5, 1])
@@ -35,6 +44,29 @@ def test_photographs_are_tagged_right_and_grey_gets_nothing(effort: float) -> No
     assert max(len(each.tags) for each in found) <= 6
     if effort == 1:
         assert grey.tags == ()
-        # A motorcycle alone brings no rider: the whole image says so, from company; the patches do not.
+        # A motorcycle alone brings no rider: the whole image says so, from co-occurrence; the patches do not.
         rider = found[3].get("person")
         assert rider.image_prob > rider.threshold > rider.prob
+
+
+@pytest.mark.parametrize("effort", [0, 0.5, 1])
+def test_onnx_runtime_says_what_torch_says(effort: float) -> None:
+    """Probabilities within 0.01 and the same tags."""
+    found, expected = Predictor.load(effort=effort).engine, open_engine("tagger", device="cpu", effort=effort)
+    assert isinstance(found, LookEngine)
+    for field in ("labels", "thresholds", "picture_size", "grid", "overlap", "effort"):
+        assert getattr(found, field) == getattr(expected, field)
+    side = found.picture_size
+    paths = [*PAGE.glob("*.jpg"), *(PHOTOGRAPHS / f"{name}.png" for name in ("chelsea", "coffee", "motorcycle_left"))]
+    noise = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
+    sources: list[ImageSource] = [*paths, noise]
+    images = np.stack([decode_image(source, size=(side, side)) for source in sources])
+    ours, theirs = found.ask(images), expected.ask(images)
+    for name, value in theirs._asdict().items():
+        if value is None:
+            assert getattr(ours, name) is None
+        else:
+            np.testing.assert_allclose(getattr(ours, name), value, rtol=0, atol=0.01, err_msg=name)
+    limits = np.array(found.thresholds)
+    assert ((ours.probs > limits) == (theirs.probs > limits)).all()
+    assert (theirs.probs > limits).sum() >= len(paths)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
+from made_engines import Means
 from PIL import Image
-from run_process import Greens, TaggingProcess, write_pictures
+from run_process import LIMITS, TaggingProcess, write_pictures
 
 from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
@@ -21,6 +21,7 @@ from pivotpatch.runtime.files import find_images
 from pivotpatch.runtime.prediction import TagRule
 from pivotpatch.runtime.predictor import Predictor
 
+ENGINE = Means(thresholds=LIMITS)
 COUNT, BROKEN = 23, (0, 9, 10)
 Row = dict[str, Any]
 
@@ -35,12 +36,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tag(name: str, **options: Any) -> Summary | None:
-    return tag_pictures(Greens(), find_images(["pictures"]), Path("out") / name, batch_size=4, **options)
+    return tag_pictures(ENGINE, find_images(["pictures"]), Path("out") / name, batch_size=4, **options)
 
 
 def expect(rule: TagRule = FITTED) -> list[Row]:
     """The rows, from the pictures one at a time."""
-    predictor, rows = Predictor(Greens()), []
+    predictor, rows = Predictor(ENGINE), []
     for path in sorted(Path("pictures").iterdir()):
         if int(path.stem) in BROKEN:
             continue
@@ -84,23 +85,19 @@ def check_finished(name: str = "tags.jsonl") -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "workers", "rule"),
-    [("a.parquet", 0, TagRule(threshold=0.5, top_k=1)), ("a.jsonl", 2, FITTED), ("a.csv", 0, TagRule(0.0))],
+    ("name", "threads", "rule"),
+    [("a.parquet", 1, TagRule(threshold=0.5, top_k=1)), ("a.jsonl", 3, FITTED), ("a.csv", 1, TagRule(0.0))],
 )
 def test_rows_are_those_of_a_predictor_and_a_data_set_of_their_own(
-    name: str, workers: int, rule: TagRule, here: Path
+    name: str, threads: int, rule: TagRule, here: Path
 ) -> None:
     done: list[tuple[str, int, int | None]] = []
-    before = torch.get_rng_state()
     note = {"model": "greens"}
-    summary = tag(
-        name, num_workers=workers, rule=rule, all_probs=True, note=note, progress=lambda *told: done.append(told)
-    )
+    summary = tag(name, threads=threads, rule=rule, all_probs=True, note=note, progress=lambda *told: done.append(told))
     assert summary is not None
-    assert (summary.settings["model"], summary.settings["labels"]) == ("greens", list(Greens.labels))
+    assert (summary.settings["model"], summary.settings["labels"]) == ("greens", list(ENGINE.labels))
     assert done == [("tag", min(4 * batch, COUNT), COUNT) for batch in range(7)]
-    assert torch.equal(torch.get_rng_state(), before)
-    predictor, rows, expected = Predictor(Greens()), read(Path("out") / name), expect(rule)
+    predictor, rows, expected = Predictor(ENGINE), read(Path("out") / name), expect(rule)
     for row in rows:
         assert row.pop("all_probs") == pytest.approx(predictor(row["picture"]).probs.tolist(), abs=1e-6)
     assert rows == expected
@@ -114,17 +111,12 @@ def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
     for name in odd:
         Image.new("RGB", (4, 4), "red").save(name)
 
-    class Odd(Greens):
-        labels = ('a, "b"', "ä\nb", "☃")
-
+    labels = ('a, "b"', "ä\nb", "☃")
     for name in ("tags.csv", "tags.jsonl", "tags.parquet"):
-        tag_pictures(Odd(), find_images(odd), Path(name), rule=TagRule(top_k=3))
-        assert [(row["picture"], row["labels"]) for row in read(Path(name))] == [
-            (each, list(Odd.labels)) for each in odd
-        ]
-    Odd.labels = ("a|b", "c", "d")
+        tag_pictures(Means(labels), find_images(odd), Path(name), rule=TagRule(top_k=3))
+        assert [(row["picture"], row["labels"]) for row in read(Path(name))] == [(each, list(labels)) for each in odd]
     with pytest.raises(InputError, match=r"bar.csv: the label 'a\|b' holds '\|', .*; write .parquet or .jsonl"):
-        tag_pictures(Odd(), find_images(odd), Path("bar.csv"))
+        tag_pictures(Means(("a|b", "c", "d")), find_images(odd), Path("bar.csv"))
 
 
 def stop(name: str, *, batches: int, **options: Any) -> None:
@@ -164,7 +156,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(here: Path) -> None:
     write_pictures(Path("pictures"), 150, broken=BROKEN)
     draw = random.Random(0)
     for _ in range(12):
-        process = TaggingProcess(here / "out" / "tags.jsonl", workers=draw.choice([0, 0, 0, 2]))
+        process = TaggingProcess(here / "out" / "tags.jsonl", threads=draw.choice([1, 1, 1, 3]))
         for _ in range(draw.randint(1, 3)):  # it tells where it begins, then of each batch
             process.hear()
         time.sleep(draw.uniform(0, 0.004))
@@ -233,13 +225,13 @@ def test_unfinished_work_goes_on_as_it_began_or_not_at_all(here: Path, monkeypat
     with pytest.raises(InputError, match="the images are not the 23 that it began with; go on .* --resume"):
         tag("tags.jsonl", note={"model": "a"})
     monkeypatch.chdir("pictures")  # relative paths are those of the beginning
-    tag_pictures(Greens(), None, here / "out/tags.jsonl", note={"model": "a"})
+    tag_pictures(ENGINE, None, here / "out/tags.jsonl", note={"model": "a"})
     monkeypatch.chdir(here)
     Path("pictures/new.png").unlink()
     check_finished()
     with pytest.raises(InputError, match="there is no unfinished work; name images to begin"):
-        tag_pictures(Greens(), None, Path("out/other.jsonl"))
-    assert tag_pictures(Greens(), None, Path("out/tags.jsonl"), note={"model": "a"}) is not None
+        tag_pictures(ENGINE, None, Path("out/other.jsonl"))
+    assert tag_pictures(ENGINE, None, Path("out/tags.jsonl"), note={"model": "a"}) is not None
 
 
 def test_an_unreadable_picture_ends_the_work_where_that_is_asked_for(here: Path) -> None:
@@ -249,12 +241,11 @@ def test_an_unreadable_picture_ends_the_work_where_that_is_asked_for(here: Path)
     assert Path("out/tags.parquet.parts/0000000000-0000000008.jsonl").exists()
 
 
-def test_long_lists_are_worked_in_segments_and_parts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pivotpatch.runtime.bulk._SEGMENT", 10)
+def test_rows_are_kept_in_parts_of_some_size(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pivotpatch.runtime.bulk._ROWS", 7)
     seen: set[str] = set()
     tag("tags.parquet", progress=lambda *_: seen.update(path.name for path in Path("out").glob("*/0*")))
-    assert seen >= {f"{a:010d}-{b:010d}.jsonl" for a, b in [(0, 8), (8, 10), (10, 18), (18, 20)]}
+    assert seen >= {f"{a:010d}-{b:010d}.jsonl" for a, b in [(0, 8), (8, 16)]}
     check_finished("tags.parquet")
     assert pq.ParquetFile("out/tags.parquet").metadata.num_row_groups == 3
 
@@ -270,7 +261,7 @@ def test_what_cannot_be_done_is_refused(here: Path) -> None:
         with pytest.raises(InputError, match=message):
             tag(name, **options)
     with pytest.raises(InputError, match="no image is named"):
-        tag_pictures(Greens(), iter(()), Path("out/tags.csv"))
+        tag_pictures(ENGINE, iter(()), Path("out/tags.csv"))
     assert list(Path("out").iterdir()) == []
 
 

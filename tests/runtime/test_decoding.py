@@ -5,9 +5,12 @@ import os
 import struct
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from collections.abc import Mapping
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from pivotpatch.data import decoding
 from pivotpatch.errors import InputError
-from pivotpatch.runtime.decoding import MAX_PIXELS, MAX_SIDE, decode_image, decode_with_size
+from pivotpatch.runtime import decoding
+from pivotpatch.runtime.decoding import MAX_PIXELS, MAX_SIDE, decode_image, decode_with_size, read_ahead
 
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(0, 256, (3, 5, 3), dtype=np.uint8)
@@ -311,6 +314,34 @@ def test_damage_gives_an_image_or_our_error(whole: bytes, changes: list[tuple[in
     else:
         assert decoded.shape == (16, 16, 3)
         assert decoded.dtype == np.uint8
+
+
+def test_what_is_read_ahead_comes_in_order_with_errors_in_their_places() -> None:
+    def look(place: int) -> int:
+        time.sleep(0.002 * (place % 3))
+        if place % 4 == 1:
+            raise InputError(str(place), "is none", "give another")
+        return place
+
+    batches = list(read_ahead(range(11), look, batch_size=3, threads=4))
+    assert [len(batch) for batch in batches] == [3, 3, 3, 2]
+    for place, each in enumerate(each for batch in batches for each in batch):
+        assert str(each).startswith(f"{place}: is none") if place % 4 == 1 else each == place
+    assert list(read_ahead([], look, batch_size=3, threads=1)) == []
+    with pytest.raises(ZeroDivisionError):  # no fault of an image's
+        list(read_ahead([0], lambda place: 1 // place, batch_size=1, threads=1))
+
+
+def test_few_are_read_ahead_and_nothing_runs_on_when_nobody_asks() -> None:
+    taken: list[int] = []
+    items = (taken.append(place) or place for place in count())  # type: ignore[func-returns-value]
+    reading = read_ahead(items, str, batch_size=4, threads=2)
+    for asked in range(1, 4):
+        assert next(reading) == [str(place) for place in range(4 * asked - 4, 4 * asked)]
+        assert len(taken) <= 4 * asked + 4
+    assert any(thread.name.startswith("decoder") for thread in threading.enumerate())
+    reading.close()
+    assert not any(thread.name.startswith("decoder") for thread in threading.enumerate())
 
 
 SIDE = 3000

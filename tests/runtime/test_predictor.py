@@ -1,46 +1,24 @@
-"""Pictures of every kind get the answer that the network gives to their pixels."""
+"""Images of every kind get the answer that the model gives to their pixels."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from made_engines import Means
 from PIL import Image
-from torch import Tensor
-from torch.nn import functional
 
 from pivotpatch.errors import InputError
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.decoding import decode_image
-from pivotpatch.runtime.engine import Answer
+from pivotpatch.runtime.engine import Answer, Array, Pixels
 from pivotpatch.runtime.prediction import LONGEST
 from pivotpatch.runtime.predictor import Picture, Predictor
 from pivotpatch.runtime.values import Adaptive, Calibration, PatchBox
 
 LABELS = ("cat", "dog")
 PIXELS = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
-
-
-@dataclass(frozen=True)
-class Means:
-    """An engine whose answer can be read off a picture: the mean of its red and of its blue channel."""
-
-    labels: tuple[str, ...] = LABELS
-    thresholds: tuple[float, ...] | None = None
-    picture_size: int = 16
-    grid: int = 2
-    overlap: float = 0.0
-
-    def __call__(self, pictures: Tensor) -> Answer:
-        assert pictures.dtype == torch.uint8
-        assert pictures.shape[1:] == (3, self.picture_size, self.picture_size)
-        probs = pictures[:, [0, 2]].float().mean(dim=(2, 3)) / 255
-        if not self.grid:
-            return Answer(probs, probs)
-        corners = functional.avg_pool2d(pictures[:, [0, 2]].float(), 8).flatten(2).transpose(1, 2)
-        return Answer(probs, probs, probs, corners / corners.sum(dim=1, keepdim=True))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_picture_gets_the_same_answer_however_it_is_given(checkpoint: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(checkpoint)
     pixels = decode_image(PIXELS, size=(64, 64))  # what the loader would ship
-    expected = predictor.engine(torch.from_numpy(pixels).permute(2, 0, 1)[None])
+    expected = predictor.engine.ask(pixels[None])
     path = tmp_path / "a photo #1.png"
     Image.fromarray(PIXELS).save(path)
     tensor = torch.from_numpy(PIXELS).permute(2, 0, 1)
@@ -76,11 +54,11 @@ def test_rows_go_to_their_pictures_and_columns_to_their_labels() -> None:
     red, blue = np.zeros((30, 40, 3), np.uint8), np.zeros((50, 20, 3), np.uint8)
     red[:15, 20:, 0] = 255  # a quarter of the picture, above on the right
     blue[..., 2] = 204
-    first, second = Predictor(Means(thresholds=(0.2, 0.9)))([red, blue])
-    assert [tag.label for tag in first.tags] == ["cat"]
+    first, second = Predictor(Means(thresholds=(0.2, 0.5, 0.9), grid=2))([red, blue])
+    assert [tag.label for tag in first.tags] == ["red"]
     assert first.tags[0].prob == pytest.approx(0.25, abs=0.05)
     assert first.tags[0].box == PatchBox(20, 0, 40, 15)
-    assert second.probs.tolist() == pytest.approx([0, 0.8])
+    assert second.probs.tolist() == pytest.approx([0, 0, 0.8])
     assert not second.tags
     assert (first.size, second.size) == ((30, 40), (50, 20))
 
@@ -102,12 +80,12 @@ def test_a_large_jpeg_is_turned_and_read_as_the_loader_reads_it_and_little_of_it
     exif[0x0112] = 6
     path = tmp_path / "turned.jpg"
     Image.fromarray(stored).save(path, exif=exif, quality=100, subsampling=0)
-    expected = Means()(torch.from_numpy(decode_image(path, size=(16, 16))).permute(2, 0, 1)[None])
+    expected = Means().ask(decode_image(path, size=(8, 8))[None])
     opened = Image.open(path)
     for picture in (path, opened, path.read_bytes()):
-        prediction = Predictor(Means())(picture)
+        prediction = Predictor(Means(grid=2))(picture)
         assert prediction.size == (1000, 2000)
-        assert prediction.get("cat").box == PatchBox(1000, 0, 2000, 500)
+        assert prediction.get("red").box == PatchBox(1000, 0, 2000, 500)
         assert np.array_equal(prediction.probs, expected.probs[0])
         assert prediction.image.shape == (LONGEST // 2, LONGEST, 3)
     assert opened.size == (1000, 2000)  # not decoded smaller for good
@@ -118,10 +96,10 @@ def test_a_large_jpeg_is_turned_and_read_as_the_loader_reads_it_and_little_of_it
     [
         ("no such file.jpg", r"no such file.jpg: cannot be read \(No such file"),
         (".", "it is no regular file"),
-        (b"not a picture", "picture: is in none of the known formats"),
-        (7, "picture: is a int; give a path"),
+        (b"not an image", "image: is in none of the known formats"),
+        (7, "image: is a int; give a path"),
         (np.zeros((8, 8, 3)), r"the array is float64 of shape \(8, 8, 3\)"),
-        ([PIXELS, PIXELS[..., :2]], r"pictures\[1\]: the array is uint8 of shape \(90, 70, 2\)"),
+        ([PIXELS, PIXELS[..., :2]], r"images\[1\]: the array is uint8 of shape \(90, 70, 2\)"),
         (torch.zeros(2, 3, 8, 8), r"shape \(2, 3, 8, 8\); give \(3, H, W\), or list"),
         (torch.full((3, 8, 8), 1.5), "from 1.5 to 1.5; give uint8, or floats from 0 to 1 that are not normalised"),
     ],
@@ -131,35 +109,69 @@ def test_what_is_no_picture_is_refused(picture: Picture, wrong: str) -> None:
         Predictor(Means())(picture)
 
 
-def test_a_network_needs_an_engine(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^Predictor: it is given a model; write Predictor\(TorchEngine\(model\)\)$"):
+def test_a_predictor_needs_an_engine_and_a_device_that_is_there(checkpoint: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"^Predictor: it is given a PatchClassifier; write Predictor\(TorchEngine\(model\)\)$"
+    ):
         Predictor(load_checkpoint(checkpoint))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="batch_size is 0"):
         Predictor(Means(), batch_size=0)
     with pytest.raises(InputError, match="device: 'nonsense' cannot be used"):
         Predictor.load(checkpoint, device="nonsense")
-    with pytest.raises(InputError, match="m.onnx: exported models run on the CPU with effort 1, not on"):
-        Predictor.load(tmp_path / "m.onnx", effort=0)
+    for device in ("cpu", torch.device("cpu")):
+        assert Predictor.load(device=device).engine.labels[:1] == ("person",)
 
 
 class Unsure(Means):
-    """Looks at the patches of the second picture only."""
+    """Looks at the patches of the second image only."""
 
-    def __call__(self, pictures: Tensor) -> Answer:
-        probs, image_probs, patch_probs, weights = super().__call__(pictures)
+    def ask(self, images: Pixels) -> Answer[Array]:
+        probs, image_probs, patch_probs, weights = super().ask(images)
         assert patch_probs is not None
         assert weights is not None
-        clear = torch.tensor([torch.nan, 0.0])
+        clear = np.array([np.nan, 0.0], np.float32)
         return Answer(probs, image_probs, patch_probs + clear[:, None], weights + clear[:, None, None])
 
 
 def test_a_picture_that_is_clear_without_its_patches_has_no_box() -> None:
-    clear, unclear = Predictor(Unsure(thresholds=(0.1, 0.9)))([PIXELS, PIXELS])
+    clear, unclear = Predictor(Unsure(thresholds=(0.1, 0.9, 0.9), grid=2))([PIXELS, PIXELS])
     assert None not in [tag.box for tag in unclear.top(2)]
     assert (clear.patch_probs, clear.weights) == (None, None)
     (told,) = clear.to_dict()["tags"]
     assert (told["patch_prob"], told["weights"], told["box"]) == (None, None, None)
     assert set(told) == set(unclear.top(1)[0].to_dict())
+
+
+def test_one_bad_file_loses_no_good_image() -> None:
+    images: list[Picture] = [PIXELS, "gone.png", PIXELS[:9], b"no image", *[PIXELS] * 9, 7]
+    found = Predictor(Means(), batch_size=3)(images, on_error="skip")
+    wrong = {place: str(each) for place, each in enumerate(found) if isinstance(each, InputError)}
+    assert [(place, told.partition(":")[0]) for place, told in wrong.items()] == [
+        (1, "gone.png"),
+        (3, "images[3]"),
+        (13, "images[13]"),
+    ]
+    assert [each.size for each in found if not isinstance(each, InputError)] == [(90, 70), (9, 70)] + [(90, 70)] * 9
+    with pytest.raises(InputError, match=r"gone\.png"):
+        Predictor(Means())(images)
+
+
+def test_a_threshold_takes_the_place_of_the_fitted_ones() -> None:
+    predictor = Predictor(Means(thresholds=(0.9, 0.9, 0.9)))
+    red = np.array([[[200, 100, 0]]], np.uint8)
+    assert predictor(red).tags == ()
+    assert [(tag.label, tag.threshold) for tag in predictor(red, threshold=0.25).tags] == [
+        ("red", 0.25),
+        ("green", 0.25),
+    ]
+    assert [len(each.tags) for each in predictor([red, red], threshold=0.5)] == [1, 1]
+    with pytest.raises(InputError, match=r"threshold: 1\.5 is no probability"):
+        predictor(red, threshold=1.5)
+
+
+def test_a_predictor_tells_what_it_is() -> None:
+    assert repr(Predictor(Means())) == "<Predictor of means: 3 labels, torch, effort 1>"
+    assert repr(Predictor.load(effort=0.5)) == "<Predictor of tagger: 80 labels, ONNX Runtime, effort 0.5>"
 
 
 @pytest.mark.gpu

@@ -217,7 +217,7 @@ def _print(prediction: "Prediction", tags: "Sequence[Tag]", *, threshold: float 
 def place_in_words(box: "PatchBox", size: tuple[int, int]) -> str:
     """Where a patch lies in an image of some rows and columns.
 
-    >>> from pivotpatch.core.patches import PatchBox
+    >>> from pivotpatch.runtime.values import PatchBox
     >>> place_in_words(PatchBox(left=50, top=0, right=100, bottom=40), (80, 100))
     'top right'
     """

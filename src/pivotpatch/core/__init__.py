@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from pivotpatch.core.metrics import PrecisionRecall as PrecisionRecall
     from pivotpatch.core.metrics import average_precision as average_precision
     from pivotpatch.core.metrics import precision_recall as precision_recall
-    from pivotpatch.core.patches import PatchBox as PatchBox
-    from pivotpatch.core.patches import Patching as Patching
     from pivotpatch.core.patches import cut_patches as cut_patches
-    from pivotpatch.core.patches import patch_boxes as patch_boxes
     from pivotpatch.core.patches import resize_images as resize_images
     from pivotpatch.core.policies import Fixed as Fixed
     from pivotpatch.core.policies import PerLabel as PerLabel

@@ -128,10 +128,9 @@ class LookGraph(nn.Module):
         self.register_buffer("mean", 255 * torch.tensor(prepare.mean).reshape(3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(prepare.std).reshape(3, 1, 1), persistent=False)
         projections = (self.model.head.project, self.model.patch_projection, self.model.weight_projection)
-        self.project = nn.Conv2d(projections[0].in_features, 3 * len(engine.labels), 1)  # type: ignore[arg-type]
-        with torch.no_grad():
-            self.project.weight.copy_(torch.cat([each.weight for each in projections])[..., None, None])  # type: ignore[arg-type]
-            self.project.bias.copy_(torch.cat([each.bias for each in projections]))  # type: ignore[union-attr,arg-type]
+        weight, bias = (torch.cat([each.get_parameter(name) for each in projections]) for name in ("weight", "bias"))
+        self.project = nn.Conv2d(weight.shape[1], weight.shape[0], 1)
+        self.project.load_state_dict({"weight": weight[..., None, None], "bias": bias})
         self.eval()
 
     @property

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from pivotpatch.faces import make_face
 
 if TYPE_CHECKING:
-    from pivotpatch.inference.engine import Answer as Answer
-    from pivotpatch.inference.engine import Engine as Engine
     from pivotpatch.inference.engine import TorchEngine as TorchEngine
     from pivotpatch.inference.patch_inference import PatchInference as PatchInference
     from pivotpatch.inference.score_file import read_scores as read_scores

@@ -79,7 +79,8 @@ class TorchEngine:
         """What the model says of images (B,S,S,3), B >= 1."""
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with evaluating(self.model), torch.inference_mode(), autocast:
-            pictures = torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2)
+            own = images if images.flags.writeable else images.copy()  # torch warns of others
+            pictures = torch.from_numpy(own).to(self.device).permute(0, 3, 1, 2)
             # Where some are looked at again, they are chosen from all, so that second looks come many at a time, too.
             parts = (pictures,) if 0 < self.effort < 1 else split_for_device(pictures)
             answers = [self.answer(part) for part in parts]

@@ -1,5 +1,6 @@
 """PAT-I: the total direct effect around any model that gives logits, without training."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -12,6 +13,7 @@ from pivotpatch.core.patches import check_images, cut_views, split_views, stack_
 from pivotpatch.errors import InputError
 from pivotpatch.runtime.values import Patching
 
+_BYTES = "images are torch.uint8, which the model does not take", "normalise them first, as it was trained with"
 _DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(uint8)": torch.uint8}
 
 
@@ -73,6 +75,7 @@ class PatchInference(nn.Module):
         self.chunk_size = chunk_size
         self.autocast = autocast
         self.channels = channels
+        self._warned = False
 
     @property
     def grid(self) -> int:
@@ -92,6 +95,10 @@ class PatchInference(nn.Module):
         if images.shape[1] != self.channels:
             todo = f"give (B, {self.channels}, H, W), or set channels= to what the model takes"
             raise InputError("PatchInference", f"images have {images.shape[1]} channels", todo)
+        if isinstance(self.model, nn.Module) and self.model.training and not self._warned:
+            self._warned = True
+            told = "PatchInference: the model is in training mode, so that its answers change; call model.eval() first"
+            warnings.warn(told, stacklevel=4)  # the caller of this module
         views = stack_views(images, cut_views(self.patching, images, source=source))
         device = images.device.type
         with nullcontext() if self.autocast is None else torch.autocast(device, dtype=self.autocast):
@@ -107,13 +114,20 @@ class PatchInference(nn.Module):
 
     def _logits(self, views: Tensor) -> Tensor:
         """The model's logits (N,L) of some views (N,C,H,W)."""
-        output = self.model(views)
+        output = self.model(views) if views.dtype != torch.uint8 else self._call_with_bytes(views)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != views.shape[0]:
             found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
             wrong = f"the model returned {found} for {views.shape[0]} views"
             raise InputError("PatchInference", wrong, "wrap it in a function that returns logits (N, L)")
         return logits
+
+    def _call_with_bytes(self, views: Tensor) -> Any:
+        """What the model says of views (N,C,H,W) uint8, where it takes such."""
+        try:
+            return self.model(views)
+        except (RuntimeError, TypeError) as error:
+            raise InputError("PatchInference", *_BYTES) from error
 
 
 def _is_onnx_session(model: object) -> bool:
@@ -135,6 +149,8 @@ def _wrap_session(session: Any) -> Callable[[Tensor], Tensor]:
     def run(images: Tensor) -> Tensor:
         if dtype == torch.uint8 != images.dtype:
             raise InputError("ONNX session", f"it takes uint8 and images are {images.dtype}", "give uint8 pixels")
+        if images.dtype == torch.uint8 != dtype:
+            raise InputError("ONNX session", *_BYTES)
         found = []
         for part in images.split(fixed or max(len(images), 1)):
             full = nn.functional.pad(part, (0, 0, 0, 0, 0, 0, 0, max(fixed - len(part), 0)))

@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -177,12 +177,12 @@ def _tag(
     *,
     all_probs: bool,
     stop: bool,
-) -> Iterator[list[Row]]:
+) -> Generator[list[Row], None, None]:
     """The rows of each batch, one for each image, read or not."""
     thresholds = np.array(engine.thresholds or (0.5,) * len(engine.labels), dtype=np.float32)
     for batch in read:
         pixels = [each for each in batch if not isinstance(each, InputError)]
-        answers = iter(engine.ask(np.stack(pixels)).probs if pixels else ())
+        answers: Iterator[NDArray[np.float32]] = iter(engine.ask(np.stack(pixels)).probs if pixels else ())
         rows: list[Row] = []
         for each, (name, _) in zip(batch, images, strict=False):
             if isinstance(each, InputError):

@@ -2,7 +2,7 @@
 
 import stat
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -24,7 +24,8 @@ ImageSource = Path | bytes | NDArray[np.uint8]
 Resize = Callable[[NDArray[np.uint8], tuple[int, int]], NDArray[np.uint8]]
 """Gives pixels (H,W,3) other rows and columns, bilinear and anti-aliased."""
 
-Item, Read = TypeVar("Item"), TypeVar("Read")
+Item = TypeVar("Item")
+Read = TypeVar("Read")
 
 MAX_PIXELS = 89_478_485
 """Pixels that an image may have; the figure at which Pillow starts to warn."""
@@ -120,7 +121,7 @@ def decode_with_size(
 
 def read_ahead(
     items: Iterable[Item], read: Callable[[Item], Read], *, batch_size: int, threads: int
-) -> Iterator[list[Read | InputError]]:
+) -> Generator[list[Read | InputError], None, None]:
     """What `read` gives of each item, or its `InputError`, in order and by batches; threads read the next ones already.
 
     Args:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from pivotpatch.errors import cut
 from pivotpatch.runtime.prediction import Tag
 from pivotpatch.runtime.values import PatchBox, patch_boxes
 
@@ -34,13 +35,16 @@ def draw_tags(image: NDArray[np.uint8], tags: Sequence[Tag], *, size: tuple[int,
     canvas, scale = _open_canvas(image, size, rows=len(tags))
     draw = ImageDraw.Draw(canvas)
     shared: Counter[PatchBox] = Counter()
+    names: list[tuple[str, PatchBox, int]] = []
     for tag, colour in zip(tags, TAGS, strict=False):
         if tag.box is not None:
             depth = shared[tag.box]
             shared[tag.box] += 1
-            corners = [round(_MARGIN + scale * value) for value in tag.box]
-            _draw_frame(draw, PatchBox(*corners), colour, inset=5 + 8 * depth)
-            _write_corner(draw, tag.label, PatchBox(*corners), canvas_side=_find_side(size, scale), line=depth)
+            corners = PatchBox(*(round(_MARGIN + scale * value) for value in tag.box))
+            _draw_frame(draw, corners, colour, inset=5 + 8 * depth)
+            names.append((tag.label, corners, depth))
+    for label, corners, depth in names:  # above all frames
+        _write_corner(draw, label, corners, canvas_side=_find_side(size, scale), line=depth)
     left, top = _MARGIN * 2 + _find_side(size, scale)[1], _MARGIN
     for tag, colour in zip(tags, TAGS, strict=False):
         opinions = [] if tag.patch_prob is None else [(tag.image_prob, _GREY), (tag.patch_prob, _DARK)]
@@ -131,7 +135,7 @@ def _write_corner(
     low = box.top + box.bottom - 2 * _MARGIN > rows
     at = box.right - 10 if right else box.left + 10, box.bottom - 10 - 24 * line if low else box.top + 10 + 24 * line
     anchor = ("r" if right else "l") + ("d" if low else "a")
-    font = _load_font(15)
+    font, text = _load_font(15), cut(text)
     edges = draw.textbbox(at, text, font=font, anchor=anchor)
     draw.rectangle((edges[0] - 4, edges[1] - 3, edges[2] + 4, edges[3] + 3), fill="#202020")
     draw.text(at, text, font=font, anchor=anchor, fill="white")
@@ -149,7 +153,7 @@ def _write(
     centre: bool = False,
 ) -> None:
     """Write a line of text; one that is wider than `width` is cut, one that is `centre`d may begin further left."""
-    font = _load_font(points)
+    font, text = _load_font(points), cut(text)
     if width is not None:
         while len(text) > 1 and draw.textlength(text, font=font) > width:
             text = text[:-2] + "…"

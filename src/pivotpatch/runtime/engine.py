@@ -179,7 +179,7 @@ class Description:
     def from_json(cls, text: str) -> "Description":
         """What `to_json` gave; anything else is an `InputError`."""
         try:
-            content = {
+            content: dict[str, Any] = {
                 name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()
             }
             for name, build in _PARTS.items():
@@ -366,7 +366,7 @@ class LookEngine(OnnxEngine):
         image, patch, weight = np.split(places, 3, axis=1)
         if not regions:
             whole = (part.mean(axis=(2, 3)) for part in (image, patch, weight))
-            return tuple(whole)  # type: ignore[return-value]
+            return tuple(whole)
         boxes = patch_boxes(*places.shape[2:], grid=self.patching.grid, overlap=self.patching.overlap)
         cut = [
             np.stack(

@@ -88,7 +88,9 @@ class Predictor:
         check_effort(effort, "Predictor")
         name = os.fspath(name_or_folder) if isinstance(name_or_folder, str | os.PathLike) else None
         if name == "tagger" and not _needs_torch(device):
-            return cls(open_onnx(TAGGER, effort=effort, device=device))
+            tagger = open_onnx(TAGGER, effort=effort, device=None if device is None else str(device))
+            tagger.name = name
+            return cls(tagger)
         if name is not None and name.lower().endswith(EXPORTED) and ":" not in name and not Path(name).is_dir():
             return cls(open_onnx(name, effort=effort, device=None if device is None else str(device)))
         import_extra("torch")
@@ -108,19 +110,21 @@ class Predictor:
     @overload
     def __call__(
         self, pictures: Sequence[Picture], *, threshold: float | None = ..., on_error: Literal["skip"]
-    ) -> list[Prediction | InputError]: ...  # type: ignore[overload-overlap]
+    ) -> list[Prediction | InputError]: ...
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]
         self,
         pictures: str | os.PathLike[str] | bytes | Image.Image | NDArray[Any],
         *,
         threshold: float | None = ...,
         on_error: Literal["error"] = ...,
-    ) -> Prediction: ...  # type: ignore[overload-overlap]
+    ) -> Prediction: ...
     @overload
     def __call__(
         self, pictures: Sequence[Picture], *, threshold: float | None = ..., on_error: Literal["error"] = ...
     ) -> list[Prediction]: ...
+    @overload
+    def __call__(self, pictures: Any, *, threshold: float | None = ..., on_error: Literal["error"] = ...) -> Any: ...
     def __call__(
         self,
         pictures: Picture | Sequence[Picture],
@@ -212,7 +216,7 @@ def _needs_torch(device: Any) -> bool:
     """Whether a device is one that torch knows and this ONNX Runtime does not."""
     if device is None or find_spec("torch") is None:
         return False
-    kind = str(device).partition(":")[0]
+    kind = str(device).lower().partition(":")[0]
     return PROVIDERS.get(kind) not in import_extra("onnxruntime").get_available_providers()
 
 

@@ -139,7 +139,7 @@ class Calibration:
             wrong = f"fitted to {len(self.slope)} labels, logits have shape {tuple(given.shape)}"
             raise InputError("Calibration", wrong, "give logits of the same labels")
         if isinstance(given, np.ndarray):
-            return squash(given * np.asarray(self.slope, given.dtype) + np.asarray(self.offset, given.dtype))
+            return squash(given * np.asarray(self.slope, given.dtype) + np.asarray(self.offset, given.dtype))  # type: ignore[no-any-return]
         given = given.float() if given.dtype.itemsize < 4 else given  # of half precision
         calibrated = given * given.new_tensor(self.slope) + given.new_tensor(self.offset)
         return calibrated.sigmoid()  # type: ignore[no-any-return]

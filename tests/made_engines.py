@@ -1,0 +1,78 @@
+"""Engines whose answers are known without a model."""
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from pivotpatch.runtime.engine import Answer, Array, Pixels
+
+
+@dataclass
+class Means:
+    """Says of an image the mean of its red, green and blue; with a grid, each patch has its share of that."""
+
+    labels: tuple[str, ...] = ("red", "green", "blue")
+    thresholds: tuple[float, ...] | None = None
+    picture_size: int = 8
+    grid: int = 0
+    overlap: float = 0.0
+    effort: float = 1.0
+    name: str = "means"
+
+    def ask(self, images: Pixels) -> Answer[Array]:
+        """Answer images (B,S,S,3)."""
+        side, half = self.picture_size, self.picture_size // 2
+        assert images.dtype == np.uint8
+        assert images.shape[1:] == (side, side, 3)
+        probs = images.mean((1, 2), dtype=np.float32) / 255
+        if not self.grid:
+            return Answer(probs, probs)
+        patches = images.reshape(-1, 2, half, 2, half, 3).mean((2, 4), dtype=np.float32).reshape(-1, 4, 3) + 1e-6
+        return Answer(probs, probs, probs, patches / patches.sum(axis=1, keepdims=True))
+
+    def digest(self) -> str:
+        """Of the one model that there is."""
+        return "means"
+
+
+class FixedEngine(Means):
+    """Its answer is set; it can be held up, and made to fail.
+
+    Attributes:
+        gate: answers wait until it is set.
+        fault: raised in the place of an answer.
+        batches: how many images it was asked about each time.
+    """
+
+    def __init__(
+        self,
+        labels: tuple[str, ...] = ("cat",),
+        probs: tuple[float, ...] | None = (0.9,),
+        *,
+        image_probs: tuple[float, ...] | None = None,
+        patched: bool = False,
+    ) -> None:
+        """Say `probs` of every image; None for the means of its channels."""
+        super().__init__(labels, (0.5,) * len(labels), grid=2 if patched else 0)
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self.gate.set()
+        self.fault: Exception | None = None
+        self.batches: list[int] = []
+        self._probs, self._image_probs = probs, image_probs or probs
+
+    def ask(self, images: Pixels) -> Answer[Array]:
+        """Answer images (B,S,S,3) once the gate is open."""
+        self.batches.append(len(images))
+        self.entered.set()
+        self.gate.wait(30)
+        if self.fault:
+            raise self.fault
+        if self._probs is None:
+            return super().ask(images)
+        rows = np.ones((len(images), 1), np.float32)
+        probs, image_probs = (rows * np.array(each, np.float32) for each in (self._probs, self._image_probs))
+        if not self.grid:
+            return Answer(probs, image_probs)
+        weights = rows[..., None] * np.array([0.1, 0.2, 0.6, 0.1], np.float32)[:, None] * np.ones_like(probs)[:, None]
+        return Answer(probs, image_probs, np.full_like(probs, 0.25), weights)
