@@ -1,7 +1,6 @@
 """What verbs print with: plain tables, progress with the time left, lines on stderr, figures as files."""
 
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -11,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from pivotpatch.cli.telling import tell as tell
+from pivotpatch.cli.telling import write_amount
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from pivotpatch.cli.progress_bars import ProgressBars
 
 WIDTH = 80  # columns of what is no terminal
 BAR = 24  # columns of a bar that stands for a share of 1
@@ -58,41 +60,6 @@ def draw_bar(share: float, *, width: int = BAR) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
-def tell(line: str) -> None:
-    """Print a line to stderr, once for all processes."""
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr, flush=True)
-
-
-class ProgressBars(Progress):
-    """Bars on stderr, a stage each; a new stage takes the place of the last, unless that is the `outer` one."""
-
-    def __init__(self, unit: str, *, outer: str | None = None) -> None:
-        super().__init__(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(None),
-            _Amount(unit),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=Console(stderr=True),
-        )
-        self._outer, self._stages = outer, dict[str, TaskID]()
-
-    def tell(self, stage: str, done: int, total: int | None) -> None:
-        """Show how much of a stage is done; what was done when it was first told says nothing of the speed."""
-        if stage not in self._stages:
-            for other in set(self._stages) - {self._outer}:
-                self.remove_task(self._stages.pop(other))
-            self._stages[stage] = self.add_task(stage, total=total, note="")
-            self.reset(self._stages[stage], completed=done, total=total)
-        self.update(self._stages[stage], completed=done, total=total)
-
-    def note(self, stage: str, text: str) -> None:
-        """Show a few words beside a stage's bar."""
-        if stage in self._stages:
-            self.update(self._stages[stage], note=text)
-
-
 class ProgressLines:
     """Lines on stderr, where it is no terminal: one for each new stage, then one every half minute."""
 
@@ -112,7 +79,7 @@ class ProgressLines:
         speed = (done - first) / max(now - begun, 1e-9)
         left = f", {timedelta(seconds=round((total - done) / speed))} left" if speed and total else ""
         note = self._note if stage == self._outer else ""
-        tell(f"{stage}{_write_amount(done, total, speed, self._unit)}{left}{note}")
+        tell(f"{stage}{write_amount(done, total, speed, self._unit)}{left}{note}")
         self._told, self._stage = now, stage
 
     def note(self, _stage: str, text: str) -> None:
@@ -120,29 +87,8 @@ class ProgressLines:
         self._note = f", {text}"
 
 
-class _Amount(TextColumn):
-    def __init__(self, unit: str) -> None:
-        super().__init__("")
-        self._unit = unit
-
-    def render(self, task: Task) -> "object":  # type: ignore[override]
-        """How much of how much, and how fast."""
-        from rich.text import Text
-
-        total = None if task.total is None else int(task.total)
-        return Text(_write_amount(int(task.completed), total, task.speed or 0.0, self._unit).removeprefix(": "))
-
-
-def _write_amount(done: int, total: int | None, speed: float, unit: str) -> str:
-    if unit == "bytes":
-        of = "" if total is None else f" of {decimal(total)}"
-        return f": {decimal(done)}{of}" + (f", {decimal(int(speed))}/s" if speed else "")
-    of = "" if total is None else f" of {total:,}"
-    return f": {done:,}{of}" + (f", {speed:.3g} {unit}/s" if speed and unit else "")
-
-
 @contextmanager
-def show_progress(unit: str = "", *, outer: str | None = None) -> Iterator[ProgressBars | ProgressLines]:
+def show_progress(unit: str = "", *, outer: str | None = None) -> "Iterator[ProgressBars | ProgressLines]":
     """Progress on stderr with the time left: bars on a terminal, else a line now and then; in the first process only.
 
     Args:
@@ -150,6 +96,8 @@ def show_progress(unit: str = "", *, outer: str | None = None) -> Iterator[Progr
         outer: the stage whose bar stays while others come and go.
     """
     if Console(stderr=True).is_terminal and os.environ.get("RANK", "0") == "0":
+        from pivotpatch.cli.progress_bars import ProgressBars
+
         with ProgressBars(unit, outer=outer) as bars:
             yield bars
     else:
