@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -97,6 +96,8 @@ def choose_one_of(name: str, known: Iterable[str]) -> str:
     >>> choose_one_of("rest101", ["resnet101", "vit"])
     "did you mean 'resnet101'? known: resnet101, vit"
     """
+    from difflib import get_close_matches  # rarely needed, and every start would wait for it
+
     names = sorted(known)
     close = get_close_matches(str(name)[:_QUOTED], names, n=1, cutoff=0.5)
     hint = f"did you mean {quote(close[0])}? " if close else ""

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.checks import EXPORTED, is_named
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -19,9 +20,10 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     export.add_argument(
         "--format",
-        choices=("onnx", "checkpoint"),
+        choices=("onnx", "looks", "checkpoint"),
         default="onnx",
-        help="onnx: one ONNX file (default); checkpoint: a folder for pivotpatch, such as a run's best model alone",
+        help="onnx: one ONNX file for any program (default); looks: one for pivotpatch without torch, with every "
+        "effort, as the bundled tagger; checkpoint: a folder for pivotpatch, such as a run's best model alone",
     )
     export.add_argument("--out", type=Path, metavar="FILE", help="default: the name of WHAT with .onnx")
     export.add_argument("--half", action="store_true", help="keep the weights in half precision")
@@ -31,19 +33,18 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def run_export(args: argparse.Namespace) -> int:
     """Write the file and say how close it comes to torch."""
     out = _find_place(args)
-    from pivotpatch.inference.engine import TorchEngine
-    from pivotpatch.runtime.predictor import Predictor
-
-    engine = Predictor.load(args.what, device="cpu", fold=False).engine
-    if not isinstance(engine, TorchEngine):
+    if args.what.lower().endswith(EXPORTED) and Path(args.what).is_file():
         raise InputError(args.what, "is exported already", "give the run or the checkpoint that it comes from")
-    if args.format == "onnx":
+    from pivotpatch.inference.open_engine import open_engine
+
+    engine = open_engine(args.what, device="cpu", fold=False)
+    if args.format != "checkpoint":
         from pivotpatch.export.onnx import export_onnx
 
-        written = export_onnx(engine.model, out, half=args.half)
+        written = export_onnx(engine.model, out, half=args.half, looks=args.format == "looks")
         print(f"wrote {out}, {written.size / 1e6:.2f} MB; differs from torch by {written.difference:.1e} at most")
-        if engine.adaptive is not None:
-            print("it looks at the patches of every image: efforts between 0 and 1 stay with the checkpoint")
+        if engine.adaptive is not None and args.format == "onnx":
+            print("it looks at the patches of every image; --format looks knows other efforts")
     else:
         from pivotpatch.models.checkpoint import WEIGHTS, save_checkpoint
         from pivotpatch.models.classifier import Classifier
@@ -57,8 +58,6 @@ def run_export(args: argparse.Namespace) -> int:
 
 def _find_place(args: argparse.Namespace) -> Path:
     """The file or folder to write; what cannot be meant is refused before anything is loaded."""
-    from pivotpatch.models.open import is_named
-
     if args.format == "checkpoint":
         if args.out is None:
             raise InputError("--out", "there is no name for the folder", "give one")

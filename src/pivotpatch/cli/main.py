@@ -12,16 +12,16 @@ from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.errors import InputError, explain_missing
 
 # Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.
-VERBS = ("app", "audit", "data", "evaluate", "export", "predict", "recipes", "report", "train", "tune")
+VERBS = ("app", "audit", "data", "evaluate", "export", "predict", "recipes", "report", "train", "tune", "watch")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all verbs."""
+def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all verbs, or of one alone, which is there sooner."""
     parser = argparse.ArgumentParser(prog="pivotpatch", description="Multi-label image tagging with PAT.")
     parser.add_argument("--version", action="version", version=f"pivotpatch {__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for verb in VERBS:
-        import_module(f"pivotpatch.cli.{verb}").add_parser(verbs)
+    for name in VERBS if verb is None else (verb,):
+        import_module(f"pivotpatch.cli.{name}").add_parser(verbs)
     return parser
 
 
@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a sign that the screen lacks must not end the work
-    args = _parse(build_parser(), argv)
+    first = next(iter(sys.argv[1:] if argv is None else argv), None)
+    args = _parse(build_parser(first if first in VERBS else None), argv)
     if argv is None:  # the process is this command's own
         keep_freed_memory()
     try:

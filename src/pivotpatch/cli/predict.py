@@ -4,27 +4,24 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from functools import partial
-from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.cli.sources import add_weights_options, open_given
+from pivotpatch.cli.tagging import add_model_options, add_tag_options, add_write_option, check_options, open_predictor
 from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.process import Share
-    from pivotpatch.runtime.prediction import Prediction, Tag, TagRule
-    from pivotpatch.runtime.predictor import Predictor
+    from pivotpatch.runtime.prediction import Prediction, Tag
     from pivotpatch.runtime.values import PatchBox
 
 DETAILED = 8  # images that get a table each
 LISTED = 5  # images that could not be read
 BULK_BATCH = 64
-BULK_OPTIONS = ("all_probs", "resume", "overwrite", "shards", "workers")
+BULK_OPTIONS = ("all_probs", "resume", "shards", "workers")
 NO_IMAGE = ("pivotpatch predict", "no image is named", "name files, folders or patterns")
 BAR = 16  # cells of a bar in a table
 
@@ -43,33 +40,26 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         metavar="PATH",
         help="images, folders of them, patterns such as 'photos/**/*.jpg', or - for a list of files on stdin",
     )
-    predict.add_argument(
-        "--model",
-        default="tagger",
-        help="a run, a checkpoint, an exported file, hub:NAME, transformers:WHAT or timm:WHAT (the bundled tagger)",
-    )
-    add_weights_options(predict)
-    predict.add_argument("--device", help="such as cpu or cuda:1; a GPU where there is one by default")
-    predict.add_argument(
-        "--effort",
-        type=float,
-        default=1.0,
-        help="share of images that get a second look, from 0 to 1 (1: all, at patches)",
-    )
+    add_model_options(predict)
     predict.add_argument("--batch-size", type=int, metavar="N", help=f"images at once (8, with --out {BULK_BATCH})")
     predict.add_argument("--on-error", choices=["skip", "error"], default="skip", help="of unreadable images (skip)")
-    choice = predict.add_argument_group("which labels")
-    choice.add_argument("--threshold", type=float, metavar="P", help="above which a label is given; the fitted ones")
-    choice.add_argument("--top-k", type=int, metavar="K", help="the K most probable; with --threshold, K at most")
+    add_tag_options(predict)
     output = predict.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="write one JSON object per line; of --out, its summary")
+    output.add_argument(
+        "--json", action="store_true", help="write one JSON object per line; of --out and --write, a summary"
+    )
     output.add_argument("--explain", type=Path, metavar="FILE.png", help="draw why; a folder for several images")
+    beside = predict.add_argument_group("tags beside the images")
+    add_write_option(beside)
+    beside.add_argument("--skip-tagged", action="store_true", help="leave images alone that an earlier run has tagged")
     bulk = predict.add_argument_group("many images")
     bulk.add_argument("--out", type=Path, metavar="FILE", help="write the tags to a .parquet, .jsonl or .csv file")
     bulk.add_argument("--all-probs", action="store_true", help="write the probability of every label, too")
     bulk.add_argument("--workers", type=int, metavar="N", help="threads that decode; one per core by default")
     bulk.add_argument("--resume", action="store_true", help="go on with the images that unfinished work began with")
-    bulk.add_argument("--overwrite", action="store_true", help="begin anew whatever is there")
+    bulk.add_argument(
+        "--overwrite", action="store_true", help="begin anew whatever is there; of --write, replace other captions"
+    )
     bulk.add_argument(
         "--shards", action="store_true", help="each process leaves a file of its own, FILE-0000N-of-0000M"
     )
@@ -79,7 +69,6 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def run_predict(args: argparse.Namespace) -> int:
     """Tag a few images for people, or many for machines."""
     from pivotpatch.process import Share
-    from pivotpatch.runtime.prediction import TagRule
 
     try:
         share = Share(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), args.shards)
@@ -88,8 +77,12 @@ def run_predict(args: argparse.Namespace) -> int:
     refused = _find_fault(args, share)
     if refused:
         raise InputError(*refused)
-    rule = TagRule(args.threshold, args.top_k)
-    return _show(args, rule) if args.out is None else _tag(args, rule, share)
+    unread: Counter[str] = Counter()
+    found = _find(args, unread)  # refuses a name that is none before anything is loaded
+    check_options(args)
+    if args.out is not None:
+        return _tag(args, share, found, unread)
+    return _write(args, found, unread) if args.write else _show(args, found, unread)
 
 
 def _find_fault(args: argparse.Namespace, share: "Share") -> tuple[str, str, str] | None:
@@ -105,6 +98,13 @@ def _find_fault(args: argparse.Namespace, share: "Share") -> tuple[str, str, str
         return "--workers", f"{args.workers} is below 0", "give 0 or more"
     if args.out is None and bulk:
         return f"--{bulk[0].replace('_', '-')}", "it is an option of --out", "give that too"
+    if args.out is None and args.overwrite and not args.write:
+        return "--overwrite", "it is an option of --out and --write", "give one of them too"
+    if args.skip_tagged and not args.write:
+        return "--skip-tagged", "it is an option of --write", "give that too"
+    if args.write and (args.out is not None or args.explain is not None):
+        other = "--explain" if args.out is None else "--out"
+        return "--write", f"tags go beside the images, not to {other}", "give one after the other"
     if args.out is None and share.world > 1:
         return "WORLD_SIZE", f"{share.world} processes would print the same", "write to a file with --out"
     if args.out is not None and args.explain is not None:
@@ -117,37 +117,38 @@ def _find_fault(args: argparse.Namespace, share: "Share") -> tuple[str, str, str
     return None
 
 
-def _open_predictor(args: argparse.Namespace, *, world: int = 1) -> "Predictor":
-    """The model, on this process's GPU where several share a machine."""
-    from pivotpatch.runtime.predictor import Predictor
+def _choose_device(share: "Share") -> str | None:
+    """The GPU that this process takes of those that torch sees, where several share a machine; None without one."""
+    from importlib.util import find_spec
 
-    device, model = args.device, args.model
-    if device is None and args.out is not None and find_spec("torch") is not None:  # many images are worth the start
-        import torch
+    if find_spec("torch") is None:
+        return None
+    import torch
 
-        if torch.cuda.is_available():
-            device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}" if world > 1 else "cuda"
-    if args.architecture is not None or args.labels is not None:
-        model = open_given(args.model, architecture=args.architecture, labels=args.labels)
-    return Predictor.load(model, device=device, effort=args.effort)
+    if not torch.cuda.is_available():
+        return None
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}" if share.world > 1 else "cuda"
 
 
-def _find(args: argparse.Namespace) -> Iterator[str]:
+def _find(args: argparse.Namespace, unread: "Counter[str]") -> Iterator[str]:
     from io import TextIOWrapper
 
     from pivotpatch.runtime.files import find_images
 
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as all names of files
-    return find_images(args.words, lines=sys.stdin or ())
+    return find_images(args.words, lines=sys.stdin or (), unread=unread)
 
 
-def _show(args: argparse.Namespace, rule: "TagRule") -> int:
+def _tell_unread(unread: "Counter[str]") -> None:
+    from pivotpatch.runtime.files import describe_unread
+
+    for line in describe_unread(unread):
+        print(line, file=sys.stderr)
+
+
+def _show(args: argparse.Namespace, found: Iterator[str], unread: "Counter[str]") -> int:
     """Tag images one after the other, and print what is in them."""
-    from pivotpatch.cli.console import tell
-    from pivotpatch.writing import explain_disk_faults, replacing
-
-    found = _find(args)
     head = list(islice(found, DETAILED + 1))
     if not head:  # on stdin
         raise InputError(*NO_IMAGE)
@@ -155,7 +156,12 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
     if args.explain is not None and (args.explain.suffix.lower() != ".png") != several:
         wrong = f"{args.explain} is no name for {'a folder of images' if several else 'one image'}"
         raise InputError("--explain", wrong, "name a folder" if several else "end it in .png")
-    predictor = _open_predictor(args)
+    from pivotpatch.cli.tagging import Naming
+    from pivotpatch.cli.telling import tell
+    from pivotpatch.writing import explain_disk_faults, replacing
+
+    predictor = open_predictor(args)
+    naming = Naming(args, predictor.labels)
     predictor.batch_size = args.batch_size or predictor.batch_size
     tagged = failed = 0
     stop = args.on_error == "error" or not several
@@ -165,7 +171,7 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
             failed += 1
             continue
         tagged += 1
-        tags = rule.choose(prediction)
+        tags = naming.choose(prediction)
         if args.json:
             print(json.dumps({**prediction.to_dict(), "tags": [tag.to_dict() for tag in tags]}))
         else:
@@ -175,11 +181,69 @@ def _show(args: argparse.Namespace, rule: "TagRule") -> int:
             with explain_disk_faults(file.parent):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(file) as written:
-                    prediction.draw(tags or prediction.top(3)).save(written, format="png")
+                    prediction.draw(naming.rule.choose(prediction) or prediction.top(3)).save(written, format="png")
             tell(f"wrote {file}")
     if failed:
         tell(f"{failed:,} of {tagged + failed:,} images could not be read")
+    _tell_unread(unread)
     return 0 if tagged else 1
+
+
+def _write(args: argparse.Namespace, found: Iterator[str], unread: "Counter[str]") -> int:
+    """Write the tags of images beside them, until all have theirs or a signal asks to stop."""
+    paths = list(found)
+    if not paths:  # on stdin
+        raise InputError(*NO_IMAGE)
+    from contextlib import closing, nullcontext
+
+    from pivotpatch.cli.console import show_progress
+    from pivotpatch.cli.tagging import Naming, Sidecars, describe_tags
+    from pivotpatch.cli.telling import tell
+    from pivotpatch.process import StopSignals
+
+    predictor = open_predictor(args)
+    predictor.batch_size = args.batch_size or predictor.batch_size
+    naming, sidecars = Naming(args, predictor.labels), Sidecars(args)
+    skipped = tagged = failed = 0
+    few = len(paths) <= DETAILED
+    with StopSignals() as signals, nullcontext() if few else show_progress("images") as shown:
+
+        def list_wanted() -> Iterator[str]:
+            nonlocal skipped
+            for path in paths:
+                if signals.received is not None:
+                    return
+                if args.skip_tagged and sidecars.are_there(Path(path)):
+                    skipped += 1
+                else:
+                    yield path
+
+        skip = args.on_error == "skip" and len(paths) > 1
+        with closing(predictor.predict(list_wanted(), skip=skip)) as predictions:
+            for prediction in predictions:
+                if isinstance(prediction, InputError):
+                    tell(f"not read: {prediction}")
+                    failed += 1
+                else:
+                    tags = naming.choose(prediction)
+                    sidecars.write(Path(prediction.picture), tags)
+                    tagged += 1
+                    if few and not args.json:
+                        print(describe_tags(prediction.picture, tags))
+                if shown is not None:
+                    shown.tell("tag", skipped + tagged + failed, len(paths))
+                if signals.received is not None:
+                    break
+    tell(sidecars.describe(failed=failed, skipped=skipped))
+    _tell_unread(unread)
+    if signals.received is not None:
+        left = len(paths) - skipped - tagged - failed
+        tell(f"stopped by {signals.received.name} with {left:,} images left; the same command goes on")
+        return 128 + signals.received
+    if args.json:
+        counts = {name: getattr(sidecars, name) for name in ("written", "unchanged", "refused")}
+        print(json.dumps({"pictures": len(paths), **counts, "skipped": skipped, "failed": failed, "unread": unread}))
+    return 0 if sidecars.written + sidecars.unchanged + skipped else 1
 
 
 def _print(prediction: "Prediction", tags: "Sequence[Tag]", *, threshold: float | None, detailed: bool) -> None:
@@ -227,21 +291,28 @@ def place_in_words(box: "PatchBox", size: tuple[int, int]) -> str:
     return "centre" if (row, column) == ("middle", "centre") else f"{row} {column}"
 
 
-def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
+def _tag(args: argparse.Namespace, share: "Share", found: Iterator[str], unread: "Counter[str]") -> int:
     """Tag images to a file, until it is finished or a signal asks to stop."""
-    from pivotpatch.cli.console import show_progress, tell
+    from dataclasses import asdict
+    from functools import partial
+
+    from pivotpatch.cli.console import show_progress
+    from pivotpatch.cli.tagging import Naming
+    from pivotpatch.cli.telling import tell
     from pivotpatch.process import StopSignals, count_workers
     from pivotpatch.runtime.bulk import check_out, tag_pictures
 
     job = check_out(args.out, share, overwrite=args.overwrite, resume=args.resume)
-    paths = None if args.resume else _find(args)
-    engine = _open_predictor(args, world=share.world).engine
+    engine = open_predictor(args, device=_choose_device(share) if args.device is None else None).engine
+    naming = Naming(args, engine.labels)
     with StopSignals() as signals, show_progress("images") as shown:
         summary = tag_pictures(
             engine,
-            paths,
+            None if args.resume else found,
             args.out,
-            rule=rule,
+            rule=naming.rule,
+            rules=naming.rules,
+            unread=unread,
             all_probs=args.all_probs,
             note={
                 "model": args.model,
@@ -270,6 +341,7 @@ def _tag(args: argparse.Namespace, rule: "TagRule", share: "Share") -> int:
                 say(f"not read: {json.loads(line)['error']}")
         say(f"{summary.failed:,} of {summary.pictures:,} images could not be read, listed in {job.failures}")
     say(f"wrote {job.out}, {summary.tagged:,} images")
+    _tell_unread(Counter(summary.unread))
     if args.json:
         print(json.dumps({"out": str(job.out), **asdict(summary)}))
     return 0 if summary.tagged or not summary.pictures else 1

@@ -14,8 +14,9 @@ from pivotpatch.inference.scoring import evaluating, get_classifier, look_again,
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_network_views
+from pivotpatch.runtime.checks import check_effort
 from pivotpatch.runtime.engine import Answer, Array, Pixels, check_answer
-from pivotpatch.runtime.values import Adaptive, Calibration, check_effort
+from pivotpatch.runtime.values import Adaptive, Calibration
 
 
 class TorchEngine:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError
 from pivotpatch.models.backbone import get_config, read_preprocessing
 from pivotpatch.models.checkpoint import DESCRIPTION, Kind, read_description
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
@@ -16,11 +16,10 @@ from pivotpatch.models.foreign import CONFIG, ForeignClassifier, OnnxNetwork, bu
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.weights import load_exactly, read_head_options, read_labels, read_weights, rename_published
+from pivotpatch.runtime.checks import BUNDLED as BUNDLED
+from pivotpatch.runtime.checks import check_model
+from pivotpatch.runtime.checks import is_named as is_named
 
-BUNDLED = ("tagger",)
-"""Models that come with the package."""
-SCHEMES = ("hub", "timm", "transformers")
-"""What may stand before a colon, in front of a folder or of `owner/name` on the Hugging Face hub."""
 _KINDS: dict[Kind, type[Classifier]] = {
     "MultiLabelClassifier": MultiLabelClassifier,
     "PatchClassifier": PatchClassifier,
@@ -69,16 +68,6 @@ def load_checkpoint(folder: str | Path) -> Classifier:
     return _KINDS[described.kind].build_described(described, folder)
 
 
-def is_named(name: str) -> bool:
-    """Whether a name begins with one of `SCHEMES`.
-
-    >>> [is_named(name) for name in ("hub:owner/name@v2", "timm:folder", "my-run", "timm:", "hub:@v1", "table:a.csv")]
-    [True, True, False, False, False, False]
-    """
-    scheme, _, place = name.partition(":")
-    return scheme in SCHEMES and place.partition("@")[0] != ""
-
-
 def find_bundled(name: str) -> Path | None:
     """The checkpoint folder of a bundled model; None where no model has the name.
 
@@ -91,14 +80,11 @@ def find_bundled(name: str) -> Path | None:
 def find_checkpoint(name: str | os.PathLike[str]) -> Path:
     """The checkpoint folder of a bundled model, or that a run or checkpoint folder holds."""
     path = find_bundled(os.fspath(name)) or Path(name)
+    check_model(path)
     todo = "give the folder of a run or checkpoint, or an .onnx file"
     if path.is_file():
         say = "say of what model: --architecture RECIPE or BACKBONE+HEAD, in Python open_weights"
         raise InputError(str(path), "is a file", f"{say}; or {todo}")
-    if not path.is_dir():
-        known = choose_one_of(str(path), [*BUNDLED, *(f"{scheme}:owner/name" for scheme in SCHEMES)])
-        wrong = "is neither a bundled model nor a folder or file that is there"
-        raise InputError(str(path), wrong, f"{known}; or {todo}")
     if (path / DESCRIPTION).exists() or not any((path / part).exists() for part in _RUN):
         return path
     if not (path / "best").is_dir():

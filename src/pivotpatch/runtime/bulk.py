@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -30,6 +30,7 @@ from pivotpatch.process import Share
 from pivotpatch.runtime.decoding import decode_image, read_ahead
 from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.prediction import TagRule
+from pivotpatch.runtime.tag_names import TagRules
 from pivotpatch.writing import explain_disk_faults, flush, holding
 
 Progress = Callable[[str, int, int | None], None]
@@ -39,6 +40,7 @@ Row = dict[str, Any]
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 _SETTINGS, _IMAGES = "settings.json", "images.jsonl"
+_UNREAD = "unread"  # in the settings' file
 _ROWS, _NUMBERS = 1 << 13, 1 << 20  # held at once, at most
 _PART_SECONDS = 10.0  # of work that a kill may cost
 _TOLD = 10_000  # images between two words of progress while they are found
@@ -51,12 +53,21 @@ ALONE = Share()
 
 @dataclass(frozen=True)
 class Summary:
-    """How many images there were, how many have a row or could not be read, and what the rows depend on."""
+    """How many images there were, how many have a row or could not be read, and what the rows depend on.
+
+    Attributes:
+        pictures: images that were named.
+        tagged: those with a row.
+        failed: those that could not be read.
+        settings: what the rows depend on.
+        unread: files that were no images that can be read here, by suffix.
+    """
 
     pictures: int
     tagged: int
     failed: int
     settings: Mapping[str, Any]
+    unread: Mapping[str, int] = field(default_factory=dict)
 
 
 def tag_pictures(
@@ -65,7 +76,9 @@ def tag_pictures(
     out: Path,
     *,
     rule: TagRule = FITTED,
+    rules: TagRules | None = None,
     all_probs: bool = False,
+    unread: Mapping[str, int] | None = None,
     note: Mapping[str, Any] | None = None,
     share: Share = ALONE,
     overwrite: bool = False,
@@ -89,7 +102,9 @@ def tag_pictures(
         paths: files, as `find_images` yields them; None goes on with the images that unfinished work began with.
         out: a .parquet, .jsonl or .csv file.
         rule: which labels an image gets.
+        rules: which of them become tags, and what those are called.
         all_probs: add a column with the probability of every label, in the order that the summary lists.
+        unread: files that were left out, by suffix, for the summary; complete once all `paths` have come.
         note: what else the rows depend on, such as the model's name; plain types. It is kept in the summary, and work
             goes on only where it is the same.
         share: which images are this process's.
@@ -104,7 +119,8 @@ def tag_pictures(
         What came of it; None where it was stopped, or other processes have not finished their shares.
     """
     job = check_out(out, share, overwrite=overwrite, resume=paths is None)
-    odd = [label for label in engine.labels if _BETWEEN in label]
+    names = engine.labels if rules is None else (*map(rules.call, engine.labels), *rules.added)
+    odd = [label for label in names if _BETWEEN in label]
     if odd and out.suffix.lower() == ".csv":
         wrong = f"the label {odd[0]!r} holds {_BETWEEN!r}, which stands between labels"
         raise InputError(str(out), wrong, "write .parquet or .jsonl")
@@ -113,6 +129,7 @@ def tag_pictures(
         "labels": engine.labels,
         "thresholds": engine.thresholds,
         **asdict(rule),
+        "tags": rules and {**asdict(rules), "rename": dict(zip(engine.labels, names, strict=False))},
         "all_probs": all_probs,
         "share": [share.rank, share.world] if share.shards else None,
     }
@@ -122,7 +139,7 @@ def tag_pictures(
             raise InputError(str(job.out), "another process is at work on it", "wait for it, or write to another file")
         if share.alone:
             job.clear_away(everything=overwrite)
-        if not (job.resume(settings) if paths is None else job.begin(settings, _watch(paths, tell))):
+        if not (job.resume(settings) if paths is None else job.begin(settings, _watch(paths, tell), unread)):
             return job.read_summary()
         mine = share.stretch(job.settings["pictures"])
         gaps = job.find_gaps(mine)
@@ -144,7 +161,8 @@ def tag_pictures(
                     batch_size=batch_size,
                     threads=max(threads, 1),
                 )
-                tagged = _tag(read, job.list_images(gap), engine, rule, all_probs=all_probs, stop=on_error == "error")
+                images, stop = job.list_images(gap), on_error == "error"
+                tagged = _tag(read, images, engine, rule, rules=rules, all_probs=all_probs, stop=stop)
                 with closing(tagged), closing(read):
                     if not job.keep(gap.start, tagged, goes_on):
                         return None
@@ -175,6 +193,7 @@ def _tag(
     engine: Engine,
     rule: TagRule,
     *,
+    rules: TagRules | None,
     all_probs: bool,
     stop: bool,
 ) -> Generator[list[Row], None, None]:
@@ -192,7 +211,9 @@ def _tag(
                 continue
             probs = next(answers)
             given = rule.rank(probs, thresholds)
-            row = {"picture": name, "labels": [engine.labels[label] for label in given], "probs": probs[given].tolist()}
+            tags = [(engine.labels[label], float(probs[label])) for label in given]
+            tags = tags if rules is None else rules.apply(tags)
+            row = {"picture": name, "labels": [label for label, _ in tags], "probs": [prob for _, prob in tags]}
             rows.append({**row, "all_probs": probs.tolist()} if all_probs else row)
         yield rows
 
@@ -228,6 +249,7 @@ class TagJob:
         parts: the folder of unfinished work.
         lock: held by whoever is at work.
         settings: what the rows depend on; known once the job has begun.
+        unread: files that were left out when it began, by suffix; likewise.
     """
 
     def __init__(self, out: Path) -> None:
@@ -237,6 +259,7 @@ class TagJob:
         )
         self.lock = out.with_name(f".{out.name}.lock")
         self.settings: dict[str, Any] = {}
+        self.unread: dict[str, int] = {}
 
     @property
     def leftovers(self) -> list[Path]:
@@ -258,7 +281,7 @@ class TagJob:
             self.parts.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def begin(self, settings: dict[str, Any], paths: Iterable[str]) -> bool:
+    def begin(self, settings: dict[str, Any], paths: Iterable[str], unread: Mapping[str, int] | None) -> bool:
         """List the images and begin, or go on where the same was begun; False where the same is finished."""
         scratch = _hide(self.parts)
         with explain_disk_faults(self.parts):
@@ -268,7 +291,8 @@ class TagJob:
                 if length == 0:
                     raise InputError(str(self.out), "no image is named", "name files, folders or patterns")
                 settings |= {"root": str(Path.cwd()), "pictures": length, "list": digest}
-                (scratch / _SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+                kept = {**settings, _UNREAD: {} if unread is None else unread}  # nothing that work must agree on
+                (scratch / _SETTINGS).write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
                 for path in (*scratch.iterdir(), scratch):
                     flush(path)
                 with suppress(OSError):  # another process was first, or an earlier one
@@ -286,6 +310,7 @@ class TagJob:
         path = self.parts / _SETTINGS
         try:
             self.settings = json.loads(path.read_text("utf-8"))
+            self.unread = self.settings.pop(_UNREAD, {})
         except FileNotFoundError:
             if self.out.exists():  # another process has finished it in this moment
                 return self.resume(settings)
@@ -355,7 +380,7 @@ class TagJob:
         with explain_disk_faults(self.parts):
             write = _write_parquet if self.out.suffix.lower() == ".parquet" else _write_text
             write(out, list_tagged(), self.settings)
-            summary = Summary(len(stretch), len(stretch) - failed, failed, self.settings)
+            summary = Summary(len(stretch), len(stretch) - failed, failed, self.settings, self.unread)
             told.write_text(json.dumps(asdict(summary), indent=2, ensure_ascii=False) + "\n", "utf-8")
             for path in (out, failures, told):
                 flush(path)

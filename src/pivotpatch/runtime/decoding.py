@@ -194,13 +194,14 @@ def _open(stream: IO[bytes], where: str) -> ImageFile.ImageFile:
     heif = prefix[4:8] == b"ftyp" and prefix[8:12] in _HEIF_BRANDS
     if heif:
         _add_heif()
-    Image.init()
-    for name in FORMATS:
-        if name in Image.OPEN:  # what Pillow was built with differs
-            factory, accept = Image.OPEN[name]
-            if cast("Callable[[bytes], bool | str]", accept)(prefix) is True:
-                stream.seek(0)
-                return factory(stream, "")
+    for prepare in (Image.preinit, Image.init):  # the common formats, then all: that takes longer
+        prepare()
+        for name in FORMATS:
+            if name in Image.OPEN:  # what Pillow was built with differs
+                factory, accept = Image.OPEN[name]
+                if cast("Callable[[bytes], bool | str]", accept)(prefix) is True:
+                    stream.seek(0)
+                    return factory(stream, "")
     if heif:
         raise InputError(where, "is a HEIC or HEIF image", f"read such images after {install_hint('heif')}")
     wrong = "is in none of the known formats" if prefix else "is empty"

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError, choose_one_of, import_extra, quote_fault
+from pivotpatch.runtime.checks import check_effort
 from pivotpatch.runtime.decoding import resize_pixels
-from pivotpatch.runtime.values import Adaptive, Calibration, Patching, Values, check_effort, patch_boxes, squash
+from pivotpatch.runtime.values import Adaptive, Calibration, Patching, Values, patch_boxes, squash
 
 Array = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
@@ -213,6 +214,8 @@ def open_session(path: Path, *, device: str | None = None, threads: int = 0) -> 
     runtime = import_extra("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0) or 0)
+    # Threads that wait would take the cores from those that decode the next images.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # warnings about what it cannot place on a device are no use to users
     providers = choose_providers(device, runtime.get_available_providers())
     try:

@@ -4,12 +4,21 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
-from pivotpatch.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, install_hint, quote_fault
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2")
+HEIF = (".heic", ".heif", ".hif")
+"""Suffixes of images that need the extra `heif`."""
+RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".pef", ".raf", ".rw2", ".srw")
+"""Suffixes of what a camera's sensor saw, which is no image yet."""
+VIDEO = (".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpg", ".mts", ".webm", ".wmv")
+"""Suffixes of videos."""
+_ALWAYS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2")
 STDIN = "-"
 # Only a name with one of these can leave its root: a root, a drive, or a step up.
 MAY_ESCAPE = re.compile(r"^[/\\]|:|\.\.")
@@ -58,9 +67,41 @@ def resolve_inside(root: Path, name: str, *, where: str) -> None:
         raise InputError(where, f"{name!r} lies outside {root}", "correct the path or set allow_escape=true")
 
 
+@cache
+def image_suffixes() -> tuple[str, ...]:
+    """Suffixes of images that can be read here, which depends on what is installed."""
+    return _ALWAYS if find_spec("pillow_heif") is None else (*_ALWAYS, *HEIF)
+
+
+@cache
+def unread_suffixes() -> tuple[str, ...]:
+    """Suffixes of files that hold images but cannot be read here; `describe_unread` says why."""
+    return tuple(suffix for suffix in (*HEIF, *RAW, *VIDEO) if suffix not in image_suffixes())
+
+
 def is_image(name: str) -> bool:
     """Whether a file's suffix is that of an image."""
-    return name.lower().endswith(IMAGE_SUFFIXES)
+    return name.lower().endswith(image_suffixes())
+
+
+def describe_unread(unread: Mapping[str, int]) -> list[str]:
+    """A line for each kind of files that were left out, and what would read them.
+
+    >>> describe_unread({".nef": 1, ".mov": 1, ".mp4": 1})
+    ['1 raw file was not read; export it as JPEG first', '2 videos were not read; only images get tags']
+    """
+    kinds = ((HEIF, "HEIC file"), (RAW, "raw file"), (VIDEO, "video"))
+    counts = {kind: sum(unread.get(suffix, 0) for suffix in suffixes) for suffixes, kind in kinds}
+    lines = []
+    for kind, count in counts.items():
+        them, many = ("it", f"1 {kind} was") if count == 1 else ("them", f"{count:,} {kind}s were")
+        todo = {
+            "HEIC file": f"{install_hint('heif')} reads {them}",
+            "raw file": f"export {them} as JPEG first",
+            "video": "only images get tags",
+        }[kind]
+        lines += [f"{many} not read; {todo}"] if count else []
+    return lines
 
 
 def walk_files(folder: str) -> Iterator[str]:
@@ -76,12 +117,16 @@ def walk_files(folder: str) -> Iterator[str]:
         yield from (prefix + name for name in sorted(files) if not name.startswith("."))
 
 
-def no_image(where: str) -> InputError:
-    """The error of a folder or pattern without images."""
-    return InputError(where, "there is no image in it", f"known kinds: {', '.join(IMAGE_SUFFIXES)}")
+def no_image(where: str, unread: Mapping[str, int] | None = None) -> InputError:
+    """The error of a folder or pattern without images; `unread` counts what it has instead, by suffix."""
+    if unread:
+        return InputError(where, "there is no image in it that can be read", ", ".join(describe_unread(unread)))
+    return InputError(where, "there is no image in it", f"known kinds: {', '.join(image_suffixes())}")
 
 
-def find_images(words: Sequence[str], *, lines: Iterable[str] = ()) -> Iterator[str]:
+def find_images(
+    words: Sequence[str], *, lines: Iterable[str] = (), unread: Counter[str] | None = None
+) -> Iterator[str]:
     """Paths of images, in the order of the words that name them.
 
     A file is taken whatever its name. Of a folder and all in it, and of what a pattern (`*`, `?`, `[...]`, `**` for
@@ -92,15 +137,17 @@ def find_images(words: Sequence[str], *, lines: Iterable[str] = ()) -> Iterator[
         words: files, folders and patterns; `-` stands for `lines`. One that is not there is an error at once, one that
             has no image when its turn comes.
         lines: files, one per line; blank lines are left out.
+        unread: counts the files of `unread_suffixes` that were left out, as they are passed.
     """
     for word in words:
         if word != STDIN and not os.path.lexists(word) and not glob.has_magic(word):
             todo = "download it and give its path" if "://" in word else "check the path"
             raise InputError(word, "there is no such file or folder", todo)
-    return (path for word in words for path in _find(word, lines))
+    counts: Counter[str] = Counter() if unread is None else unread
+    return (path for word in words for path in _find(word, lines, counts))
 
 
-def _find(word: str, lines: Iterable[str]) -> Iterator[str]:
+def _find(word: str, lines: Iterable[str], unread: Counter[str]) -> Iterator[str]:
     if word == STDIN:
         yield from (path for line in lines if (path := line.rstrip("\r\n")).strip())
         return
@@ -109,9 +156,13 @@ def _find(word: str, lines: Iterable[str]) -> Iterator[str]:
         yield word
         return
     places = walk_files(word) if is_folder else filter(os.path.isfile, sorted(glob.glob(word, recursive=True)))  # noqa: PTH207
-    found = False
-    for path in filter(is_image, places):
-        found = True
-        yield path
+    found, others = False, Counter[str]()
+    for path in places:
+        if is_image(path):
+            found = True
+            yield path
+        elif (suffix := os.path.splitext(path)[1].lower()) in unread_suffixes():  # noqa: PTH122
+            others[suffix] += 1
+            unread[suffix] += 1
     if not found:
-        raise no_image(word)
+        raise no_image(word, others)

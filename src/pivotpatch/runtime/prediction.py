@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.runtime.checks import check_rule
 from pivotpatch.runtime.decoding import ImageSource, decode_image
 from pivotpatch.runtime.values import PatchBox, patch_boxes
 
@@ -75,10 +76,7 @@ class TagRule:
     top_k: int | None = None
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise InputError("threshold", f"{self.threshold} is no probability", "give 0 to 1")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError("top_k", f"it is {self.top_k}", "give 1 or more")
+        check_rule(self.threshold, self.top_k)
 
     def rank(self, probs: NDArray[np.float32], thresholds: NDArray[np.float32]) -> NDArray[np.intp]:
         """Places of the labels that an image gets, the most probable first, of equal ones the first.

@@ -14,15 +14,13 @@ from PIL import Image
 
 from pivotpatch.errors import InputError, import_extra
 from pivotpatch.process import count_workers
+from pivotpatch.runtime.checks import EXPORTED, check_effort
 from pivotpatch.runtime.decoding import Decoded, ImageSource, decode_image, decode_with_size, read_ahead
 from pivotpatch.runtime.engine import PROVIDERS, Engine, OnnxEngine, open_onnx
 from pivotpatch.runtime.prediction import Prediction, TagRule, fit
-from pivotpatch.runtime.values import check_effort
 
 TAGGER = Path(__file__).parents[1] / "tagger" / "tagger.onnx"
 """The bundled tagger."""
-EXPORTED = ".onnx"
-"""How the names of exported models end."""
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Any
 """A file's path, its bytes, a Pillow image, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)

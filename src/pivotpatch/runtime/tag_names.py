@@ -75,12 +75,31 @@ class TagRules:
         >>> rules.apply([("cat", 0.7), ("person", 0.9), ("dog", 0.8)])
         [('Hund', 0.8), ('Urlaub', 1.0)]
         """
-        given: dict[str, float] = {}
-        for label, prob in sorted(tags, key=lambda tag: -tag[1]):
-            name = self._names.get(label, label)
+        probs = dict(tags)
+        named = self.name(sorted(probs, key=lambda label: -probs[label]))
+        return [*((name, probs[label]) for name, label in named.items()), *((name, 1.0) for name in self.added)]
+
+    def name(self, labels: Iterable[str]) -> dict[str, str]:
+        """Which of an image's labels, the most probable first, become tags: new names, and the label of each.
+
+        >>> TagRules(deny=("person",), language="fr").name(["dog", "person"])
+        {'chien': 'dog'}
+        """
+        given: dict[str, str] = {}
+        for label in labels:
+            name = self.call(label)
             if label not in self.deny and (self.allow is None or label in self.allow) and name not in self.always:
-                given.setdefault(name, prob)
-        return [*islice(given.items(), self.at_most), *((name, 1.0) for name in dict.fromkeys(self.always))]
+                given.setdefault(name, label)
+        return dict(islice(given.items(), self.at_most))
+
+    def call(self, label: str) -> str:
+        """What a label is called."""
+        return self._names.get(label, label)
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """What every image gets, each name once."""
+        return tuple(dict.fromkeys(self.always))
 
     @cached_property
     def _names(self) -> dict[str, str]:

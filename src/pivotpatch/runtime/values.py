@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.checks import check_effort as check_effort
 
 Values = TypeVar("Values")
 """An array, or a tensor."""
@@ -170,16 +171,6 @@ def squash(logits: Any) -> Any:
     [0.0, 0.5, 1.0]
     """
     return 0.5 * (1 + np.tanh(0.5 * logits))
-
-
-def check_effort(effort: float, where: str) -> None:
-    """Refuse an effort that is no number from 0 to 1.
-
-    >>> check_effort(0.5, "here")
-    """
-    if not isinstance(effort, (int, float)) or not 0 <= effort <= 1:
-        todo = "give a number from 0, no second look, to 1, one at every image"
-        raise InputError(where, f"effort is {effort!r}", todo)
 
 
 def measure_uncertainty(probs: Values) -> Values:

@@ -1,0 +1,53 @@
+"""What a user may say, checked before anything slow is imported: numbers, and names of models."""
+
+import os
+from pathlib import Path
+
+from pivotpatch.errors import InputError, choose_one_of
+
+BUNDLED = ("tagger",)
+"""Models that come with the package."""
+SCHEMES = ("hub", "timm", "transformers")
+"""What may stand before a colon, in front of a folder or of `owner/name` on the Hugging Face hub."""
+EXPORTED = ".onnx"
+"""How the names of exported models end."""
+
+
+def check_effort(effort: float, where: str) -> None:
+    """Refuse an effort that is no number from 0 to 1.
+
+    >>> check_effort(0.5, "here")
+    """
+    if not isinstance(effort, (int, float)) or not 0 <= effort <= 1:
+        todo = "give a number from 0, no second look, to 1, one at every image"
+        raise InputError(where, f"effort is {effort!r}", todo)
+
+
+def check_rule(threshold: float | None, top_k: int | None) -> None:
+    """Refuse a threshold that is no probability, and to give less than one label."""
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise InputError("threshold", f"{threshold} is no probability", "give 0 to 1")
+    if top_k is not None and top_k < 1:
+        raise InputError("top_k", f"it is {top_k}", "give 1 or more")
+
+
+def is_named(name: str) -> bool:
+    """Whether a name begins with one of `SCHEMES`.
+
+    >>> is_named("hub:owner/name@v2"), is_named("my-run"), is_named("timm:")
+    (True, False, False)
+    """
+    scheme, _, place = name.partition(":")
+    return scheme in SCHEMES and place.partition("@")[0] != ""
+
+
+def check_model(name: str | os.PathLike[str]) -> None:
+    """Refuse the name of a model that is neither bundled nor on this disk nor one of `SCHEMES`."""
+    name = os.fspath(name)
+    if name in BUNDLED or is_named(name) or Path(name).exists():
+        return
+    if name.lower().endswith(EXPORTED):
+        raise InputError(name, "there is no such file", "check the path")
+    known = choose_one_of(name, [*BUNDLED, *(f"{scheme}:owner/name" for scheme in SCHEMES)])
+    wrong = "is neither a bundled model nor a folder or file that is there"
+    raise InputError(name, wrong, f"{known}; or give the folder of a run or checkpoint, or an .onnx file")

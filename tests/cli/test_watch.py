@@ -1,0 +1,133 @@
+"""A folder that is watched by a real process."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from verb import read_refusal
+
+from pivotpatch.cli.main import build_parser, main
+
+PAGE = Path(__file__).parents[2] / "src" / "pivotpatch" / "app" / "page"
+LONGEST = 60.0
+Errors = pytest.CaptureFixture[str]
+
+
+@contextmanager
+def watching(*words: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Watch `photos` with what is said in out.txt and told in err.txt; Ctrl-C ends it with status 0."""
+    options = "--every", "0.2", "--effort", "0", "--device", "cpu"
+    command = [sys.executable, "-m", "pivotpatch", "watch", "photos", *options, *words]
+    with Path("out.txt").open("wb") as out, Path("err.txt").open("wb") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err)
+    try:
+        wait_until(lambda: "watching photos" in told())
+        yield process
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LONGEST) == 0, told()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def told() -> str:
+    return Path("err.txt").read_text("utf-8")
+
+
+def said() -> list[str]:
+    return Path("out.txt").read_text("utf-8").splitlines()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONGEST
+    while not condition():
+        assert time.monotonic() < end, told()
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def photos(here: Path) -> Path:
+    folder = here / "photos"
+    folder.mkdir()
+    shutil.copy(PAGE / "cat.jpg", folder / "cat.jpg")
+    shutil.copy(PAGE / "coffee.jpg", folder / "coffee.jpg")
+    return folder
+
+
+@pytest.mark.slow
+def test_what_has_no_tags_yet_gets_them_and_what_arrives_too(photos: Path) -> None:
+    assert main(["predict", "photos/coffee.jpg", "--write", "xmp,json", "--device", "cpu"]) == 0
+    before = (photos / "coffee.jpg.json").stat().st_mtime_ns
+    Path("tags.toml").write_text('always = ["seen"]', "utf-8")
+    with watching("--write", "xmp,json", "--tags", "tags.toml"):
+        wait_until(lambda: said() == ["photos/cat.jpg: cat, seen"])
+        shutil.copy(PAGE / "astronaut.jpg", photos / "new.jpg")
+        (photos / "iphone.heic").write_bytes(b"\0\0\0\x18ftypheic")
+        (photos / "broken.jpg").write_bytes(b"no image")
+        wait_until(lambda: len(said()) == 2 and "HEIC" in told() and "broken.jpg" in told())
+        assert said()[1].startswith("photos/new.jpg: person, ")
+        assert "\n1 HEIC file was not read; pip install " in told()
+        assert "\nnot read: photos/broken.jpg: is in none of the known formats" in told()
+    assert told().splitlines()[-1] == "tagged 2 images: wrote 4 sidecars, 0 unchanged, 1 could not be read"
+    assert [tag["label"] for tag in json.loads((photos / "cat.jpg.json").read_text())["tags"]] == ["cat", "seen"]
+    assert (photos / "coffee.jpg.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_an_image_that_arrives_slowly_is_tagged_when_it_is_whole(photos: Path) -> None:
+    content = (PAGE / "astronaut.jpg").read_bytes()
+    with watching():
+        wait_until(lambda: len(said()) == 2)
+        with (photos / "slow.jpg").open("wb", buffering=0) as file:
+            for start in range(0, len(content), len(content) // 15):
+                file.write(content[start : start + len(content) // 15])
+                time.sleep(0.1)
+        wait_until(lambda: len(said()) == 3)
+        assert said()[2].startswith("photos/slow.jpg: person")
+        assert "not read" not in told()
+    assert (photos / "slow.jpg.xmp").is_file(), "xmp is what is written by default"
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_a_folder_that_is_full(photos: Path) -> None:
+    for number in range(500):
+        shutil.copy(photos / "cat.jpg", photos / f"{number:03}.jpg")
+    with watching("--write", "json") as process:
+        wait_until(lambda: len(said()) > 0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LONGEST) == 0
+    written = len(list(photos.glob("*.json")))
+    assert 0 < written < 502
+    assert (
+        told().splitlines()[-1]
+        == f"tagged {written} images: wrote {written} sidecars, 0 unchanged, 0 could not be read"
+    )
+
+
+def test_mistakes_are_told_in_one_line(photos: Path, capsys: Errors) -> None:
+    for words, message in (
+        (("none",), "none: there is no such folder; name the folder to watch"),
+        (("photos/cat.jpg",), "photos/cat.jpg: there is no such folder"),
+        (("photos", "--every", "0"), "--every: 0 seconds; give more than 0"),
+        (("photos", "--effort", "2"), "--effort: effort is 2.0"),
+        (("photos", "--tags", "none.toml"), "none.toml: there is no such file"),
+    ):
+        assert read_refusal(capsys, "watch", *words).startswith(message)
+
+
+def test_it_takes_the_options_of_predict_for_the_model_the_labels_and_the_files(capsys: Errors) -> None:
+    found = {}
+    for verb in ("predict", "watch"):
+        with pytest.raises(SystemExit):
+            build_parser(verb).parse_args([verb, "--help"])
+        found[verb] = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert found["watch"] - found["predict"] == {"--every"}
+    assert found["watch"] >= {"--write", "--tags", "--model", "--effort", "--device", "--threshold", "--top-k"}
