@@ -84,7 +84,7 @@ def measure_starts(commands: dict[str, list[str]], rounds: int) -> dict[str, tup
             spent = run(words)
             if number:
                 found[name].append(spent)
-    return {name: tuple(map(statistics.median, zip(*all_of, strict=True))) for name, all_of in found.items()}  # type: ignore[misc]
+    return {name: tuple(map(statistics.median, zip(*all_of, strict=True))) for name, all_of in found.items()}
 
 
 def run(words: list[str]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pivotpatch.errors import InputError, choose_one_of
 
 if TYPE_CHECKING:
-    from pivotpatch.cli.console import StageProgress
+    from pivotpatch.cli.progress_bars import StageProgress
     from pivotpatch.training.config import RunConfig
     from pivotpatch.training.dry_run import DryRun
 
