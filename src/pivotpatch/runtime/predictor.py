@@ -1,7 +1,7 @@
 """Tags for images of any kind: files, Pillow images, arrays, tensors."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
@@ -147,7 +147,7 @@ class Predictor:
         threshold: float | None = None,
         skip: bool = False,
         names: Iterable[str] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """What is in each of any number of images, in order; they are decoded while the model is at work.
 
         Args:
