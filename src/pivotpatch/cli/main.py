@@ -9,7 +9,7 @@ from io import TextIOWrapper
 
 from pivotpatch import __version__
 from pivotpatch.allocator import keep_freed_memory
-from pivotpatch.errors import InputError, install_hint
+from pivotpatch.errors import InputError
 
 # Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.
 VERBS = ("app", "audit", "data", "evaluate", "export", "predict", "recipes", "report", "train", "tune", "watch")
@@ -45,12 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except InputError as error:
         print(f"pivotpatch: {error}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
-        if missing == "pivotpatch":
-            raise
-        print(f"pivotpatch: {InputError(missing, 'is not installed', install_hint('train'))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("pivotpatch: interrupted", file=sys.stderr)
