@@ -14,6 +14,8 @@ _QUOTED = 80  # characters of one value or name
 _FAULT = 200  # characters of what another library says
 _LISTED = 300  # characters of all names that an advice lists
 
+BASE = ("numpy", "onnxruntime", "rich")
+"""What is always installed, unless somebody took it away."""
 EXTRAS = {
     "multipart": "app",
     "starlette": "app",
@@ -143,7 +145,8 @@ def explain_missing(error: ImportError) -> InputError:
     ('torch', 'is not installed')
     """
     name = str(error.name).partition(".")[0]
-    return InputError(name, "is not installed", install_hint(EXTRAS.get(name, "train")))
+    todo = f"pip install {name}" if name in BASE else install_hint(EXTRAS.get(name, "train"))
+    return InputError(name, "is not installed", todo)
 
 
 def install_hint(extra: str) -> str:

@@ -71,7 +71,7 @@ def test_images_of_ones_own_take_the_place_of_all_that_a_recipe_names(here: Path
         ([*SCENES, "model.backbone=resnet11"], "backbone: timm has no model 'resnet11'; did you mean 'resnet101'?"),
         ([*SCENES, "data.val=scenes:@val?count=1", "data.labels=zero"], "scenes:@val?count=1: no image has any of"),
         ([*SCENES, "evaluation.patience=2", "data.val_fraction=0"], "evaluation.patience: there are no validation"),
-        ([*SCENES, "data.test=scenes:@tset-same"], "scenes: unknown split 'tset-same'; did you mean 'test-same'?"),
+        ([*SCENES, "data.test=scenes:@tset-same"], "scenes: there is no split 'tset-same'; did you mean 'test-same'?"),
         ([*SCENES, "output.trackers=tensorbord"], "output.trackers: there is no 'tensorbord' here"),
     ],
 )

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def photos(here: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("pillow_heif") is not None, reason="HEIC is read here")
 def test_what_has_no_tags_yet_gets_them_and_what_arrives_too(photos: Path) -> None:
     assert main(["predict", "photos/coffee.jpg", "--write", "xmp,json", "--device", "cpu"]) == 0
     before = (photos / "coffee.jpg.json").stat().st_mtime_ns

@@ -52,7 +52,7 @@ class StageProgress(Progress):
         if self.disable and (another or done == total or now - self._told > QUIET_SECONDS):
             self._told = now
             task = next(task for task in self.tasks if task.description == stage)
-            left = "" if task.time_remaining is None else f"{timedelta(seconds=round(task.time_remaining))} left"
+            left = "" if not task.time_remaining else f"{timedelta(seconds=round(task.time_remaining))} left"
             parts = (self._amount.render(task).plain, left, task.fields["note"])
             tell(f"{stage}: {', '.join(part for part in parts if part)}")
 
