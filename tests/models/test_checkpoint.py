@@ -231,7 +231,7 @@ VALUES = [
         fit(adaptive={"calibration": IMAGE, "cutoffs": [0.0, 1.0], "again": IMAGE}),
         "is of 'image' logits; fit",
     ),
-    (fit(adaptive={"calibration": IMAGE, "cutoffs": [1.0, 0.0]}), "Adaptive: cutoffs are no rising quantiles"),
+    (fit(adaptive={"calibration": IMAGE, "cutoffs": [1.0, 0.0]}), "Adaptive: cutoffs are no finite, rising quantiles"),
     (give("architecture", backbone="tset_resnet"), "timm has no model 'tset_resnet'; did you"),
     (give("architecture", backbone_options={"checkpoint_path": "evil.pth"}), "option 'checkpoint_path' is not yours"),
     (give("architecture", backbone_options={"global_pool": 1}), "backbone 'test_resnet': cannot be built with"),
