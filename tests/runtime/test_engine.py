@@ -64,16 +64,6 @@ def test_a_file_answers_in_its_own_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_network_without_patches_answers_as_in_torch(tmp_path: Path) -> None:
-    model, pictures = make_network(patches=False), make_pictures(4, 32, 32)
-    fit_made_up(model)
-    export_onnx(model, tmp_path / "plain.onnx")
-    found, expected = ask(open_onnx(tmp_path / "plain.onnx"), pictures), ask(TorchEngine(model), pictures)
-    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=1e-4)
-    assert expected.probs.std(dim=0).max() > 0.05
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"source_size": 64}, {"image_size": 64, "source_size": 128, "patch_size": 32, "overlap": 0.5, "grid": 3}],

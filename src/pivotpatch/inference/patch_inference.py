@@ -22,7 +22,7 @@ class PatchInference(nn.Module):
 
     The model is called as it is: its mode, dtype, device and random state are never changed, and
     gradients are recorded if the caller records them. Put it into evaluation mode first, as for any
-    prediction. Each call costs 1 + grid * grid forward passes, in one batch.
+    prediction; a module in training mode is warned of. Each call costs 1 + grid * grid forward passes, in one batch.
 
     Attributes:
         patching: how patches are cut and mixed with the image.
