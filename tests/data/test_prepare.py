@@ -116,9 +116,7 @@ DAMAGED = {
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_refused_archives_leave_nothing_behind(damage: str, tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(DAMAGED[damage])
-    message = (
-        damage if "times" in damage else r"archive: cannot be unpacked \(.+\); delete it if it is damaged"
-    )
+    message = damage if "times" in damage else r"archive: cannot be unpacked \(.+\); delete it if it is damaged"
     with pytest.raises(InputError, match=message):
         unpack(tmp_path / "archive", tmp_path / "out")
     assert not list((tmp_path / "out").rglob("*"))
