@@ -129,6 +129,17 @@ def test_a_caption_of_another_hand_stays_unless_it_is_to_be_overwritten(photos: 
     assert caption.read_text("utf-8") == "cat\n"
 
 
+def test_two_images_do_not_share_a_caption(photos: Path, capsys: Errors) -> None:
+    shutil.copy(photos / "coffee.jpg", photos / "cat.jpeg")
+    words = "photos", "--write", "txt", "--overwrite"
+    for wrote in ("wrote 3 sidecars, 0 unchanged", "wrote 0 sidecars, 3 unchanged"):
+        told = predict(capsys, *words)[1]
+        assert told[0].startswith(
+            "not written: photos/cat.txt: is the caption of cat.jpeg and cannot be that of cat.jpg"
+        )
+        assert told[1] == f"{wrote}, 1 not written, 0 could not be read"
+
+
 RULES = """
 language = "de"
 deny = ["person"]
@@ -147,6 +158,8 @@ def test_rules_for_tags_hold_wherever_tags_go(
     assert "Flasche" in table
     assert "person" not in table.lower()
     assert table.count("Urlaub") == 2
+    Path("none.toml").write_text("allow = []", "utf-8")
+    assert "no tag; --tags lets none through" in predict(capsys, "photos/cat.jpg", "--tags", "none.toml")[0][1]
 
     lines = [json.loads(line) for line in predict(capsys, "photos", *rules, "--json")[0]]
     listed = {line["picture"]: line["tags"] for line in lines}

@@ -262,7 +262,8 @@ def _print(prediction: "Prediction", tags: "Sequence[Tag]", *, threshold: float 
     if not tags:
         best = prediction.top(1)[0]
         limit = best.threshold if threshold is None else threshold
-        screen.print(f"  no tag; the most probable is {best.label} with {best.prob:.2f}, given above {limit:.3g}\n")
+        why = f"the most probable is {best.label} with {best.prob:.2f}, given above {limit:.3g}"
+        screen.print(f"  no tag; {'--tags lets none through' if best.prob > limit else why}\n")
         return
     evidence = ["both (TDE)", "", "image", "patches", "pivot patch"]
     table = make_table(["tag", *(["probability", ""] if prediction.weights is None else evidence)])

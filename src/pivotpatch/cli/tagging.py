@@ -128,6 +128,7 @@ class Sidecars:
     def __init__(self, args: argparse.Namespace) -> None:
         self._kinds: list[Kind] = list(dict.fromkeys(args.write))
         self._overwrite, self._stop = args.overwrite, args.on_error == "error"
+        self._captions: dict[Path, str] = {}  # whose each is
         self.written = self.unchanged = self.refused = 0
 
     def are_there(self, image: Path) -> bool:
@@ -143,6 +144,8 @@ class Sidecars:
 
         for kind in self._kinds:
             try:
+                if kind == "txt":
+                    self._claim_caption(image)
                 changed = write_sidecar(image, [(tag.label, tag.prob) for tag in tags], kind, overwrite=self._overwrite)
             except InputError as error:
                 if self._stop or getattr(error.__cause__, "errno", None) in _DISK:
@@ -152,6 +155,14 @@ class Sidecars:
             else:
                 self.written += changed
                 self.unchanged += not changed
+
+    def _claim_caption(self, image: Path) -> None:
+        """Refuse the second of two images that would share a caption, as cat.jpg and cat.png."""
+        caption = image.with_suffix(".txt")
+        owner = self._captions.setdefault(caption, image.name)
+        if owner != image.name:
+            wrong = f"is the caption of {owner} and cannot be that of {image.name} too"
+            raise InputError(str(caption), wrong, "rename one of the images")
 
     def describe(self, *, failed: int, skipped: int = 0) -> str:
         """What came of it, in a line.
