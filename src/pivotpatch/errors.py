@@ -21,13 +21,12 @@ EXTRAS = {
     "starlette": "app",
     "uvicorn": "app",
     "pillow_heif": "heif",
-    "pyarrow": "parquet",
     "huggingface_hub": "hub",
     "onnx": "onnx",
     "onnxscript": "onnx",
     "transformers": "transformers",
 }
-"""The smallest optional part that a module comes with; all others come with `train`."""
+"""The optional part that a module comes with; all others come with `train`."""
 
 
 class InputError(ValueError):
@@ -130,22 +129,22 @@ def shorten(names: Iterable[str], *, limit: int = 3) -> str:
     return ", ".join(map(cut, listed[:limit])) + more
 
 
-def import_extra(name: str) -> Any:
-    """A module of an optional part; where it is missing, an error that says how to install it."""
+def import_extra(name: str, extra: str | None = None) -> Any:
+    """A module of an optional part, or of `extra`; where it is missing, an error that says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:
-        raise explain_missing(error) from None
+        raise explain_missing(error, extra) from None
 
 
-def explain_missing(error: ImportError) -> InputError:
+def explain_missing(error: ImportError, extra: str | None = None) -> InputError:
     """What to install where a module of an optional part is missing.
 
     >>> explain_missing(ModuleNotFoundError(name="torch.nn")).parts[:2]
     ('torch', 'is not installed')
     """
     name = str(error.name).partition(".")[0]
-    todo = f"pip install {name}" if name in BASE else install_hint(EXTRAS.get(name, "train"))
+    todo = f"pip install {name}" if name in BASE else install_hint(extra or EXTRAS.get(name, "train"))
     return InputError(name, "is not installed", todo)
 
 

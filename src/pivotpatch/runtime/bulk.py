@@ -225,7 +225,7 @@ def check_out(out: Path, share: Share, *, overwrite: bool = False, resume: bool 
     if out.suffix.lower() not in SUFFIXES or out.is_dir():
         raise InputError(str(out), "is no file that tags can be written to", f"end it in {', '.join(SUFFIXES)}")
     if out.suffix.lower() == ".parquet":
-        import_extra("pyarrow")
+        import_extra("pyarrow", "parquet")
     if not out.absolute().parent.is_dir():
         raise InputError(str(out), f"there is no folder {out.parent}", "make it first")
     job = TagJob(share.name(out))
@@ -461,7 +461,7 @@ def _count_rows(settings: Mapping[str, Any]) -> int:
 
 
 def _write_parquet(path: Path, rows: Iterator[Row], settings: Mapping[str, Any]) -> None:
-    pa, pq = import_extra("pyarrow"), import_extra("pyarrow.parquet")
+    pa, pq = (import_extra(name, "parquet") for name in ("pyarrow", "pyarrow.parquet"))
     columns = {"picture": pa.string(), "labels": pa.list_(pa.string()), "probs": pa.list_(pa.float32())}
     if settings["all_probs"]:
         columns["all_probs"] = pa.list_(pa.float32(), len(settings["labels"]))
