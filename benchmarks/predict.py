@@ -27,8 +27,10 @@ from PIL import Image
 from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
+from pivotpatch.inference.open_engine import open_engine
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.decoding import decode_image
+from pivotpatch.runtime.engine import Engine, open_onnx
 from pivotpatch.runtime.predictor import Predictor
 from pivotpatch.runtime.values import Adaptive, Calibration
 from pivotpatch.tuning.tune import find_cutoffs
@@ -81,18 +83,22 @@ def main() -> None:
 def make_ways(args: argparse.Namespace, folder: Path) -> dict[str, Way]:
     """All that is to be timed, by name."""
     paths = write_photographs(folder, args.pictures)
-    engine = Predictor.load(args.model, device="cpu").engine
-    if not isinstance(engine, TorchEngine) or not isinstance(engine.model, PatchClassifier):
+    engine = open_engine(args.model, device="cpu")
+    if not isinstance(engine.model, PatchClassifier):
         raise SystemExit(f"{args.model} has no patches, so that there is nothing to compare")
     model, size = engine.model, (engine.picture_size, engine.picture_size)
     aim_efforts(model, paths)
     again = model.patch_cost if model.closer_size is None else model.closer_cost(model.closer_size)
-    export_onnx(model, folder / "network.onnx")
-    engines = {
+    whole, looks = folder / "whole.onnx", folder / "looks.onnx"
+    export_onnx(model, whole)
+    export_onnx(model, looks, half=True, looks=True)
+    engines: dict[str, tuple[Engine, float]] = {
         "plain": (TorchEngine(model, effort=0), 1.0),
         "PAT": (engine, 1 + model.patch_cost),
         **{f"effort {e:g}": (TorchEngine(model, effort=e), 1 + e * again) for e in args.efforts},
-        "PAT, ONNX Runtime": (Predictor.load(folder / "network.onnx").engine, 1 + model.patch_cost),
+        "PAT, ONNX, whole": (open_onnx(whole, device="cpu"), 1 + model.patch_cost),
+        "PAT, ONNX, looks": (open_onnx(looks, device="cpu"), 1 + model.patch_cost),
+        **{f"effort {e:g}, looks": (open_onnx(looks, device="cpu", effort=e), 1 + e * again) for e in args.efforts},
     }
     ways = {
         "reading alone": Way(lambda: [decode_image(path, size=size) for path in paths], 0.0),
@@ -105,8 +111,7 @@ def make_ways(args: argparse.Namespace, folder: Path) -> dict[str, Way]:
 
 
 def make_published_way(args: argparse.Namespace, paths: list[Path]) -> Callable[[], object]:
-    engine = Predictor.load(args.model, device="cpu", fold=False).engine
-    assert isinstance(engine, TorchEngine)
+    engine = open_engine(args.model, device="cpu", fold=False)
     assert isinstance(engine.model, PatchClassifier)
     model = engine.model.to(memory_format=torch.contiguous_format)
     look, side = make_published(model), model.preprocessing.image_size

@@ -39,7 +39,7 @@ PROVIDERS = {
 _PACKAGES = {"cuda": "onnxruntime-gpu", "openvino": "onnxruntime-openvino", "directml": "onnxruntime-directml"}
 _AGAIN = "export the model again"
 _ROUNDING = 1e-3  # by which a sigmoid or softmax of another runtime may leave [0, 1]
-_CPU_PIXELS = 10 * 256 * 256  # of views at once; what is computed from more of them outgrows the caches
+_CPU_PIXELS = 4 * 256 * 256  # of views at once; what is computed from more of them outgrows the caches
 
 
 class Answer(NamedTuple, Generic[Values]):
