@@ -4,7 +4,8 @@
 
 Each cold start is a fresh process, the median of several after one that is not counted; the commands take turns, so
 that a busy moment hits all alike. The bundled tagger answers in two ways: by ONNX Runtime, as users have it, and by
-torch from the same weights, as everybody had it before there was a base install without torch.
+torch from the same weights, as everybody had it before there was a base install without torch; a bare script shows what
+the libraries alone take.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from loading import write_photographs
 
 from pivotpatch.runtime.predictor import TAGGER, Predictor
 
+PROGRAM = ("-m", "pivotpatch")
 GOALS = {
     "predict photo.jpg": "at most 0.6 s, 250 MB and a tenth of torch",
     "predict no-such-file.jpg": "at most 0.2 s",
@@ -37,6 +39,19 @@ child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[
     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0), (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)])
 used = os.wait4(child, 0)[2]
 print(time.perf_counter() - began, used.ru_maxrss)
+"""
+# The least that such tags take: the same libraries and the same file, written down without a program around them.
+BARE = """
+import sys
+import numpy as np
+import onnxruntime
+from PIL import Image
+options = onnxruntime.SessionOptions()
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+image = Image.open(sys.argv[2]).convert("RGB").resize((256, 256))
+boxes = [(0, 0, 256, 256), (0, 0, 147, 147), (109, 0, 256, 147), (0, 109, 147, 256), (109, 109, 256, 256)]
+views = np.stack([np.asarray(image.crop(box).resize((224, 224))) for box in boxes])
+print(session.run(None, {session.get_inputs()[0].name: views})[0].mean((2, 3)).argsort()[:, -5:])
 """
 IMAGES = 96  # of the comparison of one by one, a list and bulk
 
@@ -52,11 +67,12 @@ def main() -> None:
         photos = write_photographs(folder / "photos", IMAGES)
         shutil.copytree(TAGGER.parent, folder / "checkpoint", ignore=shutil.ignore_patterns("*.onnx"))
         commands = {
-            "predict photo.jpg": ["predict", str(photos[0])],
-            "the same with torch": ["predict", str(photos[0]), "--model", str(folder / "checkpoint")],
-            "predict no-such-file.jpg": ["predict", "no-such-file.jpg"],
-            "predict --no-such-option": ["predict", "--no-such-option"],
-            "--help": ["--help"],
+            "predict photo.jpg": [*PROGRAM, "predict", str(photos[0])],
+            "a bare script": ["-c", BARE, str(TAGGER), str(photos[0])],
+            "the same with torch": [*PROGRAM, "predict", str(photos[0]), "--model", str(folder / "checkpoint")],
+            "predict no-such-file.jpg": [*PROGRAM, "predict", "no-such-file.jpg"],
+            "predict --no-such-option": [*PROGRAM, "predict", "--no-such-option"],
+            "--help": [*PROGRAM, "--help"],
         }
         cold = measure_starts(commands, args.rounds)
         speeds = measure_many(photos, folder)
@@ -89,7 +105,7 @@ def measure_starts(commands: dict[str, list[str]], rounds: int) -> dict[str, tup
 
 def run(words: list[str]) -> tuple[float, float]:
     """Seconds until a command ends, and the most memory it held."""
-    launch = [sys.executable, "-S", "-c", LAUNCHER, sys.executable, "-m", "pivotpatch", *words]
+    launch = [sys.executable, "-S", "-c", LAUNCHER, sys.executable, *words]
     seconds, memory = subprocess.run(launch, check=True, capture_output=True, text=True).stdout.split()
     return float(seconds), float(memory) / 1000
 

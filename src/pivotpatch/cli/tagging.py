@@ -99,10 +99,12 @@ class Naming:
 
     def __init__(self, args: argparse.Namespace, labels: Sequence[str]) -> None:
         from pivotpatch.runtime.prediction import TagRule
-        from pivotpatch.runtime.tag_names import TagRules
 
-        self.rule = TagRule(args.threshold, args.top_k)
-        self.rules = None if args.tags is None else TagRules.read(args.tags, labels)
+        self.rule, self.rules = TagRule(args.threshold, args.top_k), None
+        if args.tags is not None:
+            from pivotpatch.runtime.tag_names import TagRules
+
+            self.rules = TagRules.read(args.tags, labels)
 
     def choose(self, prediction: "Prediction") -> "list[Tag]":
         """The tags of an image by their names, the most probable first, then those that every image gets."""
