@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pivotpatch.errors import InputError, check_known, import_extra
+from pivotpatch.errors import EXTRAS, InputError, check_known, import_extra
 from pivotpatch.process import count_workers
 from pivotpatch.runtime.checks import EXPORTED, check_effort
 from pivotpatch.runtime.decoding import Decoded, ImageSource, decode_image, decode_with_size, read_ahead
@@ -92,7 +92,8 @@ class Predictor:
             return cls(tagger)
         if name is not None and name.lower().endswith(EXPORTED) and ":" not in name and not Path(name).is_dir():
             return cls(open_onnx(name, effort=effort, device=None if device is None else str(device)))
-        import_extra("torch")
+        scheme = "" if name is None else name.partition(":")[0]
+        import_extra("torch", scheme if scheme in EXTRAS.values() else None)  # such as hub, which brings torch too
         opened = import_module("pivotpatch.inference.open_engine")
         engine: Engine = opened.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
         return cls(engine)
