@@ -103,6 +103,13 @@ def test_a_device_is_a_provider_of_onnx_runtime(name: str) -> None:
         choose_providers(name, both[1:])
 
 
+@pytest.mark.parametrize("device", ["openvino", "coreml", "directml", "cudda"])
+def test_torch_is_not_asked_for_what_only_onnx_runtime_may_have(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [PROVIDERS["cpu"]])
+    with pytest.raises(InputError, match=f"^device: (ONNX Runtime has no {device} here|unknown device '{device}')"):
+        Predictor.load(device=device)
+
+
 def test_an_unknown_device_is_told(tmp_path: Path) -> None:
     for device in ("cudda", "cuda:x", "mps"):
         with pytest.raises(
