@@ -2,6 +2,7 @@
 
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +171,7 @@ def test_a_threshold_takes_the_place_of_the_fitted_ones() -> None:
         ("green", 0.25),
     ]
     assert [len(each.tags) for each in predictor([red, red], threshold=0.5)] == [1, 1]
+    odd: Any
     for odd in (1.5, "0.5"):
         with pytest.raises(InputError, match=rf"threshold: {odd!r} is no probability"):
             predictor(red, threshold=odd)
