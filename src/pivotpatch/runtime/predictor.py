@@ -76,11 +76,11 @@ class Predictor:
                 "transformers:" or "timm:" before a folder or `owner/name` for somebody else's multi-label model,
                 around which PAT-I looks at patches, cut at twice the model's size. A revision may follow a name:
                 "hub:owner/name@v2". A model that was opened before is taken as it is.
-            device: where to run; a GPU where there is one by default. Of ONNX files one of `PROVIDERS`, such as "cpu",
-                "cuda:1" or "coreml".
+            device: where to run; the fastest that ONNX Runtime, or torch for a checkpoint, has by default. Of ONNX
+                files a name of `runtime.engine.PROVIDERS`, such as "cpu", "cuda:1" or "coreml".
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
                 their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`). Exported
-                models know only 1, PAT-I only 0 and 1.
+                files know only 1 unless written with `--format looks`, PAT-I only 0 and 1.
             fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
                 False leaves the model as it is.
         """
