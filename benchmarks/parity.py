@@ -16,8 +16,8 @@ from rich.progress import track
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import resize_quickly
 from pivotpatch.inference.open_engine import open_engine
-from pivotpatch.runtime.decoding import decode_image, resize_pixels
-from pivotpatch.runtime.engine import open_onnx
+from pivotpatch.runtime.decoding import Resize, decode_image, resize_pixels
+from pivotpatch.runtime.engine import Engine, open_onnx
 from pivotpatch.runtime.predictor import TAGGER
 
 AT_ONCE = 16
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
     records = open_records(args.data)
-    engines = {
+    engines: dict[str, tuple[Engine, Resize]] = {
         "ONNX Runtime": (open_onnx(TAGGER, device="cpu", effort=args.effort), resize_pixels),
         "torch": (open_engine("tagger", device="cpu", effort=args.effort), resize_quickly),
     }

@@ -88,6 +88,7 @@ def check_missing_extras(image: Path) -> None:
         "train": ("evaluate", "tagger", "scenes:"),
         "parquet": ("predict", image, "--out", "tags.parquet"),
         "app": ("app",),
+        "onnx": ("export", "tagger"),
     }.items():
         told = call(*words, status=1)
         assert told.count("\n") == 1, told

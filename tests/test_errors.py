@@ -1,9 +1,12 @@
 import pickle
 import re
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pivotpatch import errors
 from pivotpatch.errors import InputError, choose_one_of, shorten
 
 ANY_TEXT = st.text(st.characters(), max_size=50).map(lambda text: text * 40) | st.text(st.characters())
@@ -38,3 +41,10 @@ def test_a_path_stays_whole_and_a_longer_one_keeps_both_ends() -> None:
     assert str(InputError(path, "is gone", "check it")) == f"{path}: is gone; check it"
     longer = str(InputError("/folder/" + "a" * 5000 + "/photo.jpg", "is gone", "check it"))
     assert re.fullmatch(r"/folder/a+ \.\.\. a+/photo\.jpg: is gone; check it", longer)
+
+
+def test_a_copy_inside_another_project_is_no_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    for folder, expected in (("vendor", "pip install 'pivotpatch[app]'"), ("src", f"pip install -e '{tmp_path}[app]'")):
+        monkeypatch.setattr(errors, "__file__", str(tmp_path / folder / "pivotpatch" / "errors.py"))
+        assert errors.install_hint("app") == expected

@@ -1,7 +1,7 @@
 """pivotpatch: multi-label image classification that does not let one object vouch for another.
 
 `PatchInference` wraps any trained model (PAT-I); `PatchClassifier` is the model of PAT-T. What
-lies deeper, one function an equation, is in `pivotpatch.core`.
+lies deeper, one function per equation, is in `pivotpatch.core`.
 """
 
 from importlib import import_module

@@ -155,6 +155,6 @@ def install_hint(extra: str) -> str:
     True
     """
     root = Path(__file__).parents[2]
-    if not (root / "pyproject.toml").is_file():
+    if Path(__file__).parent != root / "src" / "pivotpatch" or not (root / "pyproject.toml").is_file():
         return f"pip install 'pivotpatch[{extra}]'"
     return f"pip install -e '{'.' if Path.cwd() == root else root}[{extra}]'"

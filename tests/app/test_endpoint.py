@@ -51,7 +51,7 @@ def test_requests_that_make_no_sense(app: AppThread, photo: Path) -> None:
     two, form = write_form(("a.jpg", content), ("b.jpg", content))
     cases = [
         (app.ask(b"P5 20000 20000 255\n"), 422, "pixels are more than the limit of 89478485; shrink the image"),
-        (app.ask(bytes(MAX_BYTES)), 422, "picture: is in none of the known formats"),
+        (app.ask(bytes(MAX_BYTES)), 422, "image: is in none of the known formats"),
         (app.ask(bytes(50_000_000)), 413, "request: its body is larger than 32 MB; send a smaller file"),
         (app.ask(content, query="?treshold=0.5"), 422, "unknown parameter 'treshold'; did you mean 'threshold'?"),
         (app.ask(content, query="?threshold=nan"), 422, "threshold: nan is no probability"),

@@ -17,7 +17,7 @@ from verb import read_refusal
 
 from pivotpatch.cli.main import main
 from pivotpatch.runtime import files
-from pivotpatch.runtime.predictor import Predictor
+from pivotpatch.runtime.predictor import TAGGER, Predictor
 
 PAGE = Path(__file__).parents[2] / "src" / "pivotpatch" / "app" / "page"
 NAMES = ("cat.jpg", "coffee.jpg", "trip/astronaut.jpg")
@@ -244,6 +244,15 @@ def test_heic_files_are_images_where_the_extra_is_installed(photos: Path, here: 
         "photos/trip/astronaut.jpg",
     ]
     assert "HEIC file" not in done.stderr
+
+
+def test_a_gpu_that_only_torch_has_is_not_asked_for_an_exported_file(
+    photos: Path, capsys: Errors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert main(["predict", "photos", "--model", str(TAGGER), "--effort", "0", "--out", "tags.csv"]) == 0
+    assert capsys.readouterr().err.endswith("wrote tags.csv, 3 images\n")
 
 
 def test_many_images_have_a_word_of_progress(photos: Path, capsys: Errors) -> None:

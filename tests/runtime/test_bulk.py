@@ -119,6 +119,24 @@ def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
         tag_pictures(Means(("a|b", "c", "d")), find_images(odd), Path("bar.csv"))
 
 
+@pytest.mark.skipif(os.name == "nt", reason="names of files are Unicode on Windows")
+def test_a_name_that_is_no_unicode_does_not_end_the_work(here: Path) -> None:
+    names = [os.fsdecode(b"caf\xe9.png"), os.fsdecode(b"gone\xe9.png"), "plain.png"]
+    try:
+        for name in (names[0], names[2]):
+            Image.new("RGB", (4, 4), "red").save(name)
+    except OSError:
+        pytest.skip("this disk takes only names in UTF-8")
+    for name in ("tags.csv", "tags.jsonl", "tags.parquet"):
+        summary = tag_pictures(Means(), iter(names), Path(name))
+        assert summary is not None
+        assert (summary.tagged, summary.failed) == (2, 1)
+        (failed,) = Path(f"{name}.failures.jsonl").read_text("utf-8").splitlines()
+        assert json.loads(failed)["picture"] == names[1]
+        expected = names[0] if name == "tags.jsonl" else r"caf\udce9.png"
+        assert [row["picture"] for row in read(Path(name))] == [expected, "plain.png"]
+
+
 def stop(name: str, *, batches: int, **options: Any) -> None:
     """Tag until some batches are done."""
     asked = [False] * (batches - 1)

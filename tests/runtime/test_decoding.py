@@ -270,6 +270,21 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
             decode_image(tmp_path / name)
 
 
+def test_heif_is_told_from_avif_though_they_share_brands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mif1` is what some cameras write first; the brands behind it say what is inside."""
+    heif = pytest.importorskip("pillow_heif")
+    stream, image = BytesIO(), Image.fromarray(photograph(64, 64))
+    heif.from_pillow(image).save(stream)
+    for content in (stream.getvalue(), encode(image, "AVIF")):
+        general = content[:8] + b"mif1" + content[12:]
+        assert (decode_image(general) == decode_image(content)).all()
+    for name in ("mif1", "heic"):
+        monkeypatch.setitem(sys.modules, "pillow_heif", None)
+        monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+        with pytest.raises(InputError, match=r"is a HEIC or HEIF image; read such images after pip install .*\[heif\]"):
+            decode_image(stream.getvalue()[:8] + name.encode() + stream.getvalue()[12:])
+
+
 def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone\.jpg: cannot be read \(No such file or directory\); check the path"):
         decode_image(tmp_path / "gone.jpg")

@@ -7,7 +7,7 @@ from PIL import Image, ImageColor
 
 from pivotpatch.runtime import drawing
 from pivotpatch.runtime.drawing import OPINIONS, TAGS, draw_tag, draw_tags
-from pivotpatch.runtime.prediction import Tag
+from pivotpatch.runtime.prediction import Tag, fit
 from pivotpatch.runtime.values import PatchBox, patch_boxes
 
 SIZE = (200, 400)
@@ -66,3 +66,9 @@ def test_images_of_every_shape_and_labels_of_every_kind_are_drawn(size: tuple[in
     assert len({width for width, _ in shapes}) == 1
     assert max(height for _, height in shapes) < 1000
     assert find(draw_tags(image, odd * 3, size=size), TAGS[7]).any()  # those after the eighth are left out
+
+
+@pytest.mark.parametrize("size", [(3, 20_000), (20_000, 3)])
+def test_a_box_narrower_than_a_pixel_of_the_figure_is_framed(size: tuple[int, int]) -> None:
+    tags = make_tags(*patch_boxes(*size), prob=0.95)
+    assert find(draw_tags(np.zeros((*fit(size), 3), np.uint8), tags, size=size), TAGS[0]).any()

@@ -16,7 +16,7 @@ from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.engine import PROVIDERS, choose_providers, open_onnx
-from pivotpatch.runtime.predictor import Predictor
+from pivotpatch.runtime.predictor import TAGGER, Predictor
 from pivotpatch.runtime.values import Adaptive, Calibration, measure_uncertainty
 
 
@@ -103,6 +103,13 @@ def test_a_device_is_a_provider_of_onnx_runtime(name: str) -> None:
         choose_providers(name, both[1:])
 
 
+@pytest.mark.parametrize("device", ["openvino", "coreml", "directml", "cudda"])
+def test_torch_is_not_asked_for_what_only_onnx_runtime_may_have(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [PROVIDERS["cpu"]])
+    with pytest.raises(InputError, match=f"^device: (ONNX Runtime has no {device} here|unknown device '{device}')"):
+        Predictor.load(device=device)
+
+
 def test_an_unknown_device_is_told(tmp_path: Path) -> None:
     for device in ("cudda", "cuda:x", "mps"):
         with pytest.raises(
@@ -150,3 +157,40 @@ def test_what_the_description_or_the_graph_gets_wrong_is_told(
     path = write(tmp_path / "other.onnx", properties, **graph)
     with pytest.raises(InputError, match=f"other.onnx: .*{said}"):
         open_onnx(path).ask(np.zeros((1, 9, 9, 3), np.uint8))
+
+
+TAGGER_TELLS = json.loads(next(each.value for each in onnx.load(TAGGER).metadata_props if each.key == "pivotpatch"))
+FITTED = {"kind": "tde", "method": "platt", "slope": [1.0], "offset": [0.0]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"labels": "abc", "thresholds": None}, "labels are no list"),
+        ({"labels": TAGGER_TELLS["labels"][:-1], "thresholds": None}, "a calibration of 80 labels and 'tde' for 79"),
+        ({"calibration": FITTED}, "a calibration of 1 labels and 'tde' for 80"),
+        ({"calibration": {**TAGGER_TELLS["calibration"], "kind": "x"}}, "a calibration of 80 labels and 'x' for 80"),
+        ({"picture_size": True}, r"sizes are \[True, "),
+        ({"adaptive": {**TAGGER_TELLS["adaptive"], "again": FITTED}}, "a calibration of 1 labels and 'tde' for 80"),
+        ({"grid": 3}, "grid and overlap are not those of its patches"),
+        ({"grid": 17, "patching": {**TAGGER_TELLS["patching"], "grid": 17}}, "grid is 17"),
+        (
+            {"grid": 16, "patching": {**TAGGER_TELLS["patching"], "grid": 16, "patch_size": 4096}},
+            "an image and its 16 x 16 patches have 4,295 million pixels",
+        ),
+    ],
+)
+def test_looks_that_do_not_fit_are_refused_before_any_is_taken(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    model = onnx.load(TAGGER)
+    helper.set_model_props(model, {"pivotpatch": json.dumps({**TAGGER_TELLS, **changes})})
+    onnx.save(model, tmp_path / "lie.onnx")
+    with pytest.raises(InputError, match=f"lie.onnx: its description is wrong: {said}.*; export the model again"):
+        open_onnx(tmp_path / "lie.onnx")
+
+
+@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("2,4", 2), ("", 0), ("many", 0)])
+def test_threads_are_those_of_the_environment(said: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert open_onnx(TAGGER).session.get_session_options().intra_op_num_threads == threads

@@ -1,10 +1,11 @@
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from pivotpatch.errors import InputError
-from pivotpatch.runtime.files import check_name, find_images, read_json, read_text, resolve_inside
+from pivotpatch.runtime.files import check_name, describe_unread, find_images, read_json, read_text, resolve_inside
 
 
 def test_json_comes_back_as_written_with_or_without_byte_order_mark(tmp_path: Path) -> None:
@@ -81,6 +82,18 @@ def test_folders_patterns_and_lines_name_images_in_order(here: Path) -> None:
         "photos/b.jpg",
         " a b.png",
     ]
+
+
+def test_images_in_other_formats_are_counted_and_other_names_of_jpeg_are_known(tmp_path: Path) -> None:
+    for name in ("a.JFIF", "b.jpe", "c.jxl", "d.PSD", "e.nrw", "f.txt"):
+        (tmp_path / name).touch()
+    unread: Counter[str] = Counter()
+    found = list(find_images([str(tmp_path)], unread=unread))
+    assert [Path(path).name for path in found] == ["a.JFIF", "b.jpe"]
+    assert unread == {".jxl": 1, ".psd": 1, ".nrw": 1}
+    raw, other = describe_unread(unread)
+    assert raw.startswith("1 raw file was not read; ")
+    assert other == "2 JXL or PSD files were not read; export them as JPEG first"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Images of every kind get the answer that the model gives to their pixels."""
 
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +100,8 @@ def test_a_large_jpeg_is_turned_and_read_as_the_loader_reads_it_and_little_of_it
         (".", "it is no regular file"),
         (b"not an image", "image: is in none of the known formats"),
         (7, "image: is a int; give a path"),
+        (BytesIO(b"x"), "image: is a BytesIO; give a path"),
+        (torch.full((3, 8, 8), 3, dtype=torch.bfloat16), "the tensor is torch.bfloat16 from 3 to 3; give uint8"),
         (np.zeros((8, 8, 3)), r"the array is float64 of shape \(8, 8, 3\)"),
         ([PIXELS, PIXELS[..., :2]], r"images\[1\]: the array is uint8 of shape \(90, 70, 2\)"),
         (torch.zeros(2, 3, 8, 8), r"shape \(2, 3, 8, 8\); give \(3, H, W\), or list"),
@@ -154,6 +158,8 @@ def test_one_bad_file_loses_no_good_image() -> None:
     assert [each.size for each in found if not isinstance(each, InputError)] == [(90, 70), (9, 70)] + [(90, 70)] * 9
     with pytest.raises(InputError, match=r"gone\.png"):
         Predictor(Means())(images)
+    with pytest.raises(InputError, match="Predictor: unknown on_error 'ignore'; known: error, skip"):
+        Predictor(Means())(images, on_error="ignore")  # type: ignore[call-overload]
 
 
 def test_a_threshold_takes_the_place_of_the_fitted_ones() -> None:
@@ -165,8 +171,10 @@ def test_a_threshold_takes_the_place_of_the_fitted_ones() -> None:
         ("green", 0.25),
     ]
     assert [len(each.tags) for each in predictor([red, red], threshold=0.5)] == [1, 1]
-    with pytest.raises(InputError, match=r"threshold: 1\.5 is no probability"):
-        predictor(red, threshold=1.5)
+    odd: Any
+    for odd in (1.5, "0.5"):
+        with pytest.raises(InputError, match=rf"threshold: {odd!r} is no probability"):
+            predictor(red, threshold=odd)
 
 
 def test_a_predictor_tells_what_it_is() -> None:

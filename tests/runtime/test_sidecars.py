@@ -80,6 +80,16 @@ def test_a_name_that_is_no_unicode_is_met(tmp_path: Path) -> None:
     assert json.loads(find_sidecar(image, "json").read_text("utf-8"))["image"] == image.name
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [f"{'a' * 251}.jpg", "a\0b.jpg"], ids=["long", "odd"])
+def test_a_name_that_no_sidecar_can_have_is_told(tmp_path: Path, name: str, kind: Kind) -> None:
+    image = tmp_path / name
+    assert not is_tagged(image, kind)
+    if "\0" not in name:
+        with pytest.raises(InputError, match="name too long"):
+            write_sidecar(image, TAGS, kind)
+
+
 @pytest.mark.parametrize(
     ("kind", "theirs"), [("txt", "a cat on a mat"), ("json", '{"title": "cat.jpg"}'), ("json", "[")]
 )

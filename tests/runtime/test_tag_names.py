@@ -103,6 +103,7 @@ def test_what_comes_out_obeys(
         ('allow = "cat"', "allow is 'cat'; give a list of names"),
         ('always = [" "]', "always is [' ']"),
         ('rename = { cat = "" }', "rename is {'cat': ''}"),
+        ('rename = { cat = " | " }', "rename is {'cat': ' | '}"),
         ('rename = ["cat"]', "rename is ['cat']"),
         ("at_most = 0", "at_most is 0; give 1 or more"),
         ("at_most = true", "at_most is True"),

@@ -50,6 +50,8 @@ def test_an_image_is_tagged_in_every_way(tmp_path: Path) -> None:
     [
         (["--out", "tags.parquet"], "pyarrow parquet"),
         (["--model", "."], "torch train"),
+        (["--model", "hub:owner/name"], "torch hub"),
+        (["--model", "transformers:owner/name"], "torch transformers"),
     ],
 )
 def test_what_needs_an_extra_names_it_in_one_line(words: list[str], missing: str, tmp_path: Path) -> None:

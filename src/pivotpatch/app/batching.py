@@ -61,7 +61,7 @@ class Batcher:
         self._waiting: list[tuple[Decoded, asyncio.Future[Prediction]]] = []
         self._work: asyncio.Task[None] | None = None
 
-    async def ask(self, content: bytes, *, name: str = "picture") -> Prediction:
+    async def ask(self, content: bytes, *, name: str = "image") -> Prediction:
         """What is in an image, the same as of the file on a disk.
 
         Args:

@@ -136,7 +136,7 @@ def make_routes(batcher: Batcher, *, name: str, bodies: Bodies) -> list[BaseRout
     async def predict(request: Request) -> Response:
         rule = _read_rule(request.query_params)
         async with bodies.read(request) as (content, picture):
-            prediction = await batcher.ask(content, name=picture or "picture")
+            prediction = await batcher.ask(content, name=picture or "image")
         tags = [tag.to_dict() for tag in rule.choose(prediction)]
         return answer_json({"picture": picture, "size": list(prediction.size), "tags": tags})
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, import_extra
 from pivotpatch.runtime.checks import EXPORTED, is_named
 
 
@@ -35,6 +35,8 @@ def run_export(args: argparse.Namespace) -> int:
     out = _find_place(args)
     if args.what.lower().endswith(EXPORTED) and Path(args.what).is_file():
         raise InputError(args.what, "is exported already", "give the run or the checkpoint that it comes from")
+    if args.format != "checkpoint":
+        import_extra("torch", "onnx")
     from pivotpatch.inference.open_engine import open_engine
 
     engine = open_engine(args.what, device="cpu", fold=False)

@@ -117,11 +117,14 @@ def _find_fault(args: argparse.Namespace, share: "Share") -> tuple[str, str, str
     return None
 
 
-def _choose_device(share: "Share") -> str | None:
+def _choose_device(model: str, share: "Share") -> str | None:
     """The GPU that this process takes of those that torch sees, where several share a machine; None without one."""
     from importlib.util import find_spec
 
-    if find_spec("torch") is None:
+    from pivotpatch.runtime.checks import EXPORTED
+    from pivotpatch.runtime.engine import is_present
+
+    if find_spec("torch") is None or (model.lower().endswith(EXPORTED) and not is_present("cuda")):
         return None
     import torch
 
@@ -304,7 +307,7 @@ def _tag(args: argparse.Namespace, share: "Share", found: Iterator[str], unread:
     from pivotpatch.runtime.bulk import check_out, tag_pictures
 
     job = check_out(args.out, share, overwrite=args.overwrite, resume=args.resume)
-    engine = open_predictor(args, device=_choose_device(share) if args.device is None else None).engine
+    engine = open_predictor(args, device=_choose_device(args.model, share) if args.device is None else None).engine
     naming = Naming(args, engine.labels)
     with StopSignals() as signals, show_progress("images") as shown:
         summary = tag_pictures(

@@ -174,7 +174,7 @@ class Sidecars:
             skipped: images that were left alone.
         """
         said = f"wrote {self.written:,} sidecar{'s' * (self.written != 1)}, {self.unchanged:,} unchanged"
-        said += f", {skipped:,} images tagged before" * (skipped > 0)
+        said += f", {skipped:,} image{'s' * (skipped != 1)} tagged before" * (skipped > 0)
         said += f", {self.refused:,} not written" * (self.refused > 0)
         return f"{said}, {failed:,} could not be read"
 

@@ -12,8 +12,8 @@ from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.foreign import ForeignClassifier
-from pivotpatch.models.limits import check_views
 from pivotpatch.models.open import open_model
+from pivotpatch.runtime.values import check_views
 
 _TRIED = 512  # rows and columns of images on which folding is tried, at most: more would only take longer
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from pivotpatch import __version__
 from pivotpatch.errors import InputError, explaining, quote
 from pivotpatch.models.backbone import Preprocessing
-from pivotpatch.models.limits import Grid, Side, check_numbers, check_views
-from pivotpatch.runtime.values import Patching
+from pivotpatch.models.limits import Grid, Side, check_numbers
+from pivotpatch.runtime.values import Patching, check_views
 from pivotpatch.writing import explain_disk_faults, replacing_folder
 
 WEIGHTS = "model.safetensors"

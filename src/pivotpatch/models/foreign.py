@@ -20,9 +20,10 @@ from pivotpatch.models.backbone import Preprocessing, convert_names, get_config,
 from pivotpatch.models.checkpoint import WEIGHTS, check_preprocessing
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
-from pivotpatch.models.limits import NUMBER, SIDE, check_numbers
+from pivotpatch.models.limits import NUMBER, check_numbers
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights
 from pivotpatch.runtime.engine import open_session
+from pivotpatch.runtime.values import SIDE
 
 CONFIG = "config.json"
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")

@@ -1,38 +1,17 @@
 """How much a model's files may ask for: refused before anything of that size is made."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from pivotpatch.errors import InputError, quote
+from pivotpatch.runtime.values import GRID, SIDE
 
-if TYPE_CHECKING:
-    from pivotpatch.runtime.values import Patching
-
-SIDE = 4096
-"""Most rows and columns of an image that a model sees or cuts patches from."""
-GRID = 16
-"""Most patches per side."""
-VIEW_PIXELS = SIDE * SIDE
-"""Most pixels of an image and its patches together."""
 NUMBER = 1 << 20
 """Largest whole number among the options of a backbone or head, and in the configuration of another library."""
 Side = Annotated[int, Field(ge=1, le=SIDE, strict=True)]
 Grid = Annotated[int, Field(ge=1, le=GRID, strict=True)]
-
-
-def check_views(image_size: int, cut: "Patching", *, where: str) -> None:
-    """Refuse an image and patches that have more than `VIEW_PIXELS` together.
-
-    Patches count as they are cut or as the model sees them, whichever is larger.
-    """
-    side = (cut.source_size or image_size) / (cut.grid - (cut.grid - 1) * cut.overlap)
-    pixels = image_size**2 + (cut.grid * max(cut.patch_size or image_size, side)) ** 2
-    if pixels > VIEW_PIXELS:
-        wrong = f"an image and its {cut.grid} x {cut.grid} patches have {pixels / 1e6:,.0f} million pixels"
-        todo = f"give a smaller grid, overlap or size, for {VIEW_PIXELS / 1e6:.1f} million at most"
-        raise InputError(where, wrong, todo)
 
 
 def check_numbers(content: object, where: str, *, most: int = NUMBER) -> None:

@@ -13,8 +13,7 @@ from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
 from pivotpatch.core.patches import cut_views, split_views, stack_views
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, SharedClassifier
-from pivotpatch.models.limits import check_views
-from pivotpatch.runtime.values import Patching, patch_boxes
+from pivotpatch.runtime.values import Patching, check_views, patch_boxes
 
 
 class PatchClassifier(SharedClassifier):

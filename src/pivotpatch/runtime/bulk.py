@@ -45,6 +45,7 @@ _ROWS, _NUMBERS = 1 << 13, 1 << 20  # held at once, at most
 _PART_SECONDS = 10.0  # of work that a kill may cost
 _TOLD = 10_000  # images between two words of progress while they are found
 _BETWEEN = "|"  # stands between the labels of a CSV file
+_ODD = "backslashreplace"  # what becomes of a file's name that is no Unicode; JSON reads it back
 
 
 FITTED = TagRule()
@@ -369,7 +370,7 @@ class TagJob:
 
         def list_tagged() -> Iterator[Row]:
             nonlocal failed
-            with failures.open("w", encoding="utf-8") as listed:
+            with failures.open("w", encoding="utf-8", errors=_ODD) as listed:
                 for row in self._read(stretch):
                     if "error" in row:
                         listed.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -381,7 +382,7 @@ class TagJob:
             write = _write_parquet if self.out.suffix.lower() == ".parquet" else _write_text
             write(out, list_tagged(), self.settings)
             summary = Summary(len(stretch), len(stretch) - failed, failed, self.settings, self.unread)
-            told.write_text(json.dumps(asdict(summary), indent=2, ensure_ascii=False) + "\n", "utf-8")
+            told.write_text(json.dumps(asdict(summary), indent=2, ensure_ascii=False) + "\n", "utf-8", _ODD)
             for path in (out, failures, told):
                 flush(path)
             if failed:
@@ -467,13 +468,15 @@ def _write_parquet(path: Path, rows: Iterator[Row], settings: Mapping[str, Any])
         columns["all_probs"] = pa.list_(pa.float32(), len(settings["labels"]))
     with pq.ParquetWriter(path, pa.schema(columns), compression="zstd") as writer:
         while group := list(islice(rows, _count_rows(settings))):
+            for row in group:
+                row["picture"] = row["picture"].encode("utf-8", _ODD).decode()
             writer.write_table(pa.Table.from_pylist(group, pa.schema(columns)))
 
 
 def _write_text(path: Path, rows: Iterator[Row], settings: Mapping[str, Any]) -> None:
     """Lines of JSON; or of CSV, with a sign between the values of a list."""
     columns = ["picture", "labels", "probs", *(["all_probs"] if settings["all_probs"] else [])]
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", errors=_ODD, newline="") as file:
         table = csv.writer(file, lineterminator="\n") if path.suffix.lower() == ".csv" else None
         if table:
             table.writerow(columns)

@@ -25,8 +25,8 @@ def check_effort(effort: float, where: str) -> None:
 
 def check_rule(threshold: float | None, top_k: int | None) -> None:
     """Refuse a threshold that is no probability, and to give less than one label."""
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise InputError("threshold", f"{threshold} is no probability", "give 0 to 1")
+    if threshold is not None and not (isinstance(threshold, (int, float)) and 0 <= threshold <= 1):
+        raise InputError("threshold", f"{threshold!r} is no probability", "give 0 to 1")
     if top_k is not None and top_k < 1:
         raise InputError("top_k", f"it is {top_k}", "give 1 or more")
 

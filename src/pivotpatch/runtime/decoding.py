@@ -190,14 +190,15 @@ def open_file(path: Path) -> IO[bytes]:
 
 def _open(stream: IO[bytes], where: str) -> ImageFile.ImageFile:
     """Read the header. Pillow's own `open` also warns and refuses by a limit that is one for the whole process."""
-    prefix = stream.read(16)
-    heif = prefix[4:8] == b"ftyp" and prefix[8:12] in _HEIF_BRANDS
+    head = stream.read(64)
+    prefix, brands = head[:16], head[8 : int.from_bytes(head[:4])] if head[4:8] == b"ftyp" else b""
+    heif = brands[:4] in _HEIF_BRANDS and b"avif" not in brands  # mif1 and msf1 are brands of both
     if heif:
         _add_heif()
     for prepare in (Image.preinit, Image.init):  # the common formats, then all: that takes longer
         prepare()
         for name in FORMATS:
-            if name in Image.OPEN:  # what Pillow was built with differs
+            if name in Image.OPEN and not (heif and name == "AVIF"):  # what Pillow was built with differs
                 factory, accept = Image.OPEN[name]
                 if cast("Callable[[bytes], bool | str]", accept)(prefix) is True:
                     stream.seek(0)

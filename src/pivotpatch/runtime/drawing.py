@@ -117,9 +117,8 @@ def _draw_frame(draw: ImageDraw.ImageDraw, box: PatchBox, colour: str, *, inset:
     inset = min(inset, (box.right - box.left) // 3, (box.bottom - box.top) // 3)
     inner = (box.left + inset, box.top + inset, box.right - inset, box.bottom - inset)
     draw.rectangle(inner, outline="white", width=6)
-    draw.rectangle(
-        tuple(value + way for value, way in zip(inner, (1, 1, -1, -1), strict=True)), outline=colour, width=4
-    )
+    room = int(min(inner[2] - inner[0], inner[3] - inner[1]) >= 2)  # a very narrow image has none
+    draw.rectangle((inner[0] + room, inner[1] + room, inner[2] - room, inner[3] - room), outline=colour, width=4)
 
 
 def _draw_bar(draw: ImageDraw.ImageDraw, prob: float, colour: str, *, left: float, top: float, high: int) -> None:

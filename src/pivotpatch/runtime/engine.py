@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,23 @@ from numpy.typing import NDArray
 from pivotpatch.errors import InputError, choose_one_of, import_extra, quote_fault
 from pivotpatch.runtime.checks import check_effort
 from pivotpatch.runtime.decoding import resize_pixels
-from pivotpatch.runtime.values import Adaptive, Calibration, Patching, Values, patch_boxes, squash
+from pivotpatch.runtime.values import (
+    GRID,
+    SIDE,
+    Adaptive,
+    Calibration,
+    Patching,
+    Values,
+    check_views,
+    patch_boxes,
+    squash,
+)
 
 Array = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
 
 PROPERTY = "pivotpatch"
 """The metadata property of an ONNX file that holds its description."""
-SIDE, GRID = 4096, 16
-"""Most rows and columns of an image that a model sees, and most patches per side."""
 PROVIDERS = {
     "cuda": "CUDAExecutionProvider",
     "openvino": "OpenVINOExecutionProvider",
@@ -38,6 +46,7 @@ PROVIDERS = {
 """What ONNX Runtime may compute on, by the name that a user gives, the fastest first."""
 _PACKAGES = {"cuda": "onnxruntime-gpu", "openvino": "onnxruntime-openvino", "directml": "onnxruntime-directml"}
 _AGAIN = "export the model again"
+_KINDS = ("image", "patch", "tde")
 _ROUNDING = 1e-3  # by which a sigmoid or softmax of another runtime may leave [0, 1]
 _CPU_PIXELS = 4 * 256 * 256  # of views at once; what is computed from more of them outgrows the caches
 
@@ -150,17 +159,33 @@ class Description:
         given = self.picture_size, self.image_size, cut.source_size, cut.patch_size, cut.closer_size
         sizes = [side for side in given if side is not None]
         for valid, wrong in (
-            (self.labels and all(isinstance(name, str) and name for name in self.labels), "labels are no names"),
+            (isinstance(self.labels, tuple) and self.labels, "labels are no list"),
+            (all(isinstance(name, str) and name for name in self.labels), "labels are no names"),
             (len(set(self.labels)) == len(self.labels), "a label comes twice"),
             (all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in numbers), "a threshold is none"),
             (len(numbers) in (0, len(self.labels)), f"{len(numbers)} thresholds for {len(self.labels)} labels"),
             (isinstance(self.grid, int) and 0 <= self.grid <= GRID, f"grid is {self.grid!r}"),
             (isinstance(self.overlap, (int, float)) and 0 <= self.overlap < 1, f"overlap is {self.overlap!r}"),
-            (all(isinstance(side, int) and 1 <= side <= SIDE for side in sizes), f"sizes are {sizes}"),
+            (all(type(side) is int and 1 <= side <= SIDE for side in sizes), f"sizes are {sizes}"),
             (self.kind in ("whole", "looks"), f"kind is {self.kind!r}"),
             (self.kind == "whole" or (self.image_size and self.patching), "it does not say how to look"),
         ):
             if not valid:
+                raise InputError("its description", wrong, _AGAIN)
+        if self.kind == "looks":
+            self._check_looks()
+
+    def _check_looks(self) -> None:
+        """Refuse looks that do not fit the labels, or that would take more memory than a model may."""
+        assert self.patching is not None
+        assert self.image_size is not None
+        if (self.patching.grid, self.patching.overlap) != (self.grid, self.overlap):
+            raise InputError("its description", "grid and overlap are not those of its patches", _AGAIN)
+        check_views(self.image_size, self.patching, where="its description")
+        adaptive = () if self.adaptive is None else (self.adaptive.calibration, self.adaptive.again)
+        for fitted in (self.calibration, *adaptive):
+            if fitted is not None and (len(fitted.slope) != len(self.labels) or fitted.kind not in _KINDS):
+                wrong = f"a calibration of {len(fitted.slope)} labels and {fitted.kind!r} for {len(self.labels)}"
                 raise InputError("its description", wrong, _AGAIN)
 
     @property
@@ -213,7 +238,7 @@ def open_session(path: Path, *, device: str | None = None, threads: int = 0) -> 
         raise InputError(str(path), "is a folder" if path.is_dir() else "there is no such file", "check the path")
     runtime = import_extra("onnxruntime")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0) or 0)
+    options.intra_op_num_threads = threads or _read_threads()
     # Threads that wait would take the cores from those that decode the next images.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # warnings about what it cannot place on a device are no use to users
@@ -223,6 +248,18 @@ def open_session(path: Path, *, device: str | None = None, threads: int = 0) -> 
     except Exception as error:  # its errors have no other ancestor
         wrong = f"ONNX Runtime cannot open it ({quote_fault(error)})"
         raise InputError(str(path), wrong, _AGAIN) from None
+
+
+def _read_threads() -> int:
+    """What OMP_NUM_THREADS says, which may be a list; 0 where it says nothing."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
+
+
+def is_present(device: str) -> bool:
+    """Whether this ONNX Runtime can compute on a device, such as "cuda:1"."""
+    kind = device.lower().partition(":")[0]
+    return PROVIDERS.get(kind) in import_extra("onnxruntime").get_available_providers()
 
 
 def choose_providers(device: str | None, present: Iterable[str]) -> list[Any]:
@@ -257,8 +294,6 @@ class OnnxEngine:
         path: the file.
         description: what it says of itself.
     """
-
-    kind: ClassVar[str] = "whole"
 
     def __init__(self, path: str | Path, session: Any, description: Description, *, effort: float = 1.0) -> None:
         """Take what `open_onnx` has opened."""
@@ -299,8 +334,6 @@ class OnnxEngine:
 
 class LookEngine(OnnxEngine):
     """Runs a graph from views to logits per place, with every effort; says what `TorchEngine` says of its model."""
-
-    kind = "looks"
 
     def __init__(self, path: str | Path, session: Any, description: Description, *, effort: float = 1.0) -> None:
         super().__init__(path, session, description, effort=effort)

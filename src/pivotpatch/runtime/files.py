@@ -14,11 +14,14 @@ from pivotpatch.errors import InputError, install_hint, quote_fault
 
 HEIF = (".heic", ".heif", ".hif")
 """Suffixes of images that need the extra `heif`."""
-RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".pef", ".raf", ".rw2", ".srw")
+_CAMERAS = "3fr arw cr2 cr3 crw dng gpr iiq nef nrw orf pef raf raw rw2 rwl sr2 srw x3f"
+RAW = tuple(f".{name}" for name in _CAMERAS.split())
 """Suffixes of what a camera's sensor saw, which is no image yet."""
+OTHER = (".jxl", ".psd")
+"""Suffixes of images in formats that are not read."""
 VIDEO = (".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpg", ".mts", ".webm", ".wmv")
 """Suffixes of videos."""
-_ALWAYS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2")
+_ALWAYS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2")
 STDIN = "-"
 # Only a name with one of these can leave its root: a root, a drive, or a step up.
 MAY_ESCAPE = re.compile(r"^[/\\]|:|\.\.")
@@ -76,7 +79,7 @@ def image_suffixes() -> tuple[str, ...]:
 @cache
 def unread_suffixes() -> tuple[str, ...]:
     """Suffixes of files that hold images but cannot be read here; `describe_unread` says why."""
-    return tuple(suffix for suffix in (*HEIF, *RAW, *VIDEO) if suffix not in image_suffixes())
+    return tuple(suffix for suffix in (*HEIF, *RAW, *OTHER, *VIDEO) if suffix not in image_suffixes())
 
 
 def is_image(name: str) -> bool:
@@ -90,7 +93,7 @@ def describe_unread(unread: Mapping[str, int]) -> list[str]:
     >>> describe_unread({".nef": 1, ".mov": 1, ".mp4": 1})
     ['1 raw file was not read; export it as JPEG first', '2 videos were not read; only images get tags']
     """
-    kinds = ((HEIF, "HEIC file"), (RAW, "raw file"), (VIDEO, "video"))
+    kinds = ((HEIF, "HEIC file"), (RAW, "raw file"), (OTHER, "JXL or PSD file"), (VIDEO, "video"))
     counts = {kind: sum(unread.get(suffix, 0) for suffix in suffixes) for suffixes, kind in kinds}
     lines = []
     for kind, count in counts.items():
@@ -98,6 +101,7 @@ def describe_unread(unread: Mapping[str, int]) -> list[str]:
         todo = {
             "HEIC file": f"{install_hint('heif')} reads {them}",
             "raw file": f"export {them} as JPEG first",
+            "JXL or PSD file": f"export {them} as JPEG first",
             "video": "only images get tags",
         }[kind]
         lines += [f"{many} not read; {todo}"] if count else []

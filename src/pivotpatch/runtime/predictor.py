@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pivotpatch.errors import InputError, import_extra
+from pivotpatch.errors import EXTRAS, InputError, check_known, import_extra
 from pivotpatch.process import count_workers
 from pivotpatch.runtime.checks import EXPORTED, check_effort
 from pivotpatch.runtime.decoding import Decoded, ImageSource, decode_image, decode_with_size, read_ahead
-from pivotpatch.runtime.engine import PROVIDERS, Engine, OnnxEngine, open_onnx
+from pivotpatch.runtime.engine import Engine, OnnxEngine, is_present, open_onnx
 from pivotpatch.runtime.prediction import Prediction, TagRule, fit
 
 TAGGER = Path(__file__).parents[1] / "tagger" / "tagger.onnx"
@@ -25,6 +25,7 @@ TAGGER = Path(__file__).parents[1] / "tagger" / "tagger.onnx"
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Any
 """A file's path, its bytes, a Pillow image, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
 of uint8 or of floats from 0 to 1."""
+_TORCH = ("cuda", "mps", "xpu")  # what torch computes on besides the CPU
 _Read = tuple[str | None, ImageSource, Decoded]
 
 
@@ -75,11 +76,11 @@ class Predictor:
                 "transformers:" or "timm:" before a folder or `owner/name` for somebody else's multi-label model,
                 around which PAT-I looks at patches, cut at twice the model's size. A revision may follow a name:
                 "hub:owner/name@v2". A model that was opened before is taken as it is.
-            device: where to run; a GPU where there is one by default. Of ONNX files one of `PROVIDERS`, such as "cpu",
-                "cuda:1" or "coreml".
+            device: where to run; the fastest that ONNX Runtime, or torch for a checkpoint, has by default. Of ONNX
+                files a name of `runtime.engine.PROVIDERS`, such as "cpu", "cuda:1" or "coreml".
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
                 their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`). Exported
-                models know only 1, PAT-I only 0 and 1.
+                files know only 1 unless written with `--format looks`, PAT-I only 0 and 1.
             fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
                 False leaves the model as it is.
         """
@@ -91,7 +92,8 @@ class Predictor:
             return cls(tagger)
         if name is not None and name.lower().endswith(EXPORTED) and ":" not in name and not Path(name).is_dir():
             return cls(open_onnx(name, effort=effort, device=None if device is None else str(device)))
-        import_extra("torch")
+        scheme = "" if name is None else name.partition(":")[0]
+        import_extra("torch", scheme if scheme in EXTRAS.values() else None)  # such as hub, which brings torch too
         opened = import_module("pivotpatch.inference.open_engine")
         engine: Engine = opened.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
         return cls(engine)
@@ -139,10 +141,10 @@ class Predictor:
                 into its place of the list.
         """
         TagRule(threshold)  # refuses what is none
+        check_known(on_error, ("error", "skip"), where="Predictor", what="on_error")
         if not isinstance(pictures, list | tuple):
             return next(iter(self.predict([pictures], threshold=threshold, names=["image"])))
-        skip = on_error == "skip"
-        return list(self.predict(pictures, threshold=threshold, skip=skip))
+        return list(self.predict(pictures, threshold=threshold, skip=on_error == "skip"))
 
     def predict(
         self,
@@ -211,11 +213,9 @@ class Predictor:
 
 
 def _needs_torch(device: Any) -> bool:
-    """Whether a device is one that torch knows and this ONNX Runtime does not."""
-    if device is None or find_spec("torch") is None:
-        return False
+    """Whether a device is one that torch may have and this ONNX Runtime does not."""
     kind = str(device).lower().partition(":")[0]
-    return PROVIDERS.get(kind) not in import_extra("onnxruntime").get_available_providers()
+    return kind in _TORCH and find_spec("torch") is not None and not is_present(kind)
 
 
 def _pick(part: NDArray[np.float32] | None, row: int) -> NDArray[np.float32] | None:
@@ -229,7 +229,7 @@ def _get_pixels(picture: Any, where: str) -> bytes | Image.Image | NDArray[np.ui
         return np.repeat(picture[..., None], 3, axis=2) if picture.ndim == 2 else picture
     if isinstance(picture, bytes | Image.Image):
         return picture
-    if not hasattr(picture, "detach"):  # a tensor has it
+    if not hasattr(picture, "numel"):  # a tensor has it
         todo = "give a path, a Pillow image, an array (H, W, 3), a tensor (3, H, W), or a list of those"
         raise InputError(where, f"is a {type(picture).__name__}", todo)
     if picture.ndim != 3 or picture.shape[0] != 3 or picture.numel() == 0:
@@ -238,8 +238,7 @@ def _get_pixels(picture: Any, where: str) -> bytes | Image.Image | NDArray[np.ui
     pixels = picture.detach().cpu()
     if pixels.is_floating_point() and pixels.min() >= 0 and pixels.max() <= 1:  # NaN is refused too
         pixels = (pixels.float() * 255).round().byte()
-    values = pixels.permute(1, 2, 0).contiguous().numpy()
-    if values.dtype != np.uint8:
-        wrong = f"the tensor is {pixels.dtype} from {values.min():.3g} to {values.max():.3g}"
+    if str(pixels.dtype) != "torch.uint8":
+        wrong = f"the tensor is {pixels.dtype} from {float(pixels.min()):.3g} to {float(pixels.max()):.3g}"
         raise InputError(where, wrong, "give uint8, or floats from 0 to 1 that are not normalised yet")
-    return values  # type: ignore[no-any-return]
+    return pixels.permute(1, 2, 0).contiguous().numpy()  # type: ignore[no-any-return]

@@ -47,11 +47,13 @@ def write_sidecar(image: Path, tags: Sequence[tuple[str, float]], kind: Kind, *,
         kind: `xmp`, `txt` or `json`.
         overwrite: replace a caption that says something else, and JSON of another program; else they are an error.
     """
-    path = find_sidecar(image, kind)
-    if path.is_symlink():
-        raise InputError(str(path), "is a link; what it leads to is not ours to change", "replace it by a file")
-    if path.exists() and image.exists() and path.samefile(image):
-        raise InputError(str(path), "is the image itself", "give it a name that ends as its kind does, such as .jpg")
+    with explain_disk_faults(image.parent):  # a name that is just short enough for the image is none for a sidecar
+        path = find_sidecar(image, kind)
+        if path.is_symlink():
+            raise InputError(str(path), "is a link; what it leads to is not ours to change", "replace it by a file")
+        if path.exists() and image.exists() and path.samefile(image):
+            wrong, todo = "is the image itself", "give it a name that ends as its kind does, such as .jpg"
+            raise InputError(str(path), wrong, todo)
     before = _read(path)
     cleaned = [(label, prob) for name, prob in tags if (label := clean_label(name))]
     labels = [label for label, _ in cleaned]
@@ -90,7 +92,7 @@ def is_tagged(image: Path, kind: Kind) -> bool:
     """Whether a run has been here, be it one that found nothing; False where the sidecar cannot be read."""
     try:
         return read_sidecar(image, kind) is not None
-    except InputError:
+    except (OSError, ValueError):  # the latter also of a name that no file can have
         return False
 
 

@@ -116,7 +116,7 @@ def read_language(language: str) -> dict[str, str]:
 
 
 def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+    return isinstance(value, str) and bool(value.strip(" |"))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -13,6 +13,12 @@ import numpy as np
 from pivotpatch.errors import InputError
 from pivotpatch.runtime.checks import check_effort as check_effort
 
+SIDE = 4096
+"""Most rows and columns of an image that a model sees or cuts patches from."""
+GRID = 16
+"""Most patches per side."""
+VIEW_PIXELS = SIDE * SIDE
+"""Most pixels of an image and its patches together."""
 Values = TypeVar("Values")
 """An array, or a tensor."""
 
@@ -104,6 +110,19 @@ class Patching:
     def count(self) -> int:
         """P, the number of patches of an image."""
         return self.grid * self.grid
+
+
+def check_views(image_size: int, cut: Patching, *, where: str) -> None:
+    """Refuse an image and patches that have more than `VIEW_PIXELS` together.
+
+    Patches count as they are cut or as the model sees them, whichever is larger.
+    """
+    side = (cut.source_size or image_size) / (cut.grid - (cut.grid - 1) * cut.overlap)
+    pixels = image_size**2 + (cut.grid * max(cut.patch_size or image_size, side)) ** 2
+    if pixels > VIEW_PIXELS:
+        wrong = f"an image and its {cut.grid} x {cut.grid} patches have {pixels / 1e6:,.0f} million pixels"
+        todo = f"give a smaller grid, overlap or size, for {VIEW_PIXELS / 1e6:.1f} million at most"
+        raise InputError(where, wrong, todo)
 
 
 @dataclass(frozen=True)
