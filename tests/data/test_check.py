@@ -186,10 +186,12 @@ def test_of_very_many_images_some_are_opened_and_all_must_be_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checking, "_OPENED", 4)
-    files = {f"{place}.jpg": b"no image" for place in range(11)}
+    files = {f"{place}.jpg": b"no image" if place else noise(0) for place in range(11)}
     records = write_files(tmp_path, files, extra=("gone.jpg",))
     found = [Path(fault.parts[0]).name for fault in find_unreadable([records])]
-    assert found == ["0.jpg", "3.jpg", "6.jpg", "9.jpg", "gone.jpg"]
+    assert found == ["3.jpg", "6.jpg", "9.jpg", "gone.jpg"]
+    lost = write_files(tmp_path / "lost", {}, extra=tuple("abcdefg"))
+    assert [fault.parts[0][-1] for fault in find_unreadable([lost])] == [*"abcd"]  # enough of them
     assert find_unreadable([open_records("scenes:@train?count=9&size=32")]) == []  # drawn when asked for
 
 
@@ -199,9 +201,10 @@ def test_labels_that_are_perhaps_not_meant_so_are_told(tmp_path: Path, capsys: p
     records = open_records(f"table:{tmp_path / 't.csv'}")
     lines = doubt_labels(records.labels.names, records.count_labels())
     assert lines == [
-        "2 labels are seen in one image alone, too few to learn and to split: traffic  light, traffic light",
-        "labels that differ by capitals or blanks alone are learned as different ones: Person (2) and person (3), "
-        "traffic  light (1) and traffic light (1)",
+        "2 labels are seen in one image alone, too few to learn and to split (label more, or see data.labels): "
+        "traffic  light, traffic light",
+        "labels that differ by capitals or blanks alone are learned as different ones (write them alike): "
+        "Person (2) and person (3), traffic  light (1) and traffic light (1)",
     ]
     assert check(records, depth="labels").notes == tuple(lines)
     assert doubt_labels(("cat", "dog"), np.array([0, 2])) == []

@@ -16,7 +16,7 @@ from pivotpatch.errors import InputError
     ("t.csv", b"", r"t\.csv: the file is empty; check that it is the right file"),
     ("t.csv", b"image,labels\n", r"t\.csv: the table has no rows; give at least one image"),
     ("t.csv", b"image,labels\na,cat\nb,caf\xe9\n", r"Row #3: CSV conversion error to string: invalid UTF8 data"),
-    ("t.csv", b"image,labels\xe9\na,cat\n", r"t\.csv: damaged or cut short \(.*surrogates.*; save it as UTF-8, which"),
+    ("t.csv", b"image,labels\xe9\na,cat\n", r"t\.csv: is no UTF-8 text \(.*surrogates.*; save it as UTF-8, which"),
     ("t.csv", b"image;labels\na;caf\xe9\n", r"invalid UTF8 data.*; save it as UTF-8, which Excel calls CSV UTF-8"),
     ("t.csv", "image;labels\na;b\n".encode("utf-16"), r"t\.csv: .*; save it as UTF-8, which Excel calls CSV UTF-8"),
     ("t.csv", b"image,labels\na,cat\nb,cat,dog\n", r"Row #3: Expected 2 columns, got 3"),

@@ -232,7 +232,7 @@ def doubt_labels(names: Sequence[str], counts: NDArray[np.int64]) -> list[str]:
     """Lines about labels that are perhaps not meant so: seen once, or the same as another but for capitals and blanks.
 
     >>> doubt_labels(["Cat", "cat"], np.array([9, 1]))[0]
-    '1 label is seen in one image alone, too few to learn and to split: cat'
+    '1 label is seen in one image alone, too few to learn and to split (label more, or see data.labels): cat'
     """
     once = [name for name, count in zip(names, counts, strict=True) if count == 1]
     alike: dict[str, list[str]] = defaultdict(list)
@@ -240,9 +240,10 @@ def doubt_labels(names: Sequence[str], counts: NDArray[np.int64]) -> list[str]:
         alike["".join(name.split()).casefold()].append(f"{name} ({count:,})")
     pairs = [" and ".join(group) for group in alike.values() if len(group) > 1]
     are = "1 label is" if len(once) == 1 else f"{len(once)} labels are"
-    lines = [f"{are} seen in one image alone, too few to learn and to split: {shorten(once, limit=10)}"] if once else []
-    same = f"labels that differ by capitals or blanks alone are learned as different ones: {shorten(pairs, limit=10)}"
-    return [*lines, same] if pairs else lines
+    few = "seen in one image alone, too few to learn and to split (label more, or see data.labels)"
+    same = "labels that differ by capitals or blanks alone are learned as different ones (write them alike)"
+    lines = {f"{are} {few}": once, same: pairs}
+    return [f"{line}: {shorten(named, limit=10)}" for line, named in lines.items() if named]
 
 
 def find_unreadable(sets: Sequence[RecordSet], *, progress: Progress | None = None) -> list[InputError]:

@@ -147,10 +147,10 @@ def _explain_faults(path: Path | str) -> Iterator[None]:
     except InputError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, RecursionError, csv.Error) as error:
-        said, todo = quote_fault(error), "correct it, or copy or write it again"
-        if re.search("utf|surrogate", said, re.IGNORECASE):
-            todo = "save it as UTF-8, which Excel calls CSV UTF-8"
-        raise InputError(str(path), f"damaged or cut short ({said})", todo) from None
+        said, wrong, todo = quote_fault(error), "damaged or cut short", "correct it, or copy or write it again"
+        if "utf" in said.lower() and str(path).lower().endswith((".csv", ".tsv")):
+            wrong, todo = "is no UTF-8 text", "save it as UTF-8, which Excel calls CSV UTF-8"
+        raise InputError(str(path), f"{wrong} ({said})", todo) from None
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
