@@ -20,6 +20,7 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
+from pivotpatch.tuning import parse_goal
 from pivotpatch.tuning.tune import tune_scores
 
 TRAINED = "images are among those that the run was trained on"
@@ -64,6 +65,64 @@ def test_a_run_is_tuned_on_what_it_held_out_and_keeps_the_result(here_with_run: 
     old = Path("run/best/model.json").read_text()
     assert_stored(tune(capsys, "run", "val.csv", *KEEP, "--out", "new/tuned"), "new/tuned")
     assert Path("run/best/model.json").read_text() == old
+
+
+def test_some_labels_are_tuned_and_the_others_keep_what_they_have(here_with_run: Path, capsys: Errors) -> None:
+    """From images that know fewer labels, and one more, and from scores of them, for a wanted precision."""
+    tune(capsys, "run", "val.csv", "--mixing", "keep", "--calibration", "platt_per_label", "--out", "all")
+    rows = Path("val.csv").read_text().replace("cat", "cow").splitlines()
+    Path("some.csv").write_text("\n".join([rows[0].replace(",", ";"), *(row.replace(",", ";") for row in rows[1:])]))
+    found = tune(capsys, "all", "some.csv", "--thresholds", "precision:0.4", "--calibration", "platt", "--out", "some")
+    save_scores(capsys, "all", "some.csv", "--save", "some.parquet")
+    options = ("--thresholds", "precision:0.4", "--calibration", "platt", "--out", "again", "--closer", "0")
+    assert tune(capsys, "all", "--scores", "some.parquet", *options)["thresholds"] == found["thresholds"]
+    assert found["labels"] == ["dog", "fish"]
+    before, after = load_checkpoint("all"), load_checkpoint("some")
+    expected = tune_scores(
+        score(before, open_records("table:some.csv").keep_labels(["dog", "fish"])),
+        mixing="keep",
+        calibration="platt",
+        goal=parse_goal("precision:0.4"),
+        generator=torch.Generator(),
+    )
+    assert before.thresholds is not None
+    assert after.thresholds == pytest.approx((before.thresholds[0], *expected.thresholds.values), abs=1e-4)
+    assert isinstance(before, PatchClassifier)
+    assert isinstance(after, PatchClassifier)
+    assert (after.lam, after.temperature, after.closer_size) == (before.lam, before.temperature, before.closer_size)
+    assert before.adaptive is not None
+    assert after.adaptive is not None
+    assert expected.adaptive is not None
+    assert after.adaptive.cutoffs == before.adaptive.cutoffs
+    for old, new, fitted in (
+        (before.calibration, after.calibration, expected.calibration),
+        (before.adaptive.calibration, after.adaptive.calibration, expected.adaptive.calibration),
+    ):
+        assert old is not None
+        assert new is not None
+        assert fitted is not None
+        assert (new.slope[0], new.offset[0]) == (old.slope[0], old.offset[0])
+        assert new.slope[1:] == pytest.approx(fitted.slope, rel=1e-3)
+        assert new.offset[1:] == pytest.approx(fitted.offset, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_the_tagger_is_tuned_for_some_of_its_labels(here_with_run: Path, capsys: Errors) -> None:
+    words = ("tagger", "val.csv", "--thresholds", "precision:0.4")
+    assert "holds more than a checkpoint" in fail(capsys, *words)
+    refused = fail(capsys, *words, "--out", "mine", "--closer", "256")
+    assert refused.startswith("--closer: table:val.csv has 2 of the model's 80 labels, and all have it in common; ")
+    found = tune(capsys, *words, "--out", "mine")
+    assert found["labels"] == ["cat", "dog"]
+    before, after = load_checkpoint("tagger"), load_checkpoint("mine")
+    assert before.thresholds is not None
+    assert after.thresholds is not None
+    changed = {name for name, *each in zip(before.labels, before.thresholds, after.thresholds, strict=True)
+               if each[0] != each[1]}  # fmt: skip
+    assert changed == {"cat", "dog"}
+    told = {row["label"]: row["threshold"] for row in found["thresholds"]["rows"]}
+    assert told == {name: after.thresholds[after.labels.index(name)] for name in told}
+    assert main(["predict", "val0.png", "--model", "mine", "--effort", "0.5"]) == 0
 
 
 def test_training_images_are_refused(here_with_run: Path, capsys: Errors) -> None:
@@ -168,9 +227,10 @@ def test_scores_of_other_weights_or_of_training_images_are_refused(here_with_run
         ("plain val.csv --mixing global", "--mixing: the model has no patches"),
         ("run/best", "run/best: a checkpoint knows no images"),
         ("whole", "whole: the run held out no images"),
-        ("run dog.csv", "table:dog.csv: it lacks 2 of the 3 labels, each of which is fitted (cat, fish)"),
+        ("run dog.csv --mixing global", "--mixing: table:dog.csv has 1 of the model's 3 labels, and all have it"),
+        ("run cow.csv", "table:cow.csv: the model knows none of its labels (cow)"),
         ("run few.csv", "folds: there are 2 images"),
-        ("run --scores s.csv", "s.csv: its 1 labels are not the 3 of the model"),
+        ("run --scores s.csv", "s.csv: its 1 labels are not among the 3 of the model"),
     ],
 )
 def test_a_mistake_is_one_line_and_changes_nothing(
@@ -180,7 +240,8 @@ def test_a_mistake_is_one_line_and_changes_nothing(
     write_run("plain", make_model(MultiLabelClassifier))
     Path("few.csv").write_text("image,cat,dog,fish\nval0.png,0,1,0\nval1.png,1,0,0\n")
     Path("dog.csv").write_text("image,labels\nval0.png,dog\nval1.png,\n")
-    Path("s.csv").write_text("picture,cat,target:cat\na,1,1\nb,2,0\n")
+    Path("cow.csv").write_text("image,labels\nval0.png,cow\nval1.png,\n")
+    Path("s.csv").write_text("picture,cow,target:cow\na,1,1\nb,2,0\n")
     before = Path("run/best/model.json").read_bytes()
     assert fail(capsys, *words.split()).startswith(message)
     assert Path("run/best/model.json").read_bytes() == before

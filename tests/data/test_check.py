@@ -1,7 +1,8 @@
 import json
 import os
+from io import BytesIO
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +11,10 @@ from made_records import make_records, noise, records_of
 from PIL import Image
 from written_tables import write_table
 
+from pivotpatch.cli.main import main
+from pivotpatch.data import check as checking
 from pivotpatch.data.address import open_records
-from pivotpatch.data.check import DataSummary, Depth, check_data, plot_overview
+from pivotpatch.data.check import DataSummary, Depth, check_data, doubt_labels, find_unreadable, plot_overview
 from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.errors import InputError, cut
 
@@ -53,17 +56,20 @@ def test_labels_are_counted_as_a_plain_loop_counts_them() -> None:
 
 
 @pytest.mark.parametrize("embedded", [False, True])
-def test_only_pixels_show_that_an_image_is_cut_short(embedded: bool, tmp_path: Path) -> None:
-    files = {"good.jpg": noise(0, side=64), "cut.jpg": noise(1, side=64)[:-1000]}
+def test_an_image_that_is_cut_short_or_damaged_inside(embedded: bool, tmp_path: Path) -> None:
+    """Only pixels show the latter."""
+    inside = bytearray(encode("PNG", 3))
+    inside[900:1000] = bytes(100)
+    files = {"inside.png": bytes(inside), "cut.jpg": noise(1, side=64)[:-1000]}
     records = write_files(tmp_path, files)
     if embedded:
         images = [{"bytes": content, "path": name} for name, content in files.items()]
         records = open_records(write_table(tmp_path / "made.parquet", {"image": images, "labels": ["cat", "dog"]}))
-    assert check(records).broken == ()
-    summary = check(records, depth="pixels")
-    (broken,) = summary.broken
+    (broken,) = check(records).broken
     assert broken.name == "cut.jpg"
     assert "truncated" in broken.why
+    summary = check(records, depth="pixels")
+    assert [image.name for image in summary.broken] == ["inside.png", "cut.jpg"]
     assert summary.checked == "pixels"
     assert summary.pictures == ("embedded" if embedded else "files")
 
@@ -145,3 +151,62 @@ def test_the_overview_shows_what_the_summary_holds(count: int) -> None:
     shares = summary.cooccurrence[np.ix_(order, order)]
     assert np.array_equal(np.ma.getmaskarray(drawn), np.eye(len(order), dtype=bool))
     assert np.array_equal(drawn.compressed(), shares[~np.eye(len(order), dtype=bool)])
+
+
+def encode(kind: str, seed: int) -> bytes:
+    held = BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(held, kind)
+    return held.getvalue()
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_what_is_found_before_training_is_what_decoding_would_find(embedded: bool, tmp_path: Path) -> None:
+    kinds = ("JPEG", "PNG", "GIF", "WEBP", "BMP")
+    files = {f"{kind}.{kind.lower()}": encode(kind, 0) for kind in kinds}
+    files |= {f"cut.{kind.lower()}": encode(kind, 1)[:-200] for kind in kinds[:4]}
+    files |= {"none.jpg": b"", "text.jpg": b"no image", "more.jpg": encode("JPEG", 2) + b"\0" * 500}
+    records = write_files(tmp_path, files, extra=() if embedded else ("gone.jpg",))
+    if embedded:
+        columns: dict[str, list[Any]] = {
+            "image": [{"bytes": held, "path": name} for name, held in files.items()],
+            "labels": ["x"] * len(files),
+        }
+        records = open_records(f"table:{write_table(tmp_path / 't.parquet', columns)}")
+    expected = {image.name for image in check(records, depth="pixels").broken} | {*check(records).missing}
+    assert {"cut.jpeg", "cut.png", "cut.webp", "none.jpg", "text.jpg"} <= expected
+    assert not {"more.jpg", "BMP.bmp"} & expected
+    told = list[tuple[str, int, int]]()
+    found = find_unreadable([records, records], progress=lambda *what: told.append(what))
+    assert sorted(Path(fault.parts[0]).name for fault in found) == sorted([*expected, *expected])
+    assert told == [("look at images", 2 * len(records), 2 * len(records))]
+
+
+def test_of_very_many_images_some_are_opened_and_all_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "_OPENED", 4)
+    files = {f"{place}.jpg": b"no image" if place else noise(0) for place in range(11)}
+    records = write_files(tmp_path, files, extra=("gone.jpg",))
+    found = [Path(fault.parts[0]).name for fault in find_unreadable([records])]
+    assert found == ["3.jpg", "6.jpg", "9.jpg", "gone.jpg"]
+    lost = write_files(tmp_path / "lost", {}, extra=tuple("abcdefg"))
+    assert [fault.parts[0][-1] for fault in find_unreadable([lost])] == [*"abcd"]  # enough of them
+    assert find_unreadable([open_records("scenes:@train?count=9&size=32")]) == []  # drawn when asked for
+
+
+def test_labels_that_are_perhaps_not_meant_so_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ["Person", "person", "traffic light", "person|Person|traffic  light", "person"]
+    write_table(tmp_path / "t.csv", {"image": list("abcde"), "labels": labels})
+    records = open_records(f"table:{tmp_path / 't.csv'}")
+    lines = doubt_labels(records.labels.names, records.count_labels())
+    assert lines == [
+        "2 labels are seen in one image alone, too few to learn and to split (label more, or see data.labels): "
+        "traffic  light, traffic light",
+        "labels that differ by capitals or blanks alone are learned as different ones (write them alike): "
+        "Person (2) and person (3), traffic  light (1) and traffic light (1)",
+    ]
+    assert check(records, depth="labels").notes == tuple(lines)
+    assert doubt_labels(("cat", "dog"), np.array([0, 2])) == []
+    assert main(["data", "check", str(tmp_path / "t.csv"), "--fast"]) == 0
+    assert lines[0] in capsys.readouterr().out

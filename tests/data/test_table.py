@@ -45,6 +45,8 @@ def test_split_column(tmp_path: Path) -> None:
     assert labels_of(open_records(f"table:{location}?image=labels&labels=image"))["cat"] == ({"a"}, set())
     with pytest.raises(InputError, match=r"there is no column 'wat'"):
         read_table(location, None, labels="wat")
+    with pytest.raises(InputError, match=r"there is no column 'imag', nor wat; did you mean 'image'\?"):
+        read_table(location, None, image="imag", labels="wat")
     with pytest.raises(InputError, match=r"there is no split 'train'; leave out @train, or name a column of splits"):
         read_table(write_table(tmp_path / "t.csv", TEXT), "train")
 
@@ -95,6 +97,47 @@ def test_an_image_on_two_rows(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.csv: image 'a' stands on 2 rows \(1 images do so\); give each"):
         read_table(location, None)
     assert len(read_table(location, "train")) == 2
+
+
+def test_rows_that_repeat_another_are_dropped_and_counted(tmp_path: Path) -> None:
+    columns = {"image": list("abacaa"), "labels": ["cat|?dog", "", "?dog | cat", "dog", "cat|?dog", "cat|?dog"]}
+    columns["split"] = ["x", "x", "x", "x", "x", "y"]
+    location = write_table(tmp_path / "t.csv", columns)
+    records = read_table(location, "x")
+    assert labels_of(records) == {"a": ({"cat"}, {"dog"}), "b": (set(), set()), "c": ({"dog"}, set())}
+    assert [record.name for record in records] == ["a", "b", "c"]
+    assert records.notes == (f"{location}: 2 of 5 rows repeat an earlier one and were dropped",)
+    assert records.select(np.arange(2)).keep_labels(["cat"]).notes == records.notes
+    assert read_table(location, "y").notes == ()
+    with pytest.raises(InputError, match=r"image 'a' stands on 4 rows \(1 images do so\)"):
+        read_table(location, None)  # one of them is of another split
+    for other in ("cat", "cat|dog", "?cat|?dog"):
+        columns["labels"][4] = other
+        with pytest.raises(InputError, match=r"image 'a' stands on 3 rows \(1 images do so\); give each"):
+            read_table(write_table(tmp_path / "t.csv", columns), "x")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("rows", [
+    "image;labels\r\na.jpg;cat, wild|dog\r\nb.jpg;\r\n",
+    'image;labels\na.jpg;"cat, wild|dog"\nb.jpg;""\n',
+    "image\tlabels\na.jpg\tcat, wild|dog\nb.jpg\t\n",
+    'image,labels\na.jpg,"cat, wild|dog"\nb.jpg,\n',
+    "image;cat, wild;dog\na.jpg;1;1\nb.jpg;0;0\n",
+    'image,"cat, wild",dog\na.jpg,1,1\nb.jpg,0,0\n',
+    "image;labels;note\na.jpg;cat, wild|dog;x, y\nb.jpg;;z\n",
+])  # fmt: skip
+def test_separators_and_marks_of_spreadsheets(tmp_path: Path, rows: str, suffix: str, encoding: str) -> None:
+    path = tmp_path / f"t{suffix}"
+    path.write_bytes(rows.encode(encoding))
+    assert labels_of(read_table(str(path), None)) == {"a.jpg": ({"cat, wild", "dog"}, set()), "b.jpg": (set(), set())}
+
+
+def test_signs_inside_labels_separate_nothing(tmp_path: Path) -> None:
+    for rows in ("image,a;b;c\nx.jpg,1\ny.jpg,0\n", "image,labels\nx.jpg,a;b;c\n"):
+        (tmp_path / "t.csv").write_text(rows)
+        assert read_table(str(tmp_path / "t.csv"), None, delimiter="").labels.names == ("a;b;c",)
 
 
 @pytest.mark.parametrize(("suffix", "columns", "message"), [

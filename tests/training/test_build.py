@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_process import write_images
 
 from pivotpatch.errors import InputError
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.values import Adaptive, Calibration
-from pivotpatch.training.build import make_model
+from pivotpatch.training.build import make_model, open_data
 from pivotpatch.training.config import load_config
 
 LABELS = ("cat", "dog")
@@ -68,3 +69,46 @@ def test_an_ordinary_model_may_go_on_with_other_labels(task: str, tmp_path: Path
     save_checkpoint(IndependentClassifier("test_vit", LABELS, image_size=32), tmp_path / "first", overwrite=True)
     with pytest.raises(InputError, match=f"IndependentClassifier, which task.kind={task} cannot train"):
         make_model(config, NEW_LABELS)
+
+
+def test_all_faults_of_the_data_are_told_together_before_any_work(tmp_path: Path) -> None:
+    train, other = write_images(tmp_path / "a", broken=[3, 4]), write_images(tmp_path / "b", broken=[0])
+    (tmp_path / "a" / "0007.png").unlink()
+    whole = (tmp_path / "a" / "0008.png").read_bytes()
+    (tmp_path / "a" / "0008.png").write_bytes(whole[:-24])
+    table = tmp_path / "a" / "all.csv"
+    table.write_text(table.read_text() + "0039.png,blue\n" * 2 + "x.png,Blue\n")
+    table.write_text(table.read_text().replace("0039.png,red", "0039.png,blue"))
+    changes = [f"data.train={train}", f"data.test=['{other}', '{other}?labels=tags', 'table:none.csv']"]
+    told = list[str]()
+    with pytest.raises(InputError, match=r"b/all\.csv: unknown label 'Blue' \(the first of 8 faults that"):
+        open_data(load_config(None, changes), tell=told.append)
+    assert len(told) == 5 + 3
+    assert "b/all.csv: unknown label 'Blue'; did you mean 'blue'?" in told[0]
+    assert "b/all.csv: there is no column 'tags'; " in told[1]
+    assert "none.csv: there is no such table" in told[2]
+    assert all(line.endswith("with data.on_error=skip") for line in told[3:5])
+    assert told[5].endswith("all.csv: 2 of 43 rows repeat an earlier one and were dropped")
+    assert told[6].startswith("1 label is seen in one image alone, too few to learn and to split")
+    assert told[7].startswith(
+        "labels that differ by capitals or blanks alone are learned as different ones (write them alike): Blue (1)"
+    )
+    # Image faults alone: which images, whatever part of the data they fell into.
+    told.clear()
+    with pytest.raises(InputError, match=r"found\); replace it, take its row out, or skip .* data.on_error=skip"):
+        open_data(load_config(None, changes[:1]), tell=told.append)
+    assert {Path(line.split(":")[0]).name for line in told[:5]} == {
+        "0003.png", "0004.png", "0007.png", "0008.png", "x.png"
+    }  # fmt: skip
+    read = open_data(load_config(None, [changes[0], "data.on_error=skip"]))
+    assert read.val is not None
+    assert len(read.train) + len(read.val) == 41
+    assert open_data(load_config(None, changes[:1]), look=False).train.labels == read.train.labels
+
+
+def test_a_fault_of_the_training_images_hides_none_of_the_others(tmp_path: Path) -> None:
+    told = list[str]()
+    config = load_config(None, ["data.train=table:a.csv", "data.val=table:b.csv", "data.test=table:c.csv"])
+    with pytest.raises(InputError, match=r"a\.csv: there is no such table.* \(the first of 3 faults that"):
+        open_data(config, tell=told.append)
+    assert [line[:5] for line in told] == ["a.csv", "c.csv", "b.csv"]

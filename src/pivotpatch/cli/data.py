@@ -53,7 +53,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     check.add_argument("addresses", nargs="+", metavar="ADDRESS", help=ADDRESS_HELP)
     depth = check.add_mutually_exclusive_group()
     depth.add_argument("--fast", action="store_true", help="labels only; open no image")
-    depth.add_argument("--decode", action="store_true", help="decode every image, which finds those cut short")
+    depth.add_argument("--decode", action="store_true", help="decode every image, which finds all that is damaged")
     check.add_argument("--plot", type=Path, metavar="FILE", help="draw an overview to a .png or .svg file")
     check.add_argument("--json", action="store_true", help="write everything as JSON")
     check.set_defaults(run=run_check)
@@ -161,6 +161,8 @@ def _print_summary(screen: "Screen", summary: "DataSummary") -> None:
             screen.print("", table, sep="\n")
     if summary.never:
         screen.print(f"\n  never seen: {len(summary.never)} labels: {shorten(summary.never, limit=5)}")
+    for note in summary.notes:
+        screen.print(f"\n  {note}")
     if summary.pictures == "drawn":
         screen.print("\n  images: drawn when asked for, so none can be missing")
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pivotpatch.cli import sources
 from pivotpatch.cli.evaluate import MEASURES, NAMES, write_bounds
 from pivotpatch.cli.sources import Scored, Source, refuse_first
-from pivotpatch.errors import InputError, shorten
+from pivotpatch.errors import InputError
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
@@ -93,6 +93,8 @@ def run_tune(args: argparse.Namespace) -> int:
         closer_size = model.closer_size
     _check_model(model, source, closer_size, args)
     records = _open_images(source, model, args)
+    if records is not None:
+        _check_common(model, records.labels.names, records.name, args)
     state = join_processes()
     with ExitStack() as held:
         if args.out is None and source.config is not None and state.is_main_process:
@@ -106,7 +108,7 @@ def run_tune(args: argparse.Namespace) -> int:
                 progress=partial(shown.tell, "score"),
             )
             if records is None or args.scores is not None:
-                scored = Scored(_read(source, model, records, args.scores), {})
+                scored = Scored(_read(source, model, records, args), {})
             else:
                 scored = score(records)
             closer = score(records, closer_size=closer_size).scores if closer_size and records else None
@@ -145,21 +147,13 @@ def _check_model(model: "Classifier", source: Source, closer_size: int | None, a
 
 def _open_images(source: Source, model: "Classifier", args: argparse.Namespace) -> "RecordSet | None":
     """The images that are named, or that the run held out; None where scores alone are given."""
-    from pivotpatch.models.open import BUNDLED
     from pivotpatch.training.build import open_training_records
 
     what, *words = args.words
     records = sources.open_pictures(words)
     if records is not None:
-        missing = [name for name in model.labels if name not in records.labels.names]
-        if missing:
-            wrong = f"it lacks {len(missing)} of the {len(model.labels)} labels, each of which is fitted"
-            data = records.name
-            start = f"{what} {data}" if what in BUNDLED else f"{data} model.start_from={source.checkpoint or what}"
-            todo = f"label them too, or train it for yours first: pivotpatch train {start}"
-            raise InputError(data, f"{wrong} ({shorten(missing)})", todo)
         _refuse_trained(source, records, records.name)
-        return records.keep_labels(model.labels)
+        return sources.keep_known_labels(records, model)
     if args.scores is not None:
         return None
     held = None if source.config is None else open_training_records(source.config).val
@@ -167,6 +161,19 @@ def _open_images(source: Source, model: "Classifier", args: argparse.Namespace) 
         wrong = "a checkpoint knows no images" if source.config is None else "the run held out no images"
         raise InputError(what, wrong, "name validation images after it, such as val.csv")
     return held
+
+
+def _check_common(model: "Classifier", labels: tuple[str, ...], where: str, args: argparse.Namespace) -> None:
+    """Keep what all labels have in common where the images tell of some alone; refuse to be asked for more."""
+    if labels == model.labels:
+        return
+    lacks = f"{where} has {len(labels)} of the model's {len(model.labels)} labels, and all have it in common"
+    closer = args.closer is not None and (args.closer or None) != model.closer_size
+    refuse_first(
+        (args.mixing == "global", "--mixing", lacks, "leave it out, or label the others too"),
+        (closer, "--closer", lacks, "leave it out, or label the others too"),
+    )
+    args.mixing = "keep"
 
 
 def _refuse_trained(source: Source, records: "RecordSet", where: str) -> None:
@@ -200,7 +207,7 @@ def _identify(records: "RecordSet") -> list[str]:
     return [os.path.normpath(root / images.name(records.place(row))) for row in range(len(records))]
 
 
-def _read(source: Source, model: "Classifier", records: "RecordSet | None", path: Path) -> "Scores":
+def _read(source: Source, model: "Classifier", records: "RecordSet | None", args: argparse.Namespace) -> "Scores":
     """Scores of this model from a file, mixed as it mixes them now; none of the images that it was trained on."""
     import numpy as np
 
@@ -208,16 +215,18 @@ def _read(source: Source, model: "Classifier", records: "RecordSet | None", path
     from pivotpatch.models.checkpoint import fingerprint
     from pivotpatch.models.patch_classifier import PatchClassifier
 
-    scores, where = sources.read_score_file(path, records=records), str(path)
+    scores, where = sources.read_score_file(args.scores, records=records), str(args.scores)
     again = f"write it by pivotpatch evaluate {source.path} DATA --save FILE --keep-patches"
-    labels = f"its {len(scores.labels)} labels are not the {len(model.labels)} of the model, in its order"
+    odd = scores.labels != tuple(name for name in model.labels if name in scores.labels)
+    labels = f"its {len(scores.labels)} labels are not among the {len(model.labels)} of the model, in its order"
     other = f"another model than {source.path} wrote it, or it was trained on since"
     closer = f"it is of a closer look at {scores.closer_size} pixels, not of the patches"
     refuse_first(
-        (scores.labels != model.labels, where, labels, f"{again}, of images that have them all"),
+        (odd, where, labels, again),
         (scores.network not in (None, fingerprint(model)), where, other, again),
         (scores.closer_size is not None, where, closer, "write it by pivotpatch evaluate without --closer"),
     )
+    _check_common(model, scores.labels, where, args)
     if records is None and scores.data is not None:
         named, scored = set(scores.pictures), None
         with suppress(InputError):  # the images may be gone

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.table_files import EmbeddedStore
-from pivotpatch.errors import InputError, cut
+from pivotpatch.errors import InputError, cut, shorten
 from pivotpatch.runtime.decoding import check_header, decode_image, open_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Depth = Literal["labels", "headers", "pixels"]
-"""How far images are looked at: not at all, to their headers, or to their last pixel."""
+"""How far images are looked at: not at all, to their headers and ends, or to their last pixel."""
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many images are done, and of how many."""
@@ -33,6 +33,9 @@ _CHUNK = 256  # images that wait for a thread
 _HEAD = 8192  # bytes that a first comparison of files reads
 _ROWS = 1 << 14  # records whose targets are held at once
 _MOST = 100  # labels in one figure
+_OPENED = 5000  # images that are opened before training
+_TAIL = 64  # bytes among which an image's end is looked for
+_ENDS = {b"\xff\xd8": b"\xff\xd9", b"\x89PNG": b"IEND", b"GIF8": b";"}  # how files that begin so end
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class DataSummary:
     missing: tuple[str, ...] = ()  # names of images whose files are not there
     broken: tuple[BrokenImage, ...] = ()  # there, but cannot be decoded, as far as was looked
     duplicates: tuple[tuple[str, ...], ...] = ()  # names with the same bytes or, where they were decoded, pixels
+    notes: tuple[str, ...] = ()  # rows that were dropped, and labels that are perhaps not meant so
 
     @property
     def labels_per_image(self) -> float:
@@ -106,8 +110,8 @@ def check_data(sets: Sequence[RecordSet], *, depth: Depth = "headers", progress:
 
     Args:
         sets: one or more data sets.
-        depth: how far to look at images. "headers" finds what is missing or no image at all; only "pixels" finds an
-            image that is cut short.
+        depth: how far to look at images. "headers" finds what is missing, no image at all, or a JPEG, PNG, GIF or WebP
+            file that does not end as it should and cannot be decoded; only "pixels" finds all other damage.
         progress: told how many images have been looked at.
     """
     for records in sets:
@@ -144,13 +148,20 @@ def _name(records: RecordSet, index: int) -> str:
     return records.images.name(records.place(index))
 
 
-def _look_at(records: RecordSet, depth: Depth) -> Iterator[list[_Look]]:
-    """Looks at all images, in order, a chunk at a time so that memory stays flat."""
+def _look_at(records: RecordSet, depth: Depth, *, step: int = 1) -> Iterator[list[_Look]]:
+    """Looks at all images, in order, a chunk at a time so that memory stays flat.
+
+    Only every `step`-th is opened; of the others, files must be there.
+    """
 
     def look(index: int) -> _Look:
         source: ImageSource | None = None
+        if index % step and not isinstance(records.images, FileStore):
+            return b""
         try:
             source = records.images.source(records.place(index))
+            if index % step:
+                return b"" if isinstance(source, Path) and source.exists() else None
             return _digest(source, depth)
         except InputError as error:
             return None if isinstance(source, Path) and not source.exists() else error.parts[1]
@@ -172,8 +183,14 @@ def _digest(source: ImageSource, depth: Depth) -> bytes:
     with open_file(source) if isinstance(source, Path) else BytesIO(source) as file:
         check_header(file)
         size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _TAIL, 0))
+        tail = file.read()
         file.seek(0)
-        return hashlib.blake2b(size.to_bytes(8, "little") + file.read(_HEAD), digest_size=16).digest()
+        head = file.read(_HEAD)
+    end = next((end for start, end in _ENDS.items() if head.startswith(start)), b"")
+    if end not in tail or (head.startswith(b"RIFF") and int.from_bytes(head[4:8], "little") + 8 > size):
+        decode_image(source, size=(_TAIL, _TAIL))  # is it cut short, or is there only something behind it?
+    return hashlib.blake2b(size.to_bytes(8, "little") + head, digest_size=16).digest()
 
 
 def _find_equal(
@@ -207,7 +224,46 @@ def _summarise(records: RecordSet, looks: Sequence[_Look], checked: Depth, equal
         missing=tuple(_name(records, i) for i, look in enumerate(looks) if look is None),
         broken=tuple(BrokenImage(_name(records, i), look) for i, look in enumerate(looks) if isinstance(look, str)),
         duplicates=tuple(tuple(_name(records, i) for i in group) for group in equal if len(group) > 1),
+        notes=(*records.notes, *doubt_labels(records.labels.names, records.count_labels())),
     )
+
+
+def doubt_labels(names: Sequence[str], counts: NDArray[np.int64]) -> list[str]:
+    """Lines about labels that are perhaps not meant so: seen once, or the same as another but for capitals and blanks.
+
+    >>> doubt_labels(["Cat", "cat"], np.array([9, 1]))[0]
+    '1 label is seen in one image alone, too few to learn and to split (label more, or see data.labels): cat'
+    """
+    once = [name for name, count in zip(names, counts, strict=True) if count == 1]
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name, count in zip(names, counts, strict=True):
+        alike["".join(name.split()).casefold()].append(f"{name} ({count:,})")
+    pairs = [" and ".join(group) for group in alike.values() if len(group) > 1]
+    are = "1 label is" if len(once) == 1 else f"{len(once)} labels are"
+    few = "seen in one image alone, too few to learn and to split (label more, or see data.labels)"
+    same = "labels that differ by capitals or blanks alone are learned as different ones (write them alike)"
+    lines = {f"{are} {few}": once, same: pairs}
+    return [f"{line}: {shorten(named, limit=10)}" for line, named in lines.items() if named]
+
+
+def find_unreadable(sets: Sequence[RecordSet], *, progress: Progress | None = None) -> list[InputError]:
+    """What is wrong with images before any is needed: all files must be there, and 5,000 images in all are opened."""
+    sets = [records for records in sets if _find_kind(records) != "drawn"]
+    total, faults, done = sum(map(len, sets)), list[InputError](), 0
+    for records in sets:
+        looks = _look_at(records, "headers", step=-(-total // _OPENED))
+        for index, look in enumerate(look for chunk in looks for look in chunk):
+            if not isinstance(look, bytes):
+                name = _name(records, index)
+                where = records.images.root / name if isinstance(records.images, FileStore) else name
+                todo = "replace it, take its row out, or skip such images with data.on_error=skip"
+                faults.append(InputError(str(where), look or "there is no such file", todo))
+            done += 1
+            if len(faults) == _OPENED:  # enough to see what is wrong, and millions would fill the memory
+                return faults
+            if progress and (done % _CHUNK == 0 or done == total):
+                progress("look at images", done, total)
+    return faults
 
 
 def _count_cooccurrence(records: RecordSet) -> NDArray[np.float64]:

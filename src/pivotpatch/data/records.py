@@ -136,6 +136,7 @@ class RecordSet(Sequence[Record]):
     """The records of one split of one data set; `name` is its address.
 
     `states` (N,L) holds 1 for a label that is present and -1 for one nobody looked for; None: nothing is present.
+    `notes` say in a line each what its owner may not expect.
     """
 
     def __init__(
@@ -146,8 +147,9 @@ class RecordSet(Sequence[Record]):
         images: ImageStore,
         states: "csr_array | None" = None,
         order: NDArray[np.int64] | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
-        self.name, self.labels, self.images = name, labels, images
+        self.name, self.labels, self.images, self.notes = name, labels, images, notes
         self.order = order  # position in `images` of each record; None where they agree, which costs nothing
         count = len(images) if order is None else len(order)
         nothing = np.empty(0, dtype=np.int64)
@@ -178,12 +180,15 @@ class RecordSet(Sequence[Record]):
         """The records `indices` names, in that order; images are shared, not copied."""
         indices = np.asarray(indices, dtype=np.int64)
         order = indices if self.order is None else self.order[indices]
-        return RecordSet(self.name, self.labels, images=self.images, states=self.states[indices], order=order)
+        return RecordSet(
+            self.name, self.labels, images=self.images, states=self.states[indices], order=order, notes=self.notes
+        )
 
     def keep_labels(self, names: Sequence[str]) -> "RecordSet":
         """The same images with these labels alone, in this order; an image that has none of them stays."""
         states = self.states[:, [self.labels.index(name) for name in names]].sorted_indices()
-        return RecordSet(self.name, LabelSpace(tuple(names)), images=self.images, states=states, order=self.order)
+        labels = LabelSpace(tuple(names))
+        return RecordSet(self.name, labels, images=self.images, states=states, order=self.order, notes=self.notes)
 
     def count_labels(self) -> NDArray[np.int64]:
         """How many images show each label, (L,)."""

@@ -59,7 +59,8 @@ def read_table(
     """Read a table of images and labels.
 
     Labels are one column, of delimited text or of lists, where `?cat` is unknown; or one column each: 1 present, 0
-    absent, -1 or nothing unknown. The label space is that of the whole table, so that splits agree.
+    absent, -1 or nothing unknown. The label space is that of the whole table, so that splits agree. A row that
+    repeats an earlier one is dropped, which the records' `notes` say.
 
     Args:
         location: a CSV, TSV, JSON lines or Parquet file, a folder of Parquet files, or a glob pattern.
@@ -100,14 +101,18 @@ def read_table(
         space, states = _encode_label_columns(rows.table.select(of_labels), name_row=rows.name)
     else:
         space, states = encode_label_column(rows.table[labels], known, delimiter=delimiter, name_row=rows.name)
-    chosen = np.arange(len(rows.table)) if split is None else _choose_rows(rows, split_column, split)
+    splits = _read_splits(rows, split_column)
+    kept = chosen = np.arange(len(rows.table)) if split is None else _choose_rows(rows, splits, split)
     images: ImageStore
     if pixels is None:
-        images = _image_files(rows, image, root=root, allow_escape=allow_escape, chosen=chosen)
+        images = _image_files(rows, image, root=root, allow_escape=allow_escape)
+        kept = _drop_twins(images, states, splits, chosen=chosen, where=tables.where)
     else:
         images = EmbeddedStore(paths, pixels, names=None if named is None else _read_paths(rows, image))
-    records = RecordSet(tables.where, space, images=images, states=states)
-    return records if split is None else records.select(chosen)
+    dropped = len(chosen) - len(kept)
+    notes = (f"{tables.where}: {dropped:,} of {len(chosen):,} rows repeat an earlier one and were dropped",)
+    records = RecordSet(tables.where, space, images=images, states=states, notes=notes if dropped else ())
+    return records if len(kept) == len(records) else records.select(kept)
 
 
 class _Rows(NamedTuple):
@@ -143,12 +148,14 @@ def _find_fields(schema: pa.Schema, image: str) -> tuple[str | None, str | None]
     return (image, None) if "binary" in str(kind) else (None, image)
 
 
-def _choose_rows(rows: _Rows, column: str | None, split: str) -> NDArray[np.int64]:
-    """Rows of a split: by its column, else by the files' names."""
+def _read_splits(rows: _Rows, column: str | None) -> NDArray[np.str_]:
+    """The split of each row: by its column, else by the files' names."""
     if column is not None:
-        held = np.array(["" if value is None else str(value) for value in rows.table[column].to_pylist()])
-    else:
-        held = np.repeat([name or "" for name in rows.tables.splits.values()], np.diff(rows.starts))
+        return np.array(["" if value is None else str(value) for value in rows.table[column].to_pylist()])
+    return np.repeat([name or "" for name in rows.tables.splits.values()], np.diff(rows.starts))
+
+
+def _choose_rows(rows: _Rows, held: NDArray[np.str_], split: str) -> NDArray[np.int64]:
     todo = f"leave out @{split}, or name a column of splits with ?split_column=COLUMN"
     choose_split(split, {*held.tolist()} - {""}, where=rows.tables.where, todo=todo)
     return np.flatnonzero(held == split)
@@ -164,9 +171,7 @@ def _read_paths(rows: _Rows, image: str) -> pa.Array:
     return values.cast(pa.large_string()).combine_chunks()
 
 
-def _image_files(
-    rows: _Rows, image: str, *, root: str | None, allow_escape: bool, chosen: NDArray[np.int64]
-) -> FileStore:
+def _image_files(rows: _Rows, image: str, *, root: str | None, allow_escape: bool) -> FileStore:
     paths, folder = _read_paths(rows, image), rows.tables.folder
     useless = pc.fill_null(pc.match_substring_regex(paths, r"^\s*$|\x00"), True).to_numpy(zero_copy_only=False)
     if useless.any():
@@ -182,12 +187,27 @@ def _image_files(
         # One pass of Arrow finds the few names that could leave the root at all.
         for row in np.flatnonzero(pc.match_substring_regex(paths, MAY_ESCAPE.pattern).to_numpy(zero_copy_only=False)):
             resolve_inside(folder, paths[row].as_py(), where=rows.name(int(row)))
-    counts = pc.value_counts(paths.take(pa.array(chosen)))
-    twins = counts.filter(pc.greater(counts.field("counts"), 1))
-    if len(twins):
-        wrong = f"image {twins[0]['values'].as_py()!r} stands on {twins[0]['counts']} rows ({len(twins)} images do so)"
-        raise InputError(rows.tables.where, wrong, "give each image one row with all its labels")
     return FileStore(folder, paths)
+
+
+def _drop_twins(
+    images: FileStore, states: csr_array, splits: NDArray[np.str_], *, chosen: NDArray[np.int64], where: str
+) -> NDArray[np.int64]:
+    """The chosen rows without those that repeat an earlier one; an image with two answers is an error."""
+    coded = images.paths.take(pa.array(chosen)).dictionary_encode()
+    if len(coded.dictionary) == len(chosen):
+        return chosen
+    codes = coded.indices.to_numpy()
+    _, first, back = np.unique(codes, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[back] != np.arange(len(chosen)))
+    rows, earlier = chosen[again], chosen[first[back[again]]]
+    differ = (states[rows] != states[earlier]).sum(axis=1).astype(bool) | (splits[rows] != splits[earlier])
+    if differ.any():
+        odd = codes[again[differ]]
+        count, name = int((codes == odd[0]).sum()), coded.dictionary[odd[0]].as_py()
+        wrong = f"image {name!r} stands on {count} rows ({len({*odd.tolist()})} images do so)"
+        raise InputError(where, wrong, "give each image one row with all its labels")
+    return np.delete(chosen, again)
 
 
 def find_label_names(folder: Path, names: str | None) -> list[str] | None:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from pivotpatch.errors import InputError, choose_one_of, quote_fault
+from pivotpatch.errors import InputError, choose_one_of, quote_fault, shorten
 from pivotpatch.writing import flush
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -30,6 +30,7 @@ MAX_COLUMNS = 50_000
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _CHUNK = 256  # lines of JSON held at once: too few objects to start the garbage collector
 _CSV_BLOCK = 1 << 24  # bytes of CSV that Arrow parses at once; no row can be longer
+_SAMPLE = 5  # rows that tell what separates their values
 _UNPACKING = Lock()  # else each thread that finds a file still packed unpacks all of it
 
 
@@ -118,9 +119,10 @@ def read_columns(path: Path, columns: Sequence[str], *, types: Mapping[str, pa.D
 def check_columns(where: str, columns: Iterable[str], there: Iterable[str]) -> None:
     """Refuse a table that lacks one of some columns."""
     there = set(there)
-    for column in columns:
-        if column not in there:
-            raise InputError(where, f"there is no column {column!r}", choose_one_of(column, there))
+    missing = [column for column in columns if column not in there]
+    if missing:
+        more = f", nor {shorten(missing[1:])}" if missing[1:] else ""
+        raise InputError(where, f"there is no column {missing[0]!r}{more}", choose_one_of(missing[0], there))
 
 
 def join_tables(tables: Sequence[pa.Table], *, where: str) -> pa.Table:
@@ -145,8 +147,10 @@ def _explain_faults(path: Path | str) -> Iterator[None]:
     except InputError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, RecursionError, csv.Error) as error:
-        wrong = f"damaged or cut short ({quote_fault(error)})"
-        raise InputError(str(path), wrong, "correct it, or copy or write it again") from None
+        said, wrong, todo = quote_fault(error), "damaged or cut short", "correct it, or copy or write it again"
+        if "utf" in said.lower() and str(path).lower().endswith((".csv", ".tsv")):
+            wrong, todo = "is no UTF-8 text", "save it as UTF-8, which Excel calls CSV UTF-8"
+        raise InputError(str(path), f"{wrong} ({said})", todo) from None
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
@@ -159,7 +163,23 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _delimiter(path: Path) -> str:
-    return "\t" if path.suffix.lower() == ".tsv" else ","
+    """What parts the first rows into equally many values, two or more: first what the file's name promises.
+
+    European Excel writes `;`. Where none does, as in a damaged file, what parts the header is taken.
+    """
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    widths = {sign: _measure_rows(path, sign) for sign in sorted(",;\t", key=usual.__ne__)}
+    even = (sign for sign, counts in widths.items() if len({*counts}) == 1 < counts[0])
+    return next(even, next((sign for sign, counts in widths.items() if counts and counts[0] > 1), usual))
+
+
+def _measure_rows(path: Path, delimiter: str) -> list[int]:
+    """Values in each of the first rows, up to one that Python's reader refuses as too long."""
+    widths = list[int]()
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file, suppress(csv.Error):
+        for row in islice(filter(None, csv.reader(file, delimiter=delimiter)), _SAMPLE):
+            widths.append(len(row))
+    return widths
 
 
 def _read_header(path: Path) -> list[str]:

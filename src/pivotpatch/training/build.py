@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +14,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from pivotpatch.data.address import open_records
+from pivotpatch.data.check import doubt_labels, find_unreadable
 from pivotpatch.data.loading import Loader, count_held_bytes, hold_images, make_loader
 from pivotpatch.data.records import RecordSet, Tell
 from pivotpatch.data.split import split_records
@@ -39,6 +41,7 @@ Progress = Callable[[str, int, int | None], None]
 """Told a stage, how much of it is done, and of how much."""
 Kind = TypeVar("Kind", bound=SharedClassifier)
 _NAMED = 10  # labels in a line about a model or about images
+_FAULTS = 5  # faults that are told in a line each
 
 
 def ignore(*_: object) -> None:
@@ -97,20 +100,9 @@ def build_run(
         saved: a checkpoint of this very run, to build the model from instead.
         decode: decode the images that are to be held; else each is decoded when it is needed.
         progress: told how many of these are done.
-        tell: as in `make_model`; told which labels no image has, too.
+        tell: as in `make_model`; told what is odd about labels and images, too.
     """
-    records, val = open_training_records(config)
-    tests = {address: open_aligned(address, records.labels.names) for address in config.data.test}
-    for each in (*tests.values(), val):
-        if each is not None and not each.count_labels().any():
-            raise InputError(each.name, "no image has any of the labels, so nothing can be ranked", "give others")
-    never = np.flatnonzero(records.count_labels() == 0)
-    if len(never):
-        named = shorten([records.labels.names[place] for place in never], limit=_NAMED)
-        tell(f"no training image has {len(never)} of {len(records.labels)} labels, so none is learned: {named}")
-    if val is None and config.evaluation.patience is not None:
-        todo = "give data.val or data.val_fraction, or leave it out"
-        raise InputError("evaluation.patience", "there are no validation images to judge by", todo)
+    records, val, tests = open_data(config, look=saved is None, progress=progress, tell=tell)
     # Every process draws the same weights, whatever was drawn before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
@@ -148,6 +140,66 @@ def build_run(
         held_bytes=0 if hold == "nothing" else image_bytes,
         choices={"data.hold": f"data.hold is {hold}{why}"},
     )
+
+
+class RunRecords(NamedTuple):
+    """All images of a run; the test sets by address."""
+
+    train: RecordSet
+    val: RecordSet | None
+    tests: dict[str, RecordSet]
+
+
+def open_data(config: RunConfig, *, look: bool = True, progress: Progress = ignore, tell: Tell = ignore) -> RunRecords:
+    """Read all that a run will need; whatever is wrong with any of it is told together, before any work is done.
+
+    Args:
+        config: names the images.
+        look: see whether they are there and can be read, unless `data.on_error` is to skip those that cannot.
+        progress: told how many are looked at.
+        tell: told each fault where there are several, and what is odd about labels.
+    """
+    data, faults, opened, tests = config.data, dict[str, InputError](), list[RecordSet](), dict[str, RecordSet]()
+    train, val, lines = None, None, list[str]()
+
+    def note(fault: InputError) -> None:
+        faults.setdefault(str(fault), fault)
+
+    try:
+        train, val = open_training_records(config)
+        opened += [train] if val is None else [train, val]
+    except InputError as error:
+        note(error)
+    for address in (*data.test, *([data.val] if train is None and data.val is not None else [])):
+        try:
+            tests[address] = open_aligned(address, None if train is None else train.labels.names)
+        except InputError as error:
+            note(error)
+    opened += tests.values()
+    for each in opened[1:]:
+        if not each.count_labels().any():
+            note(InputError(each.name, "no image has any of the labels, so nothing can be ranked", "give others"))
+    if train is not None:
+        if val is None and config.evaluation.patience is not None:
+            todo = "give data.val or data.val_fraction, or leave it out"
+            note(InputError("evaluation.patience", "there are no validation images to judge by", todo))
+        counts, names = train.count_labels(), train.labels.names
+        held = val.count_labels() if val is not None and data.val is None else 0
+        lines = [*dict.fromkeys(line for each in opened for line in each.notes), *doubt_labels(names, counts + held)]
+        never = [name for name, count in zip(names, counts, strict=True) if not count]
+        if never:
+            left = f"no training image has {len(never)} of {len(names)} labels, so none is learned"
+            lines.append(f"{left}: {shorten(never, limit=_NAMED)}")
+    if look and data.on_error == "error":
+        for fault in find_unreadable(opened, progress=progress):
+            note(fault)
+    for line in (*(islice(faults, _FAULTS) if len(faults) > 1 else ()), *lines):
+        tell(line)
+    if train is None or faults:
+        where, wrong, todo = next(iter(faults.values())).parts
+        more = f" (the first of {len(faults):,} faults that were found)" if len(faults) > 1 else ""
+        raise InputError(where, wrong + more, todo)
+    return RunRecords(train, val, tests)
 
 
 class TrainingRecords(NamedTuple):

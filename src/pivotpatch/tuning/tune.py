@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -103,12 +104,34 @@ class Tuning:
         return "none" if self.calibration is None else self.calibration.method
 
     def store(self, model: Classifier) -> None:
-        """Give a model all that was fitted; what was fitted to it before is forgotten."""
+        """Give a model all that was fitted; what was fitted to it before is forgotten.
+
+        Where only some of its labels were tuned, the others keep what they have, and so do lam, temperature and the
+        cutoffs of efforts, which are common to all.
+        """
+        if self.labels != model.labels:
+            self._store_some(model)
+            return
         if isinstance(model, PatchClassifier):
             model.set_mixing(lam=self.lam, temperature=self.temperature)
             if self.adaptive is not None:  # else no effort was fitted, and the model's own stays
                 model.closer_size = self.closer_size
         model.calibration, model.thresholds, model.adaptive = self.calibration, self.thresholds.values, self.adaptive
+
+    def _store_some(self, model: Classifier) -> None:
+        places, adaptive = [model.labels.index(name) for name in self.labels], model.adaptive
+        thresholds = np.array(model.thresholds or (0.5,) * len(model.labels))
+        thresholds[places] = self.thresholds.values
+        model.thresholds, model.adaptive = tuple(thresholds.tolist()), None
+        old, new = (  # one that changes nothing, where there is none
+            fitted or Calibration(self.kind, "none", (1.0,) * count, (0.0,) * count)
+            for fitted, count in ((model.calibration, len(model.labels)), (self.calibration, len(places)))
+        )
+        model.calibration = _lay_over(old, new, places=places)
+        if adaptive is not None and self.adaptive is not None:
+            first = _lay_over(adaptive.calibration, self.adaptive.calibration, places=places)
+            again = adaptive.again and _lay_over(adaptive.again, self.adaptive.again or new, places=places)
+            model.adaptive = replace(adaptive, calibration=first, again=again)
 
     def to_dict(self) -> dict[str, object]:
         """All of it in plain types, for JSON."""
@@ -209,6 +232,13 @@ def tune_scores(
         closer_size=None if closer is None else closer.closer_size,
         effort=effort,
     )
+
+
+def _lay_over(old: Calibration, new: Calibration, *, places: list[int]) -> Calibration:
+    """The calibration `old` with that of some labels, `new`, at their places."""
+    slope, offset = np.array(old.slope), np.array(old.offset)
+    slope[places], offset[places] = new.slope, new.offset
+    return replace(new, slope=tuple(slope.tolist()), offset=tuple(offset.tolist()))
 
 
 def fit_adaptive(logits: Tensor, target: Tensor) -> Adaptive:
