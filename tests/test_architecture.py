@@ -21,10 +21,11 @@ LAYERS = [
     {"inference"},
     {"tuning"},
     {"training", "audit"},
-    {"report", "export", "app"},
+    {"report", "export", "app", "cluster"},
     {"cli"},
 ]
-OUTSIDE = {"core": {"torch"}, "runtime": {"numpy", "PIL"}}  # what a layer may import beside Python's own modules
+# What a layer may import beside Python's own modules.
+OUTSIDE = {"core": {"torch"}, "runtime": {"numpy", "PIL"}, "cluster": {"numpy", "PIL"}}
 DOOR = ("runtime", "pivotpatch.inference.open_engine")  # by which `Predictor.load` opens what needs torch
 ALLOWED = {("prediction", "drawing")}  # what `Prediction.plot` draws knows a prediction
 MODULE = re.compile(r"pivotpatch(\.\w+)+(:\w+)?")
@@ -121,7 +122,9 @@ def test_no_module_of_a_package_imports_itself_by_way_of_others(name: str) -> No
     TopologicalSorter(package).prepare()  # raises where there is a circle
 
 
-@pytest.mark.parametrize("package", ["accel", "core", "data", "export", "inference", "models", "runtime", "training"])
+@pytest.mark.parametrize(
+    "package", ["accel", "cluster", "core", "data", "export", "inference", "models", "runtime", "training"]
+)
 def test_a_face_shows_what_type_checkers_see(package: str) -> None:
     source = (PACKAGE / package / "__init__.py").read_text("utf-8")
     typed = {name: home for home, name in re.findall(rf"from pivotpatch\.{package}\.(\w+) import (\w+) as \2", source)}

@@ -24,6 +24,7 @@ EXTRAS = {
     "huggingface_hub": "hub",
     "onnx": "onnx",
     "onnxscript": "onnx",
+    "ray": "ray",
     "transformers": "transformers",
 }
 """The optional part that a module comes with; all others come with `train`."""

@@ -1,0 +1,161 @@
+"""A batch of rows in, the same rows with their tags out: what every engine for many machines can call."""
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from pivotpatch.errors import InputError, import_extra, shorten
+from pivotpatch.process import count_workers
+from pivotpatch.runtime.decoding import decode_image, read_ahead
+from pivotpatch.runtime.prediction import TagRule
+from pivotpatch.runtime.predictor import Predictor
+
+COLUMNS = ("bytes", "image", "path")
+"""Where images are looked for: a file's bytes, decoded pixels, the name of a file that the worker can read."""
+RESULTS = ("labels", "probs", "error")
+"""The columns that are added."""
+FITTED = TagRule()
+_AT_ONCE = 64  # images that a model is asked about; a batch may have any number
+
+
+class PatchTagger:
+    """Adds the columns `labels`, `probs` and `error` to batches of images; made once per worker.
+
+    `labels` are an image's tags, the most probable first, `probs` their probabilities. An image that cannot be read is
+    a row without tags whose `error` says why. Their values are Arrow's (`.as_py()` gives Python's): in a batch without
+    any tag, too, an engine then knows that `labels` are lists of texts, and what all workers write fits together.
+    Threads may share a tagger. It can be pickled: whoever unpickles it opens the model again.
+
+    Example:
+        tagger = PatchTagger(effort=0.6)
+        rows = tagger({"path": ["photo.jpg", "notes.txt"]})
+        print(rows["labels"][0].as_py(), rows["error"][1].as_py())
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "tagger",
+        effort: float = 1.0,
+        *,
+        device: str | None = None,
+        columns: str | Sequence[str] = COLUMNS,
+        rule: TagRule = FITTED,
+        prefix: str = "",
+    ) -> None:
+        """Open the model.
+
+        Args:
+            model: as in `Predictor.load`; a folder or file must be there for every worker.
+            effort: as in `Predictor.load`: share of images that get a second look.
+            device: as in `Predictor.load`; a GPU where the worker has one by default.
+            columns: where images are looked for; of each row the first that is not None counts. Its value says what it
+                is: a file's bytes, an array (H,W,3) or (H,W) of uint8, a Pillow image, a path, or a mapping with
+                "bytes" or "path", as `datasets` has.
+            rule: which labels an image gets; by default those above the fitted thresholds.
+            prefix: stands before the names of the three columns, where a batch has such already.
+        """
+        arrow = import_extra("pyarrow", "parquet")  # every engine brings it
+        types = arrow.list_(arrow.string()), arrow.list_(arrow.float32()), arrow.string()
+        self._make_columns = [partial(arrow.array, type=each) for each in types]
+        self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
+        self.rule, self.results = rule, tuple(prefix + name for name in RESULTS)
+        self.engine = Predictor.load(model, effort=effort, device=device).engine
+        self._made_of = os.fspath(model), effort, device, self.columns, rule, prefix
+        limits = self.engine.thresholds or (0.5,) * len(self.engine.labels)
+        self._thresholds = np.array(limits, dtype=np.float32)
+        self._asking = threading.Lock()  # models need not answer two threads at once; decoding goes on meanwhile
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The digest is for `datasets`, which takes what it has made before where the pickle is the same.
+        return _open_again, (*self._made_of, self.engine.digest())
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch with three more columns.
+
+        Args:
+            batch: N rows: a mapping of columns, arrays or lists; or a table or record batch of Arrow.
+
+        Returns:
+            A dict for a mapping, else what was given. All columns are as they came; `labels` are N lists of texts,
+            `probs` N lists of float32, `error` N texts, null where the image was read.
+        """
+        mapping = isinstance(batch, Mapping)
+        names = list(batch) if mapping else batch.schema.names
+        if names and not any(name in names for name in self.columns):
+            wrong = f"the batch has the columns {shorten(names)}, none of {shorten(self.columns)}"
+            raise InputError("PatchTagger", wrong, "name the one with images: columns='...'")
+        taken = [name for name in self.results if name in names]
+        if taken:
+            wrong = f"the batch has {shorten(taken)} already"
+            raise InputError("PatchTagger", wrong, "rename the column, or give prefix='tagged_'")
+        present = {name: _list_values(batch[name]) for name in self.columns if name in names}
+        rows = (dict(zip(present, values, strict=True)) for values in zip(*present.values(), strict=True))
+        tagged = list(self._tag(rows))
+        made = (make([row[place] for row in tagged]) for place, make in enumerate(self._make_columns))
+        added = dict(zip(self.results, made, strict=True))
+        if mapping:  # lists, because `datasets` takes no arrays of Arrow's
+            return {**batch, **{name: list(column) for name, column in added.items()}}
+        for name, column in added.items():
+            batch = batch.append_column(name, column)
+        return batch
+
+    def _tag(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[list[str], NDArray[np.float32], str | None]]:
+        """Labels, their probabilities and the error of each row."""
+        for batch in read_ahead(rows, self._read, batch_size=_AT_ONCE, threads=_count_threads()):
+            pixels = [each for each in batch if not isinstance(each, InputError)]
+            with self._asking:
+                answers = iter(list(self.engine.ask(np.stack(pixels)).probs) if pixels else [])
+            for each in batch:
+                if isinstance(each, InputError):
+                    yield [], self._thresholds[:0], str(each)
+                else:
+                    found = next(answers)
+                    given = self.rule.rank(found, self._thresholds)
+                    yield [self.engine.labels[label] for label in given], found[given], None
+
+    def _read(self, row: Mapping[str, Any]) -> NDArray[np.uint8]:
+        """Pixels (S,S,3) of a row's image."""
+        name, value = next((each for each in row.items() if each[1] is not None), (" or ".join(row), None))
+        if isinstance(value, Mapping):
+            value = value.get("path") if value.get("bytes") is None else value["bytes"]
+        if value is None:
+            raise InputError(name, "there is no image in this row", "fill it, or leave the row out")
+        if isinstance(value, str | os.PathLike):
+            value = Path(value)
+        elif isinstance(value, bytearray | memoryview):
+            value = bytes(value)
+        elif isinstance(value, np.ndarray) and value.ndim == 2:
+            value = np.repeat(value[..., None], 3, axis=2)
+        if not isinstance(value, Path | bytes | np.ndarray | Image.Image):
+            todo = "give bytes, an array (H, W, 3), a Pillow image or a path"
+            raise InputError(name, f"is a {type(value).__name__}", todo)
+        side = self.engine.picture_size
+        return decode_image(value, size=(side, side), name=name)
+
+
+def _open_again(
+    model: str, effort: float, device: str | None, columns: Sequence[str], rule: TagRule, prefix: str, _digest: str
+) -> PatchTagger:
+    return PatchTagger(model, effort, device=device, columns=columns, rule=rule, prefix=prefix)
+
+
+def _list_values(column: Any) -> Iterable[Any]:
+    """A column's values; numpy's bytes of a fixed length would lose zeros at their end, which some files have."""
+    if hasattr(column, "to_pylist"):
+        return column.to_pylist()  # type: ignore[no-any-return]
+    if isinstance(column, np.ndarray) and column.dtype.kind == "S":
+        return (value.tobytes() for value in np.ascontiguousarray(column).view(f"V{column.itemsize}"))
+    return column  # type: ignore[no-any-return]
+
+
+def _count_threads() -> int:
+    """Threads that decode: one per core; Ray and Spark say by this variable how many cores they give to a worker."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return min(int(given) if given.isdecimal() else 64, count_workers()) or 1
