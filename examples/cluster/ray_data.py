@@ -7,5 +7,6 @@ import ray.data
 from pivotpatch.cluster import PatchTagger
 
 images = ray.data.read_binary_files(sys.argv[1], include_paths=True)  # also s3://, gs://
-tagged = images.map_batches(PatchTagger, fn_constructor_kwargs={"effort": 0.6}, batch_size=64, concurrency=(1, 8))
+workers = ray.data.ActorPoolStrategy(min_size=1, max_size=8)
+tagged = images.map_batches(PatchTagger, fn_constructor_kwargs={"effort": 0.6}, batch_size=64, compute=workers)
 tagged.drop_columns(["bytes"]).write_parquet(sys.argv[2])

@@ -56,6 +56,8 @@ def test_every_example_is_short_and_has_an_engine() -> None:
     for name, text in found.items():
         lines = [line for line in text.splitlines() if line and not line.startswith(('"""', "import", "from"))]
         assert len(lines) <= 12, name
+    shown = (ROOT / "docs" / "cluster.md").read_text("utf-8").partition("```py\n")[2].partition("```")[0]
+    assert found["ray_data"].endswith("\n\n" + shown)
 
 
 @pytest.mark.slow
@@ -83,8 +85,8 @@ import sys, ray.data
 from pivotpatch.cluster import PatchTagger
 rows = ray.data.from_items([{"path": path} for path in sys.argv[1:]], override_num_blocks=len(sys.argv) - 1)
 for kind in ("numpy", "pyarrow"):
-    given = {"columns": "path", "effort": 0}
-    tagged = rows.map_batches(PatchTagger, fn_constructor_kwargs=given, batch_size=1, batch_format=kind, concurrency=1)
+    given, one = {"columns": "path", "effort": 0}, ray.data.ActorPoolStrategy(size=1)
+    tagged = rows.map_batches(PatchTagger, fn_constructor_kwargs=given, batch_size=1, batch_format=kind, compute=one)
     tagged.write_parquet(kind)
 """
 
