@@ -149,7 +149,8 @@ def test_prepare_from_a_mirror(
 @pytest.mark.slow
 def test_interrupted_prepare_is_status_130_and_goes_on_next_time(file_server: FileServer, tmp_path: Path) -> None:
     script = (
-        "import sys\n"
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which the shell of a background job ignores
         "from pivotpatch.cli.main import main\n"
         "from pivotpatch.data.prepare import PLANS, DatasetPlan, RemoteFile\n"
         f"PLANS['voc2007'] = {serve_voc(file_server, file_server.url)!r}\n"
