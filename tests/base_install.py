@@ -8,7 +8,6 @@ It tags an image in every form, kills bulk tagging and resumes it, and measures 
 import csv
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -112,7 +111,7 @@ def check_kill_and_resume(image: Path, folder: Path) -> None:
     while not out.with_name("tags.jsonl.parts").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(1.0)
-    started.send_signal(signal.SIGTERM)
+    started.kill()
     started.wait(60)
     unfinished = not out.exists()
     call(*words, out) if unfinished else None
