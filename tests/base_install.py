@@ -114,7 +114,8 @@ def check_kill_and_resume(image: Path, folder: Path) -> None:
     started.kill()
     started.wait(60)
     unfinished = not out.exists()
-    call(*words, out) if unfinished else None
+    if unfinished:
+        call(*words, out)
     call(*words, folder / "tags.csv")
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert len(rows) == len({row["picture"] for row in rows}) == IMAGES - 1, len(rows)

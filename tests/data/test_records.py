@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_records import records_of
 
-from pivotpatch.data.records import FileStore, LabelSpace, keep_common_labels, pack_states, write_paths
+from pivotpatch.data.records import FileStore, LabelSpace, keep_common_labels, pack_states
 from pivotpatch.errors import InputError
 
 pairs_of_labels = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), st.booleans()))
@@ -83,22 +83,10 @@ def test_common_labels_are_kept_in_the_order_asked_and_the_rest_is_told() -> Non
         keep_common_labels(records, ("saw", "hammer"), whose="the model", tell=pytest.fail)
 
 
-def test_paths_that_were_written_name_files_whatever_their_encoding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pivotpatch.data.records._BATCH", 3)
+def test_paths_name_files_whatever_their_encoding() -> None:
     paths = [*(f"{number}/ä {number}.jpg" for number in range(9)), os.fsdecode(b"caf\xe9.jpg")]
-    assert write_paths(iter(paths), tmp_path / "paths.arrow")[0] == 10
-    column = pa.ipc.open_file(pa.memory_map(str(tmp_path / "paths.arrow"))).read_all().column(0)
+    column = pa.chunked_array([[os.fsencode(path) for path in part] for part in (paths[:4], paths[4:])], pa.binary())
     store = FileStore(Path("/root"), column.slice(2, 8))
     for read in (store, pickle.loads(pickle.dumps(store))):
         assert [read.source(index) for index in range(len(read))] == [Path("/root") / path for path in paths[2:]]
         assert [read.name(index) for index in (0, 7)] == [paths[2], "caf\N{REPLACEMENT CHARACTER}.jpg"]
-
-
-def test_lists_of_paths_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = [["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""], ["a"], []]
-    digests = [write_paths(paths, tmp_path / "paths.arrow")[1] for paths in lists]
-    assert len(set(digests)) == len(lists)
-    monkeypatch.setattr("pivotpatch.data.records._BATCH", 1)
-    assert [write_paths(paths, tmp_path / "paths.arrow")[1] for paths in lists] == digests

@@ -200,14 +200,13 @@ def _write(args: argparse.Namespace, found: Iterator[str], unread: "Counter[str]
     from contextlib import closing, nullcontext
 
     from pivotpatch.cli.console import show_progress
-    from pivotpatch.cli.tagging import Naming, Sidecars, describe_tags
+    from pivotpatch.cli.tagging import Naming, Sidecars
     from pivotpatch.cli.telling import tell
     from pivotpatch.process import StopSignals
 
     predictor = open_predictor(args)
     predictor.batch_size = args.batch_size or predictor.batch_size
-    naming, sidecars = Naming(args, predictor.labels), Sidecars(args)
-    skipped = tagged = failed = 0
+    sidecars, skipped = Sidecars(args, Naming(args, predictor.labels)), 0
     few = len(paths) <= DETAILED
     with StopSignals() as signals, nullcontext() if few else show_progress("images") as shown:
 
@@ -224,28 +223,23 @@ def _write(args: argparse.Namespace, found: Iterator[str], unread: "Counter[str]
         skip = args.on_error == "skip" and len(paths) > 1
         with closing(predictor.predict(list_wanted(), skip=skip)) as predictions:
             for prediction in predictions:
-                if isinstance(prediction, InputError):
-                    tell(f"not read: {prediction}")
-                    failed += 1
-                else:
-                    tags = naming.choose(prediction)
-                    sidecars.write(Path(prediction.picture), tags)
-                    tagged += 1
-                    if few and not args.json:
-                        print(describe_tags(prediction.picture, tags))
+                line = sidecars.take(prediction)
+                if line and few and not args.json:
+                    print(line)
                 if shown is not None:
-                    shown.tell("tag", skipped + tagged + failed, len(paths))
+                    shown.tell("tag", skipped + sidecars.tagged + sidecars.failed, len(paths))
                 if signals.received is not None:
                     break
-    tell(sidecars.describe(failed=failed, skipped=skipped))
+    tell(sidecars.describe(skipped=skipped))
     _tell_unread(unread)
     if signals.received is not None:
-        left = len(paths) - skipped - tagged - failed
+        left = len(paths) - skipped - sidecars.tagged - sidecars.failed
         tell(f"stopped by {signals.received.name} with {left:,} images left; the same command goes on")
         return 128 + signals.received
     if args.json:
         counts = {name: getattr(sidecars, name) for name in ("written", "unchanged", "refused")}
-        print(json.dumps({"pictures": len(paths), **counts, "skipped": skipped, "failed": failed, "unread": unread}))
+        counts |= {"skipped": skipped, "failed": sidecars.failed}
+        print(json.dumps({"pictures": len(paths), **counts, "unread": unread}))
     return 0 if sidecars.written + sidecars.unchanged + skipped else 1
 
 

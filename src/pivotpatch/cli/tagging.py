@@ -122,16 +122,19 @@ class Sidecars:
     """Writes tags beside images and counts what came of it.
 
     Attributes:
+        tagged: images whose tags were written.
+        failed: images that could not be read.
         written: files that changed.
         unchanged: files that said so before.
         refused: files that were not written.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, naming: Naming) -> None:
+        self._naming = naming
         self._kinds: list[Kind] = list(dict.fromkeys(args.write))
         self._overwrite, self._stop = args.overwrite, args.on_error == "error"
         self._captions: dict[Path, str] = {}  # whose each is
-        self.written = self.unchanged = self.refused = 0
+        self.tagged = self.failed = self.written = self.unchanged = self.refused = 0
 
     def are_there(self, image: Path) -> bool:
         """Whether an image has been tagged before, in every kind of file."""
@@ -139,7 +142,20 @@ class Sidecars:
 
         return all(is_tagged(image, kind) for kind in self._kinds)
 
-    def write(self, image: Path, tags: "Sequence[Tag]") -> None:
+    def take(self, prediction: "Prediction | InputError") -> str | None:
+        """Write the tags of an image and say them in a line; None, and a word on stderr, where it was not read."""
+        from pivotpatch.cli.telling import tell
+
+        if isinstance(prediction, InputError):
+            tell(f"not read: {prediction}")
+            self.failed += 1
+            return None
+        tags = self._naming.choose(prediction)
+        self._write(Path(str(prediction.picture)), tags)
+        self.tagged += 1
+        return f"{prediction.picture}: {', '.join(tag.label for tag in tags) or 'no tag'}"
+
+    def _write(self, image: Path, tags: "Sequence[Tag]") -> None:
         """Write an image's tags; what is wrong with one file is told, and ends the work only where it must."""
         from pivotpatch.cli.telling import tell
         from pivotpatch.runtime.sidecars import write_sidecar
@@ -166,19 +182,9 @@ class Sidecars:
             wrong = f"is the caption of {owner} and cannot be that of {image.name} too"
             raise InputError(str(caption), wrong, "rename one of the images")
 
-    def describe(self, *, failed: int, skipped: int = 0) -> str:
-        """What came of it, in a line.
-
-        Args:
-            failed: images that could not be read.
-            skipped: images that were left alone.
-        """
+    def describe(self, *, skipped: int = 0) -> str:
+        """What came of it, in a line, with the images that were left alone."""
         said = f"wrote {self.written:,} sidecar{'s' * (self.written != 1)}, {self.unchanged:,} unchanged"
         said += f", {skipped:,} image{'s' * (skipped != 1)} tagged before" * (skipped > 0)
         said += f", {self.refused:,} not written" * (self.refused > 0)
-        return f"{said}, {failed:,} could not be read"
-
-
-def describe_tags(image: object, tags: "Sequence[Tag]") -> str:
-    """An image and the names of its tags, in a line."""
-    return f"{image}: {', '.join(tag.label for tag in tags) or 'no tag'}"
+        return f"{said}, {self.failed:,} could not be read"

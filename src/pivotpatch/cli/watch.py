@@ -68,33 +68,25 @@ def run_watch(args: argparse.Namespace) -> int:
         raise InputError("--every", f"{args.every:g} seconds", "give more than 0")
     args.write = args.write or ["xmp"]
     check_options(args)
-    from pivotpatch.cli.tagging import Naming, Sidecars, describe_tags
+    from pivotpatch.cli.tagging import Naming, Sidecars
     from pivotpatch.cli.telling import tell
     from pivotpatch.process import StopSignals
     from pivotpatch.runtime.files import describe_unread, image_suffixes, is_image, unread_suffixes
     from pivotpatch.runtime.watching import watch
 
-    tagged = failed = 0
     with StopSignals() as signals:
         predictor = open_predictor(args)
-        naming, sidecars = Naming(args, predictor.labels), Sidecars(args)
+        sidecars = Sidecars(args, Naming(args, predictor.labels))
         stop = _Stop(signals)
 
         def tag(paths: list[Path]) -> None:
-            nonlocal tagged, failed
             others = Counter(path.suffix.lower() for path in paths if not is_image(path.name))
             for line in describe_unread(others):
                 tell(line)
             images = (path for path in paths if is_image(path.name) and not stop.is_set())
             for prediction in predictor.predict(images, skip=True):
-                if isinstance(prediction, InputError):
-                    tell(f"not read: {prediction}")
-                    failed += 1
-                else:
-                    tags = naming.choose(prediction)
-                    sidecars.write(Path(prediction.picture), tags)
-                    tagged += 1
-                    print(describe_tags(prediction.picture, tags), flush=True)
+                if line := sidecars.take(prediction):
+                    print(line, flush=True)
 
         tell(f"watching {args.folder}; Ctrl-C ends it")
         watch(
@@ -106,5 +98,5 @@ def run_watch(args: argparse.Namespace) -> int:
             stop=stop,
             already=sidecars.are_there,
         )
-    tell(f"tagged {tagged:,} images: {sidecars.describe(failed=failed)}")
+    tell(f"tagged {sidecars.tagged:,} images: {sidecars.describe()}")
     return 0

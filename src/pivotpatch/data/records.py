@@ -1,11 +1,9 @@
 """What every reader returns: a label space and records, held in columns so that millions fit in memory."""
 
-import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, overload
 
@@ -25,7 +23,6 @@ ImageSource = Path | bytes | NDArray[np.uint8]
 """An image: a file, its encoded bytes, or decoded RGB pixels (H,W,3)."""
 Tell = Callable[[str], None]
 """Takes one line about what can be used, but perhaps not as its owner thinks."""
-_BATCH = 1 << 16  # paths that are held at once while a list of them is written
 
 
 @dataclass(frozen=True)
@@ -118,18 +115,6 @@ class FileStore:
     def source(self, index: int) -> Path:
         """The file."""
         return self.root / os.fsdecode(self.paths[index].as_py())
-
-
-def write_paths(paths: Iterable[str], file: Path) -> tuple[int, str]:
-    """Write paths to an Arrow file as they come; returns how many, and a digest of them in this order."""
-    length, digest, rest = 0, hashlib.sha256(), iter(paths)
-    schema = pa.schema([("path", pa.binary())])  # a name need not be UTF-8
-    with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, schema) as writer:
-        while batch := [os.fsencode(path) for path in islice(rest, _BATCH)]:
-            writer.write(pa.record_batch([pa.array(batch, pa.binary())], schema))
-            digest.update(b"\0".join([*batch, b""]))
-            length += len(batch)
-    return length, digest.hexdigest()
 
 
 class RecordSet(Sequence[Record]):

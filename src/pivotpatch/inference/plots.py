@@ -12,17 +12,16 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
+from pivotpatch.runtime.drawing import OPINIONS
 from pivotpatch.runtime.values import PatchBox, patch_boxes
 
 # The Okabe-Ito set and grey, which every kind of colour vision tells apart.
 MODEL = "#0072B2"
 BASELINE = "#808080"
-KINDS = {"image": "#E69F00", "patch": "#56B4E9", "tde": MODEL}
+KINDS = dict(zip(("image", "patch", "tde"), OPINIONS.values(), strict=True))
 """Of logits; a model is judged by the last."""
 RUNS = (MODEL, BASELINE, "#009E73", "#CC79A7", "#E69F00", "#D55E00")
 """Of several runs: the model, its baseline, and others."""
-OPINIONS = dict(zip(("whole image", "its patches", "both (TDE)"), KINDS.values(), strict=True))
-"""The colour of each opinion."""
 
 
 def plot_case(

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from pivotpatch.core.counterfactual import patch_weights, pool_patches, tde_logits
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.runtime.values import KINDS as KINDS
 from pivotpatch.runtime.values import Calibration, Patching
 
-KINDS = ("image", "patch", "tde")
-"""Kinds of logits, in the order of tables: the whole image, the pooled patches, the total direct effect."""
 _BY_IMAGE = ("target", "patch_logits", "weights", "given")  # tensors with a row per image and a column per label
 
 

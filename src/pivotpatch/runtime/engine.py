@@ -21,6 +21,7 @@ from pivotpatch.runtime.checks import check_effort
 from pivotpatch.runtime.decoding import resize_pixels
 from pivotpatch.runtime.values import (
     GRID,
+    KINDS,
     SIDE,
     Adaptive,
     Calibration,
@@ -46,7 +47,6 @@ PROVIDERS = {
 """What ONNX Runtime may compute on, by the name that a user gives, the fastest first."""
 _PACKAGES = {"cuda": "onnxruntime-gpu", "openvino": "onnxruntime-openvino", "directml": "onnxruntime-directml"}
 _AGAIN = "export the model again"
-_KINDS = ("image", "patch", "tde")
 _ROUNDING = 1e-3  # by which a sigmoid or softmax of another runtime may leave [0, 1]
 _CPU_PIXELS = 4 * 256 * 256  # of views at once; what is computed from more of them outgrows the caches
 
@@ -184,7 +184,7 @@ class Description:
         check_views(self.image_size, self.patching, where="its description")
         adaptive = () if self.adaptive is None else (self.adaptive.calibration, self.adaptive.again)
         for fitted in (self.calibration, *adaptive):
-            if fitted is not None and (len(fitted.slope) != len(self.labels) or fitted.kind not in _KINDS):
+            if fitted is not None and (len(fitted.slope) != len(self.labels) or fitted.kind not in KINDS):
                 wrong = f"a calibration of {len(fitted.slope)} labels and {fitted.kind!r} for {len(self.labels)}"
                 raise InputError("its description", wrong, _AGAIN)
 

@@ -19,6 +19,8 @@ GRID = 16
 """Most patches per side."""
 VIEW_PIXELS = SIDE * SIDE
 """Most pixels of an image and its patches together."""
+KINDS = ("image", "patch", "tde")
+"""Kinds of logits, in the order of tables: the whole image, the pooled patches, the total direct effect."""
 Values = TypeVar("Values")
 """An array, or a tensor."""
 
