@@ -85,8 +85,9 @@ def run_watch(args: argparse.Namespace) -> int:
                 tell(line)
             images = (path for path in paths if is_image(path.name) and not stop.is_set())
             for prediction in predictor.predict(images, skip=True):
-                if line := sidecars.take(prediction):
-                    print(line, flush=True)
+                said = sidecars.take(prediction)
+                if said is not None:
+                    print(said, flush=True)
 
         tell(f"watching {args.folder}; Ctrl-C ends it")
         watch(
