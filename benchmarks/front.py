@@ -1,0 +1,195 @@
+"""mAP against what an image costs at inference: is a model with patches better than a plain one of equal cost?
+
+    python benchmarks/front.py --time cpu      # ONNX Runtime, two threads: results/front_cpu.json
+    python benchmarks/front.py --time cuda     # batches of 64 on one GPU: results/front_cuda.json
+    python benchmarks/front.py                 # the table, and docs/images/front.png
+
+mAP comes from the runs of `coco256.py` and `ideas.py` (test images, mean of the seeds); nothing is trained here. A cost
+is the time of an image beside that of a plain pass at 224 pixels in the same run; all models take turns and the median
+counts. Weights are drawn, for they do not change the time. Regions of a feature map cost what their plain model costs,
+but for 0.4 % more arithmetic. A * in the table: trained with torchvision's RandAugment only.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RESULTS = Path(__file__).parent / "results"
+FIGURE = Path(__file__).parents[1] / "docs" / "images" / "front.png"
+LABELS = tuple(f"label {number}" for number in range(80))
+HEADS = {"asl": "linear", "max_asl": "max", "mldec_asl": "ml_decoder", "q2l_asl": "query2label"}
+CURVES = {"asl": "plain", "max_asl": "max pooling", "mldec_asl": "ML-Decoder", "q2l_asl": "Query2Label"}
+PATCHES = {"pat": "PAT-T", "native": "PAT-T, native", "mldec_pat": "ML-Decoder, PAT-T", "q2l_pat": "Query2Label, PAT-T"}
+STYLES = {"plain": "o-", "ML-Decoder": "s-", "regions": "^-", "PAT-I": "v--", "PAT-T, native": "D--"}
+
+
+class Cost(NamedTuple):
+    """What decides how long an image takes."""
+
+    head: str
+    size: int
+    patches: bool
+
+    def __str__(self) -> str:
+        return f"{self.head} {self.size}{' + patches' if self.patches else ''}"
+
+
+class Point(NamedTuple):
+    """A model on the front."""
+
+    curve: str
+    size: int
+    cost: Cost
+    mean: float
+    seeds: int
+    published: bool  # whether it was trained with the published RandAugment
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--time", choices=["cpu", "cuda"], help="time every cost that a result needs on this device")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2, help="of the CPU")
+    parser.add_argument("--sizes", type=int, nargs="*", help="time these inputs alone, for a trial")
+    parser.add_argument("--commit", default="", help="of the code, for the record")
+    args = parser.parse_args()
+    points = list(read_points())
+    if args.time:
+        time_costs({point.cost for point in points if not args.sizes or point.size in args.sizes}, args)
+    else:
+        show(points)
+
+
+def read_points() -> Iterator[Point]:
+    """All models that were judged on the test images; those with the published RandAugment where there are both."""
+    found: dict[tuple[str, int, Cost], dict[bool, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for folder, published in (("coco256_torchvision", False), ("coco256", True)):
+        for path in sorted((RESULTS / folder).glob("test-*.json")):
+            run = json.loads(path.read_text("utf-8"))
+            name, _, rest = run["run"].partition("-")
+            method, *changes = rest.split("+")
+            size, given = int(name), run["mAP"]
+            if changes == ["flip"] and method in HEADS:
+                found[CURVES[method], size, Cost(HEADS[method], size, False)][published].append(given["image"])
+                native = "PAT-I native tde lam 0.5"
+                value = given.get(native, given["PAT-I tde lam 0.5"])
+                called = "PAT-I" if method == "asl" else f"{CURVES[method]}, PAT-I"
+                found[called, size, Cost(HEADS[method], size, True)][published].append(value)
+            elif changes == ["flip"] and method in PATCHES:
+                cost = Cost(HEADS[f"{method.partition('_')[0]}_asl"] if "_" in method else "linear", size, True)
+                found[PATCHES[method], size, cost][published].append(given["tde lam 1"])
+            elif changes == ["flip", "grid7"] and method == "region":
+                found["regions", size, Cost("linear", size, False)][published].append(given["tde lam 1"])
+    for (curve, size, cost), by_kind in found.items():
+        kept = by_kind.get(True) or by_kind[False]
+        yield Point(curve, size, cost, statistics.mean(kept), len(kept), bool(by_kind.get(True)))
+
+
+def time_costs(costs: set[Cost], args: argparse.Namespace) -> None:
+    """Time each cost, and count the arithmetic of its pass."""
+    import numpy as np
+    import torch
+    from predict import measure
+    from recording import describe_machine, write_json
+
+    from pivotpatch.export.onnx import export_onnx
+    from pivotpatch.inference.open_engine import prepare_engine
+    from pivotpatch.runtime import engine as runtime
+
+    torch.set_num_threads(args.threads)
+    device, batch = torch.device(args.time), 64 if args.time == "cuda" else 4
+    costs |= {Cost("linear", 224, False)}
+    ways, flops = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for cost in sorted(costs):
+            model = build(cost)
+            flops[cost] = count_flops(model, cost)
+            if args.time == "cuda":
+                asked: Any = prepare_engine(model, device=device)
+            else:
+                path = Path(folder, f"{cost}.onnx")
+                export_onnx(model, path)
+                asked = runtime.open_onnx(path, device="cpu")
+            pixels = np.random.default_rng(0).integers(256, size=(batch, cost.size, cost.size, 3), dtype=np.uint8)
+            ways[cost] = lambda asked=asked, pixels=pixels: asked.ask(pixels)
+            print(f"{cost} is ready", flush=True)
+        seconds = measure(ways, rounds=args.rounds)
+    base = Cost("linear", 224, False)
+    about = {**describe_machine(device), "threads": args.threads, "batch": batch, "commit": args.commit}
+    rows = {
+        str(cost): {
+            "ms": 1000 * seconds[cost] / batch,
+            "cost": seconds[cost] / seconds[base],
+            "flops": flops[cost] / flops[base],
+        }
+        for cost in sorted(costs)
+    }
+    write_json(RESULTS / f"front_{args.time}.json", {**about, "costs": rows})
+    for name, row in rows.items():
+        print(f"{name:28}{row['ms']:9.2f} ms{row['cost']:8.2f} passes{row['flops']:8.2f} by arithmetic")
+
+
+def build(cost: Cost) -> Any:
+    """A model of such a cost, with drawn weights."""
+    from pivotpatch.models.classifier import MultiLabelClassifier
+    from pivotpatch.models.patch_classifier import PatchClassifier
+
+    kind: Any = PatchClassifier if cost.patches else MultiLabelClassifier
+    return kind("resnet50", LABELS, head=cost.head, image_size=cost.size).eval()
+
+
+def count_flops(model: Any, cost: Cost) -> int:
+    """Operations of one image."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        model(torch.zeros(1, 3, cost.size, cost.size))
+    return int(counter.get_total_flops())
+
+
+def show(points: list[Point]) -> None:
+    """Print the table and draw the figure, from what was timed before."""
+    from matplotlib.figure import Figure
+
+    timed = {
+        name: json.loads(path.read_text("utf-8"))
+        for name in ("cpu", "cuda")
+        if (path := RESULTS / f"front_{name}.json").exists()
+    }
+    print(f"| model | input | mAP | seeds | {' | '.join(f'cost, {name}' for name in timed)} | arithmetic |")
+    print("|---" * (5 + len(timed)) + "|")
+    for point in sorted(points, key=lambda point: (point.curve, point.size)):
+        rows = [each["costs"].get(str(point.cost)) for each in timed.values()]
+        costs = ["" if row is None else f"{row['cost']:.2f}" for row in rows]
+        flops = next((f"{row['flops']:.2f}" for row in rows if row is not None), "")
+        star = "" if point.published else " *"
+        print(
+            f"| {point.curve}{star} | {point.size} | {point.mean:.1f} | {point.seeds} | {' | '.join(costs)} | {flops} |"
+        )
+    if not timed:
+        return
+    figure = Figure(figsize=(5.5 * len(timed), 4), layout="constrained")
+    for axes, found in zip(figure.subplots(1, len(timed), squeeze=False)[0], timed.values(), strict=True):
+        costs = {name: row["cost"] for name, row in found["costs"].items()}
+        for curve, style in STYLES.items():
+            chosen = sorted((each for each in points if each.curve == curve), key=lambda each: each.size)
+            places = [(costs[str(each.cost)], each) for each in chosen if str(each.cost) in costs]
+            axes.plot([cost for cost, _ in places], [each.mean for _, each in places], style, label=curve, markersize=5)
+            for cost, each in places:
+                axes.annotate(str(each.size), (cost, each.mean), fontsize=6, xytext=(3, -7), textcoords="offset points")
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel(f"time of an image ({found['device']}), plain at 224 = 1")
+        axes.set_ylabel("mAP, 5,000 test images (%)")
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(FIGURE, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
