@@ -16,6 +16,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,15 +117,15 @@ def time_costs(costs: set[Cost], args: argparse.Namespace) -> None:
                 export_onnx(model, path)
                 asked = runtime.open_onnx(path, device="cpu")
             pixels = np.random.default_rng(0).integers(256, size=(batch, cost.size, cost.size, 3), dtype=np.uint8)
-            ways[cost] = lambda asked=asked, pixels=pixels: asked.ask(pixels)
+            ways[str(cost)] = partial(asked.ask, pixels)
             print(f"{cost} is ready", flush=True)
         seconds = measure(ways, rounds=args.rounds)
     base = Cost("linear", 224, False)
     about = {**describe_machine(device), "threads": args.threads, "batch": batch, "commit": args.commit}
     rows = {
         str(cost): {
-            "ms": 1000 * seconds[cost] / batch,
-            "cost": seconds[cost] / seconds[base],
+            "ms": 1000 * seconds[str(cost)] / batch,
+            "cost": seconds[str(cost)] / seconds[str(base)],
             "flops": flops[cost] / flops[base],
         }
         for cost in sorted(costs)
@@ -165,26 +166,29 @@ def show(points: list[Point]) -> None:
     print(f"| model | input | mAP | seeds | {' | '.join(f'cost, {name}' for name in timed)} | arithmetic |")
     print("|---" * (5 + len(timed)) + "|")
     for point in sorted(points, key=lambda point: (point.curve, point.size)):
-        rows = [each["costs"].get(str(point.cost)) for each in timed.values()]
-        costs = ["" if row is None else f"{row['cost']:.2f}" for row in rows]
-        flops = next((f"{row['flops']:.2f}" for row in rows if row is not None), "")
+        found = [each["costs"].get(str(point.cost)) for each in timed.values()]
+        cells = ["" if each is None else f"{each['cost']:.2f}" for each in found]
+        flops = next((f"{each['flops']:.2f}" for each in found if each is not None), "")
         star = "" if point.published else " *"
-        print(
-            f"| {point.curve}{star} | {point.size} | {point.mean:.1f} | {point.seeds} | {' | '.join(costs)} | {flops} |"
-        )
+        row = (f"{point.curve}{star}", str(point.size), f"{point.mean:.1f}", str(point.seeds), *cells, flops)
+        print(f"| {' | '.join(row)} |")
     if not timed:
         return
     figure = Figure(figsize=(5.5 * len(timed), 4), layout="constrained")
-    for axes, found in zip(figure.subplots(1, len(timed), squeeze=False)[0], timed.values(), strict=True):
-        costs = {name: row["cost"] for name, row in found["costs"].items()}
+    for axes, each in zip(figure.subplots(1, len(timed), squeeze=False)[0], timed.values(), strict=True):
+        costs = {name: row["cost"] for name, row in each["costs"].items()}
         for curve, style in STYLES.items():
-            chosen = sorted((each for each in points if each.curve == curve), key=lambda each: each.size)
-            places = [(costs[str(each.cost)], each) for each in chosen if str(each.cost) in costs]
-            axes.plot([cost for cost, _ in places], [each.mean for _, each in places], style, label=curve, markersize=5)
-            for cost, each in places:
-                axes.annotate(str(each.size), (cost, each.mean), fontsize=6, xytext=(3, -7), textcoords="offset points")
+            chosen = sorted((point for point in points if point.curve == curve), key=lambda point: point.size)
+            places = [(costs[str(point.cost)], point) for point in chosen if str(point.cost) in costs]
+            axes.plot(
+                [cost for cost, _ in places], [point.mean for _, point in places], style, label=curve, markersize=5
+            )
+            for cost, point in places:
+                axes.annotate(
+                    str(point.size), (cost, point.mean), fontsize=6, xytext=(3, -7), textcoords="offset points"
+                )
         axes.set_xscale("log", base=2)
-        axes.set_xlabel(f"time of an image ({found['device']}), plain at 224 = 1")
+        axes.set_xlabel(f"time of an image ({each['device']}), plain at 224 = 1")
         axes.set_ylabel("mAP, 5,000 test images (%)")
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
