@@ -14,7 +14,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,7 +138,7 @@ def aim_efforts(model: PatchClassifier, paths: list[Path]) -> None:
     model.adaptive = Adaptive(calibration, find_cutoffs(torch.tensor(np.stack([each.probs for each in said]))))
 
 
-def measure(ways: dict[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
+def measure(ways: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
     """Median seconds of each way, after one call that is not timed."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
