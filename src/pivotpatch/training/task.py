@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
 from pivotpatch.data.augment import Augmentation
-from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.classifier import Classifier, Embeddings, MultiLabelClassifier, SharedClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.training.config import LossSection, RunConfig
@@ -41,9 +41,17 @@ class Task(nn.Module):
         """The views of images (B,3,h,w) uint8 from the loader, on their device."""
         return make_network_views(self.model, images, augmentation=augmentation, compiled=compiled)
 
-    def forward(self, views: Views, target: Tensor) -> Tensor:
-        """The K parts of the loss of a batch against its target (B,L), each summed over images and labels."""
+    def forward(self, seen: Views | Embeddings, target: Tensor) -> Tensor:
+        """The K parts of the loss of a batch against its target (B,L), each summed over images and labels.
+
+        Embeddings are what a frozen backbone made of views before: `embed` makes the same of views now.
+        """
         raise NotImplementedError
+
+    def embed(self, seen: Views | Embeddings) -> Embeddings:
+        """What the model's last steps see of views."""
+        assert isinstance(self.model, SharedClassifier)
+        return seen if isinstance(seen, Embeddings) else self.model.embed_views(*seen)
 
 
 class WholeImageTask(Task):
@@ -52,9 +60,11 @@ class WholeImageTask(Task):
     parts = ("image",)
     ranking = "image"
 
-    def forward(self, views: Views, target: Tensor) -> Tensor:
+    def forward(self, seen: Views | Embeddings, target: Tensor) -> Tensor:
         """Loss (1,) of the image logits."""
-        return torch.stack([self.loss(self.model(views.image), target)])
+        if isinstance(self.model, MultiLabelClassifier):
+            return torch.stack([self.loss(self.model.project_embeddings(self.embed(seen)), target)])
+        return torch.stack([self.loss(self.model(seen.image), target)])
 
 
 class PatchTask(Task):
@@ -86,12 +96,14 @@ class PatchTask(Task):
         closer = make_network_views(self.model, images, augmentation=last, patches=False, size=size, compiled=compiled)
         return views._replace(closer=closer.image)
 
-    def forward(self, views: Views, target: Tensor) -> Tensor:
+    def forward(self, seen: Views | Embeddings, target: Tensor) -> Tensor:
         """Losses (2,) of image and pooled patch logits; (3,) with that of a closer look."""
-        out = self.model.forward_views(views.image, views.patches)
+        embeddings = self.embed(seen)
+        out = self.model.project_embeddings(embeddings)
         costs = [self.loss(out.image_logits, target), self.loss(out.pooled_logits, target)]
-        if views.closer is not None:
-            costs.append(sum(self.loss(logits, target) for logits in self.model.forward_closer(views.closer)))
+        if embeddings.closer is not None:
+            again = self.model.project_embeddings(embeddings.again)
+            costs.append(self.loss(again.image_logits, target) + self.loss(again.pooled_logits, target))
         return torch.stack(costs)
 
 
@@ -106,9 +118,10 @@ class PatchOnlyTask(Task):
         super().__init__(model, loss)
         model.head.project.requires_grad_(False)  # it gets no gradient, which several processes would wait for
 
-    def forward(self, views: Views, target: Tensor) -> Tensor:
+    def forward(self, seen: Views | Embeddings, target: Tensor) -> Tensor:
         """Loss (1,) of the pooled patch logits."""
-        return torch.stack([self.loss(self.model.forward_patches(views.patches), target)])
+        assert isinstance(seen, Views)
+        return torch.stack([self.loss(self.model.forward_patches(seen.patches), target)])
 
 
 def make_task(model: Classifier, config: RunConfig) -> Task:
