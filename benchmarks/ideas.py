@@ -52,11 +52,11 @@ class RegionTask(PatchTask):
         """The image alone."""
         return see_once(self.model, images, augmentation=augmentation, compiled=compiled)
 
-    def forward(self, seen: Views | Embeddings, target: Tensor) -> Tensor:
+    def judge(self, model: PatchClassifier, embeddings: Embeddings, target: Tensor) -> Tensor:
         """Loss of image and pooled logits, or of their sum."""
         if not self.joint:
-            return super().forward(seen, target)
-        cost = self.loss(self.model.project_embeddings(self.embed(seen)).tde_logits, target)
+            return super().judge(model, embeddings, target)
+        cost = self.loss(model.project_embeddings(embeddings).tde_logits, target)
         return torch.stack([cost / 2, cost / 2])
 
 
