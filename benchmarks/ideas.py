@@ -21,10 +21,9 @@ import coco256
 import torch
 from torch import Tensor
 
-from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.data.augment import Augmentation
 from pivotpatch.inference import scoring
-from pivotpatch.models.classifier import MultiLabelClassifier
+from pivotpatch.models.classifier import Embeddings, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.training import task
@@ -34,10 +33,9 @@ GRIDS = (2, 3)  # of PAT-I with regions
 see_once = partial(make_network_views, patches=False)
 
 
-def look_once(model: PatchClassifier, images: Tensor, patches: Tensor) -> CounterfactualLogits:  # noqa: ARG001
-    """In the place of `PatchClassifier.forward_views`: all logits from one pass over images (B,C,H,W)."""
-    own, parts = model._see_closer(images)
-    return model._combine(own, parts)
+def look_once(model: PatchClassifier, images: Tensor, *_: Tensor | None) -> Embeddings:
+    """In the place of `PatchClassifier.embed_views`: all embeddings from one pass over images (B,C,H,W)."""
+    return Embeddings(*model._embed_closer(images))
 
 
 class RegionTask(PatchTask):
@@ -54,11 +52,11 @@ class RegionTask(PatchTask):
         """The image alone."""
         return see_once(self.model, images, augmentation=augmentation, compiled=compiled)
 
-    def forward(self, views: Views, target: Tensor) -> Tensor:
+    def judge(self, model: PatchClassifier, embeddings: Embeddings, target: Tensor) -> Tensor:
         """Loss of image and pooled logits, or of their sum."""
         if not self.joint:
-            return super().forward(views, target)
-        cost = self.loss(self.model.forward_views(views.image, views.patches).tde_logits, target)
+            return super().judge(model, embeddings, target)
+        cost = self.loss(model.project_embeddings(embeddings).tde_logits, target)
         return torch.stack([cost / 2, cost / 2])
 
 
@@ -83,7 +81,7 @@ if __name__ == "__main__":
     coco256.METHODS |= {"region": coco256.PAT, "mldec_region": coco256.METHODS["mldec_pat"]}
     coco256.CHANGES |= {"grid7": ["task.grid=7"], "joint": []}
     with (
-        patch.object(PatchClassifier, "forward_views", look_once),
+        patch.object(PatchClassifier, "embed_views", look_once),
         patch.object(scoring, "make_network_views", see_once),
         patch.object(task, "PatchTask", RegionTask),
         patch.multiple(coco256, list_judged=list_judged, train=train),

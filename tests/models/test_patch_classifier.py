@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from made_networks import HEADS, LABELS, make_network
+from made_networks import HEADS, LABELS, make_network, make_pictures
 from torch import Tensor
 
 from pivotpatch import PatchClassifier
 from pivotpatch.errors import InputError
-from pivotpatch.models.classifier import Architecture
+from pivotpatch.models.classifier import Architecture, Embeddings, MultiLabelClassifier
+from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.values import Adaptive, Calibration
 
 LAM, TEMPERATURE = 0.5, 0.25
@@ -92,3 +93,30 @@ def test_views_cost_what_their_pixels_are() -> None:
         model = PatchClassifier("test_resnet", LABELS, image_size=64, grid=grid, patch_size=patch_size)
         assert model.patch_cost == pytest.approx(cost)
     assert [model.closer_cost(size) for size in (96, 128, 80)] == pytest.approx([2.25, 4, 1.5625])
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("patch_size", [None, 16])
+def test_embeddings_and_what_is_projected_from_them_are_all_that_the_model_says(head: str, patch_size: int) -> None:
+    model = make_network(head=head, patch_size=patch_size).double()
+    assert isinstance(model, PatchClassifier)
+    side = patch_size or 32
+    images, patches, closer = draw(2, 3, 32, 32), draw(2, 4, 3, side, side), draw(2, 3, 96, 96)
+    with torch.inference_mode():
+        embeddings = model.embed_views(images, patches, closer)
+        later = Embeddings(*(part[1:] for part in embeddings))  # any rows of them, at any later time
+        expected = model.forward_views(images, patches), model.look_closer(model.forward_images(images), closer)
+        for found, said in zip((model.project_embeddings, model.project_closer), expected, strict=True):
+            torch.testing.assert_close(tuple(found(later)), tuple(value[1:] for value in said))
+    assert (expected[0].tde_logits - expected[1].tde_logits).abs().max() > 0.1
+    assert model.embed_views(images, patches)[2:] == (None, None)
+
+
+def test_a_model_without_patches_is_split_likewise() -> None:
+    model = make_network(patches=False)
+    assert isinstance(model, MultiLabelClassifier)
+    views = make_network_views(model, make_pictures(2, 32, 32))
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            model.project_embeddings(model.embed_views(*views)), model.head(model.backbone(views.image))
+        )

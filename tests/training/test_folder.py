@@ -14,6 +14,7 @@ from run_process import SHORT, TrainingProcess, crash, make_config, read_run, re
 
 from pivotpatch.errors import InputError
 from pivotpatch.training import fit, load_config, resume
+from pivotpatch.training.config import settle_config
 from pivotpatch.training.folder import RunFolder
 
 
@@ -21,10 +22,10 @@ def test_a_folder_tells_all_of_its_run(reference: dict[str, object], crashed: Pa
     own = {"config.toml", "environment.json", "log.jsonl", "metrics.json", "best", "last"}
     models = {f"{place}/model.{end}" for place in ("best", "last") for end in ("json", "safetensors")}
     assert set(reference) == own | models | {"last/state.json", "last/training.safetensors"}
-    assert load_config(crashed / "config.toml") == SHORT
+    assert load_config(crashed / "config.toml") == settle_config(SHORT, frozen=False)  # what auto came to
     environment = json.loads((crashed / "environment.json").read_text())
     assert torch.__version__.startswith(environment["libraries"]["torch"])
-    assert set(environment["choices"]) == {"data.hold", "precision.compile"}
+    assert set(environment["choices"]) == {"data.hold", "model.frozen", "precision.compile"}
     log: Any = reference["log.jsonl"]
     assert [entry["step"] for entry in log] == [5, 7, 7, 10, 14, 14]
     assert [entry["step"] for entry in log if "val_mAP_image" in entry] == [7, 14]
@@ -80,7 +81,11 @@ def cut_in_half(path: Path) -> None:
         ("last/state.json", cut_in_half, r"cannot be read \(.*EOF.*\); it is damaged, start anew"),
         ("last/state.json", lambda path: path.write_text('{"stop": 8}'), "Extra inputs are not permitted"),
         ("last/training.safetensors", cut_in_half, r"cannot be read \(.*\); it is damaged, start anew"),
-        ("config.toml", lambda path: change(path, "epochs = 2", "epochs = 3"), "train.epochs is 3, the run began with"),
+        (
+            "config.toml",
+            lambda path: change(path, "[train]\nepochs = 2", "[train]\nepochs = 3"),
+            "train.epochs is 3, the run began with",
+        ),
         ("best", shutil.rmtree, r"is not there, though step \d+ was kept in it; put it back, or start another with"),
         ("last", shutil.rmtree, "is not there, so the run cannot go on; put it back, or start anew"),
         ("log.jsonl", lambda path: path.write_text("garbage\n" * 9), "holds lines that no run writes; mend them"),

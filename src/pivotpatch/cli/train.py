@@ -39,6 +39,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     place = train.add_mutually_exclusive_group()
     place.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the run (default: {RUNS}/ and the recipe)")
     place.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this folder")
+    train.add_argument(
+        "--full",
+        action="store_true",
+        help="train everything, also where the heads alone would be trained: without a GPU, from a trained model",
+    )
     only = train.add_mutually_exclusive_group()
     only.add_argument("--show-config", action="store_true", help="print the whole configuration as TOML and stop")
     only.add_argument(
@@ -53,10 +58,10 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def run_train(args: argparse.Namespace) -> int:
     """Train, resume, or only look."""
     if args.resume is not None:
-        if args.words or args.show_config or args.dry_run:
+        if args.words or args.show_config or args.dry_run or args.full:
             raise InputError("--resume", "a run goes on with the configuration it has", "give the folder alone")
         return _train(None, args.resume, as_json=args.json)
-    name, config = read_words(args.words)
+    name, config = read_words([*args.words, *(["model.frozen=false"] if args.full else [])])
     if args.show_config:
         from pivotpatch.training.config import dump_config
 
@@ -136,7 +141,8 @@ def _print_dry_run(tried: "DryRun") -> None:
         "validation": f"{tried.seconds_per_validation:.3g} s each time",
         "time": f"about {timedelta(seconds=round(tried.seconds))}, if decoding keeps up",
         "memory": f"{tried.memory_bytes / 1e9:.2f} GB, and {tried.held_bytes / 1e9:.2f} GB for decoded images",
-        **dict(zip(("chosen", ""), tried.choices.values(), strict=True)),
+        "chosen": next(iter(tried.choices.values())),
+        **{" " * number: row for number, row in enumerate(list(tried.choices.values())[1:])},
     }
     for name, row in rows.items():
         print(textwrap.fill(row, 80, initial_indent=f"{name:<12}", subsequent_indent=" " * 12))
@@ -176,6 +182,8 @@ def _print_result(metrics: dict[str, Any], out: Path) -> None:
     if metrics["best_val_mAP"] is not None:
         best = f"{100 * metrics['best_val_mAP']:.2f} ({metrics['ranking']} logits, step {metrics['best_step']})"
         screen.print(f"best validation mAP {best}")
+    if "gain" in metrics:
+        screen.print(tell_gain(metrics["gain"], frozen=metrics["frozen"]))
     tests: dict[str, Any] = metrics.get("test", {})
     if tests:
         names = list(next(iter(tests.values())))
@@ -185,7 +193,17 @@ def _print_result(metrics: dict[str, Any], out: Path) -> None:
         screen.print(table)
     took = timedelta(seconds=round(metrics["seconds"]))
     place = out / ("best" if metrics["finished"] or metrics["best_val_mAP"] is not None else "last")
-    screen.print(f"{metrics['steps']} steps in {took}; the model is in {place}")
+    where = f"; the model is in {place}" if metrics["steps"] else ""
+    screen.print(f"{metrics['steps']} steps in {took}{where}")
+
+
+def tell_gain(gain: dict[str, Any], *, frozen: bool) -> str:
+    """What a run gained, in two lines."""
+    low, high = (f"{100 * bound:+.2f}" for bound in gain["interval"])
+    noise = ", within noise" if gain["interval"][0] <= 0 <= gain["interval"][1] else ""
+    seen = "each scored by heads that did not learn from it" if frozen else "which were held out"
+    change = f"mAP {100 * gain['before']:.2f} before any step, now {100 * gain['after']:.2f}"
+    return f"{change}: {100 * gain['gained']:+.2f} ({low} to {high}){noise}\non {gain['images']:,} images, {seen}"
 
 
 def report_entry(shown: "StageProgress", entry: dict[str, Any]) -> None:

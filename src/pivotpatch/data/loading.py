@@ -104,10 +104,12 @@ class _Images(Dataset[Batch]):
 
     records: RecordSet
     size: tuple[int, int]
+    threads: int = 1
 
     def __getitem__(self, indices: list[int]) -> Batch:
         pixels = np.empty((len(indices), *self.size, 3), dtype=np.uint8)
-        failures = [self.decode(place, index) for place, index in zip(pixels, indices, strict=True)]
+        with ThreadPoolExecutor(self.threads) as pool:
+            failures = list(pool.map(self.decode, pixels, indices))
         read = np.array([failure is None for failure in failures], dtype=bool)
         kept = np.array(indices, dtype=np.int64)[read]
         return Batch(
@@ -165,7 +167,7 @@ def make_loader(
     rank: int = 0,
     world: int = 1,
     every_batch: bool = False,
-    held: "HeldImages | None" = None,
+    held: Dataset[Batch] | None = None,
 ) -> Loader:
     """Feed batches of decoded images.
 
@@ -175,21 +177,23 @@ def make_loader(
         batch_size: B, 1 or more, of all processes together.
         shuffle: a new order each epoch, else that of the records.
         seed: of the order, 0 or more; the same seed and epoch give the same batches, whatever the number of workers.
-        num_workers: processes that decode; 0 decodes in this one.
+        num_workers: processes that decode; 0 decodes in threads of this one.
         on_error: an image that cannot be read ends the pass with its `InputError`, or ("skip") is left out of its
             batch and listed in the loader's `failures`.
         rank: the number of this process among those that share each batch.
         world: how many processes share each batch.
         every_batch: hand out a batch too of which nothing could be read, or whose share for this process is empty, so
             that processes stay in step.
-        held: the images of these records, decoded before; nothing is read then.
+        held: the images of these records, decoded before, or what was made of them; nothing is read then.
     """
     sampler = EpochSampler(len(records), batch_size=batch_size, shuffle=shuffle, seed=seed, rank=rank, world=world)
-    dataset: Dataset[Batch] = _Images(records, size)
-    if held is not None:
+    dataset: Dataset[Batch] = _Images(records, size, 1 if num_workers else _count_cores())
+    if isinstance(held, HeldImages):
         same = held.records.images is records.images and held.records.order is records.order  # labels may differ
         assert same and held.images.shape[2:] == size, "held images of other records, or of another size"  # noqa: PT018
-        dataset, num_workers = replace(held, records=records), 0
+        held = replace(held, records=records)
+    if held is not None:
+        dataset, num_workers = held, 0
     batches: DataLoader[Batch] = DataLoader(
         dataset,
         sampler=sampler,
@@ -264,7 +268,7 @@ def hold_images(
         raise InputError(f"memory of {device}", wrong, "choose a smaller size or hold no images") from error
     failures: dict[int, Failure] = {}
     step = max(_CHUNK // count_held_bytes(1, size), 1)
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    pool = ThreadPoolExecutor(_count_cores())
     try:
         for start in range(0, count, step):
             place = pixels[start : start + step]
@@ -282,6 +286,10 @@ def hold_images(
     finally:
         pool.shutdown(cancel_futures=True)
     return HeldImages(records, pixels.permute(0, 3, 1, 2), failures)
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_worker(_number: int) -> None:

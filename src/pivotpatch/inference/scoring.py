@@ -105,6 +105,7 @@ def score_pictures(
     dtype: torch.dtype = torch.float32,
     keep_patches: bool = False,
     closer_size: int | None = None,
+    score: Callable[[Tensor], CounterfactualLogits | Tensor] | None = None,
     progress: Progress | None = None,
 ) -> Scores:
     """Score what a loader ships, in evaluation mode; each process gets the scores of all.
@@ -119,6 +120,7 @@ def score_pictures(
         dtype: of autocast; float32 for none.
         keep_patches: keep logits and weights of each patch too.
         closer_size: as in `score_images`.
+        score: in the place of `score_images`, for a loader that ships something else than images.
         progress: told what is done after each batch.
     """
     from accelerate.utils import gather_object
@@ -135,7 +137,7 @@ def score_pictures(
             indices.append(batch.indices)
             target.append(batch.target)
             for images in split_for_device(batch.images.to(device, non_blocking=True)) if len(batch.indices) else ():
-                out = score_images(model, images, closer_size=closer_size)
+                out = score(images) if score else score_images(model, images, closer_size=closer_size)
                 rows.append(_pack(out, keep_patches=keep_patches)[..., columns])
             if progress is not None:
                 progress("validate", number, len(loader))

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pivotpatch.models.checkpoint import save_checkpoint as save_checkpoint
     from pivotpatch.models.classifier import Architecture as Architecture
     from pivotpatch.models.classifier import Classifier as Classifier
+    from pivotpatch.models.classifier import Embeddings as Embeddings
     from pivotpatch.models.classifier import IndependentClassifier as IndependentClassifier
     from pivotpatch.models.classifier import MultiLabelClassifier as MultiLabelClassifier
     from pivotpatch.models.foreign import ForeignClassifier as ForeignClassifier
@@ -25,7 +26,7 @@ __getattr__ = make_face(
     {
         "backbone": "Preprocessing",
         "checkpoint": "save_checkpoint",
-        "classifier": "Architecture Classifier IndependentClassifier MultiLabelClassifier",
+        "classifier": "Architecture Classifier Embeddings IndependentClassifier MultiLabelClassifier",
         "foreign": "ForeignClassifier load_timm load_transformers",
         "hub": "Card",
         "open": "load_checkpoint open_model open_weights",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from huggingface_hub import HfApi
@@ -50,6 +50,28 @@ class Architecture:
     image_size: int | None = None
     backbone_options: Mapping[str, BackboneOption] = field(default_factory=dict)
     head_options: Mapping[str, HeadOption] = field(default_factory=dict)
+
+
+class Embeddings(NamedTuple):
+    """What a model's last steps turn into logits: all that a frozen backbone has to say of some images.
+
+    Attributes:
+        image: (B,...) of the whole images; what follows B depends on the head, (B,D) for linear and max heads.
+        patches: (B,P,...) of their patches; None where the model has none.
+        closer: (B,...) of the larger images; None where there was no closer look.
+        closer_patches: (B,P,...) of patches of their feature maps, likewise.
+    """
+
+    image: Tensor
+    patches: Tensor | None = None
+    closer: Tensor | None = None
+    closer_patches: Tensor | None = None
+
+    @property
+    def again(self) -> "Embeddings":
+        """The closer look alone, as if there had been no other."""
+        assert self.closer is not None
+        return Embeddings(self.closer, self.closer_patches)
 
 
 class Classifier(nn.Module):
@@ -261,6 +283,11 @@ class SharedClassifier(Classifier):
         if weights is not None:
             self._take_weights(weights)
 
+    def embed_images(self, images: Tensor) -> Tensor:
+        """Embedding (B,...) of preprocessed images (B,C,H,W), see `Head.embed`."""
+        embedding: Tensor = self.head.embed(self.backbone(images))
+        return embedding
+
     def _take_weights(self, path: Path) -> None:
         """Load a file's backbone, which must fit, and its head where that fits."""
         state = rename_published(read_weights(path), self.backbone.network)
@@ -291,7 +318,15 @@ class MultiLabelClassifier(SharedClassifier):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B,L) of preprocessed images (B,C,H,W)."""
-        logits: Tensor = self.head(self.backbone(images))
+        return self.project_embeddings(self.embed_views(images))
+
+    def embed_views(self, images: Tensor, *_: Tensor | None) -> Embeddings:
+        """Embeddings of preprocessed images (B,C,H,W); other views are not looked at."""
+        return Embeddings(self.embed_images(images))
+
+    def project_embeddings(self, embeddings: Embeddings) -> Tensor:
+        """Logits (B,L) of embeddings."""
+        logits: Tensor = self.head.project(embeddings.image)
         return logits
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
 from pivotpatch.core.patches import cut_views, split_views, stack_views
 from pivotpatch.errors import InputError
-from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, SharedClassifier
+from pivotpatch.models.classifier import Architecture, Embeddings, MultiLabelClassifier, SharedClassifier
 from pivotpatch.runtime.values import Patching, check_views, patch_boxes
 
 
@@ -142,23 +142,39 @@ class PatchClassifier(SharedClassifier):
         return self.forward_views(images, cut_views(self.patching, images, source=source))
 
     def forward_views(self, images: Tensor, patches: Tensor) -> CounterfactualLogits:
-        """All logits of views that were cut before; images (B,C,H,W), patches (B,P,C,h,w).
+        """All logits of views that were cut before; images (B,C,H,W), patches (B,P,C,h,w)."""
+        return self.project_embeddings(self.embed_views(images, patches))
 
-        One pass over all of them, or where patches are smaller one over the images and one over the patches.
+    def embed_views(self, images: Tensor, patches: Tensor, closer: Tensor | None = None) -> Embeddings:
+        """Embeddings of views that were cut before: the passes over the backbone, and nothing behind them.
+
+        One pass over all of them, or where patches are smaller one over the images and one over the patches; another
+        one over the closer look, whose patches are cut from its feature map.
+
+        Args:
+            images: (B,C,H,W), preprocessed.
+            patches: (B,P,C,h,w), likewise.
+            closer: the same images (B,C,S,S), larger; None for no closer look.
         """
         if patches.shape[3:] != images.shape[2:]:
-            return self.add_patches(self.forward_images(images), patches)
-        whole, parts = split_views(self._embed(stack_views(images, patches)), patches=patches.shape[1])
-        return self._combine(self.head.project(whole), parts)
+            seen = Embeddings(self.embed_images(images), _for_each(patches, self.embed_images))
+        else:
+            seen = Embeddings(*split_views(self.embed_images(stack_views(images, patches)), patches=patches.shape[1]))
+        return seen if closer is None else Embeddings(*seen[:2], *self._embed_closer(closer))
+
+    def project_embeddings(self, embeddings: Embeddings) -> CounterfactualLogits:
+        """All logits of embeddings of images and their patches."""
+        assert embeddings.patches is not None
+        return self._combine(self.head.project(embeddings.image), embeddings.patches)
 
     def forward_images(self, images: Tensor) -> Tensor:
         """Image logits p (B,L) of preprocessed images (B,C,H,W); no patch is seen."""
-        logits: Tensor = self.head(self.backbone(images))
+        logits: Tensor = self.head.project(self.embed_images(images))
         return logits
 
     def add_patches(self, image_logits: Tensor, patches: Tensor) -> CounterfactualLogits:
         """All logits of images whose image logits (B,L) are known already; patches (B,P,C,h,w)."""
-        return self._combine(image_logits, _for_each(patches, self._embed))
+        return self._combine(image_logits, _for_each(patches, self.embed_images))
 
     def look_closer(self, image_logits: Tensor, closer: Tensor) -> CounterfactualLogits:
         """All logits of images that are seen once more, larger, in the place of their patches.
@@ -171,29 +187,34 @@ class PatchClassifier(SharedClassifier):
             image_logits: (B,L) of the first look.
             closer: the same images (B,C,H,W), larger and preprocessed.
         """
-        own, parts = self._see_closer(closer)
-        return self._combine((image_logits + own) / 2, parts)
+        return self._add_closer(image_logits, *self._embed_closer(closer))
+
+    def project_closer(self, embeddings: Embeddings) -> CounterfactualLogits:
+        """As `look_closer`, of embeddings with a closer look."""
+        assert embeddings.closer is not None
+        assert embeddings.closer_patches is not None
+        return self._add_closer(self.head.project(embeddings.image), embeddings.closer, embeddings.closer_patches)
 
     def forward_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
-        """Image logits and pooled patch logits (B,L) of a closer look alone, to train it; closer (B,C,H,W)."""
-        own, parts = self._see_closer(closer)
-        return own, self._combine(own, parts).pooled_logits
+        """Image logits and pooled patch logits (B,L) of a closer look alone; closer (B,C,H,W)."""
+        seen = self.project_embeddings(Embeddings(*self._embed_closer(closer)))
+        return seen.image_logits, seen.pooled_logits
 
     def forward_patches(self, patches: Tensor) -> Tensor:
         """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
-        parts = _for_each(patches, self._embed)
+        parts = _for_each(patches, self.embed_images)
         return self._combine(parts.new_zeros(len(parts), len(self.labels)), parts).pooled_logits
 
-    def _embed(self, views: Tensor) -> Tensor:
-        embedding: Tensor = self.head.embed(self.backbone(views))
-        return embedding
-
-    def _see_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
-        """Image logits (B,L), and the embeddings (B,P,...) of patches of the feature map."""
+    def _embed_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings (B,...) of larger images (B,C,H,W), and (B,P,...) of patches of their feature maps."""
         features = self.backbone(closer)
         boxes = patch_boxes(*features.shape[-2:], grid=self.grid, overlap=self.overlap)
         cut = torch.stack([features[..., box.top : box.bottom, box.left : box.right] for box in boxes], dim=1)
-        return self.head(features), _for_each(cut, self.head.embed)
+        return self.head.embed(features), _for_each(cut, self.head.embed)
+
+    def _add_closer(self, image_logits: Tensor, closer: Tensor, parts: Tensor) -> CounterfactualLogits:
+        """All logits, from image logits (B,L) of a first look and the embeddings of a closer one."""
+        return self._combine((image_logits + self.head.project(closer)) / 2, parts)
 
     def _combine(self, image_logits: Tensor, parts: Tensor) -> CounterfactualLogits:
         """All logits, from image logits (B,L) and the embeddings (B,P,...) of patches."""

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from timm.utils import ModelEmaV3
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from pivotpatch.data.address import open_records
+from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.check import doubt_labels, find_unreadable
-from pivotpatch.data.loading import Loader, count_held_bytes, hold_images, make_loader
+from pivotpatch.data.loading import Batch, Loader, count_held_bytes, hold_images, make_loader
 from pivotpatch.data.records import RecordSet, Tell
 from pivotpatch.data.split import split_records
 from pivotpatch.errors import InputError, shorten
@@ -31,7 +33,8 @@ from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.process import count_workers
-from pivotpatch.training.config import RunConfig, TaskSection
+from pivotpatch.training.config import RunConfig, TaskSection, settle_config
+from pivotpatch.training.features import Embedder, Features
 from pivotpatch.training.optimiser import make_optimiser
 from pivotpatch.training.processes import Place, choose_dtype, choose_hold, measure_free_memory
 from pivotpatch.training.task import Task, make_task
@@ -40,6 +43,7 @@ SPLIT_SEED = 0  # the same images are held out whatever the seed of the run, so 
 Progress = Callable[[str, int, int | None], None]
 """Told a stage, how much of it is done, and of how much."""
 Kind = TypeVar("Kind", bound=SharedClassifier)
+LEAST_FOLDED = 50  # training images that folds are made of; too few say nothing
 _NAMED = 10  # labels in a line about a model or about images
 _FAULTS = 5  # faults that are told in a line each
 
@@ -64,6 +68,8 @@ class Run:
     optimiser: torch.optim.Adam
     dtype: torch.dtype  # of autocast
     held_bytes: int  # of the images that stay decoded
+    folds: Tensor  # (N,) the fold of each training image, where the backbone is frozen
+    embedder: Embedder | None  # makes the features that loaders then ship in the place of images
     choices: dict[str, str]  # what "auto" was decided to be, and why in a line, by the name of the setting
     compiled: bool = False  # whether steps are, see `compile_run`
 
@@ -89,16 +95,18 @@ def build_run(
     *,
     saved: Path | None = None,
     decode: bool = True,
+    keep: Path | None = None,
     progress: Progress = ignore,
     tell: Tell = ignore,
 ) -> Run:
     """Build a run; the model's first weights depend on the configuration alone.
 
     Args:
-        config: what to build.
+        config: what to build; that of the run is settled, see `settle_config`.
         accelerator: device and processes.
         saved: a checkpoint of this very run, to build the model from instead.
         decode: decode the images that are to be held; else each is decoded when it is needed.
+        keep: folder of the features of a frozen backbone; None keeps them in memory alone.
         progress: told how many of these are done.
         tell: as in `make_model`; told what is odd about labels and images, too.
     """
@@ -107,17 +115,28 @@ def build_run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         model = make_model(config, records.labels.names, tell=tell) if saved is None else load_checkpoint(saved)
+    frozen, why_frozen = choose_frozen(config, model, accelerator.device)
+    config = settle_config(config, frozen=frozen)
     if config.precision.channels_last:
         model = model.to(memory_format=torch.channels_last)
     task = make_task(model.to(accelerator.device).train(), config)
+    if frozen:
+        task.freeze(folds=config.frozen.folds if len(records) >= LEAST_FOLDED else 0)
     step_module: nn.Module = accelerator.prepare_model(task) if accelerator.num_processes > 1 else task
     average = None
     if config.ema.decay:  # not before, for the wrapper may move the weights
         average = ModelEmaV3(task.model, decay=config.ema.decay, use_warmup=config.ema.warmup)
     count = len(records) + (0 if val is None else len(val))
     image_bytes = count_held_bytes(count, (model.picture_size, model.picture_size))
-    hold, why = config.data.hold, ""
-    if hold == "auto":
+    hold, why, dtype = config.data.hold, "", choose_dtype(config, accelerator.device)
+    held: list[Features | None] = [None, None]
+    embedder = None
+    if frozen:
+        hold, why = "nothing", ": the backbone is frozen, so that each image is read only once"
+        policy = AugmentPolicy(**config.augment.model_dump())
+        embedder = Embedder(task, policy, keep, accelerator, dtype, config.data.on_error)
+        held = [Features(records, 1 + config.frozen.variants), val and Features(val, 1)]
+    elif hold == "auto":
         free = measure_free_memory(accelerator)
         hold = choose_hold(image_bytes, epochs=config.train.epochs, free=free)
         sizes = [f"{size / 1e9:.3g} GB" for size in (image_bytes, *free)]
@@ -129,17 +148,51 @@ def build_run(
         config=config,
         accelerator=accelerator,
         records=records,
-        loader=load(records, training=True),
-        val_loader=None if val is None else load(val),
+        loader=load(records, training=True, held=held[0]),
+        val_loader=None if val is None else load(val, held=held[1]),
         tests=tests,
         task=task,
         step_module=step_module,
         average=average,
-        optimiser=make_optimiser(task.model, config.optimiser),
-        dtype=choose_dtype(config, accelerator.device),
-        held_bytes=0 if hold == "nothing" else image_bytes,
-        choices={"data.hold": f"data.hold is {hold}{why}"},
+        optimiser=make_optimiser(task, config.optimiser),
+        dtype=dtype,
+        held_bytes=image_bytes if hold != "nothing" else 0,
+        folds=draw_folds(records, len(task.folds)),
+        embedder=embedder,
+        choices={
+            "data.hold": f"data.hold is {hold}{why}",
+            "model.frozen": f"model.frozen is {str(frozen).lower()}{why_frozen}",
+        },
     )
+
+
+def choose_frozen(config: RunConfig, model: Classifier, device: torch.device) -> tuple[bool, str]:
+    """Whether the heads alone are trained, and why in a few words."""
+    section, cannot = config.model, ""
+    if not isinstance(model, SharedClassifier) or config.task.kind == "patch_only":
+        cannot = f"task.kind is {config.task.kind}"
+    elif model.architecture.head not in ("linear", "max"):
+        cannot = f"the {model.architecture.head} head is more than a last step"
+    if section.frozen is True and cannot:
+        raise InputError("model.frozen", f"is true, and {cannot}", "give --full, which trains everything")
+    if section.frozen != "auto":
+        return section.frozen, ", as asked for"
+    if device.type != "cpu":
+        return False, ": there is a GPU"
+    if section.start_from is None or cannot:
+        return False, f": {cannot or 'model.start_from names no model whose backbone is trained already'}"
+    return True, f": there is no GPU, and the backbone of {section.start_from} is trained already"
+
+
+def draw_folds(records: RecordSet, folds: int) -> Tensor:
+    """The fold (N,) of each record, each with its share of every label; always the same ones."""
+    fold = torch.zeros(len(records), dtype=torch.int64)
+    parts = {str(number): 1 / folds for number in range(folds)}
+    for name, rows in (
+        split_records(records, parts, generator=np.random.default_rng(SPLIT_SEED)).items() if folds else ()
+    ):
+        fold[rows] = int(name)
+    return fold
 
 
 class RunRecords(NamedTuple):
@@ -244,11 +297,14 @@ def open_loader(
     training: bool = False,
     size: int | None = None,
     hold: Place = "nothing",
+    held: Dataset[Batch] | None = None,
     progress: Progress = ignore,
 ) -> Loader:
-    """A loader of this process's share of some images, at the size that a model wants or at another."""
+    """A loader of this process's share of some images, at the size that a model wants or at another.
+
+    `held` is shipped in their place. On a CPU threads decode: worker processes would each hold a copy of this one.
+    """
     data, side = config.data, size or model.picture_size
-    held = None
     if hold != "nothing":
         device = accelerator.device if hold == "device" else torch.device("cpu")
         held = hold_images(records, size=(side, side), device=device, on_error=data.on_error, progress=progress)
@@ -258,7 +314,11 @@ def open_loader(
         batch_size=config.train.batch_size if training else config.evaluation.batch_size,
         shuffle=training,
         seed=config.train.seed,
-        num_workers=count_workers() if data.workers is None else data.workers,
+        num_workers=data.workers
+        if data.workers is not None
+        else 0
+        if accelerator.device.type == "cpu"
+        else count_workers(),
         on_error=data.on_error,
         rank=accelerator.process_index,
         world=accelerator.num_processes,
@@ -312,7 +372,7 @@ def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: T
     if isinstance(model, ForeignClassifier):
         raise InputError(start, "is a model of another library, which cannot be trained", "give a checkpoint of ours")
     model.thresholds = model.calibration = model.adaptive = None  # they belong to the weights that they were fitted to
-    said = section.model_dump(exclude={"start_from", "pretrained"}, exclude_defaults=True)
+    said = section.model_dump(exclude={"start_from", "pretrained", "frozen"}, exclude_defaults=True)
     for name, value in said.items():
         if getattr(model.architecture, name, None) != value:
             todo = f"leave it out, or write model.{name}= after a recipe that says it"

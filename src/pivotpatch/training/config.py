@@ -17,6 +17,8 @@ _FOLDER = Path(__file__).parents[1] / "recipes"
 # What the first two lines of a recipe say, as comments.
 _COMMENTS = re.compile(r"# (?P<title>.+)\n# published mAP: (?P<published>none|\d+\.\d) \((?P<source>.+)\)\n")
 
+_BOTH = {"train.epochs", "train.batch_size", "optimiser.lr"}
+
 Positive = Annotated[int, Field(ge=1, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
 Part = Annotated[float, Field(ge=0, lt=1)]
@@ -56,8 +58,23 @@ class ModelSection(Section):
     )
     normalise: bool = Field(True, description="subtract timm's mean and divide by its deviation; else 0 and 1")
     start_from: str | None = Field(None, description="checkpoint folder, tagger or hub:owner/name to train further")
+    frozen: Literal["auto", True, False] = Field(
+        "auto", description="train the heads alone; auto: without a GPU, where start_from names a trained backbone"
+    )
     backbone_options: dict[str, bool | int | float | str] = Field({}, description="further arguments of timm's")
     head_options: dict[str, bool | int | float] = Field({}, description="arguments of the head")
+
+
+class FrozenSection(Section):
+    """How the heads are trained where the backbone is frozen; what is said of them in train and optimiser is not."""
+
+    epochs: Positive = Field(60, description="in the place of train.epochs")
+    batch_size: Positive = Field(64, description="in the place of train.batch_size")
+    lr: PositiveFloat = Field(2e-3, description="in the place of optimiser.lr")
+    variants: Count = Field(3, description="augmented variants of each image, besides itself, whose features are kept")
+    folds: Count = Field(
+        5, description="parts of the training images that heads of their own are judged on; 0 for none"
+    )
 
 
 class TaskSection(Section):
@@ -168,6 +185,7 @@ class RunConfig(Section):
     train: TrainSection = TrainSection()
     evaluation: EvaluationSection = EvaluationSection()
     output: OutputSection = OutputSection()
+    frozen: FrozenSection = FrozenSection()
 
 
 def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -183,8 +201,21 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
     for override in overrides:
         section, key, value = _parse_override(override)
         values.setdefault(section, {})[key] = value
+        if f"{section}.{key}" in _BOTH:  # a recipe's number is for training everything, a user's for what is trained
+            values.setdefault("frozen", {})[key] = value
         config = _validate(values, where=cut(override))
     return config
+
+
+def settle_config(config: RunConfig, *, frozen: bool) -> RunConfig:
+    """The configuration that a run has in the end, once it is known whether its backbone is frozen."""
+    update: dict[str, Section] = {"model": config.model.model_copy(update={"frozen": frozen})}
+    if frozen:
+        said, ema = config.frozen, config.ema.model_copy(update={"decay": 0.0})  # the rate's end averages enough
+        once = {"epochs": said.epochs, "batch_size": said.batch_size, "accumulate": 1}
+        update |= {"train": config.train.model_copy(update=once), "ema": ema}
+        update["optimiser"] = config.optimiser.model_copy(update={"lr": said.lr})
+    return config.model_copy(update=update)
 
 
 def dump_config(config: RunConfig, *, explained: bool = False) -> str:

@@ -1,19 +1,31 @@
 """Build everything, train one batch, write nothing: what a run will take."""
 
-from dataclasses import dataclass
+import sys
+import time
+from copy import deepcopy
+from dataclasses import dataclass, replace
 
 import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator
 
+from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.loading import Batch, Loader
 from pivotpatch.data.records import Tell
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scoring import score_images
-from pivotpatch.training.build import Run, build_run, ignore, none_read
-from pivotpatch.training.config import RunConfig
+from pivotpatch.training.build import Run, build_run, choose_frozen, ignore, none_read
+from pivotpatch.training.config import RunConfig, settle_config
+from pivotpatch.training.features import Embedder, Features
+from pivotpatch.training.gain import score_unseen, tune_folds
 from pivotpatch.training.processes import gather_named, own_settings
-from pivotpatch.training.step import compile_run, take_step, time_again
+from pivotpatch.training.step import compile_run, take_step, time_again, time_step
+from pivotpatch.training.task import make_task
+
+FEW = 4  # images that an estimate is made from
+STARTING_SECONDS = 30.0  # that a program takes at most before it tries a run; one that is older did something else
+HEADS_SECONDS = 30.0  # that training the heads alone takes, where nobody has timed it
 
 
 @dataclass(frozen=True)
@@ -29,8 +41,8 @@ class DryRun:
     steps: int  # of the whole run
     seconds_per_step: float  # of the second of two steps, without waiting for images
     seconds_per_validation: float  # as one batch of it, scored again, suggests
-    seconds: float  # of the whole run
-    memory_bytes: int  # the most that was in use of the GPU's memory, or what the process uses on a CPU
+    seconds: float  # of the whole run, from the start of the program
+    memory_bytes: int  # the most that was in use of the GPU's memory, or of RAM on a CPU
     held_bytes: int  # what images that are held would take besides
     choices: dict[str, str]  # what "auto" was decided to be, and why, by the name of the setting
     not_read: dict[str, str]  # what was wrong with images that were skipped on the way to the batches, by name
@@ -38,15 +50,21 @@ class DryRun:
 
 def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore) -> DryRun:
     """Try one batch of a run; nothing is written, and images to be held are not decoded. `tell` as in `make_model`."""
+    begun = min(time.time() - psutil.Process().create_time(), STARTING_SECONDS)
     with own_settings(accelerator.device):
+        began = time.perf_counter()
         run = build_run(config, accelerator, decode=False, tell=tell)
         compile_run(run, steps_left=run.total_steps)
+        begun += time.perf_counter() - began
+        if run.embedder is not None:
+            begun += _try_features(run)
+        run.choices["model.frozen"] += tell_other_way(run, config)
         batch = _find_first(run, run.loader)
         per_step = time_again(run, lambda: take_step(run, batch, step=0, rows=np.arange(len(batch.indices))))
         per_validation = 0.0 if run.val_loader is None else _time_validation(run, run.val_loader)
     failures = [failure for each in (run.loader, run.val_loader) if each is not None for failure in each.failures]
     val = 0 if run.val_loader is None else len(run.val_loader.records)
-    evaluations = -(-config.train.epochs // config.evaluation.every) if val else 0
+    evaluations = (-(-config.train.epochs // config.evaluation.every) if run.embedder is None else 1) if val else 0
     on_gpu = accelerator.device.type == "cuda"
     return DryRun(
         device=torch.cuda.get_device_name() if on_gpu else f"cpu ({torch.get_num_threads()} threads)",
@@ -58,12 +76,82 @@ def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore)
         steps=run.total_steps,
         seconds_per_step=per_step,
         seconds_per_validation=per_validation,
-        seconds=per_step * run.total_steps + per_validation * evaluations,
-        memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss,
+        seconds=begun + per_step * run.total_steps + per_validation * evaluations,
+        memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else find_peak(),
         held_bytes=run.held_bytes,
         choices=run.choices,
         not_read=gather_named({failure.name: str(failure.error) for failure in failures}, accelerator),
     )
+
+
+def tell_other_way(run: Run, config: RunConfig) -> str:
+    """How long a run would take with the other choice of `model.frozen`; nothing where there is none to make."""
+    section, frozen = config.model, run.embedder is not None
+    if run.accelerator.device.type != "cpu" or section.start_from is None:
+        return ""
+    if frozen:
+        seconds = _estimate_full(run, config)
+        return f"; --full would train everything, in about {_write_time(seconds)}"
+    try:
+        choose_frozen(settle_config(config, frozen=True), run.task.model, run.accelerator.device)
+    except InputError:  # there is no other way
+        return ""
+    embedder = Embedder(run.task, AugmentPolicy(**config.augment.model_dump()), None, run.accelerator, run.dtype)
+    seconds = _time_features(run, embedder, variants=1 + config.frozen.variants)
+    return f"; model.frozen=true would train the heads alone, in about {_write_time(seconds + HEADS_SECONDS)}"
+
+
+def _estimate_full(run: Run, config: RunConfig) -> float:
+    """Seconds of training everything, from a few images of one step."""
+    given = settle_config(config, frozen=False)
+    few = given.model_copy(update={"train": given.train.model_copy(update={"batch_size": FEW, "accumulate": 1})})
+    task = make_task(deepcopy(run.task.model).requires_grad_(True).train(), few)
+    seconds = time_step(replace(run, config=few, task=task, step_module=task, embedder=None, average=None)) / FEW
+    held = 0 if run.val_loader is None else len(run.val_loader.records)
+    return given.train.epochs * seconds * (len(run.records) + held / 4)  # a backward pass costs more than a forward one
+
+
+def _time_features(run: Run, embedder: Embedder, *, variants: int) -> float:
+    """Seconds that the features of all images of a run take, from those of a few."""
+    count, held = len(run.records), 0 if run.val_loader is None else len(run.val_loader.records)
+    few, seconds = run.records[: 2 * FEW], []
+    for number in (1, 2):
+        sample = Features(few, number)
+        embedder.fill([sample], ignore)
+        began = time.perf_counter()
+        embedder.fill([sample], ignore)
+        seconds.append((time.perf_counter() - began) / len(few))
+    once, twice = seconds
+    return once * (count + held) + (twice - once) * count * (variants - 1)
+
+
+def _write_time(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def _try_features(run: Run) -> float:
+    """Seconds of all that a frozen run does beside its steps; its loaders then ship features that mean nothing."""
+    assert run.embedder is not None
+    seconds = _time_features(run, run.embedder, variants=1 + run.config.frozen.variants)
+    for loader in filter(None, (run.loader, run.val_loader)):
+        dataset = loader.batches.dataset
+        assert isinstance(dataset, Features)
+        dataset.kept = torch.rand(
+            run.embedder.find_shape(dataset), dtype=torch.float16, generator=torch.Generator().manual_seed(0)
+        )
+    began = time.perf_counter()
+    if run.task.folds:
+        tune_folds(run, progress=ignore)
+    return seconds + time.perf_counter() - began
+
+
+def find_peak() -> int:
+    """The most bytes of RAM that this process has used at once."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which tells it itself
+        return int(psutil.Process().memory_info().peak_wset)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _find_first(run: Run, loader: Loader) -> Batch:
@@ -80,6 +168,8 @@ def _time_validation(run: Run, loader: Loader) -> float:
     batch = _find_first(run, loader)
     if len(batch.indices) == 0:
         return 0.0
+    if run.embedder is not None:
+        return time_again(run, lambda: score_unseen(run, run.task.model, progress=ignore))
     device, model = run.accelerator.device, run.model.eval()
     with torch.inference_mode(), torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32):
         return time_again(run, lambda: score_images(model, batch.images.to(device))) * len(loader)

@@ -31,6 +31,7 @@ from pivotpatch.writing import explain_disk_faults, flush, holding, replacing, r
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.toml", "environment.json", "log.jsonl", "metrics.json"
 TENSORS, STATE = "training.safetensors", "state.json"
+BEFORE = "before.safetensors"
 LOCK = ".lock"
 DAMAGED = "it is damaged, start anew"
 # What may be another on the way without making the run another: where it computes, when it looks, what it writes.
@@ -181,6 +182,18 @@ class RunFolder:
         if self.writes:
             self._write(LOG, "".join(json.dumps(entry) + "\n" for entry in read_log(self.root)[:entries]))
 
+    def write_before(self, logits: Tensor) -> None:
+        """Keep what the model said before any step, (N,L)."""
+        if self.writes:
+            with explain_disk_faults(self.root), replacing(self.root / BEFORE) as written:
+                save_file({"logits": logits.contiguous()}, written)
+
+    def load_before(self) -> Tensor | None:
+        """What `write_before` was given; None where nothing was."""
+        with suppress(OSError, SafetensorError, KeyError):
+            return load_file(self.root / BEFORE)["logits"]
+        return None
+
     def write_metrics(self, metrics: dict[str, object]) -> None:
         """Replace metrics.json."""
         if self.writes:
@@ -197,7 +210,7 @@ class RunFolder:
             raise InputError(str(self.root), "another process is training in it", "wait for it, or end it first")
 
     def _tidy(self) -> None:
-        for name in (CONFIG, ENVIRONMENT, LOG, METRICS):
+        for name in (CONFIG, ENVIRONMENT, LOG, METRICS, BEFORE):
             (self.root / f"{name}.tmp").unlink(missing_ok=True)
         for folder in (self.last, self.best):
             old = folder.with_name(f"{folder.name}.old")

@@ -18,13 +18,15 @@ from pivotpatch.core.metrics import DEFINITIONS, AveragePrecision, average_preci
 from pivotpatch.data.loading import Failure, Loader
 from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError, shorten
-from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.open import load_checkpoint
 from pivotpatch.process import StopSignals
 from pivotpatch.training.build import Progress, Run, build_run, ignore, none_read, open_loader
-from pivotpatch.training.config import RunConfig
+from pivotpatch.training.config import RunConfig, settle_config
+from pivotpatch.training.dry_run import tell_other_way
+from pivotpatch.training.features import FOLDER, Features
 from pivotpatch.training.folder import RunFolder, RunState
+from pivotpatch.training.gain import measure_gain, score_loader, score_unseen, tune_folds
 from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
 from pivotpatch.training.step import collect_training, compile_run, restore_training, take_step
 from pivotpatch.writing import explain_disk_faults
@@ -63,8 +65,10 @@ def fit(
     folder = RunFolder(out, config, writes=accelerator.is_main_process)
     folder.check_free()
     with closing(folder), own_settings(accelerator.device):
-        run = build_run(config, accelerator, progress=progress, tell=tell)
+        run = build_run(config, accelerator, keep=out.parent / FOLDER, progress=progress, tell=tell)
         compile_run(run, steps_left=run.total_steps)
+        run.choices["model.frozen"] += tell_other_way(run, config)
+        folder.config = run.config
         folder.create(run.choices)  # only now: a wrong configuration leaves nothing that the next attempt stumbles on
         return _Trainer(run, folder, RunState(records=len(run.records)), progress, report).train(tell)
 
@@ -79,7 +83,9 @@ def resume(out: Path, *, progress: Progress = ignore, report: Report = ignore, t
         folder.check_resumable(state)
         accelerator = make_accelerator(folder.config, out)
         saved = folder.last if state.step > 0 else None
-        run = build_run(folder.config, accelerator, saved=saved, progress=progress)
+        if folder.config.model.frozen == "auto":  # of a run from before there was a choice
+            folder.config = settle_config(folder.config, frozen=False)
+        run = build_run(folder.config, accelerator, saved=saved, keep=out.parent / FOLDER, progress=progress)
         if saved is not None:
             _check_images(run, state)
             restore_training(run, folder.load_tensors(accelerator.device))
@@ -125,7 +131,9 @@ class _Trainer:
             with self.stop:
                 with open_trackers(run.accelerator, run.config, step=self.state.step):
                     try:
+                        self.prepare(tell)
                         self.take_steps()
+                        tested |= self.finish()
                         tested["test"] = self.test()
                     except _Interrupted as interrupted:
                         stopped_by = interrupted.args[0]
@@ -136,6 +144,46 @@ class _Trainer:
             safe = f"last/ holds step {self.saved}, --resume goes on there" if self.saved else "nothing was saved yet"
             raise InputError(where, wrong, f"{todo}; {safe}") from error
         return FitResult(metrics, stopped_by)
+
+    def prepare(self, tell: Tell) -> None:
+        """Have a frozen backbone's features computed, and score a model that was trained before as it came."""
+        run, ranking = self.run, self.run.task.ranking
+        if run.embedder is not None:
+            sets = [each.batches.dataset for each in (run.loader, run.val_loader) if each is not None]
+            run.embedder.fill([each for each in sets if isinstance(each, Features)], self.watch)
+        if run.config.model.start_from is not None and run.val_loader is not None and self.state.step == 0:
+            scores = score_unseen(run, run.task.model, progress=self.watch)
+            mean = average_precision(scores.get(ranking), scores.target).mean
+            tell(f"before any step: mAP {100 * mean:.2f} on {len(scores):,} images; labels new to it rank at chance")
+            self.folder.write_before(scores.get(ranking))
+        self.clock = time.perf_counter()  # none of this is part of the speed of training
+
+    def finish(self) -> dict[str, Any]:
+        """Fit thresholds, calibration and effort where folds allow it, and find what was gained since the beginning."""
+        run, before = self.run, self.folder.load_before()
+        found: dict[str, Any] = {}
+        if run.task.folds:
+            tuned = tune_folds(run, progress=self.watch)
+            tuned.store(run.model)
+            self.folder.save_best(run.model)
+            found["tuned"] = {
+                "images": tuned.pictures,
+                "calibration": tuned.method,
+                "thresholds": str(tuned.thresholds),
+            }
+        if before is not None and run.val_loader is not None:
+            run.accelerator.wait_for_everyone()  # until the first process has written it
+            best = run.model if run.embedder else load_checkpoint(self.folder.best).to(run.accelerator.device)
+            after = score_unseen(run, best, progress=self.watch)
+            if len(after) == len(before):  # else images went or came since
+                found["gain"] = measure_gain(before, after, definition=run.config.evaluation.definition)
+        return found
+
+    def watch(self, what: str, done: int, total: int | None) -> None:
+        """Tell of progress, and stop where somebody asked for that."""
+        if self.stop.received is not None and self.run.accelerator.num_processes == 1:
+            raise _Interrupted(self.stop.received)
+        self.progress(what, done, total)
 
     def take_steps(self) -> None:
         """Train until the schedule ends, patience does, or somebody asks to stop."""
@@ -166,10 +214,11 @@ class _Trainer:
         run, state, ends = self.run, self.state, self.state.step >= self.run.total_steps
         if not state.pictures:
             raise none_read(run.records)
-        self.save()
+        if ends or run.embedder is None:  # epochs of heads take no time
+            self.save()
         if run.val_loader is None and ends:
             self.folder.save_best(run.model)
-        if run.val_loader is not None and (ends or epoch % run.config.evaluation.every == 0):
+        if run.val_loader is not None and (ends or (run.embedder is None and epoch % run.config.evaluation.every == 0)):
             found = self.measure(run.model, run.val_loader, "validate")
             means = {f"val_mAP_{name}": each.mean for name, each in found.items()}
             state.waited += 1
@@ -229,14 +278,8 @@ class _Trainer:
 
     def measure(self, model: Classifier, loader: Loader, what: str) -> dict[str, AveragePrecision]:
         """Average precision of each kind of logits that the task trains, on a loader's images."""
-
-        def watch(_what: str, done: int, total: int | None) -> None:
-            if self.stop.received is not None and self.run.accelerator.num_processes == 1:
-                raise _Interrupted(self.stop.received)
-            self.progress(what, done, total)
-
         run, definition = self.run, self.run.config.evaluation.definition
-        scores = score_pictures(model, loader, accelerator=run.accelerator, dtype=run.dtype, progress=watch)
+        scores = score_loader(run, model, loader, progress=lambda _, *done: self.watch(what, *done))
         self.note_failures(loader.failures)
         if len(scores) == 0:
             raise none_read(loader.records)
@@ -277,9 +320,10 @@ class _Trainer:
     def describe(self, *, finished: bool) -> dict[str, Any]:
         """What metrics.json says, but for the test sets."""
         run, state, ranking = self.run, self.state, self.run.task.ranking
-        chosen = run.val_loader is not None
+        chosen = run.val_loader is not None and run.embedder is None
         metrics: dict[str, Any] = {
             "finished": finished,
+            "frozen": run.embedder is not None,
             "steps": state.step,
             "epochs": state.step / run.steps_per_epoch,
             "seconds": time.perf_counter() - self.began,

@@ -15,10 +15,13 @@ from pivotpatch.accel.device import can_run
 from pivotpatch.accel.rewrites import quicken_training
 from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.data.loading import Batch
+from pivotpatch.models.views import Views
 from pivotpatch.models.weights import load_exactly
 from pivotpatch.training.build import Run
+from pivotpatch.training.features import pick_variants
 from pivotpatch.training.optimiser import find_cycle_point
 from pivotpatch.training.processes import COMPILE_SECONDS, pays_to_compile
+from pivotpatch.training.task import Kept
 
 
 def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> Tensor:
@@ -68,28 +71,31 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
     """
     device, config = run.accelerator.device, run.config
     torch.manual_seed(_mix(config.train.seed, step, run.accelerator.process_index))
-    count = run.task.views_per_image
-    augmentation = draw_augmentation(
-        config.train.batch_size * count,
-        policy=AugmentPolicy(**config.augment.model_dump()),
-        generator=torch.Generator().manual_seed(_mix(config.train.seed, step)),
-    )
-    images, target = batch.images, batch.target
+    count, generator = run.task.views_per_image, torch.Generator().manual_seed(_mix(config.train.seed, step))
+    policy, number = AugmentPolicy(**config.augment.model_dump()), config.train.batch_size * count
+    augmentation = draw_augmentation(number, policy=policy, generator=generator)
+    variant = torch.randint(1 + config.frozen.variants, (number,), generator=generator)
+    images, target, indices = batch.images, batch.target, batch.indices
     if len(images) == 0:  # a black image of which nothing is known costs nothing, but takes part in every exchange
         images, target = images.new_zeros(1, *images.shape[1:]), target.new_full((1, target.shape[1]), torch.nan)
-        rows = np.zeros(1, dtype=np.int64)
+        rows, indices = np.zeros(1, dtype=np.int64), torch.zeros(1, dtype=torch.int64)
     with record_function("transfer"):
         images = images.to(device, non_blocking=True)
     scale = _find_scale(run, target)
     total = torch.zeros(len(run.task.parts), device=device)
-    whole = (images, target, torch.from_numpy(rows))
+    whole = (images, target, torch.from_numpy(rows), indices)
     compiled = run.compiled and device.type == "cuda"
     shares = list(zip(*(part.chunk(config.train.accumulate) for part in whole), strict=True))
-    for number, (pixels, truth, places) in enumerate(shares, 1):
+    for number, (pixels, truth, places, chosen) in enumerate(shares, 1):
         drawn = places[:, None] * count + torch.arange(count)  # for these images, in the order of `make_views`
         order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
+        views: Views | Kept
         with record_function("views"):
-            views = run.task.make_views(pixels, augmentation=augmentation.select(order), compiled=compiled)
+            if run.embedder is not None:
+                seen = pick_variants(pixels, variant[drawn], run.embedder.model)
+                views = Kept(seen, run.folds[chosen].to(device))
+            else:
+                views = run.task.make_views(pixels, augmentation=augmentation.select(order), compiled=compiled)
         with nullcontext() if number == len(shares) else run.accelerator.no_sync(run.step_module):
             autocast = torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32)
             with record_function("forward"), autocast:
@@ -136,6 +142,8 @@ def compile_run(run: Run, *, steps_left: int) -> None:
     compiled = setting is True
     if setting == "auto" and device.type != "cuda":
         why = ": there is no GPU"
+    elif setting == "auto" and run.embedder is not None:
+        why = ": the heads of a frozen backbone are trained in no time"
     elif setting == "auto":
         seconds = time_step(run)
         compiled = pays_to_compile(steps_left=steps_left, seconds_per_step=seconds)
@@ -187,17 +195,22 @@ def time_again(run: Run, work: Callable[[], object]) -> float:
 
 def collect_training(run: Run) -> dict[str, Tensor]:
     """The weights in training and the optimiser's moments, by name."""
-    tensors = {f"model.{name}": value for name, value in run.task.model.state_dict().items()}
-    for name, weight in run.task.model.named_parameters():
+    tensors: dict[str, Tensor] = dict(run.task.state_dict())
+    for name, weight in _name_weights(run).items():
         tensors |= {f"optimiser.{name}.{key}": value for key, value in run.optimiser.state.get(weight, {}).items()}
     return tensors
 
 
+def _name_weights(run: Run) -> dict[str, Tensor]:
+    """The weights of a task: those of its model by their names there, those of folds by theirs in the task."""
+    return {name.removeprefix("model."): weight for name, weight in run.task.named_parameters()}
+
+
 def restore_training(run: Run, tensors: Mapping[str, Tensor]) -> None:
     """Put what `collect_training` gave back in place."""
-    model = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    load_exactly(run.task.model, model, where="training state")
-    weights = dict(run.task.model.named_parameters())
+    held = {name: value for name, value in tensors.items() if not name.startswith("optimiser.")}
+    load_exactly(run.task, held, where="training state")
+    weights = _name_weights(run)
     for key, value in tensors.items():
         if key.startswith("optimiser."):
             name, _, moment = key.removeprefix("optimiser.").rpartition(".")

@@ -1,16 +1,24 @@
 """Tasks: model and loss as one module, so that the loop never learns the method."""
 
-from typing import ClassVar
+from copy import deepcopy
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
 from pivotpatch.data.augment import Augmentation
-from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.classifier import Classifier, Embeddings, IndependentClassifier, SharedClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.training.config import LossSection, RunConfig
+
+
+class Kept(NamedTuple):
+    """What is left of views behind a frozen backbone: embeddings of B images, and the fold (B,) that each is in."""
+
+    embeddings: Embeddings
+    fold: Tensor
 
 
 class Task(nn.Module):
@@ -18,6 +26,7 @@ class Task(nn.Module):
 
     Attributes:
         model: the model.
+        folds: of a frozen model: heads that learn beside its own, each from the images of all folds but one.
         loss: of logits (B,L) against target (B,L), summed.
         parts: names of the K parts of the loss.
         ranking: the kind of logits that checkpoints are compared by.
@@ -30,6 +39,7 @@ class Task(nn.Module):
         super().__init__()
         self.model = model
         self.loss = loss
+        self.folds = nn.ModuleList()
 
     @property
     def views_per_image(self) -> int:
@@ -41,9 +51,32 @@ class Task(nn.Module):
         """The views of images (B,3,h,w) uint8 from the loader, on their device."""
         return make_network_views(self.model, images, augmentation=augmentation, compiled=compiled)
 
-    def forward(self, views: Views, target: Tensor) -> Tensor:
-        """The K parts of the loss of a batch against its target (B,L), each summed over images and labels."""
+    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+        """The K parts of the loss of a batch against its target (B,L), each summed over images and labels.
+
+        Heads of folds learn from what a frozen backbone made of views before; their losses are told nobody.
+        """
+        if not isinstance(seen, Kept):
+            return self.judge(self.model, self.model.embed_views(*seen), target)
+        parts = self.judge(self.model, seen.embeddings, target)
+        for number, heads in enumerate(self.folds):
+            others = target.masked_fill((seen.fold == number)[:, None], torch.nan)
+            cost = self.judge(heads, seen.embeddings, others)
+            parts = parts + (cost - cost.detach())
+        return parts
+
+    def judge(self, model: Any, embeddings: Embeddings, target: Tensor) -> Tensor:
+        """The K parts of the loss of what a model's heads make of embeddings."""
         raise NotImplementedError
+
+    def freeze(self, *, folds: int) -> None:
+        """Train the last steps alone, and those of so many folds beside them."""
+        assert isinstance(self.model, SharedClassifier)
+        self.model.requires_grad_(False)
+        for last in (self.model.head.project, *map(self.model.get_submodule, self.model.projections)):
+            last.requires_grad_(True)
+        copies = (deepcopy(self.model, {id(self.model.backbone): None}) for _ in range(folds))
+        self.folds.extend(copies)
 
 
 class WholeImageTask(Task):
@@ -52,9 +85,16 @@ class WholeImageTask(Task):
     parts = ("image",)
     ranking = "image"
 
-    def forward(self, views: Views, target: Tensor) -> Tensor:
+    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
         """Loss (1,) of the image logits."""
-        return torch.stack([self.loss(self.model(views.image), target)])
+        if isinstance(self.model, IndependentClassifier):
+            assert isinstance(seen, Views)
+            return torch.stack([self.loss(self.model(seen.image), target)])
+        return super().forward(seen, target)
+
+    def judge(self, model: Any, embeddings: Embeddings, target: Tensor) -> Tensor:
+        """Loss (1,) of the image logits."""
+        return torch.stack([self.loss(model.project_embeddings(embeddings), target)])
 
 
 class PatchTask(Task):
@@ -86,12 +126,13 @@ class PatchTask(Task):
         closer = make_network_views(self.model, images, augmentation=last, patches=False, size=size, compiled=compiled)
         return views._replace(closer=closer.image)
 
-    def forward(self, views: Views, target: Tensor) -> Tensor:
+    def judge(self, model: Any, embeddings: Embeddings, target: Tensor) -> Tensor:
         """Losses (2,) of image and pooled patch logits; (3,) with that of a closer look."""
-        out = self.model.forward_views(views.image, views.patches)
+        out = model.project_embeddings(embeddings)
         costs = [self.loss(out.image_logits, target), self.loss(out.pooled_logits, target)]
-        if views.closer is not None:
-            costs.append(sum(self.loss(logits, target) for logits in self.model.forward_closer(views.closer)))
+        if embeddings.closer is not None:
+            again = model.project_embeddings(embeddings.again)
+            costs.append(self.loss(again.image_logits, target) + self.loss(again.pooled_logits, target))
         return torch.stack(costs)
 
 
@@ -106,9 +147,10 @@ class PatchOnlyTask(Task):
         super().__init__(model, loss)
         model.head.project.requires_grad_(False)  # it gets no gradient, which several processes would wait for
 
-    def forward(self, views: Views, target: Tensor) -> Tensor:
+    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
         """Loss (1,) of the pooled patch logits."""
-        return torch.stack([self.loss(self.model.forward_patches(views.patches), target)])
+        assert isinstance(seen, Views)
+        return torch.stack([self.loss(self.model.forward_patches(seen.patches), target)])
 
 
 def make_task(model: Classifier, config: RunConfig) -> Task:

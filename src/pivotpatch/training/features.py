@@ -1,0 +1,234 @@
+"""What a frozen backbone makes of images: computed once, kept on the disk, and shipped to the loop in their place."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from pivotpatch.accel.inference import quicken_inference
+from pivotpatch.core.counterfactual import CounterfactualLogits
+from pivotpatch.data.augment import Augmentation, AugmentPolicy, draw_augmentation
+from pivotpatch.data.loading import Batch, Failure, Loader, OnError, hold_images
+from pivotpatch.data.records import RecordSet
+from pivotpatch.inference.scores import Scores
+from pivotpatch.inference.scoring import evaluating, score_pictures
+from pivotpatch.models.checkpoint import fingerprint
+from pivotpatch.models.classifier import Embeddings, SharedClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.training.task import Task
+from pivotpatch.writing import explain_disk_faults, replacing
+
+FOLDER = ".features"
+"""Beside the folders of runs, which share it."""
+AT_ONCE = 8  # images whose views pass the backbone together
+_VERSION = 1  # of what is kept
+
+
+@dataclass(eq=False)
+class Features(Dataset[Batch]):
+    """Features of N images in V variants: as they are first, then augmented, each view on its own.
+
+    There are R rows of D numbers: of the image, of its patches, and of the first variant alone those of the closer look
+    and of its patches.
+    """
+
+    records: RecordSet
+    variants: int
+    kept: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,V,R,D) float16, once `Embedder.fill` was asked
+    failures: dict[int, Failure] = field(default_factory=dict)  # images that could not be read, by their index
+
+    def __getitem__(self, chosen: list[int]) -> Batch:
+        """A batch of features (B,V,R,D) in the place of images."""
+        read = np.array([index for index in chosen if index not in self.failures], dtype=np.int64)
+        indices = torch.from_numpy(read)
+        failures = tuple(self.failures[index] for index in chosen if index in self.failures)
+        return Batch(self.kept[indices], self.records.target(read), indices, failures)
+
+    def select(self, rows: NDArray[np.int64]) -> "Features":
+        """The images that `rows` names, as they are alone."""
+        failures = {row: self.failures[index] for row, index in enumerate(rows.tolist()) if index in self.failures}
+        return Features(self.records.select(rows), 1, self.kept[torch.from_numpy(rows), :1], failures)
+
+
+def pick_variants(kept: Tensor, choice: Tensor, model: SharedClassifier) -> Embeddings:
+    """Embeddings of B images, from their features (B,V,R,D) and the variants (B,1+P..) that each view is of."""
+    count = count_rows(model)[1]
+    rows = kept[torch.arange(len(kept))[:, None], choice[:, :count], torch.arange(count)].float()
+    if not isinstance(model, PatchClassifier):
+        return Embeddings(rows[:, 0])
+    again = kept[:, 0, count:].float()
+    return Embeddings(rows[:, 0], rows[:, 1:], *((again[:, 0], again[:, 1:]) if model.closer_size else ()))
+
+
+def score_features(
+    model: SharedClassifier, loader: Loader, *, heads: Any = None, closer: bool = False, **options: Any
+) -> Scores:
+    """Score images by the features that a loader ships, without any augmentation.
+
+    Args:
+        model: whose features they are.
+        loader: of `Features`.
+        heads: other last steps than the model's own, see `Task.folds`.
+        closer: take the closer look in the place of the patches.
+        options: as in `score_pictures`.
+    """
+    last, views = heads or model, count_rows(model)[1]
+
+    def score(kept: Tensor) -> CounterfactualLogits | Tensor:
+        seen = pick_variants(kept, torch.zeros(len(kept), views, dtype=torch.int64), model)
+        found: CounterfactualLogits | Tensor = last.project_closer(seen) if closer else last.project_embeddings(seen)
+        return found
+
+    return score_pictures(model, loader, score=score, closer_size=model.closer_size if closer else None, **options)
+
+
+def count_rows(model: SharedClassifier) -> tuple[int, int]:
+    """Rows of an image's features as it is, and of an augmented variant."""
+    views = 1 + model.grid**2 if isinstance(model, PatchClassifier) else 1
+    return views * (2 if model.closer_size else 1), views
+
+
+@dataclass
+class Embedder:
+    """Computes features and keeps them, a file per image and variant, named by all that decides what is in it.
+
+    So nothing that is stale can be taken for what is wanted: another image, backbone, patching or augmentation has
+    another name. Files are written whole; those that are there say what is left to do.
+    """
+
+    task: Task  # makes the views; its model's backbone makes the features
+    policy: AugmentPolicy  # of augmented variants
+    folder: Path | None  # where they are kept; None keeps them in memory alone
+    accelerator: Accelerator
+    dtype: torch.dtype  # of autocast
+    on_error: OnError = "error"
+
+    def __post_init__(self) -> None:
+        model = self.task.model
+        assert isinstance(model, SharedClassifier)
+        self.model, device = model, self.accelerator.device
+        with evaluating(model.backbone):
+            side = model.preprocessing.image_size
+            quick = quicken_inference(model.backbone, side=side, device=device, dtype=self.dtype)
+            quick = quick.to(memory_format=torch.channels_last)
+        self._quick = deepcopy(model, {id(model.backbone): quick}).eval()
+        cut: tuple[object, ...] = ()
+        if isinstance(model, PatchClassifier):
+            cut = (model.grid, model.overlap, model.source_size, model.patch_size, model.closer_size)
+        weights, head = fingerprint(model.backbone), model.architecture.head
+        self._own = repr((_VERSION, weights, head, model.preprocessing, cut, str(self.dtype))).encode()
+
+    def find_shape(self, features: Features) -> tuple[int, int, int, int]:
+        """N, V, R and D of what `fill` gives."""
+        return len(features.records), features.variants, count_rows(self.model)[0], self.model.backbone.features
+
+    def fill(self, sets: Sequence[Features], progress: Callable[[str, int, int | None], None]) -> None:
+        """Give sets their features; each process computes its share of what is not there and reads the others'."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        if self.folder is not None:
+            with explain_disk_faults(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+        total, done = sum(len(each.records) * each.variants for each in sets), 0
+        for each in sets:
+            count = len(each.records)
+            each.kept = torch.zeros(self.find_shape(each), dtype=torch.float16)
+            digests = [self._digest(each.records, index) for index in range(count)]
+            # Blocks are the same whatever is there already: on a CPU the rounding depends on who is in a batch.
+            blocks = [list(range(start, min(start + AT_ONCE, count))) for start in range(0, count, AT_ONCE)]
+            wanted = [(block, variant) for variant in range(each.variants) for block in blocks]
+            left = [(b, v) for b, v in wanted if not all(self._read(each, digests, index, v) for index in b)]
+            done += sum(len(block) for block, _ in wanted) - sum(len(block) for block, _ in left)
+            progress("features", done, total)
+            for block, variant in left:
+                if block[0] // AT_ONCE % world == rank:
+                    self._compute(each, digests, block, variant)
+                done += len(block)
+                progress("features", done, total)
+            self.accelerator.wait_for_everyone()
+            for block, variant in left:
+                if block[0] // AT_ONCE % world != rank:
+                    unread = [index for index in block if not self._read(each, digests, index, variant)]
+                    if unread:  # nor could the other process read them, as will be found again
+                        self._compute(each, digests, unread, variant)
+
+    def _compute(self, features: Features, digests: list[bytes], chunk: list[int], variant: int) -> None:
+        """Compute and keep the features of some images in one variant."""
+        side = self.model.picture_size
+        held = hold_images(features.records.select(np.array(chunk)), size=(side, side), on_error=self.on_error)
+        for row, failure in held.failures.items():
+            features.failures[chunk[row]] = failure
+        read = [row for row in range(len(chunk)) if row not in held.failures]
+        if not read:
+            return
+        images = held.images[read].to(self.accelerator.device)
+        drawn = self._draw([digests[chunk[row]] for row in read], variant) if variant else None
+        found = self.embed(images, drawn).half().cpu()
+        for row, value in zip(read, found, strict=True):
+            features.kept[chunk[row], variant, : len(value)] = value
+            if self.folder is not None:
+                path = self._find(digests[chunk[row]], variant)
+                with explain_disk_faults(path), replacing(path) as written, written.open("wb") as file:
+                    np.save(file, value.numpy(), allow_pickle=False)
+
+    def embed(self, images: Tensor, augmentation: Augmentation | None = None) -> Tensor:
+        """Features (B,R,D) of images (B,3,h,w) uint8 from the loader; augmented ones have no closer look."""
+        autocast = torch.autocast(images.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        with torch.inference_mode(), autocast:
+            views = self.task.make_views(images, augmentation=augmentation)
+            closer = None if augmentation is not None else views.closer
+            order = torch.channels_last
+            image = views.image.contiguous(memory_format=order)
+            seen = self._quick.embed_views(image, views.patches, closer)
+        parts = [seen.image[:, None], seen.patches, None if seen.closer is None else seen.closer[:, None], seen[3]]
+        return torch.cat([part for part in parts if part is not None], dim=1)
+
+    def _draw(self, digests: list[bytes], variant: int) -> Augmentation:
+        """What happens to the views of some images in a variant, whatever images are beside them."""
+        count = self.task.views_per_image
+        seeds = [int.from_bytes(sha256(digest + bytes([variant])).digest()[:7]) for digest in digests]
+        each = [
+            draw_augmentation(count, policy=self.policy, generator=torch.Generator().manual_seed(seed))
+            for seed in seeds
+        ]
+        drawn = torch.arange(len(each) * count).reshape(-1, count)
+        order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
+        return Augmentation(*map(torch.cat, zip(*each, strict=True))).select(order)
+
+    def _digest(self, records: RecordSet, index: int) -> bytes:
+        """Of what is in an image's file and what is made of it."""
+        content, source = sha256(self._own), records.images.source(records.place(index))
+        if isinstance(source, Path):
+            with suppress(OSError):  # said when it is decoded
+                content.update(source.read_bytes())
+        else:
+            content.update(source if isinstance(source, bytes) else source.tobytes() + repr(source.shape).encode())
+        return content.digest()
+
+    def _find(self, digest: bytes, variant: int) -> Path:
+        assert self.folder is not None
+        name = sha256(digest + repr((variant, self.policy if variant else None)).encode()).hexdigest()[:32]
+        return self.folder / f"{name}.npy"
+
+    def _read(self, features: Features, digests: list[bytes], index: int, variant: int) -> bool:
+        """Whether the features of an image in a variant are there; they are taken."""
+        if self.folder is None:
+            return False
+        place = features.kept[index, variant, : count_rows(self.model)[min(variant, 1)]]
+        try:
+            found = np.load(self._find(digests[index], variant), allow_pickle=False)
+        except (OSError, ValueError, EOFError):  # not there, or cut short when the power went
+            return False
+        if found.shape != tuple(place.shape) or found.dtype != np.float16:
+            return False
+        place.copy_(torch.from_numpy(found))
+        return True

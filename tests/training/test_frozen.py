@@ -1,0 +1,231 @@
+"""A frozen backbone: features are computed once and never stale, heads alone learn, and nothing is lost on the way."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from run_process import TrainingProcess, crash, make_config, read_run, when, write_images
+
+from pivotpatch.data.address import open_records
+from pivotpatch.data.augment import AugmentPolicy
+from pivotpatch.data.loading import hold_images
+from pivotpatch.errors import InputError
+from pivotpatch.inference.scoring import evaluating
+from pivotpatch.models import Architecture, Embeddings, IndependentClassifier, MultiLabelClassifier, PatchClassifier
+from pivotpatch.models.open import load_checkpoint
+from pivotpatch.training import fit, load_config, resume
+from pivotpatch.training.build import Run, build_run, choose_frozen, ignore
+from pivotpatch.training.config import RunConfig, settle_config
+from pivotpatch.training.features import FOLDER, Embedder, Features, pick_variants
+from pivotpatch.training.processes import make_accelerator
+from pivotpatch.training.task import Kept, PatchTask, make_loss
+
+IMAGES = "data.train=scenes:@train?count=72&size=32"
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that was trained for a moment, on images of another seed."""
+    folder = tmp_path_factory.mktemp("start")
+    fit(make_config("train.epochs=1", "task.closer_size=48"), folder / "run")
+    return str(folder / "run" / "best")
+
+
+def freeze(start: str, *changes: str) -> RunConfig:
+    """40 steps on features of 58 images, 14 are held out."""
+    own = ("model.backbone=resnet101.tv_in1k", "model.image_size=", "task.closer_size=48", "train.epochs=5")
+    return make_config(IMAGES, f"model.start_from={start}", *own, "frozen.variants=1", "augment.flip=0.5", *changes)
+
+
+def build(config: RunConfig, keep: Path | None = None) -> Run:
+    return build_run(config, make_accelerator(config), keep=keep)
+
+
+@pytest.fixture(scope="session")
+def whole(start: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A frozen run that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    fit(freeze(start), folder)
+    return folder
+
+
+def test_only_heads_learn_and_all_that_other_verbs_need_is_there(start: str, whole: Path) -> None:
+    before, after = load_checkpoint(start), load_checkpoint(whole / "best")
+    learned = {name for name, value in after.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
+    last = ("head.project", "patch_projection", "weight_projection")
+    assert learned == {f"{place}.{part}" for place in last for part in ("weight", "bias")}
+    assert None not in (after.thresholds, after.calibration, after.adaptive)
+    assert len(list((whole.parent / FOLDER).iterdir())) == 72 + 58  # an augmented variant of what is learned from
+    metrics = load_metrics(whole)
+    gain = metrics["gain"]
+    assert (metrics["frozen"], metrics["tuned"]["images"], gain["images"]) == (True, 58, 72)
+    assert gain["gained"] == pytest.approx(gain["after"] - gain["before"])
+    assert gain["interval"][0] <= gain["gained"] <= gain["interval"][1]
+
+
+def load_metrics(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "metrics.json").read_text()))
+
+
+def test_what_is_kept_gives_the_same_run_and_nothing_is_computed_again(
+    start: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole.parent / FOLDER, tmp_path / FOLDER)
+    monkeypatch.setattr(Embedder, "_compute", lambda *_: crash())
+    fit(freeze(start), tmp_path / "again")
+    assert read_run(tmp_path / "again") == read_run(whole)
+
+
+@pytest.mark.parametrize(("stage", "done"), [("features", 40), ("features", 90), ("train", 22)])
+def test_a_run_that_stops_among_features_or_heads_goes_on_to_the_same_end(
+    stage: str, done: int, start: str, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(ZeroDivisionError):
+        fit(freeze(start), out, progress=when(stage, done, crash))
+    kept = sorted((tmp_path / FOLDER).iterdir())
+    assert bool(kept) and not list((tmp_path / FOLDER).glob("*.tmp"))  # noqa: PT018
+    kept[0].write_bytes(kept[0].read_bytes()[:-100])  # as a power cut may leave it
+    assert not resume(out).stopped_by
+    assert read_run(out) == read_run(whole)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_end(start: str, whole: Path, tmp_path: Path) -> None:
+    process = TrainingProcess(tmp_path / "run", freeze(start))
+    while process.hear() != ("features", 24):
+        pass
+    process.kill()
+    resume(tmp_path / "run")
+    assert read_run(tmp_path / "run") == read_run(whole)
+
+
+def test_features_are_what_the_model_makes_of_views_whatever_images_are_beside(start: str) -> None:
+    run = build(freeze(start))
+    embedder, model = run.embedder, run.task.model
+    assert embedder is not None
+    some, other = Features(run.records[:12], 2), Features(run.records[8:11], 2)
+    for features in (some, other):
+        embedder.fill([features], ignore)
+    torch.testing.assert_close(some.kept[8:11], other.kept, rtol=1e-3, atol=1e-3)
+    assert not torch.equal(some.kept[:, 0, :5], some.kept[:, 1, :5])
+    assert isinstance(model, PatchClassifier)
+    pixels = hold_images(run.records[:12], size=(32, 32)).images
+    with evaluating(model), torch.inference_mode():
+        expected = model.embed_views(*run.task.make_views(pixels))
+    found = pick_variants(some.kept, torch.zeros(12, 6, dtype=torch.int64), model)
+    torch.testing.assert_close(tuple(found), tuple(expected), rtol=2e-3, atol=2e-3)
+
+
+def test_each_view_is_of_the_variant_that_was_drawn_for_it() -> None:
+    model = PatchClassifier("test_resnet", ["a"], image_size=32, closer_size=48)
+    kept = torch.arange(2 * 3 * 10 * 4).reshape(2, 3, 10, 4).half()
+    choice = torch.tensor([[0, 1, 2, 0, 1, 2], [2, 2, 1, 1, 0, 1]])
+    found = pick_variants(kept, choice, model)
+    for row in range(2):
+        views = [kept[row, choice[row, view], view] for view in range(5)]
+        torch.testing.assert_close(torch.cat([found.image[row, None], found.patches[row]]).half(), torch.stack(views))  # type: ignore[index]
+        torch.testing.assert_close(found.closer[row].half(), kept[row, 0, 5])  # type: ignore[index]
+        torch.testing.assert_close(found.closer_patches[row].half(), kept[row, 0, 6:])  # type: ignore[index]
+
+
+def change_image(_: Run, folder: Path) -> None:
+    ImageOps.invert(Image.open(folder / "0003.png").convert("RGB")).save(folder / "0003.png")
+
+
+def change_backbone(run: Run, _: Path) -> None:
+    with torch.no_grad():
+        next(run.task.model.parameters()).mul_(1.01)
+
+
+def change_overlap(run: Run, _: Path) -> None:
+    assert isinstance(run.task.model, PatchClassifier)
+    run.task.model.overlap = 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "computed"), [(change_image, 2), (change_backbone, 80), (change_overlap, 80), (lambda *_: None, 0)]
+)
+def test_what_is_stale_has_another_name(
+    change: Callable[[Run, Path], None], computed: int, start: str, tmp_path: Path
+) -> None:
+    table = write_images(tmp_path / "images")
+    run = build(freeze(start), keep=None)
+
+    def fill() -> int:
+        embedder = Embedder(run.task, AugmentPolicy(), tmp_path / FOLDER, run.accelerator, run.dtype)
+        before = len(list((tmp_path / FOLDER).glob("*.npy")))
+        embedder.fill([Features(open_records(table), 2)], ignore)
+        return len(list((tmp_path / FOLDER).glob("*.npy"))) - before
+
+    assert fill() == 80
+    (image,) = (tmp_path / "images").rglob("0003.png")
+    change(run, image.parent)
+    assert fill() == computed
+
+
+def test_heads_of_a_fold_learn_from_all_others_and_the_model_from_all() -> None:
+    torch.manual_seed(0)
+    task = PatchTask(PatchClassifier("test_resnet", ["a", "b"], image_size=32), make_loss(load_config(None).loss))
+    task.freeze(folds=2)
+    width, target = task.model.backbone.features, torch.tensor([[1.0, 0.0], [0.0, torch.nan], [1.0, 1.0]])
+    seen = Embeddings(torch.randn(3, width), torch.randn(3, 4, width))
+    parts = task(Kept(seen, torch.tensor([0, 1, 0])), target)
+    torch.testing.assert_close(parts, task.judge(task.model, seen, target))  # what folds cost is not told
+    parts.sum().backward()
+    for number, rows in enumerate(([1], [0, 2])):
+        alone = PatchTask(task.model, task.loss)
+        weights = list(task.model.head.project.parameters())
+        expected = torch.autograd.grad(
+            alone.judge(task.model, Embeddings(*(part[rows] for part in seen[:2])), target[rows]).sum(), weights
+        )
+        heads = task.folds[number]
+        found = [weight.grad for weight in heads.head.project.parameters()]  # type: ignore[union-attr]
+        torch.testing.assert_close(found, list(expected))
+    assert all(weight.grad is None for weight in task.model.backbone.parameters())
+
+
+def test_unknown_labels_and_images_that_cannot_be_read_are_left_out(start: str, tmp_path: Path) -> None:
+    table = write_images(tmp_path / "images", broken=(3, 7))
+    changes = (f"data.train={table}", "data.on_error=skip", "data.val_fraction=0.25", "train.epochs=2")
+    result = fit(freeze(start, *changes), tmp_path / "run")
+    assert sorted(Path(name).name for name in result.metrics["not_read"]) == ["0003.png", "0007.png"]
+    assert result.metrics["gain"]["images"] in (8, 9, 10)  # too few for folds: what is held out alone
+
+
+def test_training_everything_tells_its_gain_too(start: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    result = fit(freeze(start, "model.frozen=false", "train.epochs=1"), tmp_path / "run", tell=told.append)
+    assert (result.metrics["frozen"], result.metrics["gain"]["images"]) == (False, 14)
+    assert any("model.frozen is false, as asked for; model.frozen=true would train the heads" in line for line in told)
+    assert any(line.startswith("before any step: mAP ") for line in told)
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_what_is_chosen(start: str) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    given, new = freeze(start), make_config()
+    plain = MultiLabelClassifier("test_resnet", ["a"])
+    decoder = MultiLabelClassifier(Architecture("test_resnet", "ml_decoder", 32, {}, {"width": 16}), ["a"])
+    found = [choose_frozen(*each)[0] for each in ((given, plain, cpu), (given, plain, gpu), (new, plain, cpu))]
+    assert found == [True, False, False]
+    without = (decoder, IndependentClassifier("test_resnet", ["a"]))
+    assert not any(choose_frozen(given, each, cpu)[0] for each in without)
+    with pytest.raises(InputError, match="model.frozen: is true, and the ml_decoder head is more than a last step"):
+        choose_frozen(settle_config(given, frozen=True), decoder, cpu)
+
+
+def test_numbers_of_a_user_are_those_of_the_heads_too_and_of_a_recipe_are_not(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[train]\nepochs = 7\n[optimiser]\nlr = 0.5\n")
+    config = load_config(tmp_path / "mine.toml", ["train.batch_size=9"])
+    frozen, full = settle_config(config, frozen=True), settle_config(config, frozen=False)
+    assert (full.train.epochs, full.train.batch_size, full.optimiser.lr) == (7, 9, 0.5)
+    assert (frozen.train.batch_size, frozen.train.epochs) == (9, config.frozen.epochs)
+    assert frozen.optimiser.lr == config.frozen.lr
+    assert np.isclose(frozen.ema.decay, 0)
