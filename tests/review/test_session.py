@@ -64,7 +64,7 @@ def test_decisions_and_undo_come_to_what_a_dictionary_says_also_after_a_restart(
 
 def test_a_journal_torn_at_any_byte_loses_the_torn_line_alone(tmp_path: Path) -> None:
     out = tmp_path / "review.csv"
-    entries = [entry(1, {"ä.jpg": {"cat": 1}}), entry(2, {"ä.jpg": {"cat": 0}, "2.jpg": {"dog": 1}}, mode="grid")]
+    entries = [entry(1, {"ä": {"cat": 1}}), entry(2, {"ä": {"cat": 0}}, mode="grid")]
     with Session(out, LABELS) as session:
         for each in entries:
             session.decide(each)

@@ -169,7 +169,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     if suffix == ".parquet":
         parquet = import_extra("pyarrow.parquet", "parquet")
         known = set(parquet.read_schema(path).names) - {"all_probs"} == _TAGS  # else there may be images in it
-        return parquet.read_table(path).to_pylist() if known else []  # type: ignore[no-any-return]
+        return parquet.read_table(path).to_pylist() if known else []
     with suppress(ValueError, csv.Error), path.open(encoding="utf-8-sig", newline="") as file:
         if suffix == ".jsonl":
             return [json.loads(line) for line in file if line.strip()]

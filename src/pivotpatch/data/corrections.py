@@ -66,8 +66,7 @@ def _find_files(records: RecordSet) -> list[str]:
     resolve = cache(os.path.realpath)
     found = []
     for index in range(len(records)):
-        path = os.fspath(records.images.source(records.place(index)))  # type: ignore[arg-type]
-        folder, name = os.path.split(path)
+        folder, name = os.path.split(str(records.images.source(records.place(index))))
         whole = os.path.join(resolve(folder or "."), name)  # noqa: PTH118 (there may be millions)
         found.append(os.path.realpath(whole) if os.path.islink(whole) else whole)  # noqa: PTH114
     return found
@@ -84,8 +83,9 @@ def _overlay(records: RecordSet, rows: list[int], said: NDArray[np.int8], *, cou
     order = np.arange(len(records))
     order[matched] = len(records) + np.arange(len(matched))
     states = vstack([records.states, csr_array(changed)], format="csr")[order]
-    kept = {"images": records.images, "order": records.order, "notes": records.notes}
-    return RecordSet(records.name, records.labels, states=states, **kept)
+    return RecordSet(
+        records.name, records.labels, images=records.images, states=states, order=records.order, notes=records.notes
+    )
 
 
 def _extend(records: RecordSet, new: dict[str, int], said: NDArray[np.int8], *, note: str) -> RecordSet:

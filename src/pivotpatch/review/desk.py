@@ -208,5 +208,8 @@ class Desk:
     def _leave(self, tab: str, *, grid: bool) -> None:
         """Forget what a page had open in one of its two modes, and what nobody came back for."""
         at = self._clock()
-        stays = lambda key, held: held[1] > at and (held[0] != tab or bool(key[1]) != grid)  # noqa: E731
-        self._leases = {key: held for key, held in self._leases.items() if stays(key, held)}
+        self._leases = {
+            (image, label): (holder, end)
+            for (image, label), (holder, end) in self._leases.items()
+            if end > at and (holder != tab or bool(label) != grid)
+        }

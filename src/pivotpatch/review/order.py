@@ -219,4 +219,5 @@ def _shift(probs: Floats, thresholds: Floats) -> Floats:
     odds, limit = (
         np.log(held / (1 - held)) for held in (np.clip(each, _LEAST, 1 - _LEAST) for each in (probs, thresholds))
     )
-    return 1 / (1 + np.exp(limit - odds))
+    shifted: Floats = 1 / (1 + np.exp(limit - odds))
+    return shifted

@@ -103,8 +103,12 @@ def make_routes(desk: Desk) -> list[BaseRoute]:
     async def decide(request: Request) -> Response:
         said = await _read(request)
         states = said.get("states")
-        sound = isinstance(states, dict) and all(isinstance(each, dict) and each for each in states.values())
-        if not sound or not 0 < len(states) <= _LARGEST_GRID or said.get("mode") not in ("image", "grid"):
+        if (
+            not isinstance(states, dict)
+            or not all(isinstance(each, dict) and each for each in states.values())
+            or not 0 < len(states) <= _LARGEST_GRID
+            or said.get("mode") not in ("image", "grid")
+        ):
             raise InputError("review", "a decision has no states of images", "load the page again")
         entry = Entry(_word(said, "id"), _word(said, "who"), "", states, said["mode"])
         try:

@@ -26,6 +26,7 @@ let lit = null; // the label whose pivot patch is framed
 let grid = null; // { label, claimed, cells: [{ image, name, marked }], left }
 let mode = "one";
 let busy = false;
+let running = Promise.resolve();
 const blobs = new Map(); // addresses of images that were fetched
 
 const who = () => find("#who").value.trim() || "reviewer";
@@ -81,17 +82,18 @@ const complain = (text) => {
   place.hidden = !text;
 };
 
-// One thing at a time: a second Enter must not answer for an image that is not seen yet.
-const once = async (work) => {
-  if (busy) return;
+// One thing at a time: a second Enter must not answer for an image that is not seen yet. What is patient waits its turn.
+const once = (work, patient = false) => {
+  if (busy && !patient) return running;
   busy = true;
   find("main").setAttribute("aria-busy", "true");
-  try {
-    await work();
-  } finally {
+  const mine = running.catch(() => {}).then(work).finally(() => {
+    if (running !== mine) return; // another waits
     busy = false;
     find("main").removeAttribute("aria-busy");
-  }
+  });
+  running = mine;
+  return mine;
 };
 
 // Decisions, each under a name of its own, so that several tabs share the store.
@@ -249,7 +251,7 @@ const undo = () =>
       await tell();
     } else if (image !== null) await load({ image }, states);
     else await load();
-  });
+  }, true);
 
 // Adding a label.
 
@@ -324,14 +326,15 @@ const openGrid = (found) => {
   find("#cells button")?.focus();
 };
 
-const loadGrid = (label, claimed = true, either = false) =>
-  once(async () => {
-    let found = await insist(() => ask("grid", { label, claimed }));
-    if (either && found && !found.cells.length) found = await insist(() => ask("grid", { label, claimed: !claimed }));
-    if (!found) return;
-    await tell();
-    openGrid(found);
-  });
+const fetchGrid = async (label, claimed = true, either = false) => {
+  let found = await insist(() => ask("grid", { label, claimed }));
+  if (either && found && !found.cells.length) found = await insist(() => ask("grid", { label, claimed: !claimed }));
+  if (!found) return;
+  await tell();
+  openGrid(found);
+};
+
+const loadGrid = (label, claimed) => once(() => fetchGrid(label, claimed), true);
 
 const showGrid = () => {
   const { label, claimed, cells, left } = grid;
@@ -395,10 +398,11 @@ const setMode = (name) => {
   find("#to-many").setAttribute("aria-pressed", String(name === "many"));
 };
 
-const switchMode = () => {
-  if (mode === "many") once(() => load(shown ? { image: shown.image } : {}));
-  else loadGrid(lit && about.labels.includes(lit) ? lit : grid?.label ?? about.labels[0], true, true);
-};
+const switchMode = () =>
+  once(() => {
+    if (mode === "many") return load(shown ? { image: shown.image } : {});
+    return fetchGrid(lit && about.labels.includes(lit) ? lit : grid?.label ?? about.labels[0], true, true);
+  }, true);
 
 const spell = (seconds) => {
   if (seconds < 90) return `${Math.ceil(seconds)} s`;
@@ -425,6 +429,7 @@ const press = (event) => {
   if (target.matches("input:not([type=radio]), textarea, select")) return;
   const digit = /^Digit(\d)$/.exec(event.code ?? "")?.[1] ?? (KEYS.includes(key) ? key : null);
   const row = mode === "one" && digit !== null ? shown?.rows[KEYS.indexOf(digit)] : null;
+  if (row && busy) return; // it would change an image that is answered already
   if (row) event.shiftKey ? set(row, UNSURE) : toggle(row);
   else if (key === "Enter") {
     if (target.matches("button") && !target.closest("#tags, #cells") && !target.matches("#done, #all")) return; // its own
