@@ -21,6 +21,9 @@ Positive = Annotated[int, Field(ge=1, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
 Part = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+HeadName = Literal[
+    "linear", "max", "query2label", "ml_decoder", "csra", "ml_gcn", "add_gcn", "ssgrl", "ms_cma", "ida", "c_tran"
+]
 # One name needs no list around it, so that an override is as easy to write as an address.
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
@@ -48,7 +51,7 @@ class ModelSection(Section):
     """Which model."""
 
     backbone: str = Field("resnet101.tv_in1k", description="a timm model, with the tag of its weights after a dot")
-    head: Literal["linear", "max", "query2label", "ml_decoder"] = Field("linear", description="kind of head")
+    head: HeadName = Field("linear", description="kind of head; docs/peers.md explains those of other systems")
     image_size: Side | None = Field(None, description="pixels per side of the model's input; None is its own")
     pretrained: bool = Field(True, description="fetch timm's weights for the backbone")
     weights: str | None = Field(
@@ -58,6 +61,7 @@ class ModelSection(Section):
     start_from: str | None = Field(None, description="checkpoint folder, tagger or hub:owner/name to train further")
     backbone_options: dict[str, bool | int | float | str] = Field({}, description="further arguments of timm's")
     head_options: dict[str, bool | int | float] = Field({}, description="arguments of the head")
+    vectors: str | None = Field(None, description="text file of word vectors for heads that use them; else random ones")
 
 
 class TaskSection(Section):

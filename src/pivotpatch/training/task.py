@@ -1,6 +1,6 @@
 """Tasks: model and loss as one module, so that the loop never learns the method."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from pivotpatch.data.augment import Augmentation
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
+from pivotpatch.peers.c_tran import CTranHead, draw_known
 from pivotpatch.training.config import LossSection, RunConfig
 
 
@@ -55,6 +56,17 @@ class WholeImageTask(Task):
     def forward(self, views: Views, target: Tensor) -> Tensor:
         """Loss (1,) of the image logits."""
         return torch.stack([self.loss(self.model(views.image), target)])
+
+
+class RevealingTask(WholeImageTask):
+    """C-Tran's training: some labels are revealed to the model, and the loss is that of the others."""
+
+    def forward(self, views: Views, target: Tensor) -> Tensor:
+        """Loss (1,) of the image logits of labels that were not revealed."""
+        head: Any = self.model.head
+        known = draw_known(target)
+        logits = head.project(head.embed(self.model.backbone(views.image), known))  # type: ignore[operator]
+        return torch.stack([self.loss(logits, target.masked_fill(known.isfinite(), torch.nan))])
 
 
 class PatchTask(Task):
@@ -115,7 +127,7 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
     """The task that a configuration names, around a model."""
     loss = make_loss(config.loss)
     if not isinstance(model, PatchClassifier):
-        return WholeImageTask(model, loss)
+        return (RevealingTask if isinstance(getattr(model, "head", None), CTranHead) else WholeImageTask)(model, loss)
     return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
 
 
