@@ -36,7 +36,7 @@ see_once = partial(make_network_views, patches=False)
 
 def look_once(model: PatchClassifier, images: Tensor, patches: Tensor) -> CounterfactualLogits:  # noqa: ARG001
     """In the place of `PatchClassifier.forward_views`: all logits from one pass over images (B,C,H,W)."""
-    own, parts = model._see_closer(images)
+    own, parts = model._see_regions(images)
     return model._combine(own, parts)
 
 

@@ -28,6 +28,8 @@ class PatchClassifier(SharedClassifier):
     Attributes:
         patch_only: whether it was trained without the whole image, for the study of scale: then its image logits,
             and all that is mixed from them, mean nothing.
+        regions: whether its patches are regions of the image's feature map, `grid` per side: then one pass over the
+            image is all that it takes, and patches are not blind to what lies around them.
     """
 
     projections = ("patch_projection", "weight_projection")
@@ -51,6 +53,7 @@ class PatchClassifier(SharedClassifier):
         lam: float = 1.0,
         temperature: float = 1.0,
         patch_only: bool = False,
+        regions: bool = False,
     ) -> None:
         """Build a model; how it cuts and weighs its patches is the paper's way by default."""
         cut = Patching(grid, overlap, source_size, patch_size, closer_size, lam, temperature)  # refuses what is none
@@ -62,13 +65,17 @@ class PatchClassifier(SharedClassifier):
         if patch_size is not None and not 1 <= patch_size <= seen:
             todo = f"give a side of at most {seen} pixels, at which the model sees the image, or None for that"
             raise InputError("PatchClassifier", f"patch_size is {patch_size!r}", todo)
-        check_views(seen, cut, where="PatchClassifier")
+        if regions and (source_size is not None or patch_size is not None or patch_only):
+            wrong = "regions of the feature map have no source_size or patch_size, and are not seen alone (patch_only)"
+            raise InputError("PatchClassifier", wrong, "leave these out, or regions")
+        if not regions:
+            check_views(seen, cut, where="PatchClassifier")
         if closer_size is not None:
             self.closer_cost(closer_size)  # refuses one that is none
         self.grid, self.overlap = grid, overlap
         self.source_size, self.patch_size, self.closer_size = source_size, patch_size, closer_size
         self.lam, self.temperature = lam, temperature
-        self.patch_only = patch_only
+        self.patch_only, self.regions = patch_only, regions
 
     @classmethod
     def from_classifier(
@@ -83,6 +90,7 @@ class PatchClassifier(SharedClassifier):
         lam: float = 1.0,
         temperature: float = 1.0,
         patch_only: bool = False,
+        regions: bool = False,
     ) -> "PatchClassifier":
         """Start PAT-T from an ordinary network: its projection is copied three times.
 
@@ -91,7 +99,8 @@ class PatchClassifier(SharedClassifier):
         with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced at once
             sizes: dict[str, Any] = {"source_size": source_size, "patch_size": patch_size, "closer_size": closer_size}
             mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "patch_only": patch_only}
-            model = cls(trained.architecture, trained.labels, grid=grid, overlap=overlap, **sizes, **mixing)
+            cut: dict[str, Any] = {"grid": grid, "overlap": overlap, "regions": regions}
+            model = cls(trained.architecture, trained.labels, **cut, **sizes, **mixing)
         model.preprocessing = trained.preprocessing
         model.backbone = deepcopy(trained.backbone)
         model.head = deepcopy(trained.head)
@@ -120,7 +129,7 @@ class PatchClassifier(SharedClassifier):
     def patch_cost(self) -> float:
         """What the patches of a image cost, in passes over an image: pixels are what costs."""
         image = self.preprocessing.image_size
-        return (self.grid * (self.patch_size or image) / image) ** 2
+        return 0.0 if self.regions else (self.grid * (self.patch_size or image) / image) ** 2
 
     def closer_cost(self, size: int) -> float:
         """What `look_closer` costs with images of so many rows and columns, in passes over an image."""
@@ -139,13 +148,18 @@ class PatchClassifier(SharedClassifier):
             images: (B,C,H,W), what the model sees.
             source: the same images, larger, to cut the patches from; `images` by default.
         """
+        if self.regions:
+            return self._combine(*self._see_regions(images))
         return self.forward_views(images, cut_views(self.patching, images, source=source))
 
     def forward_views(self, images: Tensor, patches: Tensor) -> CounterfactualLogits:
         """All logits of views that were cut before; images (B,C,H,W), patches (B,P,C,h,w).
 
-        One pass over all of them, or where patches are smaller one over the images and one over the patches.
+        One pass over all of them, or where patches are smaller one over the images and one over the patches. A model of
+        `regions` sees the images alone.
         """
+        if self.regions:
+            return self._combine(*self._see_regions(images))
         if patches.shape[3:] != images.shape[2:]:
             return self.add_patches(self.forward_images(images), patches)
         whole, parts = split_views(self._embed(stack_views(images, patches)), patches=patches.shape[1])
@@ -171,12 +185,12 @@ class PatchClassifier(SharedClassifier):
             image_logits: (B,L) of the first look.
             closer: the same images (B,C,H,W), larger and preprocessed.
         """
-        own, parts = self._see_closer(closer)
+        own, parts = self._see_regions(closer)
         return self._combine((image_logits + own) / 2, parts)
 
     def forward_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
         """Image logits and pooled patch logits (B,L) of a closer look alone, to train it; closer (B,C,H,W)."""
-        own, parts = self._see_closer(closer)
+        own, parts = self._see_regions(closer)
         return own, self._combine(own, parts).pooled_logits
 
     def forward_patches(self, patches: Tensor) -> Tensor:
@@ -188,9 +202,9 @@ class PatchClassifier(SharedClassifier):
         embedding: Tensor = self.head.embed(self.backbone(views))
         return embedding
 
-    def _see_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
-        """Image logits (B,L), and the embeddings (B,P,...) of patches of the feature map."""
-        features = self.backbone(closer)
+    def _see_regions(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Image logits (B,L) of images (B,C,H,W), and the embeddings (B,P,...) of regions of their feature map."""
+        features = self.backbone(images)
         boxes = patch_boxes(*features.shape[-2:], grid=self.grid, overlap=self.overlap)
         cut = torch.stack([features[..., box.top : box.bottom, box.left : box.right] for box in boxes], dim=1)
         return self.head(features), _for_each(cut, self.head.embed)

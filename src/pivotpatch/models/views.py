@@ -55,13 +55,13 @@ def make_network_views(
         model: says how it sees them.
         images: (B,3,h,w) uint8.
         augmentation: of all views; none by default.
-        patches: False leaves them out.
+        patches: False leaves them out; regions of the feature map are none.
         size: rows and columns of the whole image; those that the model sees by default.
         compiled: as in `make_views`.
     """
     prepare, side = model.preprocessing, size or model.preprocessing.image_size
     cut: dict[str, Any] = {"grid": 0}
-    if patches and isinstance(model, PatchClassifier):
+    if patches and isinstance(model, PatchClassifier) and not model.regions:
         small = None if model.patch_size is None else (model.patch_size, model.patch_size)
         native = model.source_size is not None
         cut = {"grid": model.grid, "overlap": model.overlap, "native": native, "patch_size": small}

@@ -284,8 +284,9 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
         tell: told in one line which of them a checkpoint with other labels knows already.
     """
     section, task = config.model, config.task
-    if task.closer_size is not None and task.kind != "patch":
-        raise InputError("task.closer_size", f"task.kind is {task.kind}", "leave it out, or train task.kind=patch")
+    for name in ("closer_size", "regions"):
+        if getattr(task, name) and task.kind != "patch":
+            raise InputError(f"task.{name}", f"task.kind is {task.kind}", "leave it out, or train task.kind=patch")
     vectors = None if section.vectors is None else read_vectors(Path(section.vectors), labels)
     if section.start_from is not None:
         model = _continue(section.start_from, config, labels, tell=tell)

@@ -76,6 +76,9 @@ class TaskSection(Section):
     temperature: PositiveFloat = Field(1.0, description="of the patch weights")
     source_size: Side | None = Field(None, description="pixels per side to cut native patches from; else the input's")
     patch_size: Side | None = Field(None, description="pixels per side at which the model sees a patch")
+    regions: bool = Field(
+        False, description="patch: cut patches from the feature map, which takes one pass over the image"
+    )
     closer_size: Side | None = Field(None, description="patch: pixels per side of a closer look, for efforts below 1")
 
 

@@ -36,7 +36,9 @@ class Task(nn.Module):
     def views_per_image(self) -> int:
         """How many views are drawn for each image: itself, its patches, and the larger image last."""
         model = self.model
-        return 1 + model.grid**2 + (model.closer_size is not None) if isinstance(model, PatchClassifier) else 1
+        if not isinstance(model, PatchClassifier):
+            return 1
+        return 1 + (0 if model.regions else model.grid**2) + (model.closer_size is not None)
 
     def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
         """The views of images (B,3,h,w) uint8 from the loader, on their device."""
