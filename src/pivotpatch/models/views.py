@@ -21,11 +21,15 @@ class Views(NamedTuple):
         image: (B,C,H,W).
         patches: (B,P,C,h,w).
         closer: (B,C,S,S) the whole image once more, larger; None where it is not wanted.
+        spliced: (M,C,H,W) grids of images of the batch; None where they are not wanted.
+        cells: (M,rows,columns) which image lies in each cell of them, -1 for none.
     """
 
     image: Tensor
     patches: Tensor
     closer: Tensor | None = None
+    spliced: Tensor | None = None
+    cells: Tensor | None = None
 
 
 class Drawn(Protocol):

@@ -82,6 +82,13 @@ class TaskSection(Section):
     closer_size: Side | None = Field(None, description="patch: pixels per side of a closer look, for efforts below 1")
 
 
+class MixSection(Section):
+    """What is added to each batch, for task.kind=image: SpliceMix's grids of shrunken images."""
+
+    share: Share = Field(0.0, description="grids for each image of a batch; SpliceMix: 0.25")
+    consistent: bool = Field(False, description="draw what is said of a cell to what is said of the whole image")
+
+
 class LossSection(Section):
     """What a mistake costs."""
 
@@ -166,6 +173,7 @@ class RunConfig(Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     task: TaskSection = TaskSection()
+    mix: MixSection = MixSection()
     loss: LossSection = LossSection()
     optimiser: OptimiserSection = OptimiserSection()
     schedule: ScheduleSection = ScheduleSection()

@@ -5,12 +5,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pivotpatch.accel.device import send_tensor
 from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
 from pivotpatch.data.augment import Augmentation
-from pivotpatch.models.classifier import Classifier
+from pivotpatch.errors import InputError
+from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.peers.c_tran import CTranHead, draw_known
+from pivotpatch.peers.splicemix import draw_cells, find_inconsistency, splice_images, split_cells, unite_targets
 from pivotpatch.training.config import LossSection, RunConfig
 
 
@@ -58,6 +61,38 @@ class WholeImageTask(Task):
     def forward(self, views: Views, target: Tensor) -> Tensor:
         """Loss (1,) of the image logits."""
         return torch.stack([self.loss(self.model(views.image), target)])
+
+
+class SpliceTask(WholeImageTask):
+    """SpliceMix: loss(p, y) of images and of grids of them, and with `consistent` of cells against whole images."""
+
+    model: MultiLabelClassifier
+    parts: tuple[str, ...] = ("image", "spliced")
+
+    def __init__(self, model: MultiLabelClassifier, loss: nn.Module, *, share: float, consistent: bool) -> None:
+        super().__init__(model, loss)
+        self.share, self.consistent = share, consistent
+        self.parts = (*self.parts, "consistency") if consistent else self.parts
+
+    def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
+        """The images (B,3,h,w) uint8 of the loader as the model sees them, and grids of these."""
+        views = super().make_views(images, augmentation=augmentation, compiled=compiled)
+        cells = send_tensor(draw_cells(len(images), share=self.share), images.device)
+        return views._replace(spliced=splice_images(views.image, cells), cells=cells)
+
+    def forward(self, views: Views, target: Tensor) -> Tensor:
+        """Losses (2,) of images and of grids; (3,) with the inconsistency of their cells."""
+        assert views.spliced is not None
+        assert views.cells is not None
+        whole, grids = self.model.backbone(torch.cat([views.image, views.spliced])).split(
+            [views.image.shape[0], views.spliced.shape[0]]
+        )
+        logits = self.model.head(whole)
+        costs = [self.loss(logits, target), self.loss(self.model.head(grids), unite_targets(target, views.cells))]
+        if self.consistent:
+            cells = [self.model.head(cell) for cell in split_cells(grids, *views.cells.shape[1:])]
+            costs.append(find_inconsistency(torch.stack(cells, dim=1), logits, views.cells))
+        return torch.stack(costs)
 
 
 class RevealingTask(WholeImageTask):
@@ -128,6 +163,10 @@ class PatchOnlyTask(Task):
 def make_task(model: Classifier, config: RunConfig) -> Task:
     """The task that a configuration names, around a model."""
     loss = make_loss(config.loss)
+    if config.mix.share:
+        if not isinstance(model, MultiLabelClassifier):
+            raise InputError("mix.share", f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
+        return SpliceTask(model, loss, share=config.mix.share, consistent=config.mix.consistent)
     if not isinstance(model, PatchClassifier):
         return (RevealingTask if isinstance(getattr(model, "head", None), CTranHead) else WholeImageTask)(model, loss)
     return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
