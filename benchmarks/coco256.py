@@ -55,13 +55,23 @@ METHODS = {
     "mldec_asl": [*ASL, "model.head=ml_decoder"],
     "mldec_pat": [*PAT, "model.head=ml_decoder"],
     "max_asl": [*ASL, "model.head=max"],
+    "splice_asl": [*ASL, "mix.share=0.25"],  # a step costs 1.25 passes: +12 is the cost of 15 epochs without
+    "splicecl_asl": [*ASL, "mix.share=0.25", "mix.consistent=true"],
+    "region": [*PAT, "task.regions=true"],
 }
+# The other systems, see docs/peers.md: csra_asl, csra_pat and so on.
+PEERS = ("csra", "mlgcn", "addgcn", "ssgrl", "mscma", "ida", "ctran")
+NAMES = {"mlgcn": "ml_gcn", "addgcn": "add_gcn", "mscma": "ms_cma", "ctran": "c_tran"}
+for peer in PEERS:
+    METHODS[f"{peer}_asl"] = [*ASL, f"model.head={NAMES.get(peer, peer)}"]
+    METHODS[f"{peer}_pat"] = [*PAT, f"model.head={NAMES.get(peer, peer)}"]
 # What might lift a method further, one change at a time or together: native+flip+lr2.
 CHANGES = {
     "temp0.5": ["task.temperature=0.5"],
     "temp2": ["task.temperature=2"],
     "overlap": ["task.overlap=0.25"],
     "grid3": ["task.grid=3"],
+    "grid7": ["task.grid=7"],
     "small64": ["task.patch_size=64"],
     "small112": ["task.patch_size=112"],
     "small128": ["task.patch_size=128"],
@@ -80,6 +90,7 @@ CHANGES = {
     "lr5": ["optimiser.lr=5e-4"],
     "wd": ["optimiser.weight_decay=1e-2"],
     "focus": ["loss.detach_focus=false"],
+    "clip10": ["optimiser.clip_norm=10"],
     "bce": ["loss.name=binary_cross_entropy"],
     "12": ["train.epochs=12"],
     "30": ["train.epochs=30"],

@@ -35,7 +35,7 @@ see_once = partial(make_network_views, patches=False)
 
 def look_once(model: PatchClassifier, images: Tensor, *_: Tensor | None) -> Embeddings:
     """In the place of `PatchClassifier.embed_views`: all embeddings from one pass over images (B,C,H,W)."""
-    return Embeddings(*model._embed_closer(images))
+    return Embeddings(*model._embed_regions(images))
 
 
 class RegionTask(PatchTask):

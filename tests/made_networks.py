@@ -16,6 +16,16 @@ HEADS: dict[str, dict[str, int]] = {
     "ml_decoder": {"width": 16, "groups": 2},
 }
 
+PEER_OPTIONS: dict[str, dict[str, int]] = {
+    "csra": {},
+    "ml_gcn": {"width": 12, "vector_width": 6},
+    "add_gcn": {"width": 12},
+    "ssgrl": {"width": 10, "attention_width": 9, "vector_width": 6},
+    "ms_cma": {"width": 8},
+    "ida": {"feedforward": 24},
+    "c_tran": {"feedforward": 24},
+}
+
 
 def make_network(
     *,

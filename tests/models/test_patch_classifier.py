@@ -1,12 +1,15 @@
 """A closer look against its definition: one feature map of the larger image, patches cut from it."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from made_networks import HEADS, LABELS, make_network, make_pictures
+from made_networks import HEADS, LABELS, ask, make_network, make_pictures
 from torch import Tensor
 
-from pivotpatch import PatchClassifier
+from pivotpatch import PatchClassifier, load_checkpoint, save_checkpoint
 from pivotpatch.errors import InputError
+from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.models.classifier import Architecture, Embeddings, MultiLabelClassifier
 from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.values import Adaptive, Calibration
@@ -57,6 +60,55 @@ def test_a_closer_look_is_the_definition(head: str, size: int, grid: int, overla
     torch.testing.assert_close((own, pooled), (image, q))
     assert seen == [(2, 3, size, size)] * 2  # one pass stands for all patches
     assert weights.std(dim=1).mean() > 0.02  # so that a wrong order or temperature would be seen
+
+
+@pytest.mark.parametrize("head", list(HEADS))
+def test_regions_are_patches_of_the_feature_map_and_take_one_pass(head: str, tmp_path: Path) -> None:
+    model = make_closer(head=head)
+    model.regions = True
+    images = draw(2, 3, 96, 96)
+    seen: list[torch.Size] = []
+    model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    with torch.no_grad():
+        found = model(images)
+        assert seen == [images.shape]
+        again = model.forward_views(images, images[:, None, :, :0])
+        features = model.backbone(images)  # three places a side: the middle is in two regions
+        rows = []
+        for image in features:
+            regions = [image[None, :, r : r + 2, c : c + 2] for r in (0, 1) for c in (0, 1)]
+            row = []
+            for label in range(3):
+                embedded = [model.head.embed(region) for region in regions]
+                logits = torch.tensor([float(model.patch_projection(each)[0, label]) for each in embedded])
+                heat = torch.tensor([float(model.weight_projection(each)[0, label]) / TEMPERATURE for each in embedded])
+                row.append(float((heat.exp() / heat.exp().sum()) @ logits))
+            rows.append(row)
+    torch.testing.assert_close(found.pooled_logits.float(), torch.tensor(rows), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.image_logits, model.head(features))
+    torch.testing.assert_close(tuple(again), tuple(found))
+    save_checkpoint(model, tmp_path / "model")
+    loaded = load_checkpoint(tmp_path / "model")
+    assert isinstance(loaded, PatchClassifier)
+    assert (loaded.regions, loaded.patch_cost, loaded.patching) == (True, 0.0, model.patching)
+
+
+def test_an_engine_asks_a_model_of_regions_once() -> None:
+    model = make_network(image_size=64)
+    assert isinstance(model, PatchClassifier)
+    model.regions = True
+    pictures = make_pictures(3, 64, 64)
+    seen: list[torch.Size] = []
+    model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    answer = ask(TorchEngine(model), pictures)
+    assert seen == [(3, 3, 64, 64)]
+    expected = model.eval()(model.preprocessing(pictures))
+    torch.testing.assert_close(answer.probs, expected.probs, rtol=1e-4, atol=1e-5)
+    assert answer.weights is not None
+    assert answer.weights.shape == (3, 4, 3)
+    for wrong in ({"source_size": 128}, {"patch_size": 32}, {"patch_only": True}):
+        with pytest.raises(InputError, match="regions of the feature map have no source_size or patch_size"):
+            PatchClassifier("test_resnet", LABELS, image_size=64, regions=True, **wrong)  # type: ignore[arg-type]
 
 
 def test_looks_that_cannot_be_are_refused() -> None:

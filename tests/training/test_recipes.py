@@ -10,6 +10,7 @@ import torch
 from pivotpatch.data.address import parse_address
 from pivotpatch.data.prepare import PLANS
 from pivotpatch.models.backbone import get_config
+from pivotpatch.models.heads import PEERS
 from pivotpatch.training.build import make_model
 from pivotpatch.training.config import (
     EmaSection,
@@ -24,10 +25,12 @@ from pivotpatch.training.config import (
 ROOT = Path(__file__).parents[2]
 EVERY_RECIPE = list_recipes()
 RECIPES = [recipe for recipe in EVERY_RECIPE if recipe.name != "tagger"]  # which brings no images
-NAME = re.compile(r"(coco|voc2007|vg256)-([a-z0-9_]+)(?:-(q2l|mldec))?-(asl|bce|pat|patch_only|det|int)")
+METHODS = ("asl", "bce", "pat", "patch_only", "det", "int", "regions", *PEERS)
+NAME = re.compile(rf"(coco|voc2007|vg256)-([a-z0-9_]+)(?:-(q2l|mldec))?-({'|'.join(METHODS)})")
 BACKBONES = {
     "resnet101": ("resnet101.tv_in1k", 448),
     "resnet101_224": ("resnet101.tv_in1k", 224),
+    "resnet101_576": ("resnet101.tv_in1k", 576),
     "tresnet_l": ("tresnet_l.miil_in1k_448", 448),
     "tresnet_l_21k": ("tresnet_v2_l.miil_in21k", 448),
     "tresnet_l_oi": ("tresnet_v2_l", 448),
@@ -36,7 +39,7 @@ BACKBONES = {
     "lite0": ("tf_efficientnet_lite0.in1k", 224),
 }
 HEAD_NAMES = {None: "linear", "q2l": "query2label", "mldec": "ml_decoder"}
-TASKS = {"pat": "patch", "patch_only": "patch_only", "int": "independent"}
+TASKS = {"pat": "patch", "patch_only": "patch_only", "int": "independent", "regions": "patch"}
 
 
 def take_apart(name: str) -> tuple[str | None, ...]:
@@ -51,7 +54,8 @@ def test_a_recipe_is_what_its_name_says_and_states_no_default() -> None:
         data, backbone, head, method = take_apart(recipe.name)
         config = load_config(recipe.path)
         assert (config.model.backbone, config.model.image_size) == BACKBONES[str(backbone)], recipe.name
-        assert config.model.head == HEAD_NAMES[head]
+        assert config.model.head == (method if method in PEERS else HEAD_NAMES[head])
+        assert config.task.regions == (method == "regions")
         assert config.task.kind == TASKS.get(str(method), "image")
         assert config.loss.name == ("binary_cross_entropy" if method == "bce" else "asymmetric")
         assert config.model.head_options == {}
@@ -144,9 +148,11 @@ def test_the_documentation_lists_every_recipe_with_its_figure() -> None:
             break
         told |= {f"{stem}{method}": figure for method, figure in zip(methods, figures, strict=False) if figure}
     expected = {recipe.name: "-" if recipe.published is None else f"{recipe.published:.1f}" for recipe in RECIPES}
-    others = {"coco-resnet101_224-bce", "coco-resnet101-det", "coco-resnet101-int"}
-    assert told == {name: figure for name, figure in expected.items() if name not in others}
+    others = {"coco-resnet101_224-bce", "coco-resnet101-det", "coco-resnet101-int", "coco-resnet101-regions"}
+    peers = {name for name in expected if name.endswith(tuple(PEERS))}
+    assert told == {name: figure for name, figure in expected.items() if name not in others | peers}
     assert all(f"`{name}`" in text for name in (*others, "tagger"))
+    assert all(f"`{name}` ({expected[name]}, table" in text for name in peers)
 
 
 # One recipe for each backbone, head and size: those that differ in weights, data or loss build the same model.

@@ -111,6 +111,27 @@ def test_pat_is_equation_5(section: LossSection) -> None:
     check_task(PatchTask(model, make_loss(section)), views, lambda: patch_costs(model, views, section))
 
 
+def test_regions_are_trained_by_both_losses_of_one_view() -> None:
+    model = make_patch_model()
+    model.regions = True
+    task, views = PatchTask(model, make_loss(ASYMMETRIC)), make_views()
+    assert task.views_per_image == 1
+    made = task.make_views(torch.zeros(3, 3, 40, 40, dtype=torch.uint8))
+    assert (made.image.shape, made.patches.shape[1]) == ((3, 3, 32, 32), 0)
+
+    def slow() -> list[float]:
+        image = region = 0.0
+        with torch.no_grad():
+            for whole, known in zip(views.image, TARGET.tolist(), strict=True):
+                features = model.backbone(whole[None])  # two places a side, so that each is a region
+                image += cost(model.head(features)[0].tolist(), known, ASYMMETRIC)
+                parts = [features[..., r, c] for r in (0, 1) for c in (0, 1)]
+                region += cost(pool_slowly(model, parts), known, ASYMMETRIC)
+        return [image, region]
+
+    check_task(task, views, slow)
+
+
 def make_closer_model() -> PatchClassifier:
     """A model without batch norms that takes images of 32 and, on a closer look, of 48 pixels."""
     torch.manual_seed(0)
@@ -166,7 +187,8 @@ def test_each_view_has_an_augmentation_of_its_own_and_the_larger_image_is_the_la
             torch.testing.assert_close(views.patches[place, patch], expected)
         torch.testing.assert_close(views.closer[place], make_one(larger[place], others[4]))
         torch.testing.assert_close(plain.closer[place], (larger[place] / 255 - mean) / std)
-    for name, value in views._asdict().items():
+    for name in ("image", "patches", "closer"):
+        value = getattr(views, name)
         assert (value - getattr(plain, name)).abs().mean() > 0.1, name  # something was drawn
 
 

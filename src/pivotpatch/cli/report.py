@@ -168,7 +168,7 @@ def _describe(model: "Classifier") -> dict[str, str]:
 
     built, side, passes = model.architecture, model.preprocessing.image_size, 1
     if isinstance(model, PatchClassifier):
-        passes = (not model.patch_only) + model.grid**2
+        passes = 1 if model.regions else (not model.patch_only) + model.grid**2
     elif isinstance(model, IndependentClassifier):
         passes = len(model.labels)
     return {

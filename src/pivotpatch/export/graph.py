@@ -104,6 +104,8 @@ class LookGraph(nn.Module):
         if model.architecture.head != "linear":
             wrong = f"the head is {model.architecture.head}, whose answer is no mean over places"
             raise InputError("export", wrong, "leave --format looks out")
+        if model.regions:
+            raise InputError("export", "the patches are regions of the feature map", "leave --format looks out")
         cut = model.patching
         sizes = (model.preprocessing.image_size, cut.patch_size, cut.closer_size)
         if any(side is not None and side % self.step for side in sizes):

@@ -43,7 +43,8 @@ def look_again(
     It is at the whole images, `closer_size` rows and columns of them, or at their patches where that is None.
     """
     if closer_size is None:
-        return model.add_patches(image_logits, make_network_views(model, images).patches)
+        views = make_network_views(model, images)
+        return model.forward_views(*views[:2]) if model.regions else model.add_patches(image_logits, views.patches)
     return model.look_closer(image_logits, make_network_views(model, images, patches=False, size=closer_size).image)
 
 

@@ -69,6 +69,7 @@ class _Patching(_Part):
     lam: Annotated[float, Field(ge=0)]
     temperature: Annotated[float, Field(gt=0)]
     patch_only: bool = False
+    regions: bool = False
 
 
 class _Calibration(_Part):
@@ -212,8 +213,9 @@ def read_description(folder: Path) -> Description:
         content = json.loads(path.read_text("utf-8"))
     described = _validate(Description, content, str(path), todo="save the checkpoint again, or upgrade pivotpatch")
     if described.patching is not None:
-        cut = Patching(**described.patching.model_dump(exclude={"patch_only"}))
-        check_views(described.preprocessing.image_size, cut, where=str(path))
+        cut = Patching(**described.patching.model_dump(exclude={"patch_only", "regions"}))
+        if not described.patching.regions:
+            check_views(described.preprocessing.image_size, cut, where=str(path))
     return described
 
 

@@ -30,7 +30,9 @@ from pivotpatch.runtime.values import Adaptive, Calibration
 
 OWN_HEAD = "its own"
 """The head of a whole model of another library."""
-_PER_LABEL = ("head.queries", "project.weight", "project.bias", "projection.weight", "projection.bias")
+_PER_LABEL = dict.fromkeys(
+    ("head.queries", "project.weight", "project.bias", "projection.weight", "projection.bias"), (0,)
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Architecture:
 
     Attributes:
         backbone: a timm model's name.
-        head: "linear", "max", "query2label" or "ml_decoder".
+        head: one of `heads.HEADS` or `heads.PEERS`, such as "linear" or "csra".
         image_size: rows and columns of the images; the backbone's own where None.
         backbone_options: the `options` of `Backbone`.
         head_options: keyword arguments of the head's class.
@@ -109,7 +111,7 @@ class Classifier(nn.Module):
         Args:
             backbone: a timm model's name, or a whole `Architecture`, which then says head and size.
             labels: names of the L labels.
-            head: "linear", "max", "query2label" or "ml_decoder".
+            head: "linear", "max", "query2label", "ml_decoder", or another system by its name, see docs/peers.md.
             image_size: rows and columns of the images; the backbone's own by default.
             pretrained: fetch timm's weights for the backbone from the hub.
             weights: a local file instead, .safetensors or a torch file without pickled code: all weights of the
@@ -366,11 +368,17 @@ def load_relabelled(model: SharedClassifier, trained: SharedClassifier) -> tuple
         return model.labels
     shared = [name for name in model.labels if name in trained.labels]
     to, source = (torch.tensor([each.labels.index(name) for name in shared]).long() for each in (model, trained))
-    held = model.state_dict()
+    held, per_label = model.state_dict(), {**_PER_LABEL, **trained.head.per_label}
     for name, value in trained.state_dict().items():
-        if name.endswith(_PER_LABEL) and len(value) == len(trained.labels):
-            if held[name].shape == (len(model.labels), *value.shape[1:]):
-                held[name][to] = value[source]
-        elif held[name].shape == value.shape:
-            held[name].copy_(value)
+        dims = next((dims for end, dims in per_label.items() if name.endswith(end)), ())
+        dims = dims if all(value.shape[dim] == len(trained.labels) for dim in dims) else ()
+        shape = [len(model.labels) if dim in dims else size for dim, size in enumerate(value.shape)]
+        if held[name].shape == tuple(shape):
+            held[name][_choose(to, dims)] = value[_choose(source, dims)]
     return tuple(shared)
+
+
+def _choose(places: Tensor, dims: tuple[int, ...]) -> tuple[Any, ...]:
+    """An index of these places in each of the first dimensions that `dims` names, and of all that is in the others."""
+    assert dims == tuple(range(len(dims)))
+    return (*(places.reshape(-1, *[1] * (len(dims) - 1 - dim)) for dim in dims), ...)

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
+from importlib import import_module
+from typing import ClassVar
 
 import torch
 from timm.layers.ml_decoder import TransformerDecoderLayerOptimal
@@ -17,12 +19,20 @@ from torch.nn import functional as F
 from pivotpatch.errors import InputError, choose_one_of, explaining, quote
 
 HeadOption = int | float | bool | None
+PerLabel = Mapping[str, tuple[int, ...]]
 
 
 class Head(nn.Module):
-    """Feature map (B,D,h,w) -> embedding -> logits (B,L)."""
+    """Feature map (B,D,h,w) -> embedding -> logits (B,L).
 
-    project: "nn.Linear | GroupProjection"
+    Attributes:
+        project: the last step; it has `reset_parameters`, which draws its weights anew.
+        per_label: how names of tensors end in which some dimensions, these, count the labels, beside those of
+            `project.weight`, `project.bias` and `queries`.
+    """
+
+    project: nn.Module
+    per_label: ClassVar[PerLabel] = {}
 
     def embed(self, features: Tensor) -> Tensor:
         """Embedding of a feature map (B,D,h,w): what `project` turns into logits."""
@@ -30,8 +40,8 @@ class Head(nn.Module):
 
     def make_projection(self) -> nn.Module:
         """A new last step, embedding -> logits (B,L), with weights of its own."""
-        made = deepcopy(self.project)
-        made.reset_parameters()
+        made: nn.Module = deepcopy(self.project)
+        made.reset_parameters()  # type: ignore[operator]
         return made
 
     def forward(self, features: Tensor) -> Tensor:
@@ -220,15 +230,30 @@ HEADS: Mapping[str, Callable[..., Head]] = {
     "query2label": Query2LabelHead,
     "ml_decoder": MLDecoderHead,
 }
+PEERS: Mapping[str, str] = {
+    "csra": "pivotpatch.peers.csra:CSRAHead",
+    "ml_gcn": "pivotpatch.peers.ml_gcn:MLGCNHead",
+    "add_gcn": "pivotpatch.peers.add_gcn:ADDGCNHead",
+    "ssgrl": "pivotpatch.peers.ssgrl:SSGRLHead",
+    "ms_cma": "pivotpatch.peers.ms_cma:MSCMAHead",
+    "ida": "pivotpatch.peers.ida:IDAHead",
+    "c_tran": "pivotpatch.peers.c_tran:CTranHead",
+}
+"""Heads of other systems, imported when one is asked for: they are built on what this module holds."""
 
 
 def make_head(name: str, *, features: int, labels: int, options: Mapping[str, HeadOption] | None = None) -> Head:
     """A head by name; `options` are the keyword arguments of its class."""
-    if name not in HEADS:
-        raise InputError("head", f"unknown head {name!r}", choose_one_of(name, HEADS))
+    known = {*HEADS, *PEERS}
+    if name not in known:
+        raise InputError("head", f"unknown head {name!r}", choose_one_of(name, known))
+    make = HEADS.get(name)
+    if make is None:
+        module, _, kind = PEERS[name].partition(":")
+        make = getattr(import_module(module), kind)
     given = dict(options or {})
     with explaining(f"head {name!r}", f"cannot be built with {quote(given)}", "change what it does not take"):
-        return HEADS[name](features, labels, **given)
+        return make(features, labels, **given)
 
 
 def encode_positions(height: int, width_places: int, *, width: int) -> Tensor:

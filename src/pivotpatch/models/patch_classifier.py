@@ -28,6 +28,8 @@ class PatchClassifier(SharedClassifier):
     Attributes:
         patch_only: whether it was trained without the whole image, for the study of scale: then its image logits,
             and all that is mixed from them, mean nothing.
+        regions: whether its patches are regions of the image's feature map, `grid` per side: then one pass over the
+            image is all that it takes, and patches are not blind to what lies around them.
     """
 
     projections = ("patch_projection", "weight_projection")
@@ -51,6 +53,7 @@ class PatchClassifier(SharedClassifier):
         lam: float = 1.0,
         temperature: float = 1.0,
         patch_only: bool = False,
+        regions: bool = False,
     ) -> None:
         """Build a model; how it cuts and weighs its patches is the paper's way by default."""
         cut = Patching(grid, overlap, source_size, patch_size, closer_size, lam, temperature)  # refuses what is none
@@ -62,13 +65,17 @@ class PatchClassifier(SharedClassifier):
         if patch_size is not None and not 1 <= patch_size <= seen:
             todo = f"give a side of at most {seen} pixels, at which the model sees the image, or None for that"
             raise InputError("PatchClassifier", f"patch_size is {patch_size!r}", todo)
-        check_views(seen, cut, where="PatchClassifier")
+        if regions and (source_size is not None or patch_size is not None or patch_only):
+            wrong = "regions of the feature map have no source_size or patch_size, and are not seen alone (patch_only)"
+            raise InputError("PatchClassifier", wrong, "leave these out, or regions")
+        if not regions:
+            check_views(seen, cut, where="PatchClassifier")
         if closer_size is not None:
             self.closer_cost(closer_size)  # refuses one that is none
         self.grid, self.overlap = grid, overlap
         self.source_size, self.patch_size, self.closer_size = source_size, patch_size, closer_size
         self.lam, self.temperature = lam, temperature
-        self.patch_only = patch_only
+        self.patch_only, self.regions = patch_only, regions
 
     @classmethod
     def from_classifier(
@@ -83,6 +90,7 @@ class PatchClassifier(SharedClassifier):
         lam: float = 1.0,
         temperature: float = 1.0,
         patch_only: bool = False,
+        regions: bool = False,
     ) -> "PatchClassifier":
         """Start PAT-T from an ordinary network: its projection is copied three times.
 
@@ -91,7 +99,8 @@ class PatchClassifier(SharedClassifier):
         with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced at once
             sizes: dict[str, Any] = {"source_size": source_size, "patch_size": patch_size, "closer_size": closer_size}
             mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "patch_only": patch_only}
-            model = cls(trained.architecture, trained.labels, grid=grid, overlap=overlap, **sizes, **mixing)
+            cut: dict[str, Any] = {"grid": grid, "overlap": overlap, "regions": regions}
+            model = cls(trained.architecture, trained.labels, **cut, **sizes, **mixing)
         model.preprocessing = trained.preprocessing
         model.backbone = deepcopy(trained.backbone)
         model.head = deepcopy(trained.head)
@@ -120,7 +129,7 @@ class PatchClassifier(SharedClassifier):
     def patch_cost(self) -> float:
         """What the patches of a image cost, in passes over an image: pixels are what costs."""
         image = self.preprocessing.image_size
-        return (self.grid * (self.patch_size or image) / image) ** 2
+        return 0.0 if self.regions else (self.grid * (self.patch_size or image) / image) ** 2
 
     def closer_cost(self, size: int) -> float:
         """What `look_closer` costs with images of so many rows and columns, in passes over an image."""
@@ -139,6 +148,8 @@ class PatchClassifier(SharedClassifier):
             images: (B,C,H,W), what the model sees.
             source: the same images, larger, to cut the patches from; `images` by default.
         """
+        if self.regions:
+            return self.project_embeddings(Embeddings(*self._embed_regions(images)))
         return self.forward_views(images, cut_views(self.patching, images, source=source))
 
     def forward_views(self, images: Tensor, patches: Tensor) -> CounterfactualLogits:
@@ -149,18 +160,20 @@ class PatchClassifier(SharedClassifier):
         """Embeddings of views that were cut before: the passes over the backbone, and nothing behind them.
 
         One pass over all of them, or where patches are smaller one over the images and one over the patches; another
-        one over the closer look, whose patches are cut from its feature map.
+        one over the closer look, whose patches are cut from its feature map. A model of `regions` sees no patches.
 
         Args:
             images: (B,C,H,W), preprocessed.
             patches: (B,P,C,h,w), likewise.
             closer: the same images (B,C,S,S), larger; None for no closer look.
         """
-        if patches.shape[3:] != images.shape[2:]:
+        if self.regions:
+            seen = Embeddings(*self._embed_regions(images))
+        elif patches.shape[3:] != images.shape[2:]:
             seen = Embeddings(self.embed_images(images), _for_each(patches, self.embed_images))
         else:
             seen = Embeddings(*split_views(self.embed_images(stack_views(images, patches)), patches=patches.shape[1]))
-        return seen if closer is None else Embeddings(*seen[:2], *self._embed_closer(closer))
+        return seen if closer is None else Embeddings(*seen[:2], *self._embed_regions(closer))
 
     def project_embeddings(self, embeddings: Embeddings) -> CounterfactualLogits:
         """All logits of embeddings of images and their patches."""
@@ -187,7 +200,7 @@ class PatchClassifier(SharedClassifier):
             image_logits: (B,L) of the first look.
             closer: the same images (B,C,H,W), larger and preprocessed.
         """
-        return self._add_closer(image_logits, *self._embed_closer(closer))
+        return self._add_closer(image_logits, *self._embed_regions(closer))
 
     def project_closer(self, embeddings: Embeddings) -> CounterfactualLogits:
         """As `look_closer`, of embeddings with a closer look."""
@@ -197,7 +210,7 @@ class PatchClassifier(SharedClassifier):
 
     def forward_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
         """Image logits and pooled patch logits (B,L) of a closer look alone; closer (B,C,H,W)."""
-        seen = self.project_embeddings(Embeddings(*self._embed_closer(closer)))
+        seen = self.project_embeddings(Embeddings(*self._embed_regions(closer)))
         return seen.image_logits, seen.pooled_logits
 
     def forward_patches(self, patches: Tensor) -> Tensor:
@@ -205,9 +218,9 @@ class PatchClassifier(SharedClassifier):
         parts = _for_each(patches, self.embed_images)
         return self._combine(parts.new_zeros(len(parts), len(self.labels)), parts).pooled_logits
 
-    def _embed_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings (B,...) of larger images (B,C,H,W), and (B,P,...) of patches of their feature maps."""
-        features = self.backbone(closer)
+    def _embed_regions(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings (B,...) of images (B,C,H,W), and (B,P,...) of regions of their feature maps."""
+        features = self.backbone(images)
         boxes = patch_boxes(*features.shape[-2:], grid=self.grid, overlap=self.overlap)
         cut = torch.stack([features[..., box.top : box.bottom, box.left : box.right] for box in boxes], dim=1)
         return self.head.embed(features), _for_each(cut, self.head.embed)

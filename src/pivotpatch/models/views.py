@@ -21,11 +21,15 @@ class Views(NamedTuple):
         image: (B,C,H,W).
         patches: (B,P,C,h,w).
         closer: (B,C,S,S) the whole image once more, larger; None where it is not wanted.
+        spliced: (M,C,H,W) grids of images of the batch; None where they are not wanted.
+        cells: (M,rows,columns) which image lies in each cell of them, -1 for none.
     """
 
     image: Tensor
     patches: Tensor
     closer: Tensor | None = None
+    spliced: Tensor | None = None
+    cells: Tensor | None = None
 
 
 class Drawn(Protocol):
@@ -55,13 +59,13 @@ def make_network_views(
         model: says how it sees them.
         images: (B,3,h,w) uint8.
         augmentation: of all views; none by default.
-        patches: False leaves them out.
+        patches: False leaves them out; regions of the feature map are none.
         size: rows and columns of the whole image; those that the model sees by default.
         compiled: as in `make_views`.
     """
     prepare, side = model.preprocessing, size or model.preprocessing.image_size
     cut: dict[str, Any] = {"grid": 0}
-    if patches and isinstance(model, PatchClassifier):
+    if patches and isinstance(model, PatchClassifier) and not model.regions:
         small = None if model.patch_size is None else (model.patch_size, model.patch_size)
         native = model.source_size is not None
         cut = {"grid": model.grid, "overlap": model.overlap, "native": native, "patch_size": small}

@@ -33,6 +33,7 @@ from pivotpatch.models.classifier import (
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.peers.label_priors import LabelPrior, WordVectors, read_vectors
 from pivotpatch.process import count_workers
 from pivotpatch.training.config import DataSection, RunConfig, TaskSection, settle_config
 from pivotpatch.training.features import Embedder, Features
@@ -116,6 +117,8 @@ def build_run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         model = make_model(config, records.labels.names, tell=tell) if saved is None else load_checkpoint(saved)
+    if saved is None:
+        teach_counts(model, records)
     frozen, why_frozen = choose_frozen(config, model, accelerator.device)
     config = settle_config(config, frozen=frozen)
     if config.precision.channels_last:
@@ -174,6 +177,8 @@ def choose_frozen(config: RunConfig, model: Classifier, device: torch.device) ->
         cannot = f"task.kind is {config.task.kind}"
     elif model.architecture.head not in ("linear", "max"):
         cannot = f"the {model.architecture.head} head is more than a last step"
+    elif config.mix.share:
+        cannot = "mix.share mixes images"
     if section.frozen is True and cannot:
         raise InputError("model.frozen", f"is true, and {cannot}", "give --full, which trains everything")
     if section.frozen != "auto":
@@ -353,13 +358,17 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
         tell: told in one line which of them a checkpoint with other labels knows already.
     """
     section, task = config.model, config.task
-    if task.closer_size is not None and task.kind != "patch":
-        raise InputError("task.closer_size", f"task.kind is {task.kind}", "leave it out, or train task.kind=patch")
+    for name in ("closer_size", "regions"):
+        if getattr(task, name) and task.kind != "patch":
+            raise InputError(f"task.{name}", f"task.kind is {task.kind}", "leave it out, or train task.kind=patch")
+    vectors = None if section.vectors is None else read_vectors(Path(section.vectors), labels)
     if section.start_from is not None:
-        return _continue(section.start_from, config, labels, tell=tell)
-    architecture = Architecture(
-        section.backbone, section.head, section.image_size, section.backbone_options, section.head_options
-    )
+        model = _continue(section.start_from, config, labels, tell=tell)
+        if vectors is not None:
+            teach_vectors(model, vectors)
+        return model
+    said = section.head_options if vectors is None else {"vector_width": vectors.shape[1], **section.head_options}
+    architecture = Architecture(section.backbone, section.head, section.image_size, section.backbone_options, said)
     options: dict[str, Any] = {"pretrained": section.pretrained and not section.weights, "weights": section.weights}
     kind: type[Classifier] = IndependentClassifier if task.kind == "independent" else MultiLabelClassifier
     if task.kind in ("patch", "patch_only"):
@@ -367,9 +376,28 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
     model = kind(architecture, labels, **options)
     if model.left_out is not None:
         tell(model.left_out)
+    if vectors is not None:
+        teach_vectors(model, vectors)
     if not section.normalise:
         model.preprocessing = replace(model.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     return model
+
+
+def teach_vectors(model: Classifier, vectors: Tensor) -> None:
+    """Give the word vectors (L,V) of its labels to a model that uses some."""
+    parts = model.members if isinstance(model, IndependentClassifier) else [model]
+    for part, rows in zip(parts, vectors.split(len(vectors) // len(parts)), strict=True):
+        for words in (each for each in part.modules() if isinstance(each, WordVectors)):
+            words.take(rows)
+
+
+def teach_counts(model: Classifier, records: RecordSet) -> None:
+    """Tell a model that uses it how often the labels of training images occur together."""
+    priors = [each for each in model.modules() if isinstance(each, LabelPrior)]
+    if priors and not isinstance(model, IndependentClassifier):  # one label occurs with no other
+        counts = torch.from_numpy(records.count_pairs())
+        for prior in priors:
+            prior.learn_counts(counts)
 
 
 def _say_patching(task: TaskSection) -> dict[str, Any]:
@@ -384,7 +412,7 @@ def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: T
     if isinstance(model, ForeignClassifier):
         raise InputError(start, "is a model of another library, which cannot be trained", "give a checkpoint of ours")
     model.thresholds = model.calibration = model.adaptive = None  # they belong to the weights that they were fitted to
-    said = section.model_dump(exclude={"start_from", "pretrained", "frozen"}, exclude_defaults=True)
+    said = section.model_dump(exclude={"start_from", "pretrained", "frozen", "vectors"}, exclude_defaults=True)
     for name, value in said.items():
         if getattr(model.architecture, name, None) != value:
             todo = f"leave it out, or write model.{name}= after a recipe that says it"

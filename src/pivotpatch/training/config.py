@@ -23,6 +23,9 @@ Positive = Annotated[int, Field(ge=1, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
 Part = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+HeadName = Literal[
+    "linear", "max", "query2label", "ml_decoder", "csra", "ml_gcn", "add_gcn", "ssgrl", "ms_cma", "ida", "c_tran"
+]
 # One name needs no list around it, so that an override is as easy to write as an address.
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
@@ -51,7 +54,7 @@ class ModelSection(Section):
     """Which model."""
 
     backbone: str = Field("resnet101.tv_in1k", description="a timm model, with the tag of its weights after a dot")
-    head: Literal["linear", "max", "query2label", "ml_decoder"] = Field("linear", description="kind of head")
+    head: HeadName = Field("linear", description="kind of head; docs/peers.md explains those of other systems")
     image_size: Side | None = Field(None, description="pixels per side of the model's input; None is its own")
     pretrained: bool = Field(True, description="fetch timm's weights for the backbone")
     weights: str | None = Field(
@@ -64,6 +67,7 @@ class ModelSection(Section):
     )
     backbone_options: dict[str, bool | int | float | str] = Field({}, description="further arguments of timm's")
     head_options: dict[str, bool | int | float] = Field({}, description="arguments of the head")
+    vectors: str | None = Field(None, description="text file of word vectors for heads that use them; else random ones")
 
 
 class FrozenSection(Section):
@@ -90,7 +94,17 @@ class TaskSection(Section):
     temperature: PositiveFloat = Field(1.0, description="of the patch weights")
     source_size: Side | None = Field(None, description="pixels per side to cut native patches from; else the input's")
     patch_size: Side | None = Field(None, description="pixels per side at which the model sees a patch")
+    regions: bool = Field(
+        False, description="patch: cut patches from the feature map, which takes one pass over the image"
+    )
     closer_size: Side | None = Field(None, description="patch: pixels per side of a closer look, for efforts below 1")
+
+
+class MixSection(Section):
+    """What is added to each batch, for task.kind=image: SpliceMix's grids of shrunken images."""
+
+    share: Share = Field(0.0, description="grids for each image of a batch; SpliceMix: 0.25")
+    consistent: bool = Field(False, description="draw what is said of a cell to what is said of the whole image")
 
 
 class LossSection(Section):
@@ -177,6 +191,7 @@ class RunConfig(Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     task: TaskSection = TaskSection()
+    mix: MixSection = MixSection()
     loss: LossSection = LossSection()
     optimiser: OptimiserSection = OptimiserSection()
     schedule: ScheduleSection = ScheduleSection()

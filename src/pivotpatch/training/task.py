@@ -6,11 +6,21 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pivotpatch.accel.device import send_tensor
 from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
 from pivotpatch.data.augment import Augmentation
-from pivotpatch.models.classifier import Classifier, Embeddings, IndependentClassifier, SharedClassifier
+from pivotpatch.errors import InputError
+from pivotpatch.models.classifier import (
+    Classifier,
+    Embeddings,
+    IndependentClassifier,
+    MultiLabelClassifier,
+    SharedClassifier,
+)
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
+from pivotpatch.peers.c_tran import CTranHead, draw_known
+from pivotpatch.peers.splicemix import draw_cells, find_inconsistency, splice_images, split_cells, unite_targets
 from pivotpatch.training.config import LossSection, RunConfig
 
 
@@ -45,7 +55,9 @@ class Task(nn.Module):
     def views_per_image(self) -> int:
         """How many views are drawn for each image: itself, its patches, and the larger image last."""
         model = self.model
-        return 1 + model.grid**2 + (model.closer_size is not None) if isinstance(model, PatchClassifier) else 1
+        if not isinstance(model, PatchClassifier):
+            return 1
+        return 1 + (0 if model.regions else model.grid**2) + (model.closer_size is not None)
 
     def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
         """The views of images (B,3,h,w) uint8 from the loader, on their device."""
@@ -57,7 +69,7 @@ class Task(nn.Module):
         Heads of folds learn from what a frozen backbone made of views before; their losses are told nobody.
         """
         if not isinstance(seen, Kept):
-            return self.judge(self.model, self.model.embed_views(*seen), target)
+            return self.judge(self.model, self.model.embed_views(*seen[:3]), target)
         parts = self.judge(self.model, seen.embeddings, target)
         for number, heads in enumerate(self.folds):
             others = target.masked_fill((seen.fold == number)[:, None], torch.nan)
@@ -95,6 +107,50 @@ class WholeImageTask(Task):
     def judge(self, model: Any, embeddings: Embeddings, target: Tensor) -> Tensor:
         """Loss (1,) of the image logits."""
         return torch.stack([self.loss(model.project_embeddings(embeddings), target)])
+
+
+class SpliceTask(WholeImageTask):
+    """SpliceMix: loss(p, y) of images and of grids of them, and with `consistent` of cells against whole images."""
+
+    model: MultiLabelClassifier
+    parts: tuple[str, ...] = ("image", "spliced")
+
+    def __init__(self, model: MultiLabelClassifier, loss: nn.Module, *, share: float, consistent: bool) -> None:
+        super().__init__(model, loss)
+        self.share, self.consistent = share, consistent
+        self.parts = (*self.parts, "consistency") if consistent else self.parts
+
+    def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
+        """The images (B,3,h,w) uint8 of the loader as the model sees them, and grids of these."""
+        views = super().make_views(images, augmentation=augmentation, compiled=compiled)
+        cells = send_tensor(draw_cells(len(images), share=self.share), images.device)
+        return views._replace(spliced=splice_images(views.image, cells), cells=cells)
+
+    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+        """Losses (2,) of images and of grids; (3,) with the inconsistency of their cells."""
+        assert isinstance(seen, Views)
+        assert seen.spliced is not None
+        assert seen.cells is not None
+        features = self.model.backbone(torch.cat([seen.image, seen.spliced]))
+        whole, grids = features.split([seen.image.shape[0], seen.spliced.shape[0]])
+        logits = self.model.head(whole)
+        costs = [self.loss(logits, target), self.loss(self.model.head(grids), unite_targets(target, seen.cells))]
+        if self.consistent:
+            cells = [self.model.head(cell) for cell in split_cells(grids, *seen.cells.shape[1:])]
+            costs.append(find_inconsistency(torch.stack(cells, dim=1), logits, seen.cells))
+        return torch.stack(costs)
+
+
+class RevealingTask(WholeImageTask):
+    """C-Tran's training: some labels are revealed to the model, and the loss is that of the others."""
+
+    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+        """Loss (1,) of the image logits of labels that were not revealed."""
+        assert isinstance(seen, Views)
+        head: Any = self.model.head
+        known = draw_known(target)
+        logits = head.project(head.embed(self.model.backbone(seen.image), known))  # type: ignore[operator]
+        return torch.stack([self.loss(logits, target.masked_fill(known.isfinite(), torch.nan))])
 
 
 class PatchTask(Task):
@@ -156,8 +212,12 @@ class PatchOnlyTask(Task):
 def make_task(model: Classifier, config: RunConfig) -> Task:
     """The task that a configuration names, around a model."""
     loss = make_loss(config.loss)
+    if config.mix.share:
+        if not isinstance(model, MultiLabelClassifier):
+            raise InputError("mix.share", f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
+        return SpliceTask(model, loss, share=config.mix.share, consistent=config.mix.consistent)
     if not isinstance(model, PatchClassifier):
-        return WholeImageTask(model, loss)
+        return (RevealingTask if isinstance(getattr(model, "head", None), CTranHead) else WholeImageTask)(model, loss)
     return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
 
 

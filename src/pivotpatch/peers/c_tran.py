@@ -1,0 +1,79 @@
+"""C-Tran: general multi-label classification with transformers (Lanchantin et al., CVPR 2021).
+
+Places of the feature map and a token for each label pass one transformer together. A label's token also says whether
+the label is unknown, known to be absent or known to be present; training reveals some labels at random, so that the
+model learns what they say of the others, and labels that are known may be given later. Assumed: nothing; the loss is
+that of labels that were not revealed, as in the paper, and unknown is a zero vector, as it is meant to be.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pivotpatch.errors import InputError
+from pivotpatch.models.heads import AttentionLayer, GroupProjection, Head
+
+REVEALED = 0.75
+"""Largest share of labels that training reveals of an image."""
+
+
+class CTranHead(Head):
+    """One transformer over places and labels; the embedding is (B,L,D). Unless told, it knows no label."""
+
+    def __init__(
+        self,
+        features: int,
+        labels: int,
+        *,
+        layers: int = 3,
+        attention_heads: int = 4,
+        feedforward: int = 2048,
+        dropout: float = 0.1,
+    ) -> None:
+        """Build one.
+
+        Args:
+            features: channels D of the feature map, and width of all tokens.
+            labels: how many.
+            layers: of the transformer.
+            attention_heads: of each attention.
+            feedforward: inner width of the feed-forward part.
+            dropout: of attention, feed-forward and their sums.
+        """
+        super().__init__()
+        if features % attention_heads:
+            wrong = f"{features} channels with {attention_heads} attention heads"
+            raise InputError("C-Tran", wrong, "give a number of heads that divides them")
+        self.queries = nn.Parameter(torch.randn(labels, features) / features**0.5)
+        self.states = nn.Parameter(torch.randn(2, features) / features**0.5)  # known to be absent, to be present
+        self.norm = nn.LayerNorm(features)
+        self.layers = nn.ModuleList(
+            AttentionLayer(features, attention_heads, feedforward=feedforward, dropout=dropout, attend_self=True)
+            for _ in range(layers)
+        )
+        self.project = GroupProjection(labels, queries=labels, width=features)
+
+    def embed(self, features: Tensor, known: Tensor | None = None) -> Tensor:
+        """Label embeddings (B,L,D) of a feature map (B,D,h,w).
+
+        Args:
+            features: (B,D,h,w).
+            known: (B,L) what is known of labels: 1 present, 0 absent, NaN unknown; nothing by default.
+        """
+        labels = self.queries.expand(features.shape[0], -1, -1)
+        if known is None:
+            labels = labels + 0 * self.states.sum()  # so that every weight has a gradient, which processes wait for
+        else:
+            told = torch.stack([known == 0, known == 1], dim=2).to(labels.dtype)  # neither where it is NaN
+            labels = labels + told @ self.states
+        tokens = self.norm(torch.cat([features.flatten(2).transpose(1, 2), labels], dim=1))
+        for layer in self.layers:
+            tokens = layer(tokens, positions=tokens.new_zeros(1))
+        embedding: Tensor = tokens[:, -labels.shape[1] :]
+        return embedding
+
+
+def draw_known(target: Tensor) -> Tensor:
+    """Reveal labels of a target (B,L) at random, of each image a share up to `REVEALED`; others are NaN."""
+    share = REVEALED * torch.rand(len(target), 1, device=target.device)
+    revealed = torch.rand(target.shape, device=target.device) < share
+    return target.masked_fill(~revealed, torch.nan)

@@ -1,0 +1,77 @@
+"""CSRA: class-specific residual attention (Zhu and Wu, ICCV 2021).
+
+Each label's score is linear in every place of the feature map. Its logit is the mean of those scores plus `lam` times
+their mean weighed by softmax: what PAT does with patches, done with places. Several heads, each sharper than the last,
+add up. Assumed: nothing; numbers of heads other than the published ones are refused.
+"""
+
+import math
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pivotpatch.errors import InputError
+from pivotpatch.models.heads import Head
+
+SHARPNESS = MappingProxyType(
+    {
+        1: (1.0,),
+        2: (1.0, math.inf),
+        4: (1.0, 2.0, 4.0, math.inf),
+        6: (1.0, 2.0, 3.0, 4.0, 5.0, math.inf),
+        8: (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, math.inf),
+    }
+)
+"""By the number of heads, what each one's scores are multiplied by before softmax; infinity is the largest score."""
+
+
+class CSRAHead(Head):
+    """Residual attention; the embedding is the feature map's places (B,D,N), so PAT-T triples all of its weights."""
+
+    def __init__(self, features: int, labels: int, *, heads: int = 4, lam: float = 0.5) -> None:
+        """Build one.
+
+        Args:
+            features: channels D of the feature map.
+            labels: how many.
+            heads: 1, 2, 4, 6 or 8; published: 4 for COCO, 1 for VOC.
+            lam: weight of the attention; published: 0.5 for COCO, 0.1 for VOC.
+        """
+        super().__init__()
+        if heads not in SHARPNESS:
+            raise InputError("CSRA", f"heads is {heads}", f"give one of {', '.join(map(str, SHARPNESS))}")
+        self.project = ResidualAttention(features, labels, heads=heads, lam=lam)
+
+    def embed(self, features: Tensor) -> Tensor:
+        """The places (B,D,N) of a feature map (B,D,h,w)."""
+        return features.flatten(2)
+
+
+class ResidualAttention(nn.Module):
+    """Logits (B,L) of places (B,D,N): filters (L,H,D) of length 1, without a bias."""
+
+    def __init__(self, features: int, labels: int, *, heads: int, lam: float) -> None:
+        super().__init__()
+        self.lam, self.sharpness = lam, SHARPNESS[heads]
+        self.weight = nn.Parameter(torch.empty(labels, heads, features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the filters anew."""
+        bound = 1 / math.sqrt(self.weight.shape[2])
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, places: Tensor) -> Tensor:
+        """Logits (B,L) of places (B,D,N)."""
+        scores = torch.einsum("lhd,bdn->hbln", F.normalize(self.weight, dim=2), places)
+        attended = torch.stack([_attend(each, sharp) for each, sharp in zip(scores, self.sharpness, strict=True)])
+        return (scores.mean(dim=3) + self.lam * attended).sum(dim=0)
+
+
+def _attend(scores: Tensor, sharpness: float) -> Tensor:
+    """Mean (B,L) of scores (B,L,N) over places, weighed by their softmax."""
+    if math.isinf(sharpness):
+        return scores.amax(dim=2)
+    return ((sharpness * scores).softmax(dim=2) * scores).sum(dim=2)

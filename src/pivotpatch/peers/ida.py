@@ -1,0 +1,76 @@
+"""IDA: interventional dual attention (Liu et al., ICLR 2023).
+
+Attention of a label also catches what lies around its object. So several samples of the attended feature are taken, one
+from each part of the channels, and a second attention weighs them against each other: an approximation of adjusting for
+the context. Assumed, as there is no official code: what an unofficial one does, without its lighter variant.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pivotpatch.errors import InputError
+from pivotpatch.models.heads import AttentionLayer, Head
+
+
+class IDAHead(Head):
+    """Two attentions; the embedding is (B,L,D). Filters of `project` are those of the first attention too."""
+
+    project: "ScaledFilters"
+
+    def __init__(
+        self, features: int, labels: int, *, samples: int = 4, layers: int = 2, feedforward: int = 2048
+    ) -> None:
+        """Build one.
+
+        Args:
+            features: channels D of the feature map.
+            labels: how many.
+            samples: S parts of the channels, each attended to on its own.
+            layers: of the second attention.
+            feedforward: inner width of their feed-forward part.
+        """
+        super().__init__()
+        if features % samples:
+            raise InputError("IDA", f"{features} channels and {samples} samples", "give a number that divides them")
+        width = features // samples
+        self.project = ScaledFilters(labels, samples, width)
+        self.second = nn.ModuleList(
+            AttentionLayer(width, 1, feedforward=feedforward, dropout=0.0, attend_self=True) for _ in range(layers)
+        )
+        self.leave = nn.Linear(features, features)
+
+    def embed(self, features: Tensor) -> Tensor:
+        """What labels are judged by (B,L,D), of a feature map (B,D,h,w)."""
+        filters = self.project.scale()
+        places = features.flatten(2).unflatten(1, filters.shape[1:])  # (B,S,D/S,N)
+        chosen = torch.einsum("lsw,bswn->blsn", filters, places).softmax(dim=3)
+        samples = torch.einsum("blsn,bswn->blsw", chosen, places)
+        tokens = samples.flatten(0, 1)
+        for layer in self.second:
+            tokens = layer(tokens, positions=tokens.new_zeros(1))
+        embedding: Tensor = self.leave(tokens.flatten(1)).unflatten(0, samples.shape[:2])
+        return embedding
+
+
+class ScaledFilters(nn.Module):
+    """Logits (B,L) of embeddings (B,L,D), by filters (L,S,D/S) of nearly length 1 each, without a bias."""
+
+    def __init__(self, labels: int, samples: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(labels, samples, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the filters anew."""
+        bound = 1 / math.sqrt(self.weight.shape[2])
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def scale(self) -> Tensor:
+        """Filters (L,S,D/S), each divided by its length and a little."""
+        return self.weight / (torch.linalg.vector_norm(self.weight, dim=2, keepdim=True) + 1 / 32)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """Logits (B,L) of embeddings (B,L,D)."""
+        return (embedding * self.scale().flatten(1)).sum(dim=2)

@@ -1,0 +1,106 @@
+"""What is known of labels before any image is seen: word vectors, and how often labels occur together.
+
+Both are buffers: they are saved with a model, and no gradient moves them. Training fills them at its start.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pivotpatch.errors import InputError, shorten
+
+SEED = 0
+"""Of the vectors of labels that no file gives."""
+
+
+class WordVectors(nn.Module):
+    """A vector for each label (L,V): drawn from a normal distribution with `SEED` until others are given."""
+
+    def __init__(self, labels: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("vectors", torch.empty(labels, width))
+        self.vectors: Tensor
+        drawn = torch.randn(labels, width, generator=torch.Generator().manual_seed(SEED), device="cpu")
+        self.vectors.copy_(drawn)
+
+    def take(self, vectors: Tensor) -> None:
+        """Use these vectors (L,V) from now on."""
+        if vectors.shape != self.vectors.shape:
+            shapes = f"{tuple(vectors.shape)}, and the model was built for {tuple(self.vectors.shape)}"
+            raise InputError("word vectors", f"they are {shapes}", "give a file with vectors of that length")
+        self.vectors.copy_(vectors)
+
+
+class LabelPrior(nn.Module):
+    """Something that is made of the numbers of training images that show labels together."""
+
+    def learn_counts(self, counts: Tensor) -> None:
+        """Take counts (L,L) of images that show both of two labels; those of a label alone are on the diagonal."""
+        raise NotImplementedError
+
+
+class LabelGraph(LabelPrior):
+    """Edges (L,L) between labels, which a function makes of counts; those of no images at all at first."""
+
+    def __init__(self, labels: int, make_edges: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.make_edges = make_edges
+        self.register_buffer("edges", torch.empty(labels, labels))
+        self.edges: Tensor
+        self.learn_counts(torch.zeros(labels, labels, device="cpu"))
+
+    def learn_counts(self, counts: Tensor) -> None:
+        """Make the edges anew of counts (L,L)."""
+        self.edges.copy_(self.make_edges(counts.float()))
+
+
+def find_conditionals(counts: Tensor) -> Tensor:
+    """P(j | i) (L,L), the share of images with label i that show j too; 0 on the diagonal, and where no image has i.
+
+    >>> find_conditionals(torch.tensor([[4.0, 1.0], [1.0, 2.0]]))
+    tensor([[0.0000, 0.2500],
+            [0.5000, 0.0000]])
+    """
+    images = counts.diagonal()
+    return (counts - torch.diag(images)) / images.clamp(min=1)[:, None]
+
+
+def read_vectors(path: Path, labels: Sequence[str]) -> Tensor:
+    """Vectors (L,V) of labels from a text file with a word and its numbers on each line, as GloVe and fastText write.
+
+    A label is looked for as one word, its parts joined by `_` or `-`, then part by part: it gets the mean of those that
+    are found. Capitals do not count. A first line of two numbers, how many words and how long, is passed over.
+    """
+    parts = {label: label.lower().replace("_", " ").replace("-", " ").split() for label in labels}
+    whole = {label: ["_".join(words), "-".join(words)] for label, words in parts.items()}
+    wanted = {word for words in (*parts.values(), *whole.values()) for word in words}
+    found: dict[str, Tensor] = {}
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                word, *numbers = line.rstrip().split(" ")
+                if word.lower() in wanted and len(numbers) > 1:
+                    found.setdefault(word.lower(), torch.tensor([float(number) for number in numbers]))
+    except FileNotFoundError:
+        raise InputError(str(path), "there is no such file", "give a text file of word vectors") from None
+    except (OSError, ValueError) as error:
+        wrong = f"cannot be read as text with a word and numbers on each line ({error})"
+        raise InputError(str(path), wrong, "give word vectors as GloVe's .txt or fastText's .vec") from None
+    missing = [label for label in labels if not any(word in found for word in (*parts[label], *whole[label]))]
+    if missing:
+        wrong = f"it knows no word of {shorten(missing)}"
+        raise InputError(str(path), wrong, "add a line for each, its words joined by _")
+    if len({len(vector) for vector in found.values()}) > 1:
+        raise InputError(str(path), "its vectors are not all of one length", "correct it there")
+
+    def look_up(label: str) -> Tensor:
+        one = [found[word] for word in whole[label] if word in found]
+        return one[0] if one else _mean(found[word] for word in parts[label] if word in found)
+
+    return torch.stack([look_up(label) for label in labels])
+
+
+def _mean(vectors: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(vectors)).mean(dim=0)

@@ -1,0 +1,87 @@
+"""ML-GCN: multi-label recognition with graph convolutions (Chen et al., CVPR 2019).
+
+The classifiers of labels are not learned one by one: two graph convolutions make them of the labels' word vectors,
+along edges between labels that often occur together. A logit is the product of the max-pooled image and a classifier.
+Assumed: nothing. The published settings, 20 epochs of SGD with rates of 0.1 and 0.01, are not those of our recipe.
+"""
+
+import math
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pivotpatch.models.heads import Head, PerLabel
+from pivotpatch.peers.label_priors import LabelGraph, WordVectors, find_conditionals
+
+
+class MLGCNHead(Head):
+    """Max pooling and classifiers made by a graph; the embedding is (B,D). PAT-T has three pairs of convolutions."""
+
+    per_label: ClassVar[PerLabel] = {"words.vectors": (0,), "graph.edges": (0, 1)}
+
+    def __init__(
+        self,
+        features: int,
+        labels: int,
+        *,
+        width: int = 1024,
+        vector_width: int = 300,
+        threshold: float = 0.4,
+        share: float = 0.2,
+    ) -> None:
+        """Build one.
+
+        Args:
+            features: channels D of the feature map.
+            labels: how many.
+            width: between the two convolutions.
+            vector_width: numbers of a word vector.
+            threshold: share of a label's images above which another that they show is its neighbour.
+            share: of a label's own vector that its neighbours replace.
+        """
+        super().__init__()
+        make = partial(make_edges, threshold=threshold, share=share)
+        self.project = GraphClassifiers(features, labels, width=width, vector_width=vector_width, make=make)
+
+    def embed(self, features: Tensor) -> Tensor:
+        """Largest value (B,D) over the places of a feature map (B,D,h,w)."""
+        return features.amax(dim=(2, 3))
+
+
+class GraphClassifiers(nn.Module):
+    """Logits (B,L) of pooled images (B,D), by classifiers (L,D) that two graph convolutions make of word vectors."""
+
+    def __init__(self, features: int, labels: int, *, width: int, vector_width: int, make: "partial[Tensor]") -> None:
+        super().__init__()
+        self.words, self.graph = WordVectors(labels, vector_width), LabelGraph(labels, make)
+        self.first = nn.Parameter(torch.empty(vector_width, width))
+        self.second = nn.Parameter(torch.empty(width, features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the convolutions anew."""
+        for weight in (self.first, self.second):
+            bound = 1 / math.sqrt(weight.shape[1])
+            nn.init.uniform_(weight, -bound, bound)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """Logits (B,L) of pooled images (B,D)."""
+        edges = self.graph.edges
+        hidden = F.leaky_relu(edges @ self.words.vectors @ self.first, 0.2)
+        logits: Tensor = embedding @ (edges @ hidden @ self.second).t()
+        return logits
+
+
+def make_edges(counts: Tensor, *, threshold: float, share: float) -> Tensor:
+    """Edges (L,L) of counts (L,L): neighbours by `threshold`, weighed to share `share`, normalised from both sides.
+
+    The published code multiplies by the transpose of the normalised matrix, and so does this.
+    """
+    near, own = (find_conditionals(counts) >= threshold).float(), torch.eye(len(counts), device=counts.device)
+    near = near * (1 - own)
+    weighed = share / (1 - share) * near / (near.sum(dim=0) + 1e-6) + own
+    scale = weighed.sum(dim=1).rsqrt()
+    return (scale[:, None] * weighed * scale).t()

@@ -1,0 +1,207 @@
+"""Other systems' heads from their equations, one image, label and place at a time, on a head's own weights."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+State = Mapping[str, Array]
+
+
+def softmax(values: Array) -> Array:
+    powers = np.exp(values - values.max())
+    return np.asarray(powers / powers.sum())
+
+
+def sigmoid(value: Any) -> Any:
+    return 1 / (1 + np.exp(-value))
+
+
+def leaky(values: Array) -> Array:
+    return np.where(values > 0, values, 0.2 * values)
+
+
+def list_places(features: Array) -> list[Array]:
+    """Vectors (D,) of the places of a map (D,h,w), row by row."""
+    return [features[:, row, column] for row in range(features.shape[1]) for column in range(features.shape[2])]
+
+
+def pool_pairs(features: Array) -> Array:
+    """Means of blocks of two by two places, or of what is left of one at the end."""
+    rows, columns = (range(0, size, 2) for size in features.shape[1:])
+    return np.stack([[features[:, r : r + 2, c : c + 2].mean(axis=(1, 2)) for c in columns] for r in rows]).transpose(
+        2, 0, 1
+    )
+
+
+def csra(state: State, features: Array, label: int, *, lam: float = 0.5) -> float:
+    total = 0.0
+    for head, sharp in enumerate((1, 2, 4, None)):
+        weight = state["project.weight"][label, head]
+        scores = np.array([weight @ place / np.sqrt(weight @ weight) for place in list_places(features)])
+        attended = scores.max() if sharp is None else softmax(sharp * scores) @ scores
+        total += float(scores.mean() + lam * attended)
+    return total
+
+
+def conditional(counts: Array, given: int, other: int) -> float:
+    """P(other | given) of different labels."""
+    return 0.0 if given == other or counts[given, given] == 0 else float(counts[given, other] / counts[given, given])
+
+
+def ml_gcn_edges(counts: Array) -> Array:
+    """The published steps, one entry at a time: threshold 0.4, a share of 0.2 for neighbours, D^-1/2 on both sides."""
+    size = len(counts)
+    near = [[float(conditional(counts, i, j) >= 0.4 and i != j) for j in range(size)] for i in range(size)]
+    kept = np.zeros((size, size))
+    for i in range(size):
+        for j in range(size):
+            column = sum(near[k][j] for k in range(size))
+            kept[i, j] = 0.25 * near[i][j] / (column + 1e-6) + (i == j)
+    degree = [sum(kept[i]) for i in range(size)]
+    return np.array([[kept[j, i] / np.sqrt(degree[i] * degree[j]) for j in range(size)] for i in range(size)])
+
+
+def ml_gcn(state: State, features: Array, label: int) -> float:
+    edges, words = state["project.graph.edges"], state["project.words.vectors"]
+    size = len(words)
+    first = [leaky(sum(edges[i, j] * words[j] for j in range(size)) @ state["project.first"]) for i in range(size)]
+    classifier = sum(edges[label, j] * first[j] for j in range(size)) @ state["project.second"]
+    return float(sum(classifier[c] * features[c].max() for c in range(len(features))))
+
+
+def add_gcn(state: State, features: Array, label: int) -> float:
+    def conv(name: str, value: Array) -> Array:
+        bias = state.get(f"{name}.bias", np.zeros(1))
+        weight = state[f"{name}.weight"]
+        return weight.reshape(weight.shape[0], -1) @ value + bias
+
+    places, size = list_places(features), len(state["activation.weight"])
+    active = np.array([conv("activation", place) for place in places])  # (N,L)
+    found = [sum(sigmoid(active[n, k]) * conv("enter", place) for n, place in enumerate(places)) for k in range(size)]
+    static = state["static_edges.weight"][..., 0]
+    mixed = []
+    for k in range(size):
+        heard = leaky(sum(static[k, j] * found[j] for j in range(size)))
+        mixed.append(found[k] + leaky(conv("static_weight", heard)))
+    summary = conv("summary", np.mean(mixed, axis=0))
+    mean, var = state["norm.running_mean"], state["norm.running_var"]
+    summary = leaky((summary - mean) / np.sqrt(var + 1e-5) * state["norm.weight"] + state["norm.bias"])
+    column = sigmoid(conv("dynamic_edges", np.concatenate([summary, mixed[label]])))  # from all labels to this one
+    heard = leaky(sum(column[j] * mixed[j] for j in range(size)))
+    feature = found[label] + leaky(conv("dynamic_weight", heard))
+    score = feature @ state["project.weight"][label, :, 0] + state["project.bias"][label]
+    return float((score + active[:, label].max()) / 2)
+
+
+def ssgrl(state: State, features: Array, label: int, *, shared_gate: bool = False) -> float:
+    places, words, edges = list_places(pool_pairs(features)), state["words.vectors"], state["graph.edges"]
+    size, width = len(words), len(features)
+    first = []
+    for k in range(size):
+        met = [np.tanh((state["see.weight"] @ place) * (state["read.weight"] @ words[k])) for place in places]
+        heat = [(state["attend.weight"] @ (state["mix.weight"] @ each))[0] for each in met]
+        first.append(sum(share * place for share, place in zip(softmax(np.array(heat)), places, strict=True)))
+    parts = [slice(0, width), slice(width, 2 * width), slice(-width, None)]  # update, reset, new
+
+    def own(part: int, value: Array) -> Array:
+        rows = parts[0 if shared_gate and part == 1 else part]
+        return np.asarray(state["state.weight"][rows] @ value + state["state.bias"][rows])
+
+    now = first
+    for _ in range(3):
+        after = []
+        for k in range(size):
+            into = sum(edges[k, j] * now[j] for j in range(size))
+            out = sum(edges[j, k] * now[j] for j in range(size))
+            told = state["message.weight"] @ np.concatenate([into, out]) + state["message.bias"]
+            update, reset = (sigmoid(told[parts[part]] + own(part, now[k])) for part in (0, 1))
+            new = np.tanh(told[parts[2]] + own(2, reset * now[k]))
+            after.append((1 - update) * now[k] + update * new)
+        now = after
+    joined = np.concatenate([now[label], first[label]])
+    judged = np.tanh(state["leave.weight"] @ joined + state["leave.bias"])
+    return float(judged @ state["project.weight"][label, :, 0] + state["project.bias"][label])
+
+
+def ms_cma(state: State, features: Array, label: int) -> float:
+    found = []
+    for scale in (features, pool_pairs(features)):
+        places, near = list_places(scale), []
+        for place in places:
+            hidden = np.maximum(state["enter.0.weight"][..., 0, 0] @ place + state["enter.0.bias"], 0)
+            seen = state["enter.2.weight"][..., 0, 0] @ hidden + state["enter.2.bias"]
+            vector = state["semantic.vectors"][label]
+            near.append(max(float(seen @ vector / np.sqrt((seen @ seen) * (vector @ vector))), 0.0) + 1e-6)
+        total = sum(near)
+        found.append(sum(share / total * place for share, place in zip(near, places, strict=True)))
+    return float(np.concatenate(found) @ state["project.weight"][label, :, 0] + state["project.bias"][label])
+
+
+def attend(state: State, name: str, tokens: Sequence[Array], *, heads: int) -> list[Array]:
+    """A transformer layer, normalised after each step."""
+
+    def norm(value: Array, part: str) -> Array:
+        scaled = (value - value.mean()) / np.sqrt(value.var() + 1e-5)
+        return np.asarray(scaled * state[f"{name}.{part}.weight"] + state[f"{name}.{part}.bias"])
+
+    weights, biases = (state[f"{name}.self_attention.in_proj_{part}"] for part in ("weight", "bias"))
+    width = len(tokens[0])
+    query, key, value = (
+        [weights[start : start + width] @ token + biases[start : start + width] for token in tokens]
+        for start in (0, width, 2 * width)
+    )
+    after = []
+    for place, token in enumerate(tokens):
+        joined = []
+        for head in range(heads):
+            part = slice(head * width // heads, (head + 1) * width // heads)
+            heat = np.array([query[place][part] @ each[part] / np.sqrt(width / heads) for each in key])
+            joined.append(sum(share * each[part] for share, each in zip(softmax(heat), value, strict=True)))
+        out = state[f"{name}.self_attention.out_proj.weight"] @ np.concatenate(joined)
+        told = norm(token + out + state[f"{name}.self_attention.out_proj.bias"], "self_norm")
+        hidden = np.maximum(state[f"{name}.feedforward.0.weight"] @ told + state[f"{name}.feedforward.0.bias"], 0)
+        added = state[f"{name}.feedforward.3.weight"] @ hidden + state[f"{name}.feedforward.3.bias"]
+        after.append(norm(told + added, "feedforward_norm"))
+    return after
+
+
+def ida(state: State, features: Array, label: int) -> float:
+    filters = [each / (np.sqrt(each @ each) + 1 / 32) for each in state["project.weight"][label]]
+    width, tokens = len(filters[0]), list[Array]()
+    for sample, each in enumerate(filters):
+        parts = [place[sample * width : (sample + 1) * width] for place in list_places(features)]
+        shares = softmax(np.array([each @ part for part in parts]))
+        tokens.append(sum(share * part for share, part in zip(shares, parts, strict=True)))
+    for layer in range(2):
+        tokens = attend(state, f"second.{layer}", tokens, heads=1)
+    left = state["leave.weight"] @ np.concatenate(tokens) + state["leave.bias"]
+    return float(left @ np.concatenate(filters))
+
+
+def c_tran(state: State, features: Array, label: int, *, known: Sequence[float] | None = None) -> float:
+    queries = [each.copy() for each in state["queries"]]
+    for place, value in enumerate(known or ()):
+        if value in (0, 1):
+            queries[place] += state["states"][int(value)]
+    tokens = []
+    for token in (*list_places(features), *queries):
+        scaled = (token - token.mean()) / np.sqrt(token.var() + 1e-5)
+        tokens.append(scaled * state["norm.weight"] + state["norm.bias"])
+    for layer in range(3):
+        tokens = attend(state, f"layers.{layer}", tokens, heads=4)
+    judged = tokens[len(tokens) - len(queries) + label]
+    return float(judged @ state["project.weight"][label, :, 0] + state["project.bias"][label])
+
+
+ORACLES: dict[str, Callable[..., float]] = {
+    "csra": csra,
+    "ml_gcn": ml_gcn,
+    "add_gcn": add_gcn,
+    "ssgrl": ssgrl,
+    "ms_cma": ms_cma,
+    "ida": ida,
+    "c_tran": c_tran,
+}
