@@ -77,6 +77,13 @@ class WorkProcess:
         except EOFError:
             return None
 
+    def alive(self) -> bool:
+        """Whether it is still at work; what it tells meanwhile is dropped."""
+        with suppress(EOFError):
+            while self._heard.poll():
+                self._heard.recv()
+        return self._process.is_alive()
+
     def kill(self) -> None:
         """End it at once, unless it has ended."""
         with suppress(ProcessLookupError):
