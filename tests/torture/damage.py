@@ -237,7 +237,7 @@ def _read_toml(path: Path) -> Any:
 def _read_scores(path: Path) -> Any:
     from pivotpatch.inference.score_file import read_scores
 
-    return read_scores(path).probs().numpy()
+    return read_scores(path).own_probs().numpy()
 
 
 def _read_archive(path: Path) -> Any:
