@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-all base check format benchmark clean
+.PHONY: demo test test-all base check format benchmark torture clean
 
 demo: $(VENV)/installed
 	$(RUN) examples/demo.py
@@ -34,6 +34,10 @@ format: $(VENV)/installed
 
 benchmark: $(VENV)/installed
 	$(RUN) benchmarks/metrics.py
+
+# Kills, damaged inputs, faults, a server under load: minutes, or hours with TORTURE=long (docs/reliability.md).
+torture: $(VENV)/installed
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(RUN) -m torture
 
 # Installed again whenever what it depends on changes.
 $(VENV)/installed: pyproject.toml constraints.txt

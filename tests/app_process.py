@@ -107,10 +107,14 @@ class AppProcess(Asked):
         """The files that it has written so far."""
         return [line for line in self.log.read_text().splitlines() if line.startswith("written")]
 
+    def read_memory(self, kind: str = "VmRSS") -> int:
+        """Bytes of memory that it holds."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return 1024 * int(status.partition(f"{kind}:")[2].split()[0])
+
     def read_peak(self) -> int:
         """Bytes of memory that it has held at most."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+        return self.read_memory("VmHWM")
 
     def stop(self) -> tuple[int, str]:
         """Press Ctrl-C; its exit status and what it said on stderr."""

@@ -1,7 +1,12 @@
 """Engines whose answers are known without a model."""
 
+import os
+import signal
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -76,3 +81,37 @@ class FixedEngine(Means):
             return Answer(probs, image_probs)
         weights = rows[..., None] * np.array([0.1, 0.2, 0.6, 0.1], np.float32)[:, None] * np.ones_like(probs)[:, None]
         return Answer(probs, image_probs, np.full_like(probs, 0.25), weights)
+
+
+@dataclass
+class Trouble(Means):
+    """Makes trouble where it runs; for workers of a cluster.
+
+    Attributes:
+        folder: where it leaves a file named by its process.
+        pause: seconds that it takes for each answer.
+        deadly: an image of this colour ends the process.
+        hangs_once: the first one of all falls silent.
+    """
+
+    thresholds: tuple[float, ...] | None = (0.5, 0.4, 0.3)
+    folder: str = ""
+    pause: float = 0.0
+    deadly: tuple[int, int, int] | None = None
+    hangs_once: bool = False
+
+    def open(self) -> "Trouble":
+        """As a worker does."""
+        (Path(self.folder) / str(os.getpid())).touch()
+        return self
+
+    def ask(self, images: Pixels) -> Answer[Array]:
+        """Answer images (B,S,S,3), or not."""
+        time.sleep(self.pause)
+        if self.deadly is not None and (images == np.array(self.deadly, np.uint8)).all((1, 2, 3)).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.hangs_once:
+            with suppress(FileExistsError):
+                (Path(self.folder) / "hung").touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return super().ask(images)

@@ -18,7 +18,7 @@ from made_engines import Means
 from PIL import Image
 
 from pivotpatch.process import Share
-from pivotpatch.runtime import bulk
+from pivotpatch.runtime import parts
 from pivotpatch.runtime.bulk import ALONE, tag_pictures
 from pivotpatch.runtime.files import find_images
 from pivotpatch.training.config import RunConfig, load_config
@@ -76,6 +76,13 @@ class WorkProcess:
             return self._heard.recv()
         except EOFError:
             return None
+
+    def alive(self) -> bool:
+        """Whether it is still at work; what it tells meanwhile is dropped."""
+        with suppress(EOFError):
+            while self._heard.poll():
+                self._heard.recv()
+        return self._process.is_alive()
 
     def kill(self) -> None:
         """End it at once, unless it has ended."""
@@ -195,7 +202,7 @@ class TaggingProcess(WorkProcess):
 
 def _tag(folder: Path, out: Path, share: Share, threads: int, dies_at_touch: int | None, told: Connection) -> None:
     os.chdir(folder)
-    bulk._PART_SECONDS = 0.0  # a part a batch
+    parts._PART_SECONDS = 0.0  # a part a batch
     if dies_at_touch is not None:
         die_at_touch(out.parent, dies_at_touch)
     tag_pictures(

@@ -20,6 +20,7 @@ EXTRAS = {
     "multipart": "app",
     "starlette": "app",
     "uvicorn": "app",
+    "fsspec": "remote",
     "pillow_heif": "heif",
     "huggingface_hub": "hub",
     "onnx": "onnx",

@@ -16,8 +16,9 @@ from run_process import LIMITS, TaggingProcess, write_pictures
 from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
 from pivotpatch.process import Share
-from pivotpatch.runtime.bulk import ALONE, FITTED, Summary, TagJob, tag_pictures
+from pivotpatch.runtime.bulk import ALONE, FITTED, tag_pictures
 from pivotpatch.runtime.files import find_images
+from pivotpatch.runtime.parts import Summary, TagJob
 from pivotpatch.runtime.prediction import TagRule
 from pivotpatch.runtime.predictor import Predictor
 
@@ -260,7 +261,7 @@ def test_an_unreadable_picture_ends_the_work_where_that_is_asked_for(here: Path)
 
 
 def test_rows_are_kept_in_parts_of_some_size(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pivotpatch.runtime.bulk._ROWS", 7)
+    monkeypatch.setattr("pivotpatch.runtime.parts._ROWS", 7)
     seen: set[str] = set()
     tag("tags.parquet", progress=lambda *_: seen.update(path.name for path in Path("out").glob("*/0*")))
     assert seen >= {f"{a:010d}-{b:010d}.jsonl" for a, b in [(0, 8), (8, 16)]}

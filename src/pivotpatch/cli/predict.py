@@ -8,20 +8,24 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pivotpatch.cli.tagging import add_model_options, add_tag_options, add_write_option, check_options, open_predictor
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, import_extra
 
 if TYPE_CHECKING:
     from pivotpatch.process import Share
+    from pivotpatch.runtime.bulk import Work
+    from pivotpatch.runtime.engine import Engine
+    from pivotpatch.runtime.packed import Found
     from pivotpatch.runtime.prediction import Prediction, Tag
     from pivotpatch.runtime.values import PatchBox
 
 DETAILED = 8  # images that get a table each
 LISTED = 5  # images that could not be read
 BULK_BATCH = 64
-BULK_OPTIONS = ("all_probs", "resume", "shards", "workers")
+BULK_OPTIONS = ("all_probs", "resume", "shards", "workers", "engine")
+RAY_OPTIONS = ("address", "cpus_per_worker", "gpus_per_worker")
 NO_IMAGE = ("pivotpatch predict", "no image is named", "name files, folders or patterns")
 BAR = 16  # cells of a bar in a table
 
@@ -38,7 +42,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "words",
         nargs="*",
         metavar="PATH",
-        help="images, folders of them, patterns such as 'photos/**/*.jpg', or - for a list of files on stdin",
+        help="images, folders of them, patterns such as 'photos/**/*.jpg', or - for a list of files on stdin; "
+        "with --out also .txt lists, .parquet tables, .tar shards and addresses such as s3://bucket/photos",
     )
     add_model_options(predict)
     predict.add_argument("--batch-size", type=int, metavar="N", help=f"images at once (8, with --out {BULK_BATCH})")
@@ -55,7 +60,12 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     bulk = predict.add_argument_group("many images")
     bulk.add_argument("--out", type=Path, metavar="FILE", help="write the tags to a .parquet, .jsonl or .csv file")
     bulk.add_argument("--all-probs", action="store_true", help="write the probability of every label, too")
-    bulk.add_argument("--workers", type=int, metavar="N", help="threads that decode; one per core by default")
+    bulk.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="threads that decode, one per core by default; workers with --engine ray, as many as there is room for",
+    )
     bulk.add_argument("--resume", action="store_true", help="go on with the images that unfinished work began with")
     bulk.add_argument(
         "--overwrite", action="store_true", help="begin anew whatever is there; of --write, replace other captions"
@@ -63,6 +73,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     bulk.add_argument(
         "--shards", action="store_true", help="each process leaves a file of its own, FILE-0000N-of-0000M"
     )
+    cluster = predict.add_argument_group("on a cluster (docs/cluster.md)")
+    cluster.add_argument("--engine", choices=["ray"], help="share the work out by Ray; all machines must see the files")
+    cluster.add_argument("--address", help="of a Ray cluster, or auto for this machine's; else Ray starts here for it")
+    cluster.add_argument("--cpus-per-worker", type=float, metavar="N", help="cores that each gets (1)")
+    cluster.add_argument("--gpus-per-worker", type=float, metavar="N", help="GPUs that each gets, such as 0.5 (0)")
     predict.set_defaults(run=run_predict)
 
 
@@ -98,6 +113,15 @@ def _find_fault(args: argparse.Namespace, share: "Share") -> tuple[str, str, str
         return "--workers", f"{args.workers} is below 0", "give 0 or more"
     if args.out is None and bulk:
         return f"--{bulk[0].replace('_', '-')}", "it is an option of --out", "give that too"
+    ray = [name for name in RAY_OPTIONS if getattr(args, name) is not None]
+    if ray and args.engine is None:
+        return f"--{ray[0].replace('_', '-')}", "it is an option of --engine ray", "give that too"
+    odd = [name for name in RAY_OPTIONS[1:] if not 0 <= (getattr(args, name) or 0) <= 4096]
+    if odd:
+        return f"--{odd[0].replace('_', '-')}", f"{getattr(args, odd[0]):g} is no number of them", "give 0 or more"
+    if args.engine is not None and (share.world > 1 or args.shards):
+        other = "--shards" if args.shards else "WORLD_SIZE"
+        return "--engine", f"Ray makes the processes itself; {other} is for torchrun", "leave out one of them"
     if args.out is None and args.overwrite and not args.write:
         return "--overwrite", "it is an option of --out and --write", "give one of them too"
     if args.skip_tagged and not args.write:
@@ -133,14 +157,47 @@ def _choose_device(model: str, share: "Share") -> str | None:
     return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}" if share.world > 1 else "cuda"
 
 
-def _find(args: argparse.Namespace, unread: "Counter[str]") -> Iterator[str]:
+def _share_out(args: argparse.Namespace, digest: str) -> "Work":
+    """How Ray does the work."""
+    from functools import partial
+
+    from pivotpatch.cli.telling import tell
+    from pivotpatch.cluster.on_ray import tag_on_ray
+
+    return tag_on_ray(
+        partial(_open_there, args, os.getcwd()),  # noqa: PTH109
+        digest,
+        address=args.address,
+        workers=args.workers or None,
+        cpus=1 if args.cpus_per_worker is None else args.cpus_per_worker,
+        gpus=args.gpus_per_worker or 0,
+        say=tell,
+    )
+
+
+def _open_there(args: argparse.Namespace, folder: str) -> "Engine":
+    """The model in a worker of a cluster; relative names are those of the driver's folder."""
+    from contextlib import suppress
+
+    from pivotpatch.process import Share
+
+    with suppress(OSError):
+        os.chdir(folder)
+    device = _choose_device(args.model, Share()) if args.gpus_per_worker else "cpu"
+    return open_predictor(args, device=device).engine
+
+
+def _find(args: argparse.Namespace, unread: "Counter[str]") -> Iterator[Any]:
+    """Images by their paths; with --out also those that lie in other files."""
     from io import TextIOWrapper
 
     from pivotpatch.runtime.files import find_images
+    from pivotpatch.runtime.packed import find_sources
 
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # as all names of files
-    return find_images(args.words, lines=sys.stdin or (), unread=unread)
+    find = find_images if args.out is None else find_sources
+    return find(args.words, lines=sys.stdin or (), unread=unread)
 
 
 def _tell_unread(unread: "Counter[str]") -> None:
@@ -289,7 +346,7 @@ def place_in_words(box: "PatchBox", size: tuple[int, int]) -> str:
     return "centre" if (row, column) == ("middle", "centre") else f"{row} {column}"
 
 
-def _tag(args: argparse.Namespace, share: "Share", found: Iterator[str], unread: "Counter[str]") -> int:
+def _tag(args: argparse.Namespace, share: "Share", found: "Iterator[Found]", unread: "Counter[str]") -> int:
     """Tag images to a file, until it is finished or a signal asks to stop."""
     from dataclasses import asdict
     from functools import partial
@@ -301,7 +358,12 @@ def _tag(args: argparse.Namespace, share: "Share", found: Iterator[str], unread:
     from pivotpatch.runtime.bulk import check_out, tag_pictures
 
     job = check_out(args.out, share, overwrite=args.overwrite, resume=args.resume)
-    engine = open_predictor(args, device=_choose_device(args.model, share) if args.device is None else None).engine
+    on_ray = args.engine == "ray"
+    if on_ray:
+        import_extra("ray")
+        engine = open_predictor(argparse.Namespace(**vars(args) | {"device": "cpu"})).engine
+    else:
+        engine = open_predictor(args, device=_choose_device(args.model, share) if args.device is None else None).engine
     naming = Naming(args, engine.labels)
     with StopSignals() as signals, show_progress("images") as shown:
         summary = tag_pictures(
@@ -325,6 +387,7 @@ def _tag(args: argparse.Namespace, share: "Share", found: Iterator[str], unread:
             on_error=args.on_error,
             progress=shown.tell,
             stopping=lambda: signals.received is not None,
+            work=_share_out(args, engine.digest()) if on_ray else None,
         )
     if summary is None and signals.received is not None:
         tell(f"stopped by {signals.received.name}; the same command goes on")

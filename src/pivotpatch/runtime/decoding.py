@@ -1,5 +1,6 @@
 """From a file, its bytes, a Pillow image or an array to RGB pixels, the right way up."""
 
+import os
 import stat
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -181,6 +182,8 @@ def open_file(path: Path) -> IO[bytes]:
     """Open an image's file; whatever is not one is an error that names it."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for whoever writes to it
+            if path.is_dir():
+                os.scandir(path).close()  # says why the images in it were not found
             raise OSError(0, "it is no regular file")
         return path.open("rb")
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have, such as one with a NUL

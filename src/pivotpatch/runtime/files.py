@@ -108,17 +108,24 @@ def describe_unread(unread: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def walk_files(folder: str) -> Iterator[str]:
-    """Paths of all files below a folder, sorted per folder; hidden ones and links to folders are left out."""
+def walk_files(folder: str, *, skip: bool = False) -> Iterator[str]:
+    """Paths of all files below a folder, sorted per folder; hidden ones and links to folders are left out.
+
+    A folder that cannot be listed is an error; with `skip`, one below the first comes as a path, after all files.
+    """
+    lost: list[str] = []
 
     def refuse(error: OSError) -> None:
-        raise InputError(str(error.filename), f"cannot be read ({error.strerror})", "check its rights") from None
+        if not skip or error.filename == folder:
+            raise InputError(str(error.filename), f"cannot be read ({error.strerror})", "check its rights") from None
+        lost.append(os.path.normpath(error.filename))
 
     for place, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         place = os.path.normpath(place)
         prefix = "" if place == "." else os.path.join(place, "")  # noqa: PTH118 (paths stay text: there may be millions)
         yield from (prefix + name for name in sorted(files) if not name.startswith("."))
+    yield from lost
 
 
 def no_image(where: str, unread: Mapping[str, int] | None = None) -> InputError:
@@ -135,7 +142,8 @@ def find_images(
 
     A file is taken whatever its name. Of a folder and all in it, and of what a pattern (`*`, `?`, `[...]`, `**` for
     any depth) matches, files with an image's suffix are taken in alphabetical order; hidden ones are left out, links
-    to folders are not followed. An image that is named twice comes twice.
+    to folders are not followed. A folder in it that cannot be listed comes as a path that is no image, at the end. An
+    image that is named twice comes twice.
 
     Args:
         words: files, folders and patterns; `-` stands for `lines`. One that is not there is an error at once, one that
@@ -159,10 +167,11 @@ def _find(word: str, lines: Iterable[str], unread: Counter[str]) -> Iterator[str
     if os.path.lexists(word) and not is_folder:
         yield word
         return
-    places = walk_files(word) if is_folder else filter(os.path.isfile, sorted(glob.glob(word, recursive=True)))  # noqa: PTH207
+    matches = () if is_folder else filter(os.path.isfile, sorted(glob.glob(word, recursive=True)))  # noqa: PTH207
+    places = walk_files(word, skip=True) if is_folder else matches
     found, others = False, Counter[str]()
     for path in places:
-        if is_image(path):
+        if is_image(path) or (is_folder and os.path.isdir(path)):  # noqa: PTH112 (one that cannot be listed)
             found = True
             yield path
         elif (suffix := os.path.splitext(path)[1].lower()) in unread_suffixes():  # noqa: PTH122

@@ -1,0 +1,319 @@
+"""The files of a tagging job: its list of images, a part for each stretch that is done, and what they become.
+
+Unfinished work lies in `tags.parquet.parts/`: settings.json, the list of images (images.jsonl), and a part for each
+stretch of the list that is done, rows as lines of JSON in a file named by its first image and the one after its last.
+A part is there whole or not at all, and nothing else says how far the work is: it can end at any moment and go on in
+one process, in several, or on a cluster. In the end the parts become one file; then the work is finished.
+"""
+
+import csv
+import glob
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pivotpatch.errors import InputError, cut, import_extra
+from pivotpatch.runtime.packed import Found, Opened, open_sources, to_json
+from pivotpatch.writing import explain_disk_faults, flush
+
+Row = dict[str, Any]
+"""What is known of one image: its name as `picture`, and its `labels` and their `probs`, or an `error`."""
+
+SUFFIXES = (".parquet", ".jsonl", ".csv")
+BETWEEN = "|"
+"""Stands between the labels of a CSV file."""
+SHARD = 10_000
+"""Images that are handed out at once, where there are many; the list is found again at each such step."""
+_SETTINGS, _IMAGES = "settings.json", "images.jsonl"
+_UNREAD, _INDEX = "unread", "index"  # in the settings' file, and nothing that rows depend on
+_ROWS, _NUMBERS = 1 << 13, 1 << 20  # held at once, at most
+_PART_SECONDS = 10.0  # of work that a kill may cost
+_ODD = "backslashreplace"  # what becomes of a file's name that is no Unicode; JSON reads it back
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How many images there were, how many have a row or could not be read, and what the rows depend on.
+
+    Attributes:
+        pictures: images that were named.
+        tagged: those with a row.
+        failed: those that could not be read.
+        settings: what the rows depend on.
+        unread: files that were no images that can be read here, by suffix.
+    """
+
+    pictures: int
+    tagged: int
+    failed: int
+    settings: Mapping[str, Any]
+    unread: Mapping[str, int] = field(default_factory=dict)
+
+
+class TagJob:
+    """The files of a job.
+
+    Attributes:
+        out: the file of tags.
+        failures: a line for each image that could not be read; there where any could not.
+        summary: settings and counts.
+        parts: the folder of unfinished work.
+        lock: held by whoever is at work.
+        settings: what the rows depend on; known once the job has begun.
+        unread: files that were left out when it began, by suffix; likewise.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.failures, self.summary, self.parts = (
+            out.with_name(out.name + end) for end in (".failures.jsonl", ".summary.json", ".parts")
+        )
+        self.lock = out.with_name(f".{out.name}.lock")
+        self.settings: dict[str, Any] = {}
+        self.unread: dict[str, int] = {}
+        self._index = [0]
+
+    @property
+    def leftovers(self) -> list[Path]:
+        """Hidden folders that a crash has left beside the parts."""
+        return sorted(self.parts.parent.glob(f".{glob.escape(self.out.name)}.*.parts"))
+
+    def clear_away(self, *, everything: bool) -> None:
+        """Remove what a crash may have left beside the parts; or the parts, too, and the finished file."""
+        for path in self.leftovers:
+            shutil.rmtree(path, ignore_errors=True)
+        if everything:
+            self.remove_parts()
+            self.out.unlink(missing_ok=True)
+
+    def remove_parts(self) -> None:
+        """Remove unfinished work, for others to see in one step."""
+        gone = _hide(self.parts)
+        with suppress(FileNotFoundError):
+            self.parts.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+    def begin(self, settings: dict[str, Any], paths: Iterable[Found], unread: Mapping[str, int] | None) -> bool:
+        """List the images and begin, or go on where the same was begun; False where the same is finished."""
+        scratch = _hide(self.parts)
+        with explain_disk_faults(self.parts):
+            scratch.mkdir()
+            try:
+                length, digest, index = _write_list(paths, scratch / _IMAGES)
+                if length == 0:
+                    raise InputError(str(self.out), "no image is named", "name files, folders or patterns")
+                settings |= {"root": str(Path.cwd()), "pictures": length, "list": digest}
+                kept = {**settings, _UNREAD: {} if unread is None else unread, _INDEX: index}
+                (scratch / _SETTINGS).write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
+                for path in (*scratch.iterdir(), scratch):
+                    flush(path)
+                with suppress(OSError):  # another process was first, or an earlier one
+                    scratch.rename(self.parts)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        return self.resume(settings)
+
+    def resume(self, settings: dict[str, Any]) -> bool:
+        """Go on with work that was begun with these settings; False where it is finished."""
+        if self.out.exists():
+            self.remove_parts()
+            _compare(self.read_summary().settings, settings, where=str(self.out))
+            return False
+        try:
+            self.read_settings()
+        except FileNotFoundError:
+            if self.out.exists():  # another process has finished it in this moment
+                return self.resume(settings)
+            raise InputError(str(self.parts), "there is no unfinished work", "name images to begin") from None
+        _compare(self.settings, settings, where=str(self.parts))
+        return True
+
+    def read_settings(self) -> None:
+        """Learn what the rows of work that has begun depend on."""
+        path = self.parts / _SETTINGS
+        try:
+            self.settings = json.loads(path.read_text("utf-8"))
+            self.unread, self._index = self.settings.pop(_UNREAD, {}), self.settings.pop(_INDEX, [0])
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise InputError(str(path), f"cannot be read ({error})", "begin anew with --overwrite") from None
+
+    def list_images(self, stretch: range) -> Iterator[Opened]:
+        """The images of a stretch of the list, which is not held."""
+        place = min(stretch.start // SHARD, len(self._index) - 1)
+        with (self.parts / _IMAGES).open("rb") as lines:
+            lines.seek(self._index[place])
+            wanted = islice(lines, stretch.start - place * SHARD, stretch.stop - place * SHARD)
+            yield from open_sources(map(json.loads, wanted), Path(self.settings["root"]))
+
+    def find_gaps(self, stretch: range) -> list[range]:
+        """What is left to do of a stretch of the list."""
+        gaps, at = [], stretch.start
+        for first, after in [*self._find_parts(), (stretch.stop, stretch.stop)]:
+            gaps.append(range(at, min(first, stretch.stop)))
+            at = max(at, after)
+        return [gap for gap in gaps if gap]
+
+    def keep(self, start: int, batches: Iterable[list[Row]], goes_on: Callable[[int], bool]) -> bool:
+        """Write rows of images from `start` on as parts, whatever ends them; whether `goes_on` let all come."""
+        held, since = list[Row](), time.monotonic()
+        try:
+            for rows in batches:
+                held += rows
+                if len(held) >= _count_rows(self.settings) or time.monotonic() - since > _PART_SECONDS:
+                    start, held, since = self._write(start, held), [], time.monotonic()
+                if not goes_on(len(rows)):
+                    return False
+            return True
+        finally:
+            self._write(start, held)
+
+    def _write(self, start: int, rows: list[Row]) -> int:
+        """Write a part; where the next one starts."""
+        after = start + len(rows)
+        if rows:
+            written = _hide(self.parts / "part")  # where it stays after a crash, it goes with the folder
+            with explain_disk_faults(self.parts):
+                written.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+                flush(written)
+                written.replace(self._name(start, after))
+                flush(self.parts)
+        return after
+
+    def join(self, stretch: range) -> Summary:
+        """Make the file of a stretch all of which is done, then remove the parts."""
+        out, failures, told = (_hide(self.parts / path.name) for path in (self.out, self.failures, self.summary))
+        failed = 0
+
+        def list_tagged() -> Iterator[Row]:
+            nonlocal failed
+            with failures.open("w", encoding="utf-8", errors=_ODD) as listed:
+                for row in self._read(stretch):
+                    if "error" in row:
+                        listed.write(json.dumps(row, ensure_ascii=False) + "\n")
+                        failed += 1
+                    else:
+                        yield row
+
+        with explain_disk_faults(self.parts):
+            write = _write_parquet if self.out.suffix.lower() == ".parquet" else _write_text
+            write(out, list_tagged(), self.settings)
+            summary = Summary(len(stretch), len(stretch) - failed, failed, self.settings, self.unread)
+            told.write_text(json.dumps(asdict(summary), indent=2, ensure_ascii=False) + "\n", "utf-8", _ODD)
+            for path in (out, failures, told):
+                flush(path)
+            if failed:
+                failures.replace(self.failures)
+            else:
+                self.failures.unlink(missing_ok=True)  # of earlier work
+            told.replace(self.summary)
+            out.replace(self.out)  # the last: now the work is finished
+            flush(self.out.absolute().parent)
+            self.remove_parts()
+        return summary
+
+    def read_summary(self) -> Summary:
+        """What came of finished work."""
+        try:
+            return Summary(**json.loads(self.summary.read_text("utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            wrong = f"is there, but its summary cannot be read ({error})"
+            raise InputError(str(self.out), wrong, "replace it with --overwrite") from None
+
+    def _name(self, first: int, after: int) -> Path:
+        return self.parts / f"{first:010d}-{after:010d}.jsonl"
+
+    def _find_parts(self) -> list[tuple[int, int]]:
+        """Stretches that are done, in order."""
+        names = (re.fullmatch(r"(\d+)-(\d+)\.jsonl", name) for name in os.listdir(self.parts))  # noqa: PTH208
+        return sorted((int(name[1]), int(name[2])) for name in names if name)
+
+    def _read(self, stretch: range) -> Iterator[Row]:
+        """Rows of a stretch, each image's once, in order; parts overlap where two runs have worked side by side."""
+        at = stretch.start
+        for first, after in self._find_parts():
+            if first < stretch.stop and after > at:
+                assert first <= at, "nothing is missing"
+                path = self._name(first, after)
+                try:
+                    rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+                except ValueError:
+                    rows = []
+                if len(rows) != after - first:
+                    raise InputError(str(path), "damaged or cut short", "remove it, and its images are tagged again")
+                yield from rows[at - first : stretch.stop - first]
+                at = after
+
+
+def _write_list(paths: Iterable[Found], path: Path) -> tuple[int, str, list[int]]:
+    """Write a list of images as JSON, one per line; how many, a digest of it, and where each SHARD of them begins."""
+    count, digest, index = 0, sha256(), list[int]()
+    with path.open("wb") as file:
+        for count, name in enumerate(paths, 1):
+            if count % SHARD == 1:
+                index.append(file.tell())
+            line = json.dumps(name, default=to_json).encode() + b"\n"
+            digest.update(line)
+            file.write(line)
+    return count, digest.hexdigest(), index
+
+
+def _compare(begun: Mapping[str, Any], settings: Mapping[str, Any], *, where: str) -> None:
+    """Refuse to go on with work that was begun with other settings."""
+    for name, value in json.loads(json.dumps(settings)).items():
+        before = begun.get(name)
+        if before != value and name in ("pictures", "list"):
+            wrong = f"the images are not the {begun.get('pictures')} that it began with"
+            raise InputError(where, wrong, "go on with those by --resume, or begin anew with --overwrite")
+        if before != value:
+            wrong = f"it was begun with other {name.replace('_', ' ')} ({cut(str(before))} then, {cut(str(value))} now)"
+            raise InputError(where, wrong, "give the same, begin anew with --overwrite, or write to another file")
+
+
+def _hide(path: Path) -> Path:
+    """A hidden name that nobody else has, in the same folder."""
+    return path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
+
+
+def _count_rows(settings: Mapping[str, Any]) -> int:
+    """How many rows are held at once, in memory and as a Parquet row group."""
+    return min(_ROWS, _NUMBERS // len(settings["labels"]) + 1)
+
+
+def _write_parquet(path: Path, rows: Iterator[Row], settings: Mapping[str, Any]) -> None:
+    pa, pq = (import_extra(name, "parquet") for name in ("pyarrow", "pyarrow.parquet"))
+    columns = {"picture": pa.string(), "labels": pa.list_(pa.string()), "probs": pa.list_(pa.float32())}
+    if settings["all_probs"]:
+        columns["all_probs"] = pa.list_(pa.float32(), len(settings["labels"]))
+    with pq.ParquetWriter(path, pa.schema(columns), compression="zstd") as writer:
+        while group := list(islice(rows, _count_rows(settings))):
+            for row in group:
+                row["picture"] = row["picture"].encode("utf-8", _ODD).decode()
+            writer.write_table(pa.Table.from_pylist(group, pa.schema(columns)))
+
+
+def _write_text(path: Path, rows: Iterator[Row], settings: Mapping[str, Any]) -> None:
+    """Lines of JSON; or of CSV, with a sign between the values of a list."""
+    columns = ["picture", "labels", "probs", *(["all_probs"] if settings["all_probs"] else [])]
+    with path.open("w", encoding="utf-8", errors=_ODD, newline="") as file:
+        table = csv.writer(file, lineterminator="\n") if path.suffix.lower() == ".csv" else None
+        if table:
+            table.writerow(columns)
+        for row in rows:
+            for name in columns[2:]:
+                row[name] = [round(prob, 6) for prob in row[name]]  # further digits of a float32 say nothing
+            if table:
+                table.writerow([row["picture"], *(BETWEEN.join(map(str, row[name])) for name in columns[1:])])
+            else:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
