@@ -12,7 +12,20 @@ from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.errors import InputError, explain_missing
 
 # Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.
-VERBS = ("app", "audit", "data", "evaluate", "export", "predict", "recipes", "report", "train", "tune", "watch")
+VERBS = (
+    "app",
+    "audit",
+    "data",
+    "evaluate",
+    "export",
+    "predict",
+    "recipes",
+    "report",
+    "teach",
+    "train",
+    "tune",
+    "watch",
+)
 
 
 def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
