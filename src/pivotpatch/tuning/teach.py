@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -159,10 +160,10 @@ def embed_files(model: Classifier, paths: Sequence[str], *, progress: Callable[[
     for number, batch in enumerate(batches):
         named = list(zip(paths[number * _AT_ONCE :], batch, strict=False))
         not_read |= {name: str(each) for name, each in named if isinstance(each, InputError)}
-        read = {name: torch.from_numpy(each) for name, each in named if not isinstance(each, InputError)}
+        read = {name: each for name, each in named if not isinstance(each, InputError)}
         if read:
             with torch.inference_mode():
-                views = make_network_views(quick, torch.stack([*read.values()]).permute(0, 3, 1, 2))
+                views = make_network_views(quick, torch.from_numpy(np.stack([*read.values()])).permute(0, 3, 1, 2))
                 parts.append(
                     quick.embed_views(views.image.contiguous(memory_format=torch.channels_last), views.patches)
                 )
