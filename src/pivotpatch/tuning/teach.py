@@ -41,6 +41,7 @@ _RIDGE = 100.0  # times the mean variance of a feature, over the number of image
 _SCALE = 6.0  # logit of a usual image of the label, for the softmax over patches
 _OWN = 20  # images without the label that count as much as the background does
 _UNLIKE = 0.75  # share of ordinary images that a likely mistake looks less like the label than
+_FLOOD = 2.0
 _SAME = 0.98  # cosine of two embeddings of what is almost one image
 _RESAMPLES = 1000
 _AT_ONCE = 8  # images that pass the backbone together
@@ -386,18 +387,22 @@ def _calibrate(shown: Tensor, usual: Tensor, share: float) -> tuple[float, float
     fitted, _ = minimise_log_loss(logits, target.double()[:, None], centre=start, strength=torch.full_like(start, 1e-3))
     slope, offset = fitted[:, 0].tolist()
     odds = torch.logit(torch.tensor([share, count / (count + rest)], dtype=torch.float64))
-    return max(slope, 1e-3), offset + (odds[0] - odds[1]).item()
+    return max(slope, 0.05), offset + (odds[0] - odds[1]).item()
 
 
 def _choose_threshold(probs: Tensor, usual: Tensor, share: float) -> float:
-    """The threshold of the best F1 that calibrated probabilities (K,) and (N,) expect of a share that shows a label."""
+    """The threshold of the best F1 that calibrated probabilities (K,) and (N,) expect of a share that shows a label.
+
+    Images that teach nothing would have it given to all: no more ordinary images get it than `_FLOOD` times the share.
+    """
     mixed = torch.cat([probs, usual]).double()
     weight = torch.cat([torch.full_like(probs, share / len(probs)), torch.full_like(usual, (1 - share) / len(usual))])
     mixed, order = mixed.sort(descending=True)
     weight = weight.double()[order]
     expected = 2 * (mixed * weight).cumsum(0) / (weight.cumsum(0) + share)
     best = int(expected.argmax())
-    return float((mixed[best] + (mixed[best + 1] if best + 1 < len(mixed) else 0)) / 2)
+    chosen = float((mixed[best] + (mixed[best + 1] if best + 1 < len(mixed) else 0)) / 2)
+    return max(chosen, usual.quantile(1 - min(_FLOOD * share, 0.5)).item())
 
 
 def _estimate_precision(shown: Tensor, usual: Tensor, share: float) -> Estimate:
