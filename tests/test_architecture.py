@@ -22,6 +22,7 @@ LAYERS = [
     {"tuning"},
     {"training", "audit"},
     {"report", "export", "app", "cluster"},
+    {"review"},
     {"cli"},
 ]
 # What a layer may import beside Python's own modules.

@@ -191,15 +191,13 @@ def build_app(
         access: who may ask; by default whoever runs on this machine.
         bodies: sets the limits of what is sent.
     """
-    pages = [_make_page_route(address, file) for address, file in PAGE.items()]
-    routes = [*pages, *make_routes(batcher, name=name, bodies=bodies or Bodies())]
-    app = Starlette(routes=routes, exception_handlers=dict.fromkeys([HTTPException, *STATUS, Exception], answer_error))
-    app.router.redirect_slashes = False
-    return _guard(app, access or Access())
+    pages = [make_page_route(address, file) for address, file in PAGE.items()]
+    return guard([*pages, *make_routes(batcher, name=name, bodies=bodies or Bodies())], access or Access())
 
 
-def _make_page_route(address: str, name: str) -> BaseRoute:
-    content, kind = files("pivotpatch.app").joinpath("page", name).read_bytes(), _KINDS[name.rpartition(".")[2]]
+def make_page_route(address: str, name: str, *, package: str = "pivotpatch.app") -> BaseRoute:
+    """The address of one file of a package's page."""
+    content, kind = files(package).joinpath("page", name).read_bytes(), _KINDS[name.rpartition(".")[2]]
 
     async def answer(_request: Request) -> Response:
         return Response(content, media_type=kind)
@@ -207,8 +205,10 @@ def _make_page_route(address: str, name: str) -> BaseRoute:
     return Route(address, answer)
 
 
-def _guard(app: ASGIApp, access: Access) -> ASGIApp:
+def guard(routes: list[BaseRoute], access: Access) -> ASGIApp:
     """Refuse whoever may not ask, before anything of a body is read; tell browsers what the page may do."""
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys([HTTPException, *STATUS, Exception], answer_error))
+    app.router.redirect_slashes = False
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_guarded(message: Message) -> None:

@@ -6,9 +6,15 @@ import re
 import secrets
 import socket
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pivotpatch.errors import InputError
+
+if TYPE_CHECKING:
+    from pivotpatch.app.server import Access
 
 _TOKEN = re.compile(r"[\w.~+/=-]{8,}", re.ASCII)
 
@@ -28,32 +34,53 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     app.add_argument("--device", help="such as cpu or cuda:1; a GPU where there is one by default")
     app.add_argument("--effort", type=float, default=1.0, help="from 0 to 1 (1)")
-    app.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1, which others cannot reach)")
-    app.add_argument("--port", type=int, default=7860, help="0 for any that is free (7860)")
-    app.add_argument(
+    add_address_options(app, port=7860)
+    app.set_defaults(run=run_app)
+
+
+def add_address_options(parser: argparse.ArgumentParser, *, port: int) -> None:
+    """Add where to listen, and who may ask."""
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1, which others cannot reach)")
+    parser.add_argument("--port", type=int, default=port, help=f"0 for any that is free ({port})")
+    parser.add_argument(
         "--token",
         nargs="?",
         const="",
         help="answer only requests that carry this token; without a value one is made up and printed. "
         "The variable PIVOTPATCH_TOKEN does the same and is not seen in the list of processes",
     )
-    app.add_argument(
+    parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
         help="a name under which others reach this machine; may be repeated",
     )
-    app.set_defaults(run=run_app)
 
 
 def run_app(args: argparse.Namespace) -> int:
     """Serve until the process is told to end."""
-    from pivotpatch.app.server import Access, is_loopback, open_socket, serve
+    from pivotpatch.app.server import serve
     from pivotpatch.runtime.predictor import Predictor
 
-    token = _choose_token(args.token)
+    choose_token(args.token)  # refused before anything is loaded
     predictor = Predictor.load(args.model, device=args.device, effort=args.effort)
+    with listen(args) as (listening, access):
+        serve(predictor, listening, name=Path(args.model).name, access=access)
+    return 0
+
+
+@contextmanager
+def listen(
+    args: argparse.Namespace, *, opened: Callable[[str], object] = str
+) -> "Iterator[tuple[socket.socket, Access]]":
+    """A socket that waits for callers, and who may be one; its address is printed. Ctrl-C ends what is done with it.
+
+    `opened` is told the address, too.
+    """
+    from pivotpatch.app.server import Access, is_loopback, open_socket
+
+    token = choose_token(args.token)
     with open_socket(args.host, args.port) as listening:
         host, port = listening.getsockname()[:2]
         far = not is_loopback(listening)
@@ -61,16 +88,18 @@ def run_app(args: argparse.Namespace) -> int:
             warning = "whoever can reach this machine can use the page; add --token to keep others out"
             print(f"warning: {host} is not loopback: {warning}", file=sys.stderr)
         secret = "" if token is None else f"/#token={token}"  # browsers keep what follows # to themselves
-        print(f"http://{f'[{host}]' if ':' in host else host}:{port}{secret} (Ctrl-C ends it)", flush=True)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}{secret}"
+        print(f"{url} (Ctrl-C ends it)", flush=True)
+        opened(url)
         names = [*args.allow_host, *([args.host, socket.gethostname()] if far else [])]
         try:
-            serve(predictor, listening, name=Path(args.model).name, access=Access(token, far, names))
+            yield listening, Access(token, far, names)
         except KeyboardInterrupt:  # the way to end it, no failure
             print(file=sys.stderr)
-    return 0
 
 
-def _choose_token(given: str | None) -> str | None:
+def choose_token(given: str | None) -> str | None:
+    """What requests must carry: as given, made up, or of the environment; None for nothing."""
     if given == "":  # --token without a value
         return secrets.token_urlsafe(24)
     token = given or os.environ.get("PIVOTPATCH_TOKEN")

@@ -21,6 +21,7 @@ VERBS = (
     "predict",
     "recipes",
     "report",
+    "review",
     "teach",
     "train",
     "tune",

@@ -36,6 +36,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="a recipe (see pivotpatch recipes) or a .toml file; an address of images or a file with their list; "
         "and changes such as train.epochs=3, the last word wins",
     )
+    train.add_argument(
+        "--corrections", metavar="FILE", help="a table whose known labels win over those of the images (review)"
+    )
     place = train.add_mutually_exclusive_group()
     place.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the run (default: {RUNS}/ and the recipe)")
     place.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this folder")
@@ -53,10 +56,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def run_train(args: argparse.Namespace) -> int:
     """Train, resume, or only look."""
     if args.resume is not None:
-        if args.words or args.show_config or args.dry_run:
+        if args.words or args.corrections or args.show_config or args.dry_run:
             raise InputError("--resume", "a run goes on with the configuration it has", "give the folder alone")
         return _train(None, args.resume, as_json=args.json)
-    name, config = read_words(args.words)
+    corrections = [] if args.corrections is None else [f"data.corrections={json.dumps(args.corrections)}"]
+    name, config = read_words([*args.words, *corrections])
     if args.show_config:
         from pivotpatch.training.config import dump_config
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from pivotpatch.data.address import open_records
 from pivotpatch.data.check import doubt_labels, find_unreadable
+from pivotpatch.data.corrections import apply_corrections
 from pivotpatch.data.loading import Loader, count_held_bytes, hold_images, make_loader
 from pivotpatch.data.records import RecordSet, Tell
 from pivotpatch.data.split import split_records
@@ -31,7 +32,7 @@ from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.process import count_workers
-from pivotpatch.training.config import RunConfig, TaskSection
+from pivotpatch.training.config import DataSection, RunConfig, TaskSection
 from pivotpatch.training.optimiser import make_optimiser
 from pivotpatch.training.processes import Place, choose_dtype, choose_hold, measure_free_memory
 from pivotpatch.training.task import Task, make_task
@@ -210,8 +211,19 @@ class TrainingRecords(NamedTuple):
 
 
 def open_training_records(config: RunConfig) -> TrainingRecords:
-    """Read the training images and hold the validation part out of them, or read that too."""
+    """Read the training images and hold the validation part out of them, or read that too; then correct them.
+
+    What is held out does not depend on corrections: it is the same after each further one.
+    """
     data = config.data
+    parts = _open_parts(data)
+    if data.corrections is None:
+        return parts
+    tests = [open_records(address) for address in data.test]
+    return TrainingRecords(*apply_corrections(*parts, open_records(data.corrections), apart=tests))
+
+
+def _open_parts(data: DataSection) -> TrainingRecords:
     if data.train is None:
         raise InputError("data.train", "no images are named", "give an address, such as table:photos.csv")
     train = open_aligned(data.train, data.labels)

@@ -38,6 +38,7 @@ class DataSection(Section):
     val: str | None = Field(None, description="address of the validation images; else part of train is held out")
     val_fraction: Part = Field(0.1, description="part of train that is held out without val; 0 selects nothing")
     test: Names = Field((), description="addresses that the chosen model is evaluated on at the end")
+    corrections: str | None = Field(None, description="address of corrected labels, which win (pivotpatch review)")
     labels: Names | None = Field(None, description="train for these labels only")
     workers: Count | None = Field(None, description="processes that decode; else a share of the cores, at most 12")
     hold: Literal["auto", "device", "memory", "nothing"] = Field("auto", description="where decoded images stay")

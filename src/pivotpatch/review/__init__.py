@@ -1,0 +1,1 @@
+"""People look at tags: which images first, decisions that outlive a crash, a page for keyboard and touch."""

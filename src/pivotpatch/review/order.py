@@ -1,0 +1,223 @@
+"""Which images to look at first, and why: a function of arrays alone. N images, L labels.
+
+Every label of every image has a doubt, the largest of four: its probability is near its threshold; the whole image and
+its patches disagree; a given label is contradicted; it is claimed beside a label that is known to mislead the model.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating]
+NEAR, DISAGREE, CONTRADICTED, PAIR = range(4)
+_ERROR = 2.0  # of a given label that is surely wrong; of all other doubts `_RARE[1]` is the most
+_RARE = (0.5, 1.5)  # weights of the most frequent and of the rarest labels
+_SHARES = (1.0, 0.5, 0.25)  # what the largest doubts of an image count
+_TIRED = 0.1  # each image that a label has led takes so much from the next that it leads
+_WORTH = 0.3  # of a doubt that is shown beside the tags of an image
+_LEAST = 1e-6
+KEYS = 10
+"""Labels of an image that are asked about at least where there are as many: one for each number key."""
+
+
+class Pair(NamedTuple):
+    """Places of a label and of a context that makes a model claim it, and how often it does, from 0 to 1."""
+
+    label: int
+    context: int
+    rate: float
+
+
+@dataclass(frozen=True, eq=False)
+class Doubts:
+    """How doubtful each label of each image is, and why.
+
+    Attributes:
+        labels: names of the L labels.
+        thresholds: (L,).
+        probs: (N,L), NaN where the model was not asked.
+        image_probs: (N,L) of the whole image; NaN where they are not known, as the next.
+        patch_probs: (N,L) of the patches.
+        given: (N,L), 1 present, 0 absent, NaN unknown.
+        level: (N,L) the probability as it would be with a threshold of one half; NaN likewise.
+        doubt: (N,L), 0 for none.
+        kind: (N,L), which of the four doubts is the largest.
+        context: (N,L), the place of the misleading label of a `PAIR`.
+    """
+
+    labels: tuple[str, ...]
+    thresholds: Floats
+    probs: Floats
+    image_probs: Floats
+    patch_probs: Floats
+    given: Floats
+    level: Floats
+    doubt: Floats
+    kind: NDArray[np.int8]
+    context: NDArray[np.intp]
+
+    @property
+    def claimed(self) -> NDArray[np.bool_]:
+        """(N,L), whether a label is given or, where that is unknown, above its threshold."""
+        return np.where(np.isnan(self.given), np.nan_to_num(self.level) > 0.5, self.given == 1)
+
+    def explain(self, image: int, label: int) -> str:
+        """Why one label of an image is worth a look, in words."""
+        name, prob = self.labels[label], self.probs[image, label]
+        if np.isnan(prob):
+            return f"{name}: the model does not know it"
+        text = f"{name}: {prob:.2f}"
+        if self.doubt[image, label] < _WORTH:
+            return f"{text}, the model is sure"
+        kind = self.kind[image, label]
+        if kind == CONTRADICTED:
+            return f"{name}: {'given' if self.given[image, label] else 'not given'}, but its probability is {prob:.2f}"
+        if kind == DISAGREE:
+            whole, parts = self.image_probs[image, label], self.patch_probs[image, label]
+            return f"{text}; the whole image says {whole:.2f}, its patches {parts:.2f}"
+        if kind == PAIR:
+            return f"{text}; often claimed where there is {self.labels[self.context[image, label]]}"
+        return f"{text}, near its threshold {self.thresholds[label]:.2f}"
+
+    def explain_image(self, image: int) -> str:
+        """Why an image is worth a look, by its most doubtful label."""
+        return self.explain(image, int(self.doubt[image].argmax()))
+
+    def choose(self, image: int) -> list[int]:
+        """The labels to ask about: all of a few; else those claimed, then the most doubtful; the likeliest first."""
+        probs = np.nan_to_num(self.probs[image], nan=-1.0)
+        claimed, doubt = self.claimed[image], self.doubt[image]
+        by_doubt = np.argsort(-doubt, kind="stable")
+        if len(self.labels) > KEYS:
+            wanted = [*np.flatnonzero(claimed), *(label for label in by_doubt if not claimed[label])]
+            worth = max(int((claimed | (doubt >= _WORTH)).sum()), 3)
+            chosen = np.array(wanted[: max(int(claimed.sum()), min(worth, KEYS))])
+        else:
+            chosen = np.arange(len(self.labels))
+        return [int(label) for label in sorted(chosen, key=lambda label: (not claimed[label], -probs[label]))]
+
+
+def rate_doubts(
+    probs: Floats,
+    *,
+    labels: Sequence[str],
+    thresholds: Floats,
+    image_probs: Floats | None = None,
+    patch_probs: Floats | None = None,
+    given: Floats | None = None,
+    counts: Floats | None = None,
+    pairs: Sequence[Pair] = (),
+) -> Doubts:
+    """Rate the doubt about every label of every image.
+
+    Args:
+        probs: (N,L), NaN where the model was not asked: there is no doubt.
+        labels: names of the L labels.
+        thresholds: (L,); one of 1 or more is never reached and counts as one half.
+        image_probs: (N,L) of the whole image alone.
+        patch_probs: (N,L) of the patches alone, NaN where they were not looked at.
+        given: (N,L) what a table says, 1 present, 0 absent, NaN unknown.
+        counts: (L,) images that show each label, so that rare ones weigh more; what the model expects by default.
+        pairs: labels that are claimed from their co-occurrence, such as the worst of an audit.
+    """
+    whole, parts, truth = (
+        np.full(probs.shape, np.nan) if each is None else each for each in (image_probs, patch_probs, given)
+    )
+    limits = np.where(thresholds >= 1, 0.5, thresholds)
+    level = _shift(probs, limits)
+    known = ~np.isnan(truth)
+    near = 4 * level * (1 - level) * np.where(known, 0.5, 1.0)  # what a table says is half settled
+    apart = np.abs(_shift(whole, limits) - _shift(parts, limits))
+    wrong = _ERROR * (1 - np.clip(rate_self_confidence(level, truth), 0, 1)) ** 2
+    misled, context = np.zeros(probs.shape), np.zeros(probs.shape, np.intp)
+    there = np.where(known, truth, np.nan_to_num(level))
+    for label, other, rate in pairs:
+        claim = rate * np.nan_to_num(level[:, label]) * there[:, other] * ~(known[:, label])
+        better = claim > misled[:, label]
+        misled[better, label], context[better, label] = claim[better], other
+    expected = np.nansum(level, axis=0) if counts is None else counts
+    rare = np.clip(np.sqrt((np.median(expected) + 1) / (expected + 1)), *_RARE)
+    kinds = np.nan_to_num(np.stack([near * rare, apart * rare, wrong, misled * rare]))
+    kinds[:, np.isnan(level)] = 0
+    return Doubts(
+        labels=tuple(labels),
+        thresholds=thresholds,
+        probs=probs,
+        image_probs=whole,
+        patch_probs=parts,
+        given=truth,
+        level=level,
+        doubt=kinds.max(axis=0),
+        kind=kinds.argmax(axis=0).astype(np.int8),
+        context=context,
+    )
+
+
+def rate_self_confidence(level: Floats, given: Floats) -> Floats:
+    """What a model gives to a table's answers, as a part of what it gives to such answers as a rule.
+
+    The same as `audit.label_errors.rate_self_confidence`, for whom torch is not installed.
+
+    Args:
+        level: (N,L) probabilities, NaN where there are none.
+        given: (N,L), 1 present, 0 absent, NaN unknown.
+
+    Returns:
+        (N,L), NaN where either is unknown.
+    """
+    own, rated = np.where(given == 1, level, 1 - level), np.full(level.shape, np.nan)
+    for answer in (0, 1):
+        asked = (given == answer) & ~np.isnan(level)
+        usual = np.where(asked, own, 0).sum(0) / np.maximum(asked.sum(0), 1)
+        rated = np.where(asked, own / np.maximum(usual, _LEAST), rated)
+    return rated
+
+
+def order_images(doubts: Doubts) -> NDArray[np.intp]:
+    """All images (N,), the one most worth a look first.
+
+    An image counts its largest doubts; of images that one label leads the more doubtful comes first, and the longer one
+    label has led, the sooner it is another's turn, so that no label fills an hour.
+    """
+    top = -np.sort(-doubts.doubt, axis=1)[:, : len(_SHARES)]
+    score, lead = top @ np.array(_SHARES[: top.shape[1]]), doubts.doubt.argmax(axis=1)
+    queues = {int(label): list(np.flatnonzero(lead == label)) for label in np.unique(lead)}
+    for queue in queues.values():
+        queue.sort(key=lambda image: (score[image], -image))  # the best last, to be popped
+    waiting = [(-score[queue[-1]], queue[-1], label, 0) for label, queue in queues.items()]
+    heapq.heapify(waiting)
+    order = []
+    while waiting:
+        _, image, label, led = heapq.heappop(waiting)
+        order.append(image)
+        queue = queues[label]
+        queue.pop()
+        if queue:
+            tired = score[queue[-1]] / (1 + _TIRED * (led + 1))
+            heapq.heappush(waiting, (-tired, queue[-1], label, led + 1))
+    return np.array(order, np.intp)
+
+
+def order_label(doubts: Doubts, label: int, *, claimed: bool = True) -> NDArray[np.intp]:
+    """The images that claim a label, or those that do not, the most doubtful first, of equal ones the first.
+
+    Args:
+        doubts: of all images.
+        label: its place.
+        claimed: "are these all cups?"; else "is any of these a cup?".
+    """
+    images = np.flatnonzero(doubts.claimed[:, label] == claimed)
+    return images[np.argsort(-doubts.doubt[images, label], kind="stable")]
+
+
+def _shift(probs: Floats, thresholds: Floats) -> Floats:
+    """Probabilities (N,L) as they would be if each threshold (L,) were one half: moved by its logit."""
+    odds, limit = (
+        np.log(held / (1 - held)) for held in (np.clip(each, _LEAST, 1 - _LEAST) for each in (probs, thresholds))
+    )
+    shifted: Floats = 1 / (1 + np.exp(limit - odds))
+    return shifted

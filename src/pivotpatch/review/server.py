@@ -1,0 +1,165 @@
+"""The page of a review and what it asks: the next image, a grid of one label, decisions, undo, progress."""
+
+import json
+import os
+import socket
+from functools import lru_cache
+from hashlib import sha256
+from io import BytesIO
+from typing import Any
+
+from PIL import Image
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from pivotpatch.app.endpoint import answer_json
+from pivotpatch.app.server import Access, guard, make_page_route, make_server
+from pivotpatch.errors import InputError, cut
+from pivotpatch.review.desk import Desk
+from pivotpatch.review.session import Entry
+from pivotpatch.runtime.decoding import decode_image, decode_with_size
+
+PAGE = {"/": "index.html", **{f"/{name}": name for name in ("review.css", "review.js", "icon.svg")}}
+"""Every file that the page consists of, by its address."""
+MAX_BYTES = 1_000_000
+"""Of what a page may send."""
+SIDES = (256, 1280)
+"""Pixels of the longer side of an image that is sent: in a grid, and alone."""
+_NAME = 80  # characters of who somebody is
+_LARGEST_GRID = 1000  # images in one decision
+
+
+def serve_review(desk: Desk, listening: socket.socket, *, access: Access | None = None) -> None:
+    """Serve a review at a socket until the process is told to end."""
+    make_server(build_review(desk, access=access)).run([listening])
+
+
+def build_review(desk: Desk, *, access: Access | None = None) -> ASGIApp:
+    """The page and what it asks as an ASGI application; see `app.server.build_app`."""
+    pages = [make_page_route(address, file, package="pivotpatch.review") for address, file in PAGE.items()]
+    return guard([*pages, *make_routes(desk)], access or Access())
+
+
+def make_routes(desk: Desk) -> list[BaseRoute]:
+    """The addresses that the page asks. No request names a file: images go by their place in the pile."""
+    pile, session = desk.pile, desk.session
+
+    @lru_cache(256)
+    def draw(image: int, side: int) -> bytes:
+        rows, columns = decode_with_size(pile.paths[image], size=(8, 8)).size  # quick for a large JPEG
+        scale = min(1.0, side / max(rows, columns))
+        size = max(round(rows * scale), 1), max(round(columns * scale), 1)
+        written = BytesIO()
+        Image.fromarray(decode_image(pile.paths[image], size=size)).save(written, "JPEG", quality=88)
+        return written.getvalue()
+
+    async def describe(_request: Request) -> Response:
+        told = {"source": pile.source, "out": session.out.name, "model": desk.predictor.engine.name}
+        # A page that outlives the server must not send its decisions to another review.
+        id_ = sha256(os.fsencode(session.out.resolve())).hexdigest()[:16]
+        return answer_json({**told, "labels": session.labels, "id": id_})
+
+    async def send_image(request: Request) -> Response:
+        image, side = _find_image(request.path_params["image"]), SIDES[request.query_params.get("small") is None]
+        return Response(await run_in_threadpool(draw, image, side), media_type="image/jpeg")
+
+    async def find_next(request: Request) -> Response:
+        said = await _read(request)
+        tab = _word(said, "tab")
+        if "put_off" in said:
+            desk.put_off(tab, _find_image(said["put_off"]))
+        if said.get("image") is not None:
+            return answer_json(await run_in_threadpool(desk.show, _find_image(said["image"]), tab))
+        while found := desk.next(tab):
+            try:
+                shown = await run_in_threadpool(desk.show, found[0], tab)
+                return answer_json({**shown, "ahead": found[1] if len(found) > 1 else None})
+            except InputError:  # a file that was moved or cut since
+                desk.put_off("", found[0])
+        return answer_json({"image": None})
+
+    async def look_ahead(request: Request) -> Response:
+        await run_in_threadpool(desk.look, _find_image((await _read(request)).get("image")))
+        return answer_json({})
+
+    async def add(request: Request) -> Response:
+        said = await _read(request)
+        label = said.get("label")
+        if label not in session.labels:
+            raise InputError("review", f"{cut(str(label))!r} is none of its labels", "start it with --labels to add it")
+        return answer_json(await run_in_threadpool(desk.describe, _find_image(said.get("image")), label))
+
+    async def find_grid(request: Request) -> Response:
+        said = await _read(request)
+        cells, left = desk.grid(_word(said, "tab"), str(said.get("label")), claimed=bool(said.get("claimed", True)))
+        return answer_json(
+            {"label": said["label"], "claimed": bool(said.get("claimed", True)), "cells": cells, "left": left}
+        )
+
+    async def decide(request: Request) -> Response:
+        said = await _read(request)
+        states = said.get("states")
+        if (
+            not isinstance(states, dict)
+            or not all(isinstance(each, dict) and each for each in states.values())
+            or not 0 < len(states) <= _LARGEST_GRID
+            or said.get("mode") not in ("image", "grid")
+        ):
+            raise InputError("review", "a decision has no states of images", "load the page again")
+        entry = Entry(_word(said, "id"), _word(said, "who"), "", states, said["mode"])
+        try:
+            await run_in_threadpool(desk.decide, _word(said, "tab"), entry)
+        except InputError as error:
+            if isinstance(error.__cause__, OSError):  # the disk, not the page: it asks again
+                raise HTTPException(503, str(error)) from None
+            raise
+        return answer_json({})
+
+    async def undo(request: Request) -> Response:
+        said = await _read(request)
+        return answer_json({"undone": await run_in_threadpool(desk.undo, _word(said, "who"), _word(said, "tab"))})
+
+    async def tell(request: Request) -> Response:
+        said = await _read(request)
+        return answer_json(desk.tell(_word(said, "tab"), _word(said, "who")))
+
+    def _find_image(text: Any) -> int:
+        if not str(text).isdecimal() or not int(str(text)[:9]) < len(pile.names):
+            raise InputError("review", f"{cut(str(text))!r} is none of its images", "load the page again")
+        return int(text)
+
+    posts = {"next": find_next, "ahead": look_ahead, "add": add, "grid": find_grid, "decide": decide, "undo": undo}
+    return [
+        Route("/api/review", describe),
+        Route("/api/image/{image}", send_image),
+        Route("/api/progress", tell, methods=["POST"]),
+        *(Route(f"/api/{name}", answer, methods=["POST"]) for name, answer in posts.items()),
+    ]
+
+
+async def _read(request: Request) -> dict[str, Any]:
+    """The JSON object that a page sends, of `MAX_BYTES` at most."""
+    content = b""
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > MAX_BYTES:
+            raise HTTPException(413, "request: it is too large", {"Connection": "close"})
+    try:
+        said = json.loads(content)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise HTTPException(400, "request: it is no JSON object; load the page again")
+    return said
+
+
+def _word(said: dict[str, Any], name: str) -> str:
+    """A short text of a request, as one line."""
+    value = said.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise InputError("request", f"it has no {name!r}", "load the page again")
+    return cut(value.strip(), _NAME)

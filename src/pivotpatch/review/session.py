@@ -1,0 +1,198 @@
+"""Decisions that outlive a crash: a journal of lines, each on the disk before it counts, and the table made from it.
+
+`review.csv.journal.jsonl` is the truth. Each line says who decided what of which images, or which earlier line is taken
+back; nothing is ever changed in it. `review.csv` follows from it: a row for each image, a column for each label, 1
+present, 0 absent, nothing where nobody looked or somebody could not tell.
+"""
+
+import csv
+import errno
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+from pivotpatch.errors import InputError, quote_fault
+from pivotpatch.writing import explain_disk_faults, flush, holding, replacing
+
+PRESENT, ABSENT, UNSURE = 1, 0, -1
+IMAGE_COLUMN = "image"
+States = dict[str, dict[str, int]]
+"""By image and label: `PRESENT`, `ABSENT` or `UNSURE`."""
+
+
+class Entry(NamedTuple):
+    """A decision.
+
+    Attributes:
+        id: given by whoever decides, so that the same decision sent twice counts once.
+        who: the person.
+        when: in local time, as ISO 8601 writes it.
+        states: what was decided.
+        mode: "image", one image is done; "grid", one label of many images.
+    """
+
+    id: str
+    who: str
+    when: str
+    states: States
+    mode: Literal["image", "grid"] = "image"
+
+
+class Session:
+    """The decisions about images, from all sessions of one table; enter it, for one process at a time writes them."""
+
+    def __init__(self, out: Path, labels: Sequence[str]) -> None:
+        """Name the table; nothing is read yet.
+
+        Args:
+            out: a .csv file.
+            labels: columns of the table, in order; those that only earlier decisions name come behind them.
+        """
+        self.out, self.labels = out, tuple(labels)
+        self.journal = out.with_name(f"{out.name}.journal.jsonl")
+        self.entries: dict[str, Entry] = {}  # by id, in their order; without those taken back
+        self.undone: set[str] = set()
+        self.fault: str | None = None  # what keeps the table from being written
+        self._of_image: dict[str, list[str]] = {}  # ids of the entries about each image
+        self._changed = threading.Event()
+        self._stop = False
+        self._held, self._lock = ExitStack(), threading.Lock()
+        self._writer = threading.Thread(target=self._write_when_changed, name="table")
+
+    def __enter__(self) -> "Session":
+        """Read the journal, mend its torn end, and write the table."""
+        if not self._held.enter_context(holding(self.out.with_name(f".{self.out.name}.lock"))):
+            raise InputError(str(self.out), "another process reviews to it", "use its page, or give another --out")
+        try:
+            fresh = not self.journal.exists()
+            with explain_disk_faults(self.out.parent):
+                whole = 0 if fresh else self._read()
+                self._file = self._held.enter_context(self.journal.open("ab", buffering=0))
+                self._file.truncate(whole)
+                flush(self.out.absolute().parent)
+            if not fresh:
+                self.write_table()
+        except BaseException:
+            self._held.close()
+            raise
+        self._writer.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._stop = True
+        self._changed.set()
+        self._writer.join()
+        self._held.close()
+
+    def decide(self, entry: Entry) -> None:
+        """Put a decision on the disk; one that is there already changes nothing."""
+        with self._lock:
+            if entry.id not in self.entries and entry.id not in self.undone:
+                self._append(entry._asdict())
+                self._take(entry)
+
+    def undo(self, who: str) -> Entry | None:
+        """Take back the last decision of a person; None where there is none."""
+        with self._lock:
+            last = next((entry for entry in reversed(self.entries.values()) if entry.who == who), None)
+            if last is not None:
+                self._append({"undo": last.id, "who": who, "when": now()})
+                self._drop(last.id)
+            return last
+
+    def get(self, image: str) -> dict[str, int]:
+        """What is decided of an image, by label; the last decision wins."""
+        return {
+            label: state
+            for id_ in self._of_image.get(image, ())
+            for label, state in self.entries[id_].states[image].items()
+        }
+
+    def is_done(self, image: str) -> bool:
+        """Whether somebody has looked at an image as a whole."""
+        return any(self.entries[id_].mode == "image" for id_ in self._of_image.get(image, ()))
+
+    @property
+    def images(self) -> list[str]:
+        """All images that anything is decided of, in the order of the first decision."""
+        return [image for image, ids in self._of_image.items() if ids]
+
+    def write_table(self) -> None:
+        """Write the table whole or not at all."""
+        with self._lock:
+            rows = {image: self.get(image) for image in self.images}
+        others = dict.fromkeys(label for row in rows.values() for label in row)
+        labels = list(dict.fromkeys([*self.labels, *others]))
+        with explain_disk_faults(self.out.parent), replacing(self.out) as written:
+            with written.open("w", encoding="utf-8", newline="") as file:
+                table = csv.writer(file, lineterminator="\n")
+                table.writerow([IMAGE_COLUMN, *labels])
+                for image, row in rows.items():
+                    states = (row.get(label, UNSURE) for label in labels)
+                    table.writerow([image, *("" if state == UNSURE else state for state in states)])
+            flush(written)
+
+    def _write_when_changed(self) -> None:
+        """Follow the journal: decisions that come while the table is written are in the next one."""
+        stop = False
+        while not stop:
+            self._changed.wait()
+            self._changed.clear()
+            stop = self._stop
+            try:
+                if self.journal.stat().st_size:
+                    self.write_table()
+                self.fault = None
+            except (InputError, OSError) as error:  # the journal has it all; the next decision tries again
+                self.fault = str(error)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        content = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        with explain_disk_faults(self.out.parent):
+            start = os.fstat(self._file.fileno()).st_size
+            try:
+                if self._file.write(content) != len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._file.fileno())
+            except OSError:
+                self._file.truncate(start)  # a part of a line would swallow the next one
+                raise
+        self._changed.set()
+
+    def _read(self) -> int:
+        """Take all entries; how many bytes are whole lines: what a crash has torn off the last one counts for none."""
+        content = self.journal.read_bytes()
+        lines = content.split(b"\n")
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                said = json.loads(line)
+                if "undo" in said:
+                    self._drop(said["undo"])
+                else:
+                    self._take(Entry(**said))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                wrong = f"line {number} is damaged ({quote_fault(error)})"
+                raise InputError(str(self.journal), wrong, "mend or remove that line") from None
+        return len(content) - len(lines[-1])
+
+    def _take(self, entry: Entry) -> None:
+        self.entries[entry.id] = entry
+        for image in entry.states:
+            self._of_image.setdefault(image, []).append(entry.id)
+
+    def _drop(self, id_: str) -> None:
+        entry = self.entries.pop(id_)
+        self.undone.add(id_)
+        for image in entry.states:
+            self._of_image[image].remove(id_)
+
+
+def now() -> str:
+    """The local time, to the second."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,149 @@
+"""`pivotpatch review`: what may be named, and that the table goes through train, tune and evaluate as it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from verb import LABELS, SMALL, make_model, read_json, read_refusal, write_images, write_run
+
+import pivotpatch.review.server as server
+from pivotpatch.cli.main import main
+from pivotpatch.data.address import open_records
+from pivotpatch.models.checkpoint import save_checkpoint
+from pivotpatch.review.desk import Desk
+from pivotpatch.review.session import Entry
+
+Errors = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(make_model(), "model")
+
+
+def review(monkeypatch: pytest.MonkeyPatch, *words: str, decide: Any = lambda desk: None) -> Desk:
+    """The desk that a command would serve, after somebody has sat at it."""
+    desks: list[Desk] = []
+
+    def serve(desk: Desk, *_: object, **__: object) -> None:
+        desks.append(desk)
+        decide(desk)
+
+    monkeypatch.setattr(server, "serve_review", serve)
+    assert main(["review", *words, "--port", "0", "--no-browser"]) == 0
+    return desks[0]
+
+
+def test_a_folder_a_table_tags_and_a_run_can_be_named(monkeypatch: pytest.MonkeyPatch, capsys: Errors) -> None:
+    Path("photos").mkdir()
+    monkeypatch.chdir("photos")
+    write_images("train", 20)
+    monkeypatch.chdir("..")
+    desk = review(monkeypatch, "photos", "--model", "model")
+    assert sorted(desk.pile.names) == sorted(f"photos/train{place}.png" for place in range(20))
+    assert np.isnan(desk.pile.doubts.given).all()
+    assert (desk.session.labels, str(desk.session.out)) == (LABELS, "review.csv")
+
+    desk = review(monkeypatch, "photos/train.csv", "--model", "model", "--order", "source")
+    np.testing.assert_array_equal(desk.pile.doubts.given, open_records("photos/train.csv").target().numpy())
+    assert desk.pile.order.tolist() == list(range(20))
+
+    for suffix, options in ((".csv", []), (".jsonl", ["--all-probs"]), (".parquet", ["--all-probs"])):
+        tags = f"tags{suffix}"
+        assert main(["predict", "photos", "--model", "model", "--out", tags, "--top-k", "2", *options]) == 0
+        found = review(monkeypatch, tags)  # the model is known from the summary
+        assert np.isnan(found.pile.doubts.probs).sum() == (0 if options else 20)
+        expected = desk.pile.doubts.probs[[desk.pile.names.index(name) for name in found.pile.names]]
+        there = ~np.isnan(found.pile.doubts.probs)
+        np.testing.assert_allclose(found.pile.doubts.probs[there], expected[there], atol=1e-3)
+
+    write_run("run", make_model(), "data.train=table:photos/train.csv", "data.val_fraction=0.25")
+    held = review(monkeypatch, "run", "--labels", "dog, wolf")
+    assert len(held.pile.names) == 5
+    assert held.session.labels == ("dog", "wolf")
+    assert np.isnan(held.pile.doubts.probs[:, 1]).all()  # the model knows no wolf
+
+
+def test_unknown_stays_unknown_from_the_page_to_the_loss_and_the_metrics(
+    monkeypatch: pytest.MonkeyPatch, capsys: Errors
+) -> None:
+    """One label is followed: a dog that is corrected, one that nobody can tell, images that nobody looked at."""
+    write_images("train", 40)
+    before = open_records("train.csv").target().numpy()
+    names = [f"train{place}.png" for place in range(40)]
+    dog = LABELS.index("dog")
+    flipped = {names[place]: int(1 - before[place, dog]) for place in range(12)}
+
+    def decide(desk: Desk) -> None:
+        for number, (name, state) in enumerate(flipped.items()):
+            desk.decide("tab", Entry(str(number), "ann", "", {name: {"dog": state, "cat": int(number % 2)}}))
+        desk.decide("tab", Entry("last", "ann", "", {names[12]: {"dog": -1, "fish": 1}}))
+
+    review(monkeypatch, "train.csv", "--model", "model", decide=decide)
+    table = open_records("review.csv")
+    assert table.labels.names == LABELS
+    known = table.target().numpy()
+    assert known.shape == (13, 3)
+    assert known[:12, dog].tolist() == [*flipped.values()]
+    assert np.isnan(known[12]).tolist() == [True, True, False]
+    assert np.isnan(known[:12, 2]).all()  # nobody looked for fish
+
+    found = read_json(capsys, "evaluate", "model", "review.csv", "--per-label", "--resamples", "0", "--workers", "0")
+    assert found["pictures"] == 13
+    text = json.dumps(found)
+    assert f'"positives": [{int(np.nansum(known[:, 0]))}, {sum(flipped.values())}, 1]' in text
+    words = ["train.csv", "--dry-run", *SMALL, "data.val_fraction=0", "--corrections", "review.csv"]
+    capsys.readouterr()
+    assert main(["train", *words, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "review.csv: " in captured.err
+    assert json.loads(captured.out)["pictures"] == 40
+    from pivotpatch.cli.train import read_words
+    from pivotpatch.training.build import open_training_records
+
+    config = read_words(["train.csv", "data.val_fraction=0", "data.corrections=review.csv"])[1]
+    after = open_training_records(config).train.target().numpy()
+    expected = before.copy()
+    expected[:12, dog] = [*flipped.values()]
+    expected[:12, 0] = np.arange(12) % 2
+    expected[12, 2] = 1
+    np.testing.assert_array_equal(after, expected)  # also the dog that nobody can tell: the table's answer stays
+    assert main(["tune", "model", "review.csv", "--out", "tuned", "--mixing", "keep", "--calibration", "platt"]) == 0
+
+
+def test_images_elsewhere_are_named_whole_and_the_address_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Errors
+) -> None:
+    Path("photos").mkdir()
+    Path("work").mkdir()
+    monkeypatch.chdir("photos")
+    write_images("train", 3)
+    monkeypatch.chdir(tmp_path / "work")
+
+    def decide(desk: Desk) -> None:
+        desk.decide("tab", Entry("1", "ann", "", {desk.pile.names[0]: {"dog": 1}}))
+
+    words = (str(tmp_path / "photos"), "--model", str(tmp_path / "model"))
+    desk = review(monkeypatch, *words, decide=decide)
+    assert desk.session.out == tmp_path / "photos" / "review.csv"  # near the images
+    assert len(open_records(str(desk.session.out))) == 1
+    capsys.readouterr()
+    review(monkeypatch, *words, "--out", "mine.csv", decide=decide)
+    address = capsys.readouterr().err.strip().rpartition("--corrections ")[2].strip("'")
+    assert len(open_records(address)) == 1
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch, capsys: Errors) -> None:
+    write_images("train", 3)
+    Path("mine.csv").write_text("image,cat\n")
+    for words, wrong in (
+        (["nowhere"], "there is no such file or folder"),
+        (["train.csv", "--out", "mine.csv"], "no review has made it"),
+        (["train.csv", "--out", "mine.parquet"], "is no name of a CSV file"),
+        (["train.csv", "--model", "model", "--labels", "cat,split"], "would not be read as a label"),
+        (["scenes:@train?count=4&size=32"], "its images are no files"),
+    ):
+        assert wrong in read_refusal(capsys, "review", *words, "--no-browser", "--port", "0")
