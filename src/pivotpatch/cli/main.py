@@ -22,6 +22,7 @@ VERBS = (
     "recipes",
     "report",
     "review",
+    "teach",
     "train",
     "tune",
     "watch",

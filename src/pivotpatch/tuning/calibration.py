@@ -66,12 +66,12 @@ def fit_calibration(logits: Tensor, target: Tensor, *, kind: str, method: Method
     prior = torch.full_like(start, _RIDGE)
     if method == "temperature":
         prior[1] = _PINNED
-    fitted, _ = _minimise(logits.reshape(-1, 1), target.reshape(-1, 1), centre=start, strength=prior)
+    fitted, _ = minimise_log_loss(logits.reshape(-1, 1), target.reshape(-1, 1), centre=start, strength=prior)
     if method == "temperature":
         # The loss is convex in this one number, so that within a bound it is least at the nearest to its minimum.
         fitted = torch.stack([fitted[0].clamp(min=1 / _HIGHEST_TEMPERATURE), start[1]])
     if method == "platt_per_label":
-        fitted, _ = _minimise(logits, target, centre=fitted, strength=_prior_strength(logits, target, fitted))
+        fitted, _ = minimise_log_loss(logits, target, centre=fitted, strength=_prior_strength(logits, target, fitted))
     slope, offset = fitted.expand(2, logits.shape[1]).tolist()
     return Calibration(kind, method, tuple(slope), tuple(offset))
 
@@ -89,7 +89,7 @@ def calibrate_out_of_fold(logits: Tensor, target: Tensor, *, method: Method = "p
     return probs
 
 
-def _minimise(logits: Tensor, target: Tensor, *, centre: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+def minimise_log_loss(logits: Tensor, target: Tensor, *, centre: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
     """Slope and offset of each label by Newton's method, from logits (N,L) and target (N,L), NaN unknown.
 
     A normal prior has its `centre` (2,1) where the search begins, and a `strength` (2,1), one over its variance.
@@ -129,7 +129,7 @@ def _prior_strength(logits: Tensor, target: Tensor, centre: Tensor) -> Tensor:
     A label's own fit has variance v by chance. With weights 1 / v the squared distances from the centre then sum to
     (number of labels) + (true variance) * (sum of weights) on average, which is solved for the true variance.
     """
-    alone, curvature = _minimise(logits, target, centre=centre, strength=torch.full_like(centre, _RIDGE))
+    alone, curvature = minimise_log_loss(logits, target, centre=centre, strength=torch.full_like(centre, _RIDGE))
     chance = torch.linalg.inv(curvature).diagonal(dim1=1, dim2=2).T
     distance = ((alone - centre) ** 2 / chance).sum(1, keepdim=True)
     variance: Tensor = (distance - logits.shape[1]) / (1 / chance).sum(1, keepdim=True)
