@@ -19,6 +19,7 @@ from pivotpatch.models import load_checkpoint
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training import find_recipe, load_config
+from pivotpatch.training.config import settle_config
 from pivotpatch.training.folder import read_log
 
 ADDRESS = "scenes:@test-same?count=20&size=32"
