@@ -285,6 +285,14 @@ class SharedClassifier(Classifier):
         if weights is not None:
             self._take_weights(weights)
 
+    def embed_views(self, images: Tensor, *others: Any) -> Embeddings:
+        """Embeddings of views that were made before; see the kinds of model."""
+        raise NotImplementedError
+
+    def project_embeddings(self, embeddings: Embeddings) -> Any:
+        """What the last steps make of embeddings."""
+        raise NotImplementedError
+
     def embed_images(self, images: Tensor) -> Tensor:
         """Embedding (B,...) of preprocessed images (B,C,H,W), see `Head.embed`."""
         embedding: Tensor = self.head.embed(self.backbone(images))
@@ -322,7 +330,7 @@ class MultiLabelClassifier(SharedClassifier):
         """Logits (B,L) of preprocessed images (B,C,H,W)."""
         return self.project_embeddings(self.embed_views(images))
 
-    def embed_views(self, images: Tensor, *_: Tensor | None) -> Embeddings:
+    def embed_views(self, images: Tensor, *_: Any) -> Embeddings:
         """Embeddings of preprocessed images (B,C,H,W); other views are not looked at."""
         return Embeddings(self.embed_images(images))
 

@@ -139,7 +139,7 @@ def build_run(
         hold, why = "nothing", ": the backbone is frozen, so that each image is read only once"
         policy = AugmentPolicy(**config.augment.model_dump())
         embedder = Embedder(task, policy, keep, accelerator, dtype, config.data.on_error)
-        held = [Features(records, 1 + config.frozen.variants), val and Features(val, 1)]
+        held = [Features(records, 1 + config.frozen.variants), None if val is None else Features(val, 1)]
     elif hold == "auto":
         free = measure_free_memory(accelerator)
         hold = choose_hold(image_bytes, epochs=config.train.epochs, free=free)

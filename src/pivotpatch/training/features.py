@@ -82,7 +82,8 @@ def score_features(
         closer: take the closer look in the place of the patches.
         options: as in `score_pictures`.
     """
-    last, views = heads or model, count_rows(model)[1]
+    last: Any = heads or model
+    views = count_rows(model)[1]
 
     def score(kept: Tensor) -> CounterfactualLogits | Tensor:
         seen = pick_variants(kept, torch.zeros(len(kept), views, dtype=torch.int64), model)
@@ -186,9 +187,7 @@ class Embedder:
         with torch.inference_mode(), autocast:
             views = self.task.make_views(images, augmentation=augmentation)
             closer = None if augmentation is not None else views.closer
-            order = torch.channels_last
-            image = views.image.contiguous(memory_format=order)
-            seen = self._quick.embed_views(image, views.patches, closer)
+            seen = self._quick.embed_views(views.image, views.patches, closer)
         parts = [seen.image[:, None], seen.patches, None if seen.closer is None else seen.closer[:, None], seen[3]]
         return torch.cat([part for part in parts if part is not None], dim=1)
 

@@ -56,7 +56,7 @@ def score_unseen(run: Run, model: Classifier, *, progress: Progress) -> Scores:
 def join_scores(parts: Sequence[Scores]) -> Scores:
     """Scores of the images of several, without the thresholds and the calibration of a model."""
     first = replace(parts[0], thresholds=None, calibration=None, indices=None)
-    tensors = {
+    tensors: dict[str, Any] = {
         name: torch.cat([getattr(part, name) for part in parts])
         for name in ("target", "patch_logits", "weights")
         if getattr(first, name) is not None and all(getattr(part, name) is not None for part in parts)
@@ -80,7 +80,7 @@ def measure_gain(before: torch.Tensor, after: Scores, *, definition: Definition)
 
 def tune_folds(run: Run, *, progress: Progress) -> Tuning:
     """All that `pivotpatch tune` fits, on the training images, by what heads say that did not learn from them."""
-    model, closer, costs = run.task.model, None, dict[str, float]()
+    model, closer, costs = run.task.model, None, dict[str, Any]()
     scores = score_folds(run, progress=progress)
     if isinstance(model, PatchClassifier):
         costs["patch_cost"] = model.patch_cost

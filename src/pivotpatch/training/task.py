@@ -68,6 +68,7 @@ class Task(nn.Module):
 
         Heads of folds learn from what a frozen backbone made of views before; their losses are told nobody.
         """
+        assert isinstance(self.model, SharedClassifier)
         if not isinstance(seen, Kept):
             return self.judge(self.model, self.model.embed_views(*seen[:3]), target)
         parts = self.judge(self.model, seen.embeddings, target)
