@@ -118,7 +118,7 @@ def test_features_are_what_the_model_makes_of_views_whatever_images_are_beside(s
     assert isinstance(model, PatchClassifier)
     pixels = hold_images(run.records[:12], size=(32, 32)).images
     with evaluating(model), torch.inference_mode():
-        expected = model.embed_views(*run.task.make_views(pixels))
+        expected = model.embed_views(*run.task.make_views(pixels)[:3])
     found = pick_variants(some.kept, torch.zeros(12, 6, dtype=torch.int64), model)
     torch.testing.assert_close(tuple(found), tuple(expected), rtol=2e-3, atol=2e-3)
 
