@@ -95,7 +95,7 @@ class Task(nn.Module):
 class WholeImageTask(Task):
     """The baseline: loss(p, y)."""
 
-    parts = ("image",)
+    parts: tuple[str, ...] = ("image",)
     ranking = "image"
 
     def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
