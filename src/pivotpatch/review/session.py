@@ -57,7 +57,7 @@ class Session:
         self.out, self.labels = out, tuple(labels)
         self.journal = out.with_name(f"{out.name}.journal.jsonl")
         self.entries: dict[str, Entry] = {}  # by id, in their order; without those taken back
-        self.undone: set[str] = set()
+        self._ever: dict[str, Entry] = {}  # those too: whoever reads while another thread takes one back finds it
         self.fault: str | None = None  # what keeps the table from being written
         self._of_image: dict[str, list[str]] = {}  # ids of the entries about each image
         self._changed = threading.Event()
@@ -93,7 +93,7 @@ class Session:
     def decide(self, entry: Entry) -> None:
         """Put a decision on the disk; one that is there already changes nothing."""
         with self._lock:
-            if entry.id not in self.entries and entry.id not in self.undone:
+            if entry.id not in self._ever:
                 self._append(entry._asdict())
                 self._take(entry)
 
@@ -111,12 +111,12 @@ class Session:
         return {
             label: state
             for id_ in self._of_image.get(image, ())
-            for label, state in self.entries[id_].states[image].items()
+            for label, state in self._ever[id_].states[image].items()
         }
 
     def is_done(self, image: str) -> bool:
         """Whether somebody has looked at an image as a whole."""
-        return any(self.entries[id_].mode == "image" for id_ in self._of_image.get(image, ()))
+        return any(self._ever[id_].mode == "image" for id_ in self._of_image.get(image, ()))
 
     @property
     def images(self) -> list[str]:
@@ -182,15 +182,13 @@ class Session:
         return len(content) - len(lines[-1])
 
     def _take(self, entry: Entry) -> None:
-        self.entries[entry.id] = entry
+        self.entries[entry.id] = self._ever[entry.id] = entry
         for image in entry.states:
             self._of_image.setdefault(image, []).append(entry.id)
 
     def _drop(self, id_: str) -> None:
-        entry = self.entries.pop(id_)
-        self.undone.add(id_)
-        for image in entry.states:
-            self._of_image[image].remove(id_)
+        for image in self.entries.pop(id_).states:
+            self._of_image[image] = [other for other in self._of_image[image] if other != id_]
 
 
 def now() -> str:
