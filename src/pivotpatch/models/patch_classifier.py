@@ -156,9 +156,7 @@ class PatchClassifier(SharedClassifier):
         """All logits of views that were cut before; images (B,C,H,W), patches (B,P,C,h,w)."""
         return self.project_embeddings(self.embed_views(images, patches))
 
-    def embed_views(
-        self, images: Tensor, patches: Tensor, closer: Tensor | None = None
-    ) -> Embeddings:
+    def embed_views(self, images: Tensor, patches: Tensor, closer: Tensor | None = None) -> Embeddings:
         """Embeddings of views that were cut before: the passes over the backbone, and nothing behind them.
 
         One pass over all of them, or where patches are smaller one over the images and one over the patches; another

@@ -73,10 +73,10 @@ class ModelSection(Section):
 class FrozenSection(Section):
     """How the heads are trained where the backbone is frozen; what is said of them in train and optimiser is not."""
 
-    epochs: Positive = Field(60, description="in the place of train.epochs")
+    epochs: Positive = Field(30, description="in the place of train.epochs")
     batch_size: Positive = Field(64, description="in the place of train.batch_size")
     lr: PositiveFloat = Field(2e-3, description="in the place of optimiser.lr")
-    variants: Count = Field(3, description="augmented variants of each image, besides itself, whose features are kept")
+    variants: Count = Field(0, description="augmented variants of each image, besides itself, whose features are kept")
     folds: Count = Field(
         5, description="parts of the training images that heads of their own are judged on; 0 for none"
     )

@@ -17,13 +17,13 @@ from pivotpatch.errors import InputError
 from pivotpatch.inference.scoring import score_images
 from pivotpatch.training.build import Run, build_run, choose_frozen, ignore, none_read
 from pivotpatch.training.config import RunConfig, settle_config
-from pivotpatch.training.features import Embedder, Features
+from pivotpatch.training.features import AT_ONCE, Embedder, Features
 from pivotpatch.training.gain import score_unseen, tune_folds
 from pivotpatch.training.processes import gather_named, own_settings
 from pivotpatch.training.step import compile_run, take_step, time_again, time_step
 from pivotpatch.training.task import make_task
 
-FEW = 4  # images that an estimate is made from
+FEW = 2  # images that a step of training everything is timed with, which takes much memory
 STARTING_SECONDS = 30.0  # that a program takes at most before it tries a run; one that is older did something else
 HEADS_SECONDS = 30.0  # that training the heads alone takes, where nobody has timed it
 
@@ -114,7 +114,7 @@ def _estimate_full(run: Run, config: RunConfig) -> float:
 def _time_features(run: Run, embedder: Embedder, *, variants: int) -> float:
     """Seconds that the features of all images of a run take, from those of a few."""
     count, held = len(run.records), 0 if run.val_loader is None else len(run.val_loader.records)
-    few, seconds = run.records[: 2 * FEW], []
+    few, seconds = run.records[:AT_ONCE], []
     for number in (1, 2):
         sample = Features(few, number)
         embedder.fill([sample], ignore)

@@ -152,7 +152,7 @@ class _Trainer:
             sets = [each.batches.dataset for each in (run.loader, run.val_loader) if each is not None]
             run.embedder.fill([each for each in sets if isinstance(each, Features)], self.watch)
         if run.config.model.start_from is not None and run.val_loader is not None and self.state.step == 0:
-            scores = score_unseen(run, run.task.model, progress=self.watch)
+            scores = score_unseen(run, run.task.model, progress=self.heed)
             mean = average_precision(scores.get(ranking), scores.target).mean
             tell(f"before any step: mAP {100 * mean:.2f} on {len(scores):,} images; labels new to it rank at chance")
             self.folder.write_before(scores.get(ranking))
@@ -163,7 +163,7 @@ class _Trainer:
         run, before = self.run, self.folder.load_before()
         found: dict[str, Any] = {}
         if run.task.folds:
-            tuned = tune_folds(run, progress=self.watch)
+            tuned = tune_folds(run, progress=self.heed)
             tuned.store(run.model)
             self.folder.save_best(run.model)
             found["tuned"] = {
@@ -174,7 +174,7 @@ class _Trainer:
         if before is not None and run.val_loader is not None:
             run.accelerator.wait_for_everyone()  # until the first process has written it
             best = run.model if run.embedder else load_checkpoint(self.folder.best).to(run.accelerator.device)
-            after = score_unseen(run, best, progress=self.watch)
+            after = score_unseen(run, best, progress=self.heed)
             if len(after) == len(before):  # else images went or came since
                 found["gain"] = measure_gain(before, after, definition=run.config.evaluation.definition)
         return found
@@ -184,6 +184,11 @@ class _Trainer:
         if self.stop.received is not None and self.run.accelerator.num_processes == 1:
             raise _Interrupted(self.stop.received)
         self.progress(what, done, total)
+
+    def heed(self, what: str, done: int, total: int | None) -> None:
+        """As `watch`, but say nothing of what heads do with features in a moment."""
+        if self.run.embedder is None or self.stop.received is not None:
+            self.watch(what, done, total)
 
     def take_steps(self) -> None:
         """Train until the schedule ends, patience does, or somebody asks to stop."""
