@@ -107,7 +107,7 @@ def test_an_engine_asks_a_model_of_regions_once() -> None:
     assert answer.weights.shape == (3, 4, 3)
     for wrong in ({"source_size": 128}, {"patch_size": 32}, {"patch_only": True}):
         with pytest.raises(InputError, match="regions of the feature map have no source_size or patch_size"):
-            PatchClassifier("test_resnet", LABELS, image_size=64, regions=True, **wrong)  # type: ignore[arg-type]
+            PatchClassifier("test_resnet", LABELS, image_size=64, regions=True, **wrong)
 
 
 def test_looks_that_cannot_be_are_refused() -> None:
