@@ -41,7 +41,7 @@ class MCARClassifier(MultiLabelClassifier):
         whole = self.head(features)
         with torch.no_grad():
             named = whole.topk(min(CROPS, whole.shape[1]), dim=1).indices  # (B,N)
-            weight, bias = self.head.project.weight, self.head.project.bias
+            weight, bias = (self.head.project.get_parameter(name) for name in ("weight", "bias"))
             maps = torch.einsum("bnd,bdhw->bnhw", weight[named], features) + bias[named][..., None, None]
             large = F.interpolate(maps.float().sigmoid(), size=images.shape[2:], mode="bilinear", align_corners=False)
             across, down = find_interval(large.amax(dim=2)), find_interval(large.amax(dim=3))
@@ -82,4 +82,5 @@ def crop_images(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
     rows = grids[1][..., None].expand(-1, -1, -1, width)
     grid = torch.stack([columns, rows], dim=4).to(images.dtype)  # (B,N,H,W,2)
     found = F.grid_sample(images, grid.flatten(1, 2), align_corners=False, padding_mode="border")
-    return found.unflatten(2, (-1, height)).transpose(1, 2)
+    crops: Tensor = found.unflatten(2, (-1, height)).transpose(1, 2)
+    return crops
