@@ -57,6 +57,7 @@ METHODS = {
     "max_asl": [*ASL, "model.head=max"],
     "splice_asl": [*ASL, "mix.share=0.25"],  # a step costs 1.25 passes: +12 is the cost of 15 epochs without
     "splicecl_asl": [*ASL, "mix.share=0.25", "mix.consistent=true"],
+    "mcar_asl": ["task.kind=crops"],
     "region": [*PAT, "task.regions=true"],
 }
 # The other systems, see docs/peers.md: csra_asl, csra_pat and so on.

@@ -25,7 +25,7 @@ from pivotpatch.training.config import (
 ROOT = Path(__file__).parents[2]
 EVERY_RECIPE = list_recipes()
 RECIPES = [recipe for recipe in EVERY_RECIPE if recipe.name != "tagger"]  # which brings no images
-METHODS = ("asl", "bce", "pat", "patch_only", "det", "int", "regions", *PEERS)
+METHODS = ("asl", "bce", "pat", "patch_only", "det", "int", "regions", "mcar", *PEERS)
 NAME = re.compile(rf"(coco|voc2007|vg256)-([a-z0-9_]+)(?:-(q2l|mldec))?-({'|'.join(METHODS)})")
 BACKBONES = {
     "resnet101": ("resnet101.tv_in1k", 448),
@@ -39,7 +39,7 @@ BACKBONES = {
     "lite0": ("tf_efficientnet_lite0.in1k", 224),
 }
 HEAD_NAMES = {None: "linear", "q2l": "query2label", "mldec": "ml_decoder"}
-TASKS = {"pat": "patch", "patch_only": "patch_only", "int": "independent", "regions": "patch"}
+TASKS = {"pat": "patch", "patch_only": "patch_only", "int": "independent", "regions": "patch", "mcar": "crops"}
 
 
 def take_apart(name: str) -> tuple[str | None, ...]:
@@ -149,7 +149,7 @@ def test_the_documentation_lists_every_recipe_with_its_figure() -> None:
         told |= {f"{stem}{method}": figure for method, figure in zip(methods, figures, strict=False) if figure}
     expected = {recipe.name: "-" if recipe.published is None else f"{recipe.published:.1f}" for recipe in RECIPES}
     others = {"coco-resnet101_224-bce", "coco-resnet101-det", "coco-resnet101-int", "coco-resnet101-regions"}
-    peers = {name for name in expected if name.endswith(tuple(PEERS))}
+    peers = {name for name in expected if name.endswith((*PEERS, "mcar"))}
     assert told == {name: figure for name, figure in expected.items() if name not in others | peers}
     assert all(f"`{name}`" in text for name in (*others, "tagger"))
     assert all(f"`{name}` ({expected[name]}, table" in text for name in peers)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _KINDS: dict[Kind, type[Classifier]] = {
     "PatchClassifier": PatchClassifier,
     "IndependentClassifier": IndependentClassifier,
 }
+MCAR = "pivotpatch.peers.mcar"  # imported where a checkpoint needs it, as heads of other systems are
 _RUN = ("config.toml", "best", "last")  # what a run's folder holds
 
 
@@ -65,7 +67,11 @@ def load_checkpoint(folder: str | Path) -> Classifier:
     """
     folder = find_bundled(str(folder)) or Path(folder)
     described = read_description(folder)
-    return _KINDS[described.kind].build_described(described, folder)
+    if described.kind == "MCARClassifier":
+        kind: type[Classifier] = import_module(MCAR).MCARClassifier
+    else:
+        kind = _KINDS[described.kind]
+    return kind.build_described(described, folder)
 
 
 def find_bundled(name: str) -> Path | None:

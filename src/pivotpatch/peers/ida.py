@@ -69,7 +69,8 @@ class ScaledFilters(nn.Module):
 
     def scale(self) -> Tensor:
         """Filters (L,S,D/S), each divided by its length and a little."""
-        return self.weight / (torch.linalg.vector_norm(self.weight, dim=2, keepdim=True) + 1 / 32)
+        scaled: Tensor = self.weight / (torch.linalg.vector_norm(self.weight, dim=2, keepdim=True) + 1 / 32)
+        return scaled
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Logits (B,L) of embeddings (B,L,D)."""

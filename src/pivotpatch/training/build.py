@@ -34,6 +34,7 @@ from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.peers.label_priors import LabelPrior, WordVectors, read_vectors
+from pivotpatch.peers.mcar import MCARClassifier
 from pivotpatch.process import count_workers
 from pivotpatch.training.config import DataSection, RunConfig, TaskSection, settle_config
 from pivotpatch.training.features import Embedder, Features
@@ -370,7 +371,8 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
     said = section.head_options if vectors is None else {"vector_width": vectors.shape[1], **section.head_options}
     architecture = Architecture(section.backbone, section.head, section.image_size, section.backbone_options, said)
     options: dict[str, Any] = {"pretrained": section.pretrained and not section.weights, "weights": section.weights}
-    kind: type[Classifier] = IndependentClassifier if task.kind == "independent" else MultiLabelClassifier
+    kinds: dict[str, type[Classifier]] = {"independent": IndependentClassifier, "crops": MCARClassifier}
+    kind = kinds.get(task.kind, MultiLabelClassifier)
     if task.kind in ("patch", "patch_only"):
         kind, options = PatchClassifier, options | _say_patching(task)
     model = kind(architecture, labels, **options)
@@ -419,7 +421,8 @@ def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: T
             raise InputError(f"model.{name}", f"is {value!r}, but {start} decides it", todo)
     patches = task.kind in ("patch", "patch_only")
     if isinstance(model, MultiLabelClassifier) and task.kind != "independent":
-        again = _take_over(MultiLabelClassifier(model.architecture, labels), model, tell=tell)
+        kind = MCARClassifier if task.kind == "crops" else MultiLabelClassifier
+        again = _take_over(kind(model.architecture, labels), model, tell=tell)
         return PatchClassifier.from_classifier(again, **_say_patching(task)) if patches else again
     if isinstance(model, PatchClassifier) and patches:
         return _take_over(PatchClassifier(model.architecture, labels, **_say_patching(task)), model, tell=tell)

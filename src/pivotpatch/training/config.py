@@ -85,8 +85,9 @@ class FrozenSection(Section):
 class TaskSection(Section):
     """What is trained."""
 
-    kind: Literal["image", "patch", "patch_only", "independent"] = Field(
-        "patch", description="image: baseline (DeT); patch: PAT-T; patch_only: image scale; independent: InT"
+    kind: Literal["image", "patch", "patch_only", "independent", "crops"] = Field(
+        "patch",
+        description="image: baseline (DeT); patch: PAT-T; patch_only: image scale; independent: InT; crops: MCAR",
     )
     grid: Grid = Field(2, description="patches per side")
     overlap: Part = Field(0.0, description="part of a patch that its neighbour shares")

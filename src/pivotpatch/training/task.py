@@ -20,6 +20,7 @@ from pivotpatch.models.classifier import (
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.peers.c_tran import CTranHead, draw_known
+from pivotpatch.peers.mcar import MCARClassifier
 from pivotpatch.peers.splicemix import draw_cells, find_inconsistency, splice_images, split_cells, unite_targets
 from pivotpatch.training.config import LossSection, RunConfig
 
@@ -142,6 +143,17 @@ class SpliceTask(WholeImageTask):
         return torch.stack(costs)
 
 
+class CropTask(WholeImageTask):
+    """MCAR's training: the loss of the whole image and that of the largest logits of its crops."""
+
+    model: MCARClassifier
+    parts: tuple[str, ...] = ("image", "crop")
+
+    def forward(self, views: Views, target: Tensor) -> Tensor:
+        """Losses (2,) of both."""
+        return torch.stack([self.loss(logits, target) for logits in self.model.forward_both(views.image)])
+
+
 class RevealingTask(WholeImageTask):
     """C-Tran's training: some labels are revealed to the model, and the loss is that of the others."""
 
@@ -214,9 +226,11 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
     """The task that a configuration names, around a model."""
     loss = make_loss(config.loss)
     if config.mix.share:
-        if not isinstance(model, MultiLabelClassifier):
+        if not isinstance(model, MultiLabelClassifier) or isinstance(model, MCARClassifier):
             raise InputError("mix.share", f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
         return SpliceTask(model, loss, share=config.mix.share, consistent=config.mix.consistent)
+    if isinstance(model, MCARClassifier):
+        return CropTask(model, loss)
     if not isinstance(model, PatchClassifier):
         return (RevealingTask if isinstance(getattr(model, "head", None), CTranHead) else WholeImageTask)(model, loss)
     return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
