@@ -44,11 +44,11 @@ def load(effort: float) -> Engine:
     return Predictor.load(effort=effort, device="cpu").engine
 
 
-def measure(engine: Engine, images: list[str], work: Work | None = None, **options: int) -> float:
+def measure(engine: Engine, images: list[str], work: Work | None = None) -> float:
     """Seconds for all images, the models opened included."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
-        tag_pictures(engine, iter(images), Path(folder) / "tags.jsonl", work=work, **options)
+        tag_pictures(engine, iter(images), Path(folder) / "tags.jsonl", work=work)
         return time.perf_counter() - begun
 
 
@@ -73,7 +73,7 @@ def main() -> None:
         "images": args.count,
         "effort": args.effort,
     }
-    seconds = measure(load(args.effort), images, threads=1)
+    seconds = measure(load(args.effort), images)
     print(f"one process: {args.count / seconds:.1f} images/s")
     rates = {"one process": args.count / seconds}
     for workers in args.workers:
@@ -81,10 +81,9 @@ def main() -> None:
         seconds = measure(load(args.effort), images, work)
         rates[f"{workers} on Ray"] = args.count / seconds
         print(f"{workers} on Ray: {args.count / seconds:.1f} images/s ({seconds:.1f} s, models opened)")
-    few = images[:640]
+    few = list(repeat(images, 640))
     times = []
     for size in (64, 640):  # ten shards or one, of the same images
-        on_ray._SMALLEST, on_ray.SHARD = min(size, 64), size
         on_ray._SHARDS_EACH = 640 // size
         times.append(min(measure(Instant(), few, tag_on_ray(Instant, "instant", workers=1)) for _ in range(3)))
     results |= {"images_per_second": rates, "seconds_per_shard": (times[0] - times[1]) / 9}

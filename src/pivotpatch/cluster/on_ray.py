@@ -195,7 +195,7 @@ class _Driver:
 
     def run(self, workers: int, goes_on: Callable[[int], bool]) -> bool:
         """Do all shards; False where it was told to stop."""
-        begun, told = time.monotonic(), False
+        begun, looked, told = time.monotonic(), 0.0, False
         for _ in range(workers):
             self._hire()
         try:
@@ -203,9 +203,11 @@ class _Driver:
                 while self.left and self.idle:
                     self._give(self.idle.pop(), self.left.popleft())
                 tasks = {hand.task: hand for hand in self.hands if hand not in self.idle}
-                for task in self.ray.wait(list(tasks), num_returns=len(tasks), timeout=_POLL)[0]:
+                for task in self.ray.wait(list(tasks), timeout=_POLL)[0]:
                     self._hear(tasks[task], task)
-                self._look_around()
+                if time.monotonic() - looked > _POLL:
+                    self._look_around()
+                    looked = time.monotonic()
                 if not told and time.monotonic() - begun > _PATIENCE and not any(each.shard for each in self.hands):
                     self.say("no worker has started; Ray has no room for one, or is still making it")
                     told = True

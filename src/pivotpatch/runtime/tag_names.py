@@ -4,7 +4,6 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ class TagRules:
             name = self.call(label)
             if label not in self.deny and (self.allow is None or label in self.allow) and name not in self.always:
                 given.setdefault(name, label)
-        return dict(islice(given.items(), self.at_most))
+        return dict([*given.items()][: self.at_most])
 
     def call(self, label: str) -> str:
         """What a label is called."""
