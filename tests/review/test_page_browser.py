@@ -124,19 +124,21 @@ def start(folder: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Open]:
-    said: list[str] = []
+    said, asked, own = list[str](), list[str](), ["blob:"]
     with ExitStack() as stack:
 
         def open_(url: str, **options: Any) -> Page:
             context = stack.enter_context(browser.new_context(viewport={"width": 1200, "height": 900}, **options))
             page = context.new_page()
             page.on("pageerror", lambda error: said.append(str(error)))
-            page.on("request", lambda request: request.url.startswith((url, "blob:")) or said.append(request.url))
+            page.on("request", lambda request: asked.append(request.url))
+            own.append(url)
             page.goto(url)
             return page
 
         yield open_
-    assert said == []  # no error, and nobody else was asked
+    assert said == []  # no error
+    assert [url for url in asked if not url.startswith(tuple(own))] == []  # and nobody else was asked
 
 
 def name(page: Page) -> str:

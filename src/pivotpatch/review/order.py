@@ -19,9 +19,10 @@ _RARE = (0.5, 1.5)  # weights of the most frequent and of the rarest labels
 _SHARES = (1.0, 0.5, 0.25)  # what the largest doubts of an image count
 _TIRED = 0.1  # each image that a label has led takes so much from the next that it leads
 _WORTH = 0.3  # of a doubt that is shown beside the tags of an image
+_MORE = 4  # labels at most that are shown so: who reads ten labels an image reads half as many images
 _LEAST = 1e-6
 KEYS = 10
-"""Labels of an image that are asked about at least where there are as many: one for each number key."""
+"""Where there are no more labels, all are asked about: one for each number key."""
 
 
 class Pair(NamedTuple):
@@ -94,8 +95,8 @@ class Doubts:
         by_doubt = np.argsort(-doubt, kind="stable")
         if len(self.labels) > KEYS:
             wanted = [*np.flatnonzero(claimed), *(label for label in by_doubt if not claimed[label])]
-            worth = max(int((claimed | (doubt >= _WORTH)).sum()), 3)
-            chosen = np.array(wanted[: max(int(claimed.sum()), min(worth, KEYS))])
+            worth = min(int((~claimed & (doubt >= _WORTH)).sum()), _MORE)
+            chosen = np.array(wanted[: max(int(claimed.sum()) + worth, 3)])
         else:
             chosen = np.arange(len(self.labels))
         return [int(label) for label in sorted(chosen, key=lambda label: (not claimed[label], -probs[label]))]
