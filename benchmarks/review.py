@@ -138,7 +138,7 @@ def main() -> None:
     print({key: result[key] for key in ("area", "last")})
     args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     if args.figure is not None:
-        draw(result["reviewed"], curves, args.figure)  # type: ignore[arg-type]
+        draw(result["reviewed"], curves, args.figure)
 
 
 def summarise(values: list[float]) -> dict[str, float]:

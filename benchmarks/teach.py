@@ -106,8 +106,9 @@ def measure(
                 chosen = generator.choice(have, min(count, len(have)), replace=False)
                 lesson = teach(model, "new", choose(seen, chosen), background=background)
                 taught = add_label(model, lesson)
+                assert isinstance(taught, PatchClassifier)
                 with torch.inference_mode():
-                    out = taught.project_embeddings(Embeddings(shown[:, 0], shown[:, 1:]))  # type: ignore[operator]
+                    out = taught.project_embeddings(Embeddings(shown[:, 0], shown[:, 1:]))
                 logits = out.tde_logits[:, -1]
                 scale = 1 if model.calibration is None else 1 + model.lam  # an untuned model's rows are for p + lam q
                 decided = (logits / scale).sigmoid() > lesson.threshold
@@ -136,19 +137,18 @@ def measure(
     with torch.inference_mode():
         before = model.project_embeddings(Embeddings(shown[:, 0], shown[:, 1:])).tde_logits
     common = [name for name in model.labels if name in judged.labels.names]
-    column, target = ([each.index(name) for name in common] for each in (model.labels, list(judged.labels.names)))
-    means = [average_precision(part[:, column], truth[:, target]).mean for part in (before, out.tde_logits)]
+    own, theirs = ([each.index(name) for name in common] for each in (model.labels, list(judged.labels.names)))
+    whole = [average_precision(part[:, own], truth[:, theirs]).mean for part in (before, out.tde_logits)]
     result["other_labels"] = {
-        "mAP_before": means[0],
-        "mAP_after": means[1],
+        "mAP_before": whole[0],
+        "mAP_after": whole[1],
         "largest_difference_of_logits": (out.tde_logits[:, :-1] - before).abs().max().item(),
     }
     known = [name for name in names if name in model.labels]
     if known:
         column = [model.labels.index(name) for name in known]
         places_of = [judged.labels.index(name) for name in known]
-        own = average_precision(before[:, column], truth[:, places_of])
-        result["full_training_AP"] = own.mean
+        result["full_training_AP"] = average_precision(before[:, column], truth[:, places_of]).mean
     result["rows"] = rows
     return result
 

@@ -172,10 +172,9 @@ def embed_files(model: Classifier, paths: Sequence[str], *, progress: Callable[[
         progress(len(names) + len(not_read))
     if not parts:
         raise InputError(paths[0], "none of the images could be read", "give others")
-    joined = [
-        torch.cat(held) if held[0] is not None else None for held in zip(*(part[:2] for part in parts), strict=True)
-    ]
-    return Seen(Embeddings(*joined), names, not_read)
+    patches = [part.patches for part in parts if part.patches is not None]
+    joined = Embeddings(torch.cat([part.image for part in parts]), torch.cat(patches) if patches else None)
+    return Seen(joined, names, not_read)
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,7 +319,7 @@ def teach(
     )
 
 
-def add_label(model: Classifier, lesson: Lesson) -> Classifier:
+def add_label(model: Classifier, lesson: Lesson) -> MultiLabelClassifier | PatchClassifier:
     """A copy of a model that knows one label more, or one anew; what belongs to others is the same, bit by bit."""
     taught = deepcopy(model)
     assert isinstance(taught, MultiLabelClassifier | PatchClassifier)
