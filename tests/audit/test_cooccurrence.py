@@ -20,8 +20,8 @@ from pivotpatch.audit.cooccurrence import (
     find_false_positives,
     rank_pairs,
     rate_pairs,
-    wilson_interval,
 )
+from pivotpatch.core.bootstrap import wilson_interval
 from pivotpatch.core.policies import Fixed, PriorMatched, ThresholdPolicy, TopK
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores

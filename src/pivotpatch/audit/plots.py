@@ -10,8 +10,9 @@ from matplotlib.legend import Legend
 from numpy.typing import NDArray
 from PIL import Image
 
-from pivotpatch.audit.cooccurrence import PairComparison, PairRates, wilson_interval
+from pivotpatch.audit.cooccurrence import PairComparison, PairRates
 from pivotpatch.audit.evaluation import ScaleStudy, StepwiseEvaluation
+from pivotpatch.core.bootstrap import wilson_interval
 from pivotpatch.data.records import RecordSet
 from pivotpatch.inference.plots import BASELINE, KINDS, MODEL
 from pivotpatch.runtime.decoding import decode_image

@@ -51,8 +51,10 @@ def run_teach(args: argparse.Namespace) -> int:
     from pivotpatch.runtime.files import check_name
 
     check_name(args.label, where="LABEL")
+    reserved = "|" in args.label or args.label.startswith("?")
     outside = args.share is not None and not 0 < args.share < 1
     refuse_first(
+        (reserved, "LABEL", f"{args.label!r} is no label in a table", "leave out | and a leading ?"),
         (outside, "--share", f"is {args.share}", "give a share above 0 and below 1, such as 0.02"),
         (args.out.exists(), str(args.out), "exists already", "choose another folder"),
     )

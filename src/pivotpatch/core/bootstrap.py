@@ -1,4 +1,4 @@
-"""How sure an mAP or an F1 is: intervals from resampled images, for one model or for two on the same ones."""
+"""How sure an mAP, an F1 or a share is: intervals from resampled images, of one model or of two; Wilson's."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +26,26 @@ class Interval:
     value: float
     low: float
     high: float
+
+
+def wilson_interval(rates: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Both ends of Wilson score intervals, 95 %, of shares; from 0 to 1 where nothing was counted.
+
+    Args:
+        rates: shares of any shape.
+        counts: how many each is a share of.
+
+    >>> low, high = wilson_interval(torch.tensor(1.0), torch.tensor(3))
+    >>> round(low.item(), 2), high.item()
+    (0.44, 1.0)
+    """
+    square = torch.special.ndtri(torch.tensor(0.975, dtype=torch.float64)) ** 2
+    rates, counts = rates.double(), counts.double()
+    centre = (rates + square / (2 * counts)) / (1 + square / counts)
+    spread = (square * (rates * (1 - rates) / counts + square / (4 * counts**2))).sqrt() / (1 + square / counts)
+    nothing = counts == 0
+    low = (centre - spread).clamp(min=0).masked_fill(nothing, 0.0)
+    return low, (centre + spread).clamp(max=1).masked_fill(nothing, 1.0)
 
 
 @final

@@ -130,7 +130,8 @@ def find_worst_pairs(probs: NDArray[np.float32], given: NDArray[np.float32], lab
     """The pairs of labels of which the first is claimed most from the second, as `audit pairs` finds them."""
     import torch  # there where a table with labels can be read
 
-    from pivotpatch.audit.cooccurrence import rank_pairs, rate_pairs, wilson_interval
+    from pivotpatch.audit.cooccurrence import rank_pairs, rate_pairs
+    from pivotpatch.core.bootstrap import wilson_interval
     from pivotpatch.inference.scores import Scores
 
     known = [place for place in range(len(labels)) if not np.isnan(probs[:, place]).any()]

@@ -174,7 +174,7 @@ def build_run(
 def choose_frozen(config: RunConfig, model: Classifier, device: torch.device) -> tuple[bool, str]:
     """Whether the heads alone are trained, and why in a few words."""
     section, cannot = config.model, ""
-    if not isinstance(model, SharedClassifier) or config.task.kind == "patch_only":
+    if not isinstance(model, SharedClassifier) or config.task.kind not in ("patch", "image"):
         cannot = f"task.kind is {config.task.kind}"
     elif model.architecture.head not in ("linear", "max"):
         cannot = f"the {model.architecture.head} head is more than a last step"

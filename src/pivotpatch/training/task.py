@@ -149,9 +149,10 @@ class CropTask(WholeImageTask):
     model: MCARClassifier
     parts: tuple[str, ...] = ("image", "crop")
 
-    def forward(self, views: Views, target: Tensor) -> Tensor:
+    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
         """Losses (2,) of both."""
-        return torch.stack([self.loss(logits, target) for logits in self.model.forward_both(views.image)])
+        assert isinstance(seen, Views)
+        return torch.stack([self.loss(logits, target) for logits in self.model.forward_both(seen.image)])
 
 
 class RevealingTask(WholeImageTask):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pivotpatch.core.bootstrap import wilson_interval
 from pivotpatch.core.metrics import check_scores
 from pivotpatch.core.policies import check_probabilities
 from pivotpatch.errors import InputError, choose_one_of
@@ -20,7 +21,6 @@ _RIDGE = 1e-3  # in units of one image: keeps a fit of scores without a mistake 
 _PINNED = 1e30  # strength of a prior that nothing moves
 _STEPS = 100
 _HIGHEST_TEMPERATURE = 100.0
-_Z = 1.959964  # two-sided 95 % of the normal distribution
 
 
 def draw_folds(count: int) -> Tensor:
@@ -177,9 +177,7 @@ def _bin(probs: Tensor, truth: Tensor, *, bins: int, by: Literal["width", "mass"
     filled = count > 0
     count, said, came = count[filled], said[filled], came[filled]
     share = came / count
-    middle = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
-    half = _Z * (share * (1 - share) / count + _Z**2 / (4 * count**2)).sqrt() / (1 + _Z**2 / count)
-    return Reliability(said / count, share, middle - half, middle + half, count)
+    return Reliability(said / count, share, *wilson_interval(share, count), count)
 
 
 @dataclass(frozen=True)

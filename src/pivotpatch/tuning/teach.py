@@ -6,7 +6,7 @@ ordinary images differ most, K images of the label, P patches of each, N ordinar
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pivotpatch.accel.inference import quicken_inference
+from pivotpatch.core.bootstrap import Interval, wilson_interval
 from pivotpatch.core.counterfactual import pool_patches, tde_logits
 from pivotpatch.errors import InputError
 from pivotpatch.models.checkpoint import fingerprint
@@ -53,14 +54,6 @@ class Seen(NamedTuple):
     embeddings: Embeddings
     names: list[str]
     not_read: dict[str, str]
-
-
-class Estimate(NamedTuple):
-    """A number and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,8 +199,8 @@ class Lesson:
     image_calibration: tuple[float, float]
     threshold: float
     share: float
-    average_precision: Estimate
-    recall: Estimate
+    average_precision: Interval
+    recall: Interval
     precision: float
     uncertainty: float
     unlike: tuple[int, ...]
@@ -218,7 +211,7 @@ class Lesson:
         told = {
             name: getattr(self, name) for name in ("label", "images", "share", "threshold", "precision", "repeated")
         }
-        return told | {"average_precision": self.average_precision._asdict(), "recall": self.recall._asdict()}
+        return told | {"average_precision": asdict(self.average_precision), "recall": asdict(self.recall)}
 
 
 def fit_axis(places: Tensor, background: Background, *, away: Tensor) -> Tensor:
@@ -295,6 +288,7 @@ def teach(
     first = (image_fit[0] * (slope * usual_image + offset) + image_fit[1]).sigmoid()
     hits, alarms = (probs > threshold).float().mean().item(), (usual_probs > threshold).float().mean().item()
     given = share * hits + (1 - share) * alarms
+    bounds = wilson_interval(torch.tensor(hits), torch.tensor(len(places)))
     bias = -(background.means @ background.axes @ axis)
     scale = slope if model.calibration is not None else slope / (1 + lam)
     base = offset if model.calibration is not None else offset / (1 + lam)
@@ -311,7 +305,9 @@ def teach(
         threshold=threshold,
         share=share,
         average_precision=_estimate_precision(both, usual, share),
-        recall=_estimate_share(hits, len(places)),
+        recall=Interval(
+            hits, *(bound.item() for bound in wilson_interval(torch.tensor(hits), torch.tensor(len(places))))
+        ),
         precision=share * hits / given if given else 0.0,
         uncertainty=(first * (1 - first)).mean().item(),
         unlike=tuple(rows[both < usual.quantile(_UNLIKE)].tolist()),
@@ -404,7 +400,7 @@ def _choose_threshold(probs: Tensor, usual: Tensor, share: float) -> float:
     return max(chosen, usual.quantile(1 - min(_FLOOD * share, 0.5)).item())
 
 
-def _estimate_precision(shown: Tensor, usual: Tensor, share: float) -> Estimate:
+def _estimate_precision(shown: Tensor, usual: Tensor, share: float) -> Interval:
     """Average precision where a share shows a label, from logits (K,) and (N,); the interval resamples the images."""
     alarms = (usual[None] >= shown[:, None]).double().mean(1)
 
@@ -416,11 +412,4 @@ def _estimate_precision(shown: Tensor, usual: Tensor, share: float) -> Estimate:
     drawn = torch.randint(len(shown), (_RESAMPLES, len(shown)), generator=torch.Generator().manual_seed(0))
     means = torch.cat([measure(part) for part in drawn.split(50)])
     low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
-    return Estimate(measure(torch.arange(len(shown))[None]).item(), low, high)
-
-
-def _estimate_share(share: float, count: int) -> Estimate:
-    """A share of so many images, with Wilson's interval."""
-    z = 1.959964
-    middle, width = (share + z * z / (2 * count)), z * (share * (1 - share) / count + z * z / (4 * count**2)) ** 0.5
-    return Estimate(share, (middle - width) / (1 + z * z / count), (middle + width) / (1 + z * z / count))
+    return Interval(measure(torch.arange(len(shown))[None]).item(), low, high)
