@@ -305,9 +305,7 @@ def teach(
         threshold=threshold,
         share=share,
         average_precision=_estimate_precision(both, usual, share),
-        recall=Interval(
-            hits, *(bound.item() for bound in wilson_interval(torch.tensor(hits), torch.tensor(len(places))))
-        ),
+        recall=Interval(hits, *(bound.item() for bound in bounds)),
         precision=share * hits / given if given else 0.0,
         uncertainty=(first * (1 - first)).mean().item(),
         unlike=tuple(rows[both < usual.quantile(_UNLIKE)].tolist()),
