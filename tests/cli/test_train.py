@@ -154,7 +154,7 @@ def test_two_processes_tell_once_and_one_that_can_read_nothing_takes_part(here: 
         Path(f"photos{place}.png").write_bytes(b"no image")
     Path("photos.csv").write_text(Path("photos.csv").read_text().replace("dog", "my mug"))
     words = ["tagger", "photos.csv", *SMALL[3:], "data.on_error=skip", "data.val_fraction=0", "train.seed=3"]
-    first, second = run_together(run_verb, ["train", *words, "--dry-run", "--json"])
+    first, second = run_together(run_verb, ["train", *words, "--full", "--dry-run", "--json"])
     assert (first.status, second.status, second.err) == (0, 0, "")
     assert {Path(name).stem for name in json.loads(first.out)["not_read"]} == {f"photos{place}" for place in theirs}
     assert first.err.count("starting from a model that knows 1 of 2 labels: cat; new: my mug") == 1

@@ -96,7 +96,8 @@ def tell_other_way(run: Run, config: RunConfig) -> str:
         choose_frozen(settle_config(config, frozen=True), run.task.model, run.accelerator.device)
     except InputError:  # there is no other way
         return ""
-    embedder = Embedder(run.task, AugmentPolicy(**config.augment.model_dump()), None, run.accelerator, run.dtype)
+    policy, skip = AugmentPolicy(**config.augment.model_dump()), config.data.on_error
+    embedder = Embedder(run.task, policy, None, run.accelerator, run.dtype, skip)
     seconds = _time_features(run, embedder, variants=1 + config.frozen.variants)
     return f"; model.frozen=true would train the heads alone, in about {_write_time(seconds + HEADS_SECONDS)}"
 

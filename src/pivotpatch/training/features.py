@@ -125,7 +125,8 @@ class Embedder:
         self._quick = deepcopy(model, {id(model.backbone): quick}).eval()
         cut: tuple[object, ...] = ()
         if isinstance(model, PatchClassifier):
-            cut = (model.grid, model.overlap, model.source_size, model.patch_size, model.closer_size)
+            sizes = (model.source_size, model.patch_size, model.closer_size)
+            cut = (model.grid, model.overlap, model.regions, *sizes)
         weights, head = fingerprint(model.backbone), model.architecture.head
         self._own = repr((_VERSION, weights, head, model.preprocessing, cut, str(self.dtype))).encode()
 

@@ -134,7 +134,7 @@ def check_teachable(model: Classifier) -> None:
     todo = "teach the bundled tagger or another model with a linear head, or train with the new label in the table"
     if not isinstance(model, MultiLabelClassifier | PatchClassifier):
         raise InputError(model.called, f"a {type(model).__name__} has no head of ours", todo)
-    if not isinstance(model.head.project, nn.Linear):
+    if model.architecture.head not in ("linear", "max"):
         wrong = f"the labels of its {model.architecture.head} head have more than a row each"
         raise InputError(model.called, wrong, todo)
     if isinstance(model, PatchClassifier) and model.patch_only:
