@@ -44,7 +44,8 @@ def test_a_closer_look_is_the_definition(head: str, size: int, grid: int, overla
     with torch.inference_mode():
         features = model.backbone(closer)
         model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
-        found, (own, pooled) = model.look_closer(first, closer), model.forward_closer(closer)
+        found = model.look_closer(first, closer)
+        alone = model.project_embeddings(Embeddings(*model._embed_regions(closer)))
         parts = [
             model.head.embed(features[..., top:bottom, left:right]) for top, bottom in spans for left, right in spans
         ]
@@ -57,7 +58,7 @@ def test_a_closer_look_is_the_definition(head: str, size: int, grid: int, overla
     q, p = (weights * patch).sum(dim=1), (first + image) / 2
     tde = p + LAM * q
     torch.testing.assert_close(tuple(found), (p, patch, weights, q, tde, torch.sigmoid(tde / (1 + LAM))))
-    torch.testing.assert_close((own, pooled), (image, q))
+    torch.testing.assert_close((alone.image_logits, alone.pooled_logits), (image, q))
     assert seen == [(2, 3, size, size)] * 2  # one pass stands for all patches
     assert weights.std(dim=1).mean() > 0.02  # so that a wrong order or temperature would be seen
 

@@ -24,7 +24,7 @@ from pivotpatch.training.build import Run, build_run, choose_frozen, ignore
 from pivotpatch.training.config import RunConfig, settle_config
 from pivotpatch.training.features import FOLDER, Embedder, Features, pick_variants
 from pivotpatch.training.processes import make_accelerator
-from pivotpatch.training.task import Kept, PatchTask, make_loss
+from pivotpatch.training.task import Kept, PatchTask, make_loss, make_task
 
 IMAGES = "data.train=scenes:@train?count=72&size=32"
 
@@ -104,6 +104,17 @@ def test_a_killed_run_goes_on_to_the_same_end(start: str, whole: Path, tmp_path:
     process.kill()
     resume(tmp_path / "run")
     assert read_run(tmp_path / "run") == read_run(whole)
+
+
+def test_regions_of_the_feature_map_are_kept_apart_from_patches() -> None:
+    names = []
+    for regions in (False, True):
+        torch.manual_seed(0)
+        model = PatchClassifier("test_resnet", ["cat"], image_size=32, regions=regions)
+        task = make_task(model, make_config())
+        embedder = Embedder(task, AugmentPolicy(), None, make_accelerator(make_config()), torch.float32)
+        names.append(embedder._own)
+    assert names[0] != names[1]
 
 
 def test_features_are_what_the_model_makes_of_views_whatever_images_are_beside(start: str) -> None:

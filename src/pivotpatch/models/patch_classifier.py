@@ -208,11 +208,6 @@ class PatchClassifier(SharedClassifier):
         assert embeddings.closer_patches is not None
         return self._add_closer(self.head.project(embeddings.image), embeddings.closer, embeddings.closer_patches)
 
-    def forward_closer(self, closer: Tensor) -> tuple[Tensor, Tensor]:
-        """Image logits and pooled patch logits (B,L) of a closer look alone; closer (B,C,H,W)."""
-        seen = self.project_embeddings(Embeddings(*self._embed_regions(closer)))
-        return seen.image_logits, seen.pooled_logits
-
     def forward_patches(self, patches: Tensor) -> Tensor:
         """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
         parts = _for_each(patches, self.embed_images)
