@@ -120,7 +120,7 @@ def resample_average_precision(
     truth = target.float().cpu().T.contiguous()
     labels = (truth == 1).any(dim=1).nonzero()[:, 0].tolist()
 
-    def measure(counts: Tensor, ranked: list[_Ranking]) -> Tensor:
+    def measure(counts: Tensor, ranked: list[Ranking]) -> Tensor:
         found = torch.full((counts.shape[1], target.shape[1]), torch.nan, dtype=torch.float64)
         for label, ranking in zip(labels, ranked, strict=True):
             found[:, label] = ranking.measure(counts, definition)
@@ -130,7 +130,7 @@ def resample_average_precision(
     for name, matrix in scores.items():
         check_scores(matrix, target, labels=None, where="bootstrap")
         by_label = matrix.detach().cpu().T.contiguous()
-        measures[name] = partial(measure, ranked=[_Ranking.make(by_label[label], truth[label]) for label in labels])
+        measures[name] = partial(measure, ranked=[Ranking.make(by_label[label], truth[label]) for label in labels])
     return _resample(measures, len(target), resamples, generator)
 
 
@@ -192,7 +192,7 @@ def _draw_counts(count: int, resamples: int, generator: torch.Generator) -> Iter
         yield torch.bincount(cells.flatten(), minlength=count * size).view(count, size).float()
 
 
-class _Ranking(NamedTuple):
+class Ranking(NamedTuple):
     """What no resample changes about a label: its P positive images, and the images that are ranked above the last.
 
     Attributes:
@@ -208,7 +208,7 @@ class _Ranking(NamedTuple):
     ends: Tensor
 
     @classmethod
-    def make(cls, scores: Tensor, target: Tensor) -> "_Ranking":
+    def make(cls, scores: Tensor, target: Tensor) -> "Ranking":
         """Rank the images by scores (N,), with the target (N,)."""
         known = (~target.isnan()).nonzero()[:, 0]
         images = known[scores[known].argsort(descending=True)]
