@@ -95,9 +95,5 @@ def test_bad_input_is_named() -> None:
     for images, options, message in bad:
         with pytest.raises(InputError, match=message):
             cut_patches(images, **options)
-    with pytest.raises(
-        InputError, match=r"stack_views: images have shape \(2, 3, 4, 4\) and patches \(1, 4, 3, 4, 4\)"
-    ):
+    with pytest.raises(InputError, match=r"stack_views: got images \(2, 3, 4, 4\), patches \(1, 4, 3, 4, 4\)"):
         stack_views(torch.rand(2, 3, 4, 4), torch.rand(1, 4, 3, 4, 4))
-    with pytest.raises(InputError, match=r"split_views: 9 rows for 1 \+ 4 views an image"):
-        split_views(torch.zeros(9), patches=4)
