@@ -26,8 +26,7 @@ from PIL import Image
 
 from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.export.onnx import export_onnx
-from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.inference.engine import open_engine
+from pivotpatch.inference.engine import TorchEngine, open_engine
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.decoding import decode_image
 from pivotpatch.runtime.engine import Engine, open_onnx
