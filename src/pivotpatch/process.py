@@ -14,17 +14,12 @@ _TOGETHER = 1.0
 
 
 class Share(NamedTuple):
-    """The part of all images that one of several processes takes, in one stretch.
+    """The part of all images that one of several processes takes, in one stretch."""
 
-    Attributes:
-        rank: the number of the process.
-        world: how many there are.
-        shards: whether each makes a file of its own, so that they need not see each other's disk; else the last one to
-            finish makes the one file.
-    """
-
-    rank: int = 0
-    world: int = 1
+    rank: int = 0  # the number of the process
+    world: int = 1  # how many there are
+    # Whether each makes a file of its own, so that they need not see each other's disk; else the last one to finish
+    # makes the one file.
     shards: bool = False
 
     @property

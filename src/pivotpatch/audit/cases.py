@@ -12,28 +12,18 @@ from pivotpatch.inference.scores import Scores
 
 @dataclass(frozen=True)
 class CaseStudy:
-    """One label of one image.
+    """One label of one image."""
 
-    Attributes:
-        picture: name of the image, `row` among the scores.
-        shown: whether the image shows the label.
-        others: the other labels that the image shows.
-        image: probability from the whole image (the paper's Ori).
-        patch: probability from the pooled patches (Pat); `tde` from both.
-        weights: share of each patch, row by row.
-        baseline: probability from the baseline.
-    """
-
-    picture: str
+    picture: str  # name of the image, `row` among the scores
     row: int
     label: str
-    shown: bool
-    others: tuple[str, ...]
-    image: float
-    patch: float
+    shown: bool  # whether the image shows the label
+    others: tuple[str, ...]  # the other labels that the image shows
+    image: float  # probability from the whole image (the paper's Ori)
+    patch: float  # probability from the pooled patches (Pat); `tde` from both
     tde: float
-    weights: tuple[float, ...]
-    baseline: float
+    weights: tuple[float, ...]  # share of each patch, row by row
+    baseline: float  # probability from the baseline
 
     def to_dict(self) -> dict[str, object]:
         """In plain types, for JSON."""

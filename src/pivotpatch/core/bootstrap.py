@@ -51,13 +51,10 @@ def wilson_interval(rates: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 @final
 @dataclass(frozen=True, eq=False)
 class Resampled:
-    """What was measured of one or more models, on the images as they are and in the same R resamples of them.
+    """What was measured of one or more models, on the images as they are and in the same R resamples of them."""
 
-    Attributes:
-        values: (1+R,K) by name, first on the images as they are; K labels, or K measures. NaN where there is none, such
-            as for a label without a positive image.
-    """
-
+    # (1+R,K) by name, first on the images as they are; K labels, or K measures. NaN where there is none, such as for
+    # a label without a positive image.
     values: Mapping[str, Tensor]
 
     def bound_mean(self, name: str, *, minus: str | None = None, confidence: float = 0.95) -> Interval:
@@ -193,19 +190,12 @@ def _draw_counts(count: int, resamples: int, generator: torch.Generator) -> Iter
 
 
 class Ranking(NamedTuple):
-    """What no resample changes about a label: its P positive images, and the images that are ranked above the last.
+    """What no resample changes about a label: its P positive images, and the images that are ranked above the last."""
 
-    Attributes:
-        images: (M,) of known truth, the highest score first.
-        starts: (P,) where those begin that are given together with each positive and not yet with the one before.
-        positives: (P,) images, the highest score first.
-        ends: (P,) the last positive that has the same score as each.
-    """
-
-    images: Tensor
-    starts: Tensor
-    positives: Tensor
-    ends: Tensor
+    images: Tensor  # (M,) of known truth, the highest score first
+    starts: Tensor  # (P,) where those begin that are given together with each positive and not yet with the one before
+    positives: Tensor  # (P,) images, the highest score first
+    ends: Tensor  # (P,) the last positive that has the same score as each
 
     @classmethod
     def make(cls, scores: Tensor, target: Tensor) -> "Ranking":

@@ -55,19 +55,12 @@ class Architecture:
 
 
 class Embeddings(NamedTuple):
-    """What a model's last steps turn into logits: all that a frozen backbone has to say of some images.
+    """What a model's last steps turn into logits: all that a frozen backbone has to say of some images."""
 
-    Attributes:
-        image: (B,...) of the whole images; what follows B depends on the head, (B,D) for linear and max heads.
-        patches: (B,P,...) of their patches; None where the model has none.
-        closer: (B,...) of the larger images; None where there was no closer look.
-        closer_patches: (B,P,...) of patches of their feature maps, likewise.
-    """
-
-    image: Tensor
-    patches: Tensor | None = None
-    closer: Tensor | None = None
-    closer_patches: Tensor | None = None
+    image: Tensor  # (B,...) of the whole images; what follows B depends on the head, (B,D) for linear and max heads
+    patches: Tensor | None = None  # (B,P,...) of their patches; None where the model has none
+    closer: Tensor | None = None  # (B,...) of the larger images; None where there was no closer look
+    closer_patches: Tensor | None = None  # (B,P,...) of patches of their feature maps, likewise
 
     @property
     def again(self) -> "Embeddings":

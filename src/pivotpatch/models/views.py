@@ -18,21 +18,13 @@ from pivotpatch.runtime.values import Patching
 
 
 class Views(NamedTuple):
-    """What the model sees.
+    """What the model sees."""
 
-    Attributes:
-        image: (B,C,H,W).
-        patches: (B,P,C,h,w).
-        closer: (B,C,S,S) the whole image once more, larger; None where it is not wanted.
-        spliced: (M,C,H,W) grids of images of the batch; None where they are not wanted.
-        cells: (M,rows,columns) which image lies in each cell of them, -1 for none.
-    """
-
-    image: Tensor
-    patches: Tensor
-    closer: Tensor | None = None
-    spliced: Tensor | None = None
-    cells: Tensor | None = None
+    image: Tensor  # (B,C,H,W)
+    patches: Tensor  # (B,P,C,h,w)
+    closer: Tensor | None = None  # (B,C,S,S) the whole image once more, larger; None where it is not wanted
+    spliced: Tensor | None = None  # (M,C,H,W) grids of images of the batch; None where they are not wanted
+    cells: Tensor | None = None  # (M,rows,columns) which image lies in each cell of them, -1 for none
 
 
 class Drawn(Protocol):
