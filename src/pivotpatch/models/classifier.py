@@ -209,11 +209,7 @@ class Classifier(nn.Module):
         except InputError as error:
             part, wrong, todo = error.parts
             raise error if part == where else InputError(where, f"{part}: {wrong}", todo) from None
-        state, where = read_weights(folder / WEIGHTS), str(folder / WEIGHTS)
-        if model.architecture.head == "query2label" and not any(name.endswith("head.norm.weight") for name in state):
-            wrong = "its Query2Label head is of an early version, which was another network than the published one"
-            raise InputError(where, wrong, "train it again")
-        load_exactly(model, state, where=where)
+        load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
         model.origin = str(folder)
         return model.eval()
 

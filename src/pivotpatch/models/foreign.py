@@ -156,32 +156,31 @@ def load_timm(
     with _opening("timm", where):
         with Allowance([weights], where=where):
             network = timm.create_model(f"local-dir:{folder}")
-        _fill_timm(network, read_weights(weights), where=str(weights))
         names = network.pretrained_cfg.get("label_names") if labels is None else labels
         if not names:
             raise InputError(where, f"its {CONFIG} states no label_names", _NAME_LABELS)
-        prepare = read_preprocessing(network.pretrained_cfg, image_size=_find_size(network, where))
-        return ForeignClassifier(network, _order_labels(names), name=f"timm:{where}", preprocessing=prepare)
+        size = _find_size(network, where)
+        return _fill_timm(network, _order_labels(names), weights, name=f"timm:{where}", image_size=size)
 
 
-def _fill_timm(network: nn.Module, state: dict[str, Tensor], *, where: str) -> None:
-    """Load weights under timm's names, or their authors', of a whole model."""
+def _fill_timm(network: Any, labels: Sequence[str], weights: Path, *, name: str, image_size: int) -> ForeignClassifier:
+    """A whole timm model with the weights of a file, under timm's names or their authors'."""
+    state = read_weights(weights)
     if not network.state_dict().keys() <= state.keys():
         state = convert_names(state, network)
-    load_exactly(network.eval(), state, where=where)
+    load_exactly(network.eval(), state, where=str(weights))
+    prepare = read_preprocessing(network.pretrained_cfg, image_size=image_size)
+    return ForeignClassifier(network, labels, name=name, preprocessing=prepare)
 
 
-def build_timm(
-    name: str, labels: Sequence[str], state: dict[str, Tensor], *, image_size: int | None, where: str
-) -> ForeignClassifier:
-    """A whole timm model by its name, with its own classifier and the weights of a file, `where`."""
+def build_timm(name: str, labels: Sequence[str], weights: Path, *, image_size: int | None) -> ForeignClassifier:
+    """A whole timm model by its name, with its own classifier and the weights of a file."""
     fixed = get_config(name).get("fixed_input_size")
     sized = {"img_size": image_size} if fixed and image_size is not None else {}
-    with _opening("timm", where):
+    with _opening("timm", str(weights)):
         network = timm.create_model(name, num_classes=len(labels), **sized)
-        _fill_timm(network, state, where=where)
-        prepare = read_preprocessing(network.pretrained_cfg, image_size=image_size or _find_size(network, where))
-        return ForeignClassifier(network, labels, name=where, preprocessing=prepare)
+        size = image_size or _find_size(network, str(weights))
+        return _fill_timm(network, labels, weights, name=str(weights), image_size=size)
 
 
 class OnnxNetwork(nn.Module):
