@@ -33,7 +33,6 @@ from pivotpatch import (
     average_precision,
     load_checkpoint,
 )
-from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.audit import decide, rate_pairs
 from pivotpatch.cli.console import Screen, make_table, show_progress, tell
 from pivotpatch.core import PerLabel
@@ -41,6 +40,7 @@ from pivotpatch.data import hold_images, make_loader
 from pivotpatch.data.scenes import SCENE_LABELS, ScenePlan, SceneStore, companion, draw_scene, read_scenes
 from pivotpatch.inference import Scores, score_images, score_pictures
 from pivotpatch.inference.plots import draw_case
+from pivotpatch.process import keep_freed_memory
 from pivotpatch.runtime.values import PatchBox
 from pivotpatch.training import fit
 from pivotpatch.training.config import (

@@ -13,7 +13,7 @@ import pivotpatch
 
 PACKAGE = Path(__file__).parents[1] / "src" / "pivotpatch"
 LAYERS = [
-    {"allocator", "errors", "faces", "process", "writing"},
+    {"errors", "faces", "process", "writing"},
     {"runtime"},
     {"core"},
     {"accel"},

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
 from pivotpatch.core.patches import check_images, cut_views, split_views, stack_views
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.runtime.values import Patching
 
 _BYTES = "images are torch.uint8, which the model does not take", "normalise them first, as it was trained with"
@@ -114,20 +114,15 @@ class PatchInference(nn.Module):
 
     def _logits(self, views: Tensor) -> Tensor:
         """The model's logits (N,L) of some views (N,C,H,W)."""
-        output = self.model(views) if views.dtype != torch.uint8 else self._call_with_bytes(views)
+        pixels = views.dtype == torch.uint8
+        with explaining("PatchInference", *_BYTES, of=(RuntimeError, TypeError)) if pixels else nullcontext():
+            output = self.model(views)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != views.shape[0]:
             found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
             wrong = f"the model returned {found} for {views.shape[0]} views"
             raise InputError("PatchInference", wrong, "wrap it in a function that returns logits (N, L)")
         return logits
-
-    def _call_with_bytes(self, views: Tensor) -> Any:
-        """What the model says of views (N,C,H,W) uint8, where it takes such."""
-        try:
-            return self.model(views)
-        except (RuntimeError, TypeError) as error:
-            raise InputError("PatchInference", *_BYTES) from error
 
 
 def _is_onnx_session(model: object) -> bool:

@@ -37,21 +37,13 @@ _PER_LABEL = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Architecture:
-    """What must be known to build a model again before its weights are loaded.
+    """What must be known to build a model again before its weights are loaded."""
 
-    Attributes:
-        backbone: a timm model's name.
-        head: one of `heads.HEADS` or `heads.PEERS`, such as "linear" or "csra".
-        image_size: rows and columns of the images; the backbone's own where None.
-        backbone_options: the `options` of `Backbone`.
-        head_options: keyword arguments of the head's class.
-    """
-
-    backbone: str
-    head: str = "linear"
-    image_size: int | None = None
-    backbone_options: Mapping[str, BackboneOption] = field(default_factory=dict)
-    head_options: Mapping[str, HeadOption] = field(default_factory=dict)
+    backbone: str  # a timm model's name
+    head: str = "linear"  # one of `heads.HEADS` or `heads.PEERS`, such as "linear" or "csra"
+    image_size: int | None = None  # rows and columns of the images; the backbone's own where None
+    backbone_options: Mapping[str, BackboneOption] = field(default_factory=dict)  # the `options` of `Backbone`
+    head_options: Mapping[str, HeadOption] = field(default_factory=dict)  # keyword arguments of the head's class
 
 
 class Embeddings(NamedTuple):

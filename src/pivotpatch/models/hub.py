@@ -23,16 +23,11 @@ _LOG_IN = "if it is private, set HF_TOKEN or run `hf auth login`"
 
 @dataclass(frozen=True)
 class Card:
-    """What a model cannot know of itself.
+    """What a model cannot know of itself."""
 
-    Attributes:
-        license: as the hub calls it, such as "apache-2.0"; none is stated by default.
-        text: in Markdown: what it was trained on, what it is good for, where it fails.
-        metrics: how good it is, such as {"mAP on the test images": 81.2}.
-    """
-
-    license: str | None = None
-    text: str = ""
+    license: str | None = None  # as the hub calls it, such as "apache-2.0"; none is stated by default
+    text: str = ""  # in Markdown: what it was trained on, what it is good for, where it fails
+    # How good it is, such as {"mAP on the test images": 81.2}.
     metrics: Mapping[str, float | str] = field(default_factory=dict)
 
 
