@@ -138,15 +138,14 @@ def shrink_image(records: RecordSet, row: int, *, side: int) -> Image.Image:
     return small
 
 
-def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str], *, columns: int = 5) -> Figure:
-    """Images in rows, each with a few lines below it.
+def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str]) -> Figure:
+    """Images in rows of five, each with a few lines below it.
 
     Args:
         images: RGB pixels (H,W,3) each, of any size; at least one.
         captions: one per image.
-        columns: the most images in a row.
     """
-    columns = min(columns, len(images))
+    columns = min(5, len(images))
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(1.9 * columns, 2.5 * rows), dpi=_DPI, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flat

@@ -230,7 +230,9 @@ def measure_counts(hits: Tensor, gives: Tensor, presents: Tensor, *, empty: Empt
         "OP": total / gives.sum(-1).clamp(min=1),
         "OR": total / presents.sum(-1).clamp(min=1),
     }
-    values |= {f"{kind}F1": _harmonic_mean(values[f"{kind}P"], values[f"{kind}R"]) for kind in "CO"}
+    for kind in "CO":
+        precision, recall = values[f"{kind}P"], values[f"{kind}R"]
+        values[f"{kind}F1"] = (2 * precision * recall / (precision + recall)).nan_to_num(0.0)
     return {name: value.masked_fill(~counted.any(-1), torch.nan) for name, value in values.items()}
 
 
@@ -252,10 +254,6 @@ def find_best_fixed(probs: Tensor, target: Tensor, *, empty: EmptyRule = "zero")
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
     """The mean (...) of those of values (...,L) that are counted; 0 where none is."""
     return (values * counted).sum(-1) / counted.sum(-1).clamp(min=1)
-
-
-def _harmonic_mean(a: Tensor, b: Tensor) -> Tensor:
-    return (2 * a * b / (a + b)).nan_to_num(0.0)
 
 
 def _known_values(values: Tensor, known: Tensor) -> tuple[float | None, ...]:

@@ -60,7 +60,13 @@ class TorchEngine:
                 0 for none, anything between where `Classifier.adaptive` was fitted.
         """
         classifier = get_classifier(model, "TorchEngine")
-        _check_effort(effort, model)
+        check_effort(effort, "TorchEngine")
+        if isinstance(model, PatchInference) and effort < 1:
+            wrong = f"is {effort:g}, but PAT-I looks at the patches of all images or of none"
+            raise InputError("effort", wrong, "give 1, or 0 for the model without PAT-I")
+        if 0 < effort < 1 and (not isinstance(model, PatchClassifier) or model.adaptive is None):
+            why = "needs a tuned checkpoint" if isinstance(model, PatchClassifier) else "needs a model with patches"
+            raise InputError("effort", f"is {effort:g}, which {why}", "run pivotpatch tune, or give 0 or 1")
         if isinstance(classifier, PatchClassifier) and classifier.patch_only:
             wrong = "the model was trained on patches alone, for the study of scale, and does not see the whole image"
             raise InputError("TorchEngine", wrong, "give one that was trained by another task")
@@ -148,16 +154,6 @@ class TorchEngine:
         probs = out.probs if calibration is None else kinds[calibration.kind]
         # TDE logits are finite only where those of the image and the patches are.
         return Answer(_mark(probs, out.tde_logits), kinds["image"], kinds["patch"], out.weights)
-
-
-def _check_effort(effort: float, model: Classifier | PatchInference) -> None:
-    check_effort(effort, "TorchEngine")
-    if isinstance(model, PatchInference) and effort < 1:
-        wrong = f"is {effort:g}, but PAT-I looks at the patches of all images or of none"
-        raise InputError("effort", wrong, "give 1, or 0 for the model without PAT-I")
-    if 0 < effort < 1 and (not isinstance(model, PatchClassifier) or model.adaptive is None):
-        why = "needs a tuned checkpoint" if isinstance(model, PatchClassifier) else "needs a model with patches"
-        raise InputError("effort", f"is {effort:g}, which {why}", "run pivotpatch tune, or give 0 or 1")
 
 
 def _calibrate(logits: Tensor, calibration: Calibration | None) -> Tensor:

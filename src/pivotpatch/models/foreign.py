@@ -46,6 +46,8 @@ class ForeignClassifier(Classifier):
             that the model sees where None.
     """
 
+    source_size: int | None = None
+
     def __init__(
         self,
         network: nn.Module,
@@ -53,7 +55,6 @@ class ForeignClassifier(Classifier):
         *,
         name: str,
         preprocessing: Preprocessing,
-        source_size: int | None = None,
     ) -> None:
         """Take a model in; it is asked once, to see whether it gives a logit for each label."""
         super().__init__(Architecture(name, OWN_HEAD, preprocessing.image_size), labels)
@@ -61,7 +62,6 @@ class ForeignClassifier(Classifier):
         self.origin = name
         self.network = network
         self.preprocessing = preprocessing
-        self.source_size = source_size
         self.train(network.training)
         side = preprocessing.image_size
         with torch.inference_mode():
