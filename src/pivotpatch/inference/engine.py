@@ -11,7 +11,7 @@ from torch import Tensor
 from pivotpatch.accel.device import has_bfloat16
 from pivotpatch.accel.inference import quicken_inference
 from pivotpatch.core.counterfactual import CounterfactualLogits
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS
 from pivotpatch.inference.scoring import evaluating, get_classifier, look_again, score_images, split_for_device
@@ -205,8 +205,5 @@ def open_engine(
 def _choose_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    with explaining("device", f"{device!r} cannot be used", "choose cpu or another"):
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
-        reason = str(error).partition("\n")[0]
-        raise InputError("device", f"{device!r} cannot be used ({reason})", "choose cpu or another") from None
