@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 import torch
 
 from pivotpatch.audit.evaluation import check_paired
-from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
@@ -66,12 +65,3 @@ def find_cases(scores: Scores, baseline: Scores, *, count: int = 8) -> list[Case
             )
             found.append(study)
     return found
-
-
-def gather_logits(scores: Scores, row: int) -> CounterfactualLogits:
-    """All that is known of one image, B = 1, as `plot_case` takes it."""
-    one = scores.select(torch.tensor([row]))
-    assert one.patch_logits is not None
-    assert one.weights is not None
-    parts = one.patch_logits, one.weights
-    return CounterfactualLogits(one.get("image"), *parts, one.get("patch"), one.get("tde"), one.probs("tde"))

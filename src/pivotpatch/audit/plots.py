@@ -10,12 +10,14 @@ from matplotlib.legend import Legend
 from numpy.typing import NDArray
 from PIL import Image
 
+from pivotpatch.audit.cases import CaseStudy
 from pivotpatch.audit.cooccurrence import PairComparison, PairRates
 from pivotpatch.audit.evaluation import ScaleStudy, StepwiseEvaluation
 from pivotpatch.core.bootstrap import wilson_interval
 from pivotpatch.data.records import RecordSet
-from pivotpatch.inference.plots import BASELINE, KINDS, MODEL
 from pivotpatch.runtime.decoding import decode_image
+from pivotpatch.runtime.drawing import BASELINE, KINDS, MODEL, draw_tag
+from pivotpatch.runtime.prediction import Tag
 
 _MARKERS = {"image": "o", "patch": "^", "tde": "s"}
 _KIND_NAMES = {"image": "image logits", "patch": "patch logits", "tde": "TDE logits"}
@@ -156,6 +158,13 @@ def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str]) -> 
     for axes in grid[len(images) :]:
         axes.set_axis_off()
     return figure
+
+
+def plot_case(case: CaseStudy, image: NDArray[np.uint8], *, overlap: float) -> Image.Image:
+    """Why a label is given to an image (H,W,3) or not, beside a baseline; `overlap` of the patches, as scored."""
+    tag = Tag(case.label, case.tde, 0.5, case.image, case.patch, case.weights)
+    told = f"probability of “{case.label}”, which is {'there' if case.shown else 'not there'}"
+    return draw_tag(image, tag, overlap=overlap, baseline=case.baseline, told=told)
 
 
 def _write_plainly(legend: Legend) -> None:
