@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pivotpatch.accel.device import choose_compiled
 from pivotpatch.core.patches import cut_patches, resize_images
 from pivotpatch.data import augment
 from pivotpatch.data.augment import OPERATIONS, Augmentation, AugmentPolicy, draw_augmentation
+from pivotpatch.models import views as view_making
 from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.views import make_views
 from pivotpatch.runtime.values import Patching
@@ -101,7 +103,9 @@ def test_mixed_precision_and_memory_layout_change_nothing() -> None:
 def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced whole, but run without the code generator, which takes a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    monkeypatch.setattr(augment, "_choose", cache(augment._choose.__wrapped__))
+    choose = cache(choose_compiled.__wrapped__)
+    for module in (augment, view_making):
+        monkeypatch.setattr(module, "choose_compiled", choose)
     for count in (12, 7):
         images, drawn = photographs(count, (48, 64)), draw(5 * count)
         make = partial(make_views, images, PREPARE, patching=Patching(source_size=64), augmentation=drawn)

@@ -14,7 +14,6 @@ from pivotpatch.errors import InputError, explaining
 from pivotpatch.runtime.values import Patching
 
 _BYTES = "images are torch.uint8, which the model does not take", "normalise them first, as it was trained with"
-_DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(uint8)": torch.uint8}
 
 
 class PatchInference(nn.Module):
@@ -63,13 +62,17 @@ class PatchInference(nn.Module):
             channels: C of the images the model takes.
         """
         super().__init__()
-        given: object = model
-        if not callable(given) and not _is_onnx_session(given):
+        given: Any = model
+        if _is_onnx_session(given):
+            from pivotpatch.models.foreign import wrap_session  # others need not wait for what it imports
+
+            given = wrap_session(given)
+        if not callable(given):
             wrong = f"the model is {given!r}, which cannot be called"
             raise InputError("PatchInference", wrong, "give a module, a function or an ONNX Runtime session")
         if chunk_size is not None and chunk_size < 1:
             raise InputError("PatchInference", f"chunk_size is {chunk_size!r}", "give 1 or more, or None for all")
-        self.model = _wrap_session(model) if _is_onnx_session(model) else model
+        self.model = given
         self.patching = Patching(grid, overlap, lam=lam, temperature=temperature)
         self.normalised = normalised
         self.chunk_size = chunk_size
@@ -128,29 +131,3 @@ class PatchInference(nn.Module):
 def _is_onnx_session(model: object) -> bool:
     """Whether this is an `onnxruntime.InferenceSession`, found without importing onnxruntime."""
     return all(callable(getattr(model, name, None)) for name in ("run", "get_inputs", "get_outputs"))
-
-
-def _wrap_session(session: Any) -> Callable[[Tensor], Tensor]:
-    """A session as a function of tensors; one made for one batch size is fed batches of that size."""
-    inputs, names = session.get_inputs(), [item.name for item in session.get_outputs()]
-    if len(inputs) != 1 or inputs[0].type not in _DTYPES:
-        found = ", ".join(f"{item.name} {item.type}" for item in inputs)
-        raise InputError("ONNX session", f"its inputs are {found}", "give a model with one image batch as input")
-    if len(names) > 1 and "logits" not in names:
-        raise InputError("ONNX session", f"its outputs are {', '.join(names)}", "name the one to use 'logits'")
-    output, dtype = "logits" if "logits" in names else names[0], _DTYPES[inputs[0].type]
-    fixed = inputs[0].shape[0] if inputs[0].shape and isinstance(inputs[0].shape[0], int) else 0
-
-    def run(images: Tensor) -> Tensor:
-        if dtype == torch.uint8 != images.dtype:
-            raise InputError("ONNX session", f"it takes uint8 and images are {images.dtype}", "give uint8 pixels")
-        if images.dtype == torch.uint8 != dtype:
-            raise InputError("ONNX session", *_BYTES)
-        found = []
-        for part in images.split(fixed or max(len(images), 1)):
-            full = nn.functional.pad(part, (0, 0, 0, 0, 0, 0, 0, max(fixed - len(part), 0)))
-            (logits,) = session.run([output], {inputs[0].name: full.detach().to("cpu", dtype).numpy()})
-            found.append(torch.from_numpy(logits[: len(part)]))
-        return torch.cat(found).to(images.device)
-
-    return run

@@ -1,14 +1,13 @@
 """What a model sees of a batch of images: resized, cut into patches, augmented and normalised on their device."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from pivotpatch.accel.device import send_tensor
+from pivotpatch.accel.device import choose_compiled, send_tensor
 from pivotpatch.core.patches import check_images, cut_patches, resize_images, split_views
 from pivotpatch.errors import InputError
 from pivotpatch.models.backbone import Preprocessing
@@ -90,7 +89,7 @@ def make_views(
     check_images(images, "make_views")
     if images.dtype != torch.uint8:
         raise InputError("make_views", f"images are {images.dtype}", "give uint8 as the loader does")
-    choose, side = partial(_choose, compiled=compiled), preprocessing.image_size
+    choose, side = partial(choose_compiled, compiled=compiled), preprocessing.image_size
     views, count = choose(resize_images)(images, (side, side)), images.shape[0]
     colours = [
         send_tensor(torch.tensor(values), images.device)[:, None, None]
@@ -116,9 +115,3 @@ def make_views(
 
 def _normalise(views: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return torch.addcmul(-mean / std, views, 1 / (255 * std))
-
-
-@cache
-def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
-    """A function, or what it is compiled to; the number of views becomes a variable once it has changed."""
-    return torch.compile(function) if compiled else function
