@@ -58,8 +58,9 @@ def make_network_views(
         compiled: as in `make_views`.
     """
     prepare = model.preprocessing if size is None else replace(model.preprocessing, image_size=size)
-    cut = patches and isinstance(model, PatchClassifier) and not model.regions
-    patching = model.patching if cut else None
+    patching = None
+    if patches and isinstance(model, PatchClassifier) and not model.regions:
+        patching = model.patching
     return make_views(images, prepare, patching=patching, augmentation=augmentation, compiled=compiled)
 
 
