@@ -85,7 +85,7 @@ def test_split_views_undoes_stack_views() -> None:
 
 def test_bad_input_is_named() -> None:
     bad: list[tuple[torch.Tensor, dict[str, Any], str]] = [
-        (torch.rand(3, 8, 8), {}, r"images have shape \(3, 8, 8\); add the batch dimension with images\[None\]"),
+        (torch.rand(3, 8, 8), {}, r"got images \(3, 8, 8\); give tensors images \(B, C, H, W\)"),
         (torch.rand(0, 3, 8, 8), {}, "the batch is empty"),
         (torch.rand(1, 8, 8, 3), {}, "look channels-last; permute them"),
         (torch.zeros(1, 3, 8, 8, dtype=torch.int64), {}, "images are torch.int64"),

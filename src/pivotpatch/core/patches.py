@@ -23,11 +23,7 @@ def check_images(images: Tensor, where: str) -> None:
 
     >>> check_images(torch.rand(1, 3, 8, 8), "here")
     """
-    if not isinstance(images, Tensor):
-        raise InputError(where, f"images are a {type(images).__name__}", "give a tensor (B, C, H, W)")
-    if images.ndim != 4:
-        todo = "add the batch dimension with images[None]" if images.ndim == 3 else "give (B, C, H, W)"
-        raise InputError(where, f"images have shape {tuple(images.shape)}", todo)
+    check_shapes(where, "BCHW", images=images)
     if images.shape[0] == 0:
         raise InputError(where, f"the batch is empty, shape {tuple(images.shape)}", "give at least one image")
     if images.shape[1] > 4 and images.shape[3] in (1, 3, 4):

@@ -1,7 +1,7 @@
 """Multi-label classifiers: a backbone and a head, or a model for each label; PAT-T's is in `patch_classifier`."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -253,6 +253,10 @@ class SharedClassifier(Classifier):
 
     projections: tuple[str, ...] = ()
     """Last steps beside the head's own."""
+    embed_views: Callable[..., Embeddings]
+    """Embeddings of views that were made before; see the kinds of model."""
+    project_embeddings: Callable[..., Any]
+    """What the last steps make of embeddings."""
 
     def _build(self, *, pretrained: bool, weights: Path | None) -> None:
         chosen = self.architecture
@@ -265,14 +269,6 @@ class SharedClassifier(Classifier):
         self.preprocessing = self.backbone.preprocessing
         if weights is not None:
             self._take_weights(weights)
-
-    def embed_views(self, images: Tensor, *others: Any) -> Embeddings:
-        """Embeddings of views that were made before; see the kinds of model."""
-        raise NotImplementedError
-
-    def project_embeddings(self, embeddings: Embeddings) -> Any:
-        """What the last steps make of embeddings."""
-        raise NotImplementedError
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Embedding (B,...) of preprocessed images (B,C,H,W), see `Head.embed`."""
