@@ -132,8 +132,8 @@ def split_views(outputs: Tensor, *, patches: int) -> SplitViews:
     >>> split.images.tolist(), split.patches[0].tolist()
     ([0, 1], [2, 3, 4, 5])
     """
-    batch, rest = divmod(outputs.shape[0], 1 + patches)
-    assert rest == 0, f"{outputs.shape[0]} rows for 1 + {patches} views an image"
+    batch = outputs.shape[0] // (1 + patches)
+    assert batch * (1 + patches) == outputs.shape[0], f"{outputs.shape[0]} rows for 1 + {patches} views an image"
     return SplitViews(outputs[:batch], outputs[batch:].reshape(batch, patches, *outputs.shape[1:]))
 
 
