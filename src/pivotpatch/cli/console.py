@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +12,7 @@ from pivotpatch.cli.telling import tell as tell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
     from pivotpatch.cli.progress_bars import StageProgress
 
@@ -63,7 +64,7 @@ def show_progress(unit: str = "", *, outer: str | None = None) -> "StageProgress
     return StageProgress(unit, outer=outer)
 
 
-def write_figures(figures: Mapping[str, "Figure"], folder: Path, *, overwrite: bool = True) -> None:
+def write_figures(figures: "Mapping[str, Figure | Image]", folder: Path, *, overwrite: bool = True) -> None:
     """Write figures to a folder as PNG or SVG files, each whole or not at all, and say so on stderr.
 
     Args:
@@ -88,5 +89,6 @@ def write_figures(figures: Mapping[str, "Figure"], folder: Path, *, overwrite: b
                 warnings.filterwarnings(
                     "ignore", "Glyph .* missing from|Matplotlib currently does not support", UserWarning
                 )
-                figure.savefig(written, format=path.suffix[1:].lower())
+                save: Any = getattr(figure, "savefig", None) or figure.save  # matplotlib's, or Pillow's
+                save(written, format=path.suffix[1:].lower())
         tell(f"drew {path}")

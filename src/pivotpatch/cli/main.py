@@ -8,8 +8,8 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from pivotpatch import __version__
-from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.errors import InputError, explain_missing
+from pivotpatch.process import keep_freed_memory
 
 # Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.
 VERBS = (

@@ -94,7 +94,7 @@ class Predictor:
             return cls(open_onnx(name, effort=effort, device=None if device is None else str(device)))
         scheme = "" if name is None else name.partition(":")[0]
         import_extra("torch", scheme if scheme in EXTRAS.values() else None)  # such as hub, which brings torch too
-        opened = import_module("pivotpatch.inference.open_engine")
+        opened = import_module("pivotpatch.inference.engine")
         engine: Engine = opened.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
         return cls(engine)
 
