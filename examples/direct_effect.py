@@ -34,9 +34,9 @@ from pivotpatch.data import RecordSet, open_records
 from pivotpatch.data.loading import make_loader
 from pivotpatch.data.scenes import SceneStore, draw_scene
 from pivotpatch.inference import Scores, score_pictures
-from pivotpatch.inference.plots import KINDS
 from pivotpatch.models import PatchClassifier, load_checkpoint
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.runtime.drawing import KINDS
 from pivotpatch.training import fit, load_config
 
 FOLDER = Path("demo") / "direct_effect"

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
+    from PIL.Image import Image
     from rich.table import Table
 
     from pivotpatch.audit.cooccurrence import Curve
@@ -29,7 +30,7 @@ class _Told(NamedTuple):
 
     plain: Any
     shown: "Sequence[str | Table]"
-    figures: "dict[str, Figure]"
+    figures: "Mapping[str, Figure | Image]"
 
 
 _Part = Callable[["Scores", "RecordSet | None", argparse.Namespace], _Told]
@@ -237,9 +238,9 @@ def _audit_label_errors(scores: "Scores", records: "RecordSet | None", args: arg
 
 
 def _audit_cases(scores: "Scores", records: "RecordSet | None", args: argparse.Namespace) -> _Told:
-    from pivotpatch.audit.cases import find_cases, gather_logits
+    from pivotpatch.audit.cases import find_cases
+    from pivotpatch.audit.plots import plot_case
     from pivotpatch.cli.sources import read_score_file
-    from pivotpatch.inference.plots import plot_case
 
     found = find_cases(scores, read_score_file(args.baseline, like=scores), count=args.count)
     rows = [
@@ -253,15 +254,7 @@ def _audit_cases(scores: "Scores", records: "RecordSet | None", args: argparse.N
     ]
     images = _decode(records, [case.row for case in found]) if args.plot else []
     figures = {
-        f"case_{number}": plot_case(
-            image,
-            gather_logits(scores, case.row),
-            label=scores.labels.index(case.label),
-            labels=scores.labels,
-            title=f"“{case.label}” is {'there' if case.shown else 'not there'}",
-            overlap=scores.overlap,
-            baseline=case.baseline,
-        )
+        f"case_{number}": plot_case(case, image, overlap=scores.overlap)
         for number, (case, image) in enumerate(zip(found, images, strict=False), 1)
     }
     table = _make_table(["label", "there", "baseline", "image", "patches", "TDE", "file"], rows)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -20,6 +20,7 @@ from pivotpatch.writing import explain_disk_faults, replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 WIDTH = 80  # columns of what is no terminal
 QUIET_SECONDS = 30  # between lines where stderr is no terminal
@@ -61,7 +62,7 @@ def draw_bar(share: float, *, width: int) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
-def write_figures(figures: Mapping[str, "Figure"], folder: Path, *, overwrite: bool = True) -> None:
+def write_figures(figures: "Mapping[str, Figure | Image]", folder: Path, *, overwrite: bool = True) -> None:
     """Write figures to a folder as PNG or SVG files, each whole or not at all, and say so on stderr.
 
     Args:
@@ -83,7 +84,8 @@ def write_figures(figures: Mapping[str, "Figure"], folder: Path, *, overwrite: b
                 warnings.filterwarnings(
                     "ignore", "Glyph .* missing from|Matplotlib currently does not support", UserWarning
                 )
-                figure.savefig(written, format=path.suffix[1:].lower())
+                save: Any = getattr(figure, "savefig", None) or figure.save  # matplotlib's, or Pillow's
+                save(written, format=path.suffix[1:].lower())
         tell(f"drew {path}")
 
 

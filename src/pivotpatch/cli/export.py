@@ -14,7 +14,7 @@ def run_export(args: argparse.Namespace) -> int:
         raise InputError(args.what, "is exported already", "give the run or the checkpoint that it comes from")
     if args.format != "checkpoint":
         import_extra("torch", "onnx")
-    from pivotpatch.inference.open_engine import open_engine
+    from pivotpatch.inference.engine import open_engine
 
     engine = open_engine(args.what, device="cpu", fold=False)
     if args.format != "checkpoint":

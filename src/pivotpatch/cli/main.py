@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from pivotpatch import __version__
-from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.cli.usage import VERBS, add_verb
 from pivotpatch.errors import InputError, explain_missing
+from pivotpatch.process import keep_freed_memory
 
 
 def build_parser(verb: str | None = None) -> argparse.ArgumentParser:

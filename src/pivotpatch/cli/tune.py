@@ -130,7 +130,7 @@ def _refuse_trained(source: Source, records: RecordSet, where: str) -> None:
     if source.config is None:
         return
     try:
-        train, held = open_training_records(source.config)
+        train, held, _ = open_training_records(source.config)
     except InputError:  # a run may have moved away from its images, and can be tuned all the same
         return
     known = set(_identify(train))

@@ -1,13 +1,12 @@
 """Trained models at work, with torch.
 
-`patch_inference` is PAT-I around anything that gives logits. `engine` answers a `Predictor`'s question with torch,
-`open_engine` opens one by name. `scoring` scores a data set, `scores` is what comes of it and `score_file` the same as
-a file; `plots` draws why.
+`patch_inference` is PAT-I around anything that gives logits. `engine` answers a `Predictor`'s question with torch.
+`scoring` scores a data set, `scores` is what comes of it and `score_file` the same as a file.
 """
 
 from typing import TYPE_CHECKING
 
-from pivotpatch.faces import make_face
+from pivotpatch.faces import find_homes, make_face
 
 if TYPE_CHECKING:
     from pivotpatch.inference.engine import TorchEngine as TorchEngine
@@ -18,13 +17,4 @@ if TYPE_CHECKING:
     from pivotpatch.inference.scoring import score_images as score_images
     from pivotpatch.inference.scoring import score_pictures as score_pictures
 
-__getattr__ = make_face(
-    __name__,
-    {
-        "engine": "TorchEngine",
-        "patch_inference": "PatchInference",
-        "score_file": "read_scores write_scores",
-        "scores": "Scores",
-        "scoring": "score_images score_pictures",
-    },
-)
+__getattr__ = make_face(__name__, find_homes(__file__))

@@ -96,7 +96,7 @@ class Predictor:
             return cls(opened)
         scheme = "" if name is None else name.partition(":")[0]
         import_extra("torch", scheme if scheme in EXTRAS.values() else None)  # such as hub, which brings torch too
-        torch_engines = import_module("pivotpatch.inference.open_engine")
+        torch_engines = import_module("pivotpatch.inference.engine")
         return cls(torch_engines.open_engine(name_or_folder, device=device, effort=effort, fold=fold))
 
     @property
