@@ -33,7 +33,7 @@ from pivotpatch import (
     load_checkpoint,
 )
 from pivotpatch.audit import decide, rate_pairs
-from pivotpatch.cli.console import Screen, make_table, show_progress, tell
+from pivotpatch.cli.console import Screen, StageProgress, make_table, tell
 from pivotpatch.core import PerLabel
 from pivotpatch.data import hold_images, make_loader
 from pivotpatch.data.scenes import SCENE_LABELS, ScenePlan, SceneStore, companion, draw_scene, read_scenes
@@ -135,7 +135,7 @@ def train(size: Size, seed: int) -> Trained:
 
     def run(name: str, config: RunConfig, folder: Path) -> Path:
         tell(f"train {name}: {config.train.epochs} epochs of {size.scenes:,} scenes")
-        with show_progress(outer="train") as shown:
+        with StageProgress(outer="train") as shown:
             result = fit(config, folder, progress=shown.tell)
         if result.stopped_by is not None:
             raise SystemExit(128 + result.stopped_by)
@@ -159,7 +159,7 @@ def judge(trained: Trained, split: str, *, count: int) -> Answers:
     """Score a split with all three, patches cut from the scene at its own resolution."""
     records = read_scenes("", split, count=count, size=SCENE)
     found = {}
-    with show_progress() as shown:
+    with StageProgress() as shown:
         held = hold_images(records, size=(SCENE, SCENE), progress=shown.tell)
         for row, model in ((PAT_I, PatchInference(trained.plain, lam=PAT_I_LAM)), (PAT_T, trained.pat)):
             loader = make_loader(records, size=(SCENE, SCENE), batch_size=128, held=held)

@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import Tensor
 
 from pivotpatch import PatchInference
-from pivotpatch.cli.console import show_progress
+from pivotpatch.cli.console import StageProgress
 from pivotpatch.cli.train import report_entry
 from pivotpatch.core import Interval
 from pivotpatch.data import RecordSet, open_records
@@ -219,7 +219,7 @@ def train(out: Path, effort: Effort, changes: list[str]) -> None:
             *changes,
         ],
     )
-    with show_progress(outer="train") as shown:
+    with StageProgress(outer="train") as shown:
         fit(config, out, progress=shown.tell, report=partial(report_entry, shown))
 
 

@@ -78,10 +78,14 @@ def count_local_processes() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def count_workers() -> int:
     """This process's share of the cores that it may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(cores // count_local_processes(), 12), 1)
+    return max(min(count_cores() // count_local_processes(), 12), 1)
 
 
 def keep_freed_memory() -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pivotpatch.cli.sources import POLICY_HELP, open_pictures, read_policy, read_score_file
+from pivotpatch.cli.usage import POLICY_HELP
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _run_part(args: argparse.Namespace) -> int:
     """Read the scores, audit them, tell it, and draw it where asked to."""
     from pivotpatch.cli.console import Screen, write_figures
+    from pivotpatch.cli.sources import open_pictures, read_score_file
 
     if getattr(args, "count", 1) < 1:
         raise InputError("--count", f"{args.count} entries", "give 1 or more")
@@ -94,6 +95,7 @@ def _audit_pairs(scores: "Scores", records: "RecordSet | None", args: argparse.N
 
     from pivotpatch.audit import compare_pairs, decide, find_false_positives, rank_pairs, rate_pairs
     from pivotpatch.audit.cooccurrence import FEW
+    from pivotpatch.cli.sources import read_policy, read_score_file
 
     pairs = None if args.pair is None else [_split_pair(text) for text in args.pair]
     policy = read_policy(args.policy, scores.labels)
@@ -206,6 +208,7 @@ def _audit_scale(scores: "Scores", _records: "RecordSet | None", args: argparse.
 
     from pivotpatch.audit import study_scale
     from pivotpatch.audit.plots import plot_scale
+    from pivotpatch.cli.sources import read_score_file
     from pivotpatch.core.metrics import DEFINITIONS
 
     alone = read_score_file(Path(args.words[1]), like=scores)
@@ -237,6 +240,7 @@ def _audit_label_errors(scores: "Scores", records: "RecordSet | None", args: arg
 def _audit_cases(scores: "Scores", records: "RecordSet | None", args: argparse.Namespace) -> _Told:
     from pivotpatch.audit.cases import find_cases
     from pivotpatch.audit.plots import plot_case
+    from pivotpatch.cli.sources import read_score_file
 
     found = find_cases(scores, read_score_file(args.baseline, like=scores), count=args.count)
     rows = [

@@ -256,7 +256,7 @@ def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Score
         if scores.labels != records.labels.names:
             records = keep_common_labels(records, scores.labels, whose=where, tell=tell or (lambda _: None))
         other, labels, target = records.name, records.labels.names, records.target()
-        wanted = tuple(records.images.name(records.place(index)) for index in range(len(records)))
+        wanted = tuple(map(records.name_at, range(len(records))))
         indices = torch.arange(len(records))
     if scores.given is not None:
         scores = _name_as(scores, wanted, where, other, tell)
