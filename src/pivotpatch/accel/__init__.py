@@ -2,10 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from pivotpatch.faces import find_homes, make_face
+from pivotpatch.faces import make_face
 
 if TYPE_CHECKING:
     from pivotpatch.accel.inference import quicken_inference as quicken_inference
     from pivotpatch.accel.rewrites import quicken_training as quicken_training
 
-__getattr__ = make_face(__name__, find_homes(__file__))
+__getattr__ = make_face(
+    __name__,
+    {
+        "inference": "quicken_inference",
+        "rewrites": "quicken_training",
+    },
+)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pivotpatch.faces import find_homes, make_face
+from pivotpatch.faces import make_face
 
 if TYPE_CHECKING:
     from pivotpatch.core.bootstrap import Interval as Interval
@@ -29,4 +29,14 @@ if TYPE_CHECKING:
     from pivotpatch.core.policies import ThresholdPolicy as ThresholdPolicy
     from pivotpatch.core.policies import TopK as TopK
 
-__getattr__ = make_face(__name__, find_homes(__file__))
+__getattr__ = make_face(
+    __name__,
+    {
+        "bootstrap": "Interval resample_average_precision",
+        "counterfactual": "CounterfactualLogits combine_logits patch_weights pool_patches tde_logits",
+        "losses": "AsymmetricLoss BinaryCrossEntropyLoss asymmetric_loss binary_cross_entropy patch_loss",
+        "metrics": "AveragePrecision PrecisionRecall average_precision precision_recall",
+        "patches": "cut_patches resize_images",
+        "policies": "Fixed PerLabel PriorMatched ThresholdPolicy TopK",
+    },
+)

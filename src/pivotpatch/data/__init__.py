@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pivotpatch.faces import find_homes, make_face
+from pivotpatch.faces import make_face
 
 if TYPE_CHECKING:
     from pivotpatch.data.address import open_records as open_records
@@ -22,4 +22,15 @@ if TYPE_CHECKING:
     from pivotpatch.data.split import split_records as split_records
     from pivotpatch.data.split import write_split as write_split
 
-__getattr__ = make_face(__name__, find_homes(__file__))
+__getattr__ = make_face(
+    __name__,
+    {
+        "address": "open_records read_address",
+        "augment": "AugmentPolicy draw_augmentation",
+        "check": "check_data",
+        "loading": "Batch hold_images make_loader",
+        "records": "FileStore ImageStore LabelSpace Record RecordSet",
+        "scenes": "read_scenes",
+        "split": "split_records write_split",
+    },
+)

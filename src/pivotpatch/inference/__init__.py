@@ -6,7 +6,7 @@
 
 from typing import TYPE_CHECKING
 
-from pivotpatch.faces import find_homes, make_face
+from pivotpatch.faces import make_face
 
 if TYPE_CHECKING:
     from pivotpatch.inference.engine import TorchEngine as TorchEngine
@@ -17,4 +17,13 @@ if TYPE_CHECKING:
     from pivotpatch.inference.scoring import score_images as score_images
     from pivotpatch.inference.scoring import score_pictures as score_pictures
 
-__getattr__ = make_face(__name__, find_homes(__file__))
+__getattr__ = make_face(
+    __name__,
+    {
+        "engine": "TorchEngine",
+        "patch_inference": "PatchInference",
+        "score_file": "read_scores write_scores",
+        "scores": "Scores",
+        "scoring": "score_images score_pictures",
+    },
+)

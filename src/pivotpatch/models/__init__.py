@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pivotpatch.faces import find_homes, make_face
+from pivotpatch.faces import make_face
 
 if TYPE_CHECKING:
     from pivotpatch.models.backbone import Preprocessing as Preprocessing
@@ -21,4 +21,15 @@ if TYPE_CHECKING:
     from pivotpatch.models.open import open_weights as open_weights
     from pivotpatch.models.patch_classifier import PatchClassifier as PatchClassifier
 
-__getattr__ = make_face(__name__, find_homes(__file__))
+__getattr__ = make_face(
+    __name__,
+    {
+        "backbone": "Preprocessing",
+        "checkpoint": "save_checkpoint",
+        "classifier": "Architecture Classifier Embeddings IndependentClassifier MultiLabelClassifier",
+        "foreign": "ForeignClassifier load_timm load_transformers",
+        "hub": "Card",
+        "open": "load_checkpoint open_model open_weights",
+        "patch_classifier": "PatchClassifier",
+    },
+)

@@ -6,7 +6,7 @@ millions. `sidecars`, `tag_names` and `watching` bring tags to where people keep
 
 from typing import TYPE_CHECKING
 
-from pivotpatch.faces import find_homes, make_face
+from pivotpatch.faces import make_face
 
 if TYPE_CHECKING:
     from pivotpatch.runtime.bulk import tag_pictures as tag_pictures
@@ -27,4 +27,17 @@ if TYPE_CHECKING:
     from pivotpatch.runtime.values import Patching as Patching
     from pivotpatch.runtime.values import patch_boxes as patch_boxes
 
-__getattr__ = make_face(__name__, find_homes(__file__))
+__getattr__ = make_face(
+    __name__,
+    {
+        "bulk": "tag_pictures",
+        "decoding": "decode_image",
+        "engine": "Answer Engine open_onnx",
+        "files": "find_images",
+        "prediction": "Prediction Tag TagRule",
+        "predictor": "Predictor",
+        "sidecars": "write_sidecar",
+        "tag_names": "TagRules",
+        "values": "Adaptive Calibration PatchBox Patching patch_boxes",
+    },
+)

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from pivotpatch.faces import find_homes, make_face
+from pivotpatch.faces import make_face
 
 if TYPE_CHECKING:
     from pivotpatch.training.config import RunConfig as RunConfig
@@ -16,4 +16,10 @@ if TYPE_CHECKING:
     from pivotpatch.training.loop import fit as fit
     from pivotpatch.training.loop import resume as resume
 
-__getattr__ = make_face(__name__, find_homes(__file__))
+__getattr__ = make_face(
+    __name__,
+    {
+        "config": "RunConfig find_recipe list_recipes load_config",
+        "loop": "FitResult fit resume",
+    },
+)
