@@ -241,7 +241,7 @@ def test_labels_are_put_into_the_order_of_the_logits(vit: Path, resnet: Path) ->
         (edit(label_names=["cat", "cup"]), "of one image, and there are 2 labels"),
         (edit(num_classes=4), "fc.bias is .3,. instead of .4,."),
         (edit(architecture=None), "timm cannot open it .*architecture"),
-        (edit(architecture=5), "timm cannot open it .*Attribute"),
+        (edit(architecture=5), "timm cannot open it .*attribute"),
         (edit(model_args={"block": None}), "timm cannot open it"),
         (write("config.json", b"[]"), "timm cannot open it"),
         (pickle_code, "pytorch_model.bin: cannot be read as plain tensors"),

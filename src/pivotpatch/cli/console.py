@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -84,7 +84,7 @@ def write_figures(figures: "Mapping[str, Figure | Image]", folder: Path, *, over
                 warnings.filterwarnings(
                     "ignore", "Glyph .* missing from|Matplotlib currently does not support", UserWarning
                 )
-                save: Any = getattr(figure, "savefig", None) or figure.save  # matplotlib's, or Pillow's
+                save = figure.savefig if hasattr(figure, "savefig") else figure.save  # matplotlib's, or Pillow's
                 save(written, format=path.suffix[1:].lower())
         tell(f"drew {path}")
 

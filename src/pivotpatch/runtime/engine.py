@@ -164,10 +164,7 @@ class Description:
             (all(type(side) is int and 1 <= side <= SIDE for side in sizes), f"sizes are {sizes}"),
             (self.kind in ("whole", "looks"), f"kind is {self.kind!r}"),
             (self.kind == "whole" or (self.image_size and self.patching), "it does not say how to look"),
-            (
-                (cut.grid, cut.overlap) == (self.grid or 1, self.overlap),
-                "grid or overlap are not its patches'",
-            ),
+            ((cut.grid, cut.overlap) == (self.grid or 1, self.overlap), "grid or overlap are not its patches'"),
             (not odd, f"{calibrated} for {many}"),
         ):
             if not valid:
