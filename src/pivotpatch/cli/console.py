@@ -89,6 +89,7 @@ def write_figures(figures: "Mapping[str, Figure | Image]", folder: Path, *, over
                 warnings.filterwarnings(
                     "ignore", "Glyph .* missing from|Matplotlib currently does not support", UserWarning
                 )
-                save: Any = getattr(figure, "savefig", None) or figure.save  # matplotlib's, or Pillow's
+                drawn: Any = figure
+                save = drawn.savefig if hasattr(drawn, "savefig") else drawn.save  # matplotlib's, or Pillow's
                 save(written, format=path.suffix[1:].lower())
         tell(f"drew {path}")
