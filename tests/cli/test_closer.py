@@ -13,7 +13,6 @@ from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import make_loader
 from pivotpatch.inference.score_file import read_scores
 from pivotpatch.models import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_network_views
 from pivotpatch.tuning.tune import tune_scores
@@ -98,17 +97,3 @@ def test_tune_measures_and_stores_it(here: Path, capsys: Errors) -> None:
         assert_curve(learnt, cost=cost)
     tuned = open_network("tuned")
     assert (found["closer_size"], tuned.closer_size, model.closer_size) == (CLOSER, CLOSER, None)
-
-
-def test_a_network_that_cannot_look_closer_is_told(here: Path, capsys: Errors) -> None:
-    labels = open_records(VAL).labels.names
-    save_checkpoint(MultiLabelClassifier("test_resnet", labels, image_size=SIZE), "base")
-    save_checkpoint(PatchClassifier("test_vit", labels, image_size=SIZE), "fixed")
-    for words, message in (
-        (("evaluate", "base"), "the model was not trained on images and patches (PAT-T)"),
-        (("evaluate", "fixed"), "the backbone takes images of one size only"),
-        (("tune", "plain", "--calibration", "none"), "without a calibration no effort is fitted"),
-    ):
-        assert read_refusal(capsys, *words[:2], VAL, "--closer", "48", *words[2:]).startswith(f"--closer: {message}")
-    refused = read_refusal(capsys, "tune", "plain", VAL, "--closer", "32")
-    assert refused.startswith("--closer: a closer look at 32 pixels is no closer than the 32 of the first")

@@ -34,18 +34,6 @@ def read_photos() -> RecordSet:
     return open_records("table:photos.csv").keep_labels(LABELS)
 
 
-def test_a_baseline_is_compared_image_by_image(photos: Path, capsys: Errors) -> None:
-    save("model")
-    evaluate(capsys, "model", "photos.csv", *QUICK, "--save", "mine.parquet")
-    save("other", MultiLabelClassifier)
-    evaluate(capsys, "other", "photos.csv", *QUICK, "--save", "other.parquet")
-    scores = read_scores("other.parquet")
-    write_scores(scores.select(torch.arange(len(scores)).flip(0)), "other.parquet")  # the other way round
-    found = evaluate(capsys, "mine.parquet", "--baseline", "other.parquet", "--resamples", "100")["difference"]
-    means = [evaluate(capsys, name, "--resamples", "0")["mAP"] for name in ("mine.parquet", "other.parquet")]
-    assert (found["of"], found["minus"]) == ("tde", "baseline image")
-    assert found["value"] == pytest.approx(means[0]["tde"] - means[1]["image"])
-    assert found["interval"]["low"] <= found["value"] <= found["interval"]["high"]
 
 
 def test_what_people_see(photos: Path, capsys: Errors) -> None:
@@ -183,28 +171,3 @@ def test_saved_scores_are_judged_as_the_model_and_a_baseline_by_its_own_rule(pho
         for rule in ("zero", "skip")
     )
     assert [each["kinds"]["tde"]["decided"]["empty"] for each in (zero, skip)] == ["zero", "skip"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("model", "model: a model needs images"),
-        ("model photos.csv --lam 2", "--lam: it is an option of --patch-inference"),
-        ("model photos.csv --patch-inference", "--patch-inference: the model has patches of its own"),
-        ("plain photos.csv --patch-inference --native 32", "--native: 32 pixels are no more than the model sees"),
-        ("model photos.csv --policy prior", "--policy: 'prior' does not say of which training images"),
-        ("model photos.csv --policy fitted", "--policy: no thresholds were fitted"),
-        ("model photos.csv --save no/x.parquet", "no/x.parquet: there is no folder no"),
-        ("model photos.csv --resamples -1", "--resamples: -1 is below 0"),
-        ("model other.csv", "table:other.csv: no image has any of the labels"),
-        ("model horse.csv", "table:horse.csv: the model knows none of its labels (horse)"),
-        ("s.csv --workers 0", "--workers: s.csv holds scores, no model"),
-    ],
-)
-def test_a_mistake_is_one_line(words: str, message: str, photos: Path, capsys: Errors) -> None:
-    save("model")
-    save("plain", MultiLabelClassifier)
-    Path("other.csv").write_text("image,cat,dog,fish\nphotos0.png,0,0,0\n")
-    Path("horse.csv").write_text("image,labels\nphotos0.png,horse\n")
-    Path("s.csv").write_text("picture,cat,target:cat\na,1,1\nb,2,0\n")
-    assert read_refusal(capsys, "evaluate", *words.split()).startswith(message)

@@ -79,8 +79,6 @@ def test_pictures_are_explained(here: Path, capsys: Errors) -> None:
     assert [tag["box"] for tag in json.loads(said)["tags"]] == [[0, 0, 1, 1]] * 2
     predict(capsys, "photos/01.png", "photos/02.png", "--explain", "why")
     assert sorted(path.name for path in Path("why").iterdir()) == ["0001-01.png", "0002-02.png", "one.png"]
-    assert "all.png is no name for a folder of images" in fail(capsys, "photos", "--explain", "all.png")
-    assert "why is no name for one image" in fail(capsys, "photos/01.png", "--explain", "why")
 
 
 def test_what_cannot_be_read_is_told_and_passed_over(here: Path, capsys: Errors) -> None:
@@ -103,25 +101,6 @@ def test_another_network_of_the_same_name_does_not_go_on(here: Path, capsys: Err
     Path("tags.csv.parts/settings.json").write_text(json.dumps(settings))
     save_checkpoint(PatchClassifier("test_resnet", LABELS, image_size=32), "model", overwrite=True)
     assert fail(capsys, "photos", "--out", "tags.csv").startswith("tags.csv.parts: it was begun with other weights (")
-
-
-def test_mistakes_are_told_in_one_line(here: Path, capsys: Errors, monkeypatch: pytest.MonkeyPatch) -> None:
-    for words, message in (
-        (("nowhere",), "nowhere: there is no such file or folder"),
-        (("photos/*.gif",), "photos/*.gif: there is no image in it"),
-        (("photos", "--resume"), "--resume: it is an option of --out"),
-        (("photos", "--out", "t.csv", "--resume"), "--resume: work goes on as it began, without other images"),
-        (("--resume", "--out", "t.csv"), "t.csv.parts: there is no unfinished work"),
-        (("photos", "--out", "t.csv", "--explain", "x.png"), "--explain: nothing is drawn with --out"),
-        (("photos", "--threshold", "2"), "threshold: 2.0 is no probability"),
-        (("photos", "--batch-size", "0"), "--batch-size: 0 is below 1"),
-        (("photos", "--model", "tagge"), "tagge: is neither a bundled model nor a folder or file that is there"),
-    ):
-        assert fail(capsys, *words).startswith(message)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert fail(capsys, "photos").startswith("WORLD_SIZE: 2 processes would print the same")
-    assert fail(capsys, "-", "--out", "t.csv").startswith("-: several processes would share one stdin")
-    assert sorted(path.name for path in here.iterdir()) == ["model", "photos"]
 
 
 def test_one_network_has_one_digest_however_a_device_wants_it(here: Path) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from verb import KEEP, LABELS, QUICK, SIZE, Errors, make_model, read_json, read_refusal, score, write_run
+from verb import KEEP, LABELS, QUICK, SIZE, Errors, read_json, read_refusal, score
 
 from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
 from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
@@ -173,16 +172,6 @@ def test_what_people_see(here_with_run: Path, capsys: Errors) -> None:
     assert sorted(path.name for path in Path("plots/new").iterdir()) == ["effort.png", "lam.png", "reliability.png"]
 
 
-def test_scores_need_no_forward_pass_and_no_images(here_with_run: Path, capsys: Errors) -> None:
-    live = tune(capsys, "run", "val.csv", *KEEP, "--out", "live")
-    save_scores(capsys, "run", "val.csv", "--save", "val.parquet")
-    for path in here_with_run.glob("*.png"):
-        path.unlink()
-    for _ in range(2):  # what is fitted and stored leaves the weights alone
-        found = tune(capsys, "run", "--scores", "val.parquet", *KEEP)
-    assert_stored(found, "run/best")
-    slopes = live["calibration"]["fitted"]["slope"]
-    assert found["calibration"]["fitted"]["slope"] == pytest.approx(slopes, rel=1e-3)
 
 
 def test_scores_are_mixed_as_the_model_is_now(here_with_run: Path, capsys: Errors) -> None:
@@ -215,33 +204,3 @@ def test_scores_of_other_weights_or_of_training_images_are_refused(here_with_run
     rows = torch.tensor([row for row, name in enumerate(scores.pictures) if name in names])
     write_scores(scores.select(rows), "held.parquet")
     assert tune(capsys, "run", "--scores", "held.parquet", *KEEP, "--out", "held")["pictures"] == 24
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("s.csv val.csv", "s.csv: holds scores, no model"),
-        ("run val.csv x.csv", "'x.csv': a third word"),
-        ("run --thresholds f2", "goal: unknown goal 'f2'; did you mean 'f1'?"),
-        ("run --out run", "run: exists already"),
-        ("plain val.csv --mixing global", "--mixing: the model has no patches"),
-        ("run/best", "run/best: a checkpoint knows no images"),
-        ("whole", "whole: the run held out no images"),
-        ("run dog.csv --mixing global", "--mixing: table:dog.csv has 1 of the model's 3 labels, and all have it"),
-        ("run cow.csv", "table:cow.csv: the model knows none of its labels (cow)"),
-        ("run few.csv", "folds: there are 2 images"),
-        ("run --scores s.csv", "s.csv: its 1 labels are not among the 3 of the model"),
-    ],
-)
-def test_a_mistake_is_one_line_and_changes_nothing(
-    words: str, message: str, here_with_run: Path, capsys: Errors
-) -> None:
-    write_run("whole", make_model(), "data.val_fraction=0")
-    write_run("plain", make_model(MultiLabelClassifier))
-    Path("few.csv").write_text("image,cat,dog,fish\nval0.png,0,1,0\nval1.png,1,0,0\n")
-    Path("dog.csv").write_text("image,labels\nval0.png,dog\nval1.png,\n")
-    Path("cow.csv").write_text("image,labels\nval0.png,cow\nval1.png,\n")
-    Path("s.csv").write_text("picture,cow,target:cow\na,1,1\nb,2,0\n")
-    before = Path("run/best/model.json").read_bytes()
-    assert fail(capsys, *words.split()).startswith(message)
-    assert Path("run/best/model.json").read_bytes() == before

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from verb import read_refusal
 
 from pivotpatch.cli.main import build_parser, main
 
@@ -110,17 +109,6 @@ def test_ctrl_c_does_not_wait_for_a_folder_that_is_full(photos: Path) -> None:
         told().splitlines()[-1]
         == f"tagged {written} images: wrote {written} sidecars, 0 unchanged, 0 could not be read"
     )
-
-
-def test_mistakes_are_told_in_one_line(photos: Path, capsys: Errors) -> None:
-    for words, message in (
-        (("none",), "none: there is no such folder; name the folder to watch"),
-        (("photos/cat.jpg",), "photos/cat.jpg: there is no such folder"),
-        (("photos", "--every", "0"), "--every: 0 seconds; give more than 0"),
-        (("photos", "--effort", "2"), "--effort: effort is 2.0"),
-        (("photos", "--tags", "none.toml"), "none.toml: there is no such file"),
-    ):
-        assert read_refusal(capsys, "watch", *words).startswith(message)
 
 
 def test_it_takes_the_options_of_predict_for_the_model_the_labels_and_the_files(capsys: Errors) -> None:

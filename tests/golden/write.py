@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from golden_verbs import GOLDEN, IMAGES, KEPT, VERBS, describe_api, inside, say
+from refused_verbs import REFUSED, make_place, read_refused, refuse
 
 NAMES = ("square", "disc", "line")
 MODEL = [
@@ -97,12 +98,22 @@ def write_api() -> None:
     (GOLDEN / "api.json").write_text(json.dumps(describe_api(), indent=1) + "\n")
 
 
+def write_refused() -> None:
+    """Ask each command that stands there once more; a new one is added as `$ command` with any line below it."""
+    with tempfile.TemporaryDirectory() as scratch, inside(Path(scratch)):
+        make_place()
+        blocks = [f"$ {command}\n{refuse(command)}\n" for command in read_refused()]
+    REFUSED.write_text("\n".join(blocks), "utf-8")
+
+
 if __name__ == "__main__":
-    wanted = sys.argv[1:] or ["--kept", "--said", "--api"]
+    wanted = sys.argv[1:] or ["--kept", "--said", "--refused", "--api"]
     if "--kept" in wanted:
         shutil.rmtree(KEPT, ignore_errors=True)
         write_kept(KEPT)
     if "--said" in wanted:
         write_said()
+    if "--refused" in wanted:
+        write_refused()
     if "--api" in wanted:
         write_api()
