@@ -230,7 +230,7 @@ plain_labels = texts.filter(lambda t: t == t.strip() and "|" not in t and t[0] !
 RESERVED = {*IMAGE_COLUMNS, *LABEL_COLUMNS, "split"}
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_what_is_written_is_read(tmp_path: Path, data: st.DataObject) -> None:
     suffix = data.draw(st.sampled_from([".csv", ".tsv", ".jsonl", ".parquet"]))
@@ -262,7 +262,7 @@ def test_what_is_written_is_read(tmp_path: Path, data: st.DataObject) -> None:
     assert labels_of(records) == expected
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(suffix=st.sampled_from([".csv", ".jsonl", ".parquet"]), at=st.floats(0, 1), byte=st.none() | st.integers(0, 255))
 def test_damage_is_an_input_error_or_harmless(tmp_path: Path, suffix: str, at: float, byte: int | None) -> None:
     path = Path(write_table(tmp_path / f"t{suffix}", TEXT))

@@ -156,7 +156,7 @@ def test_a_wrong_note_is_told(changes: dict[str, Any], message: str, tmp_path: P
         read_scores(path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4))
 @pytest.mark.filterwarnings("ignore")
 def test_damage_gives_scores_or_our_error(changes: list[tuple[int, int]]) -> None:
