@@ -31,6 +31,7 @@ TEXTS = {
     "few.csv": "image,cat,dog,fish\nval0.png,0,1,0\nval1.png,1,0,0\n",
     "none.csv": "image,cat,dog,fish\nval0.png,0,0,0\n",
     "theirs.csv": "image,cat\n",
+    "short.csv": "picture,cat,dog,fish\nval0.png,1,2,3\n",
     "scores.csv": "picture,cow,target:cow\na,1,1\nb,2,0\n",
     "three.csv": "picture,a,target:a\nx,1,1\ny,-1,0\nz,2,1\n",
     "deny.toml": 'deny = ["kat"]',

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 from verb import LABELS, QUICK, Errors, read_json, read_refusal, save, score, write_run
 
@@ -13,7 +12,6 @@ from pivotpatch.core.metrics import precision_recall
 from pivotpatch.core.policies import PerLabel, PriorMatched
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
-from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
 from pivotpatch.runtime.values import Calibration
@@ -32,8 +30,6 @@ def make_run() -> Classifier:
 
 def read_photos() -> RecordSet:
     return open_records("table:photos.csv").keep_labels(LABELS)
-
-
 
 
 def test_what_people_see(photos: Path, capsys: Errors) -> None:
@@ -63,39 +59,11 @@ def test_images_that_cannot_be_read_are_counted_and_listed(photos: Path, capsys:
     assert evaluate(capsys, *skip, "--baseline", "s.parquet")["difference"]["value"] == 0
 
 
-def test_a_baseline_that_will_not_do_is_refused_before_the_work(photos: Path, capsys: Errors) -> None:
-    save("model")
-    Path("few.csv").write_text("picture,cat,dog,fish\nphotos0.png,1,2,3\n")
-    rows = "".join(f"photos{place}.png,{place},2\n" for place in range(21))
-    Path("other.csv").write_text(f"picture,cat,dog\n{rows}")
-    for baseline, message in (("model", "is a folder"), ("few.csv", "20 "), ("other.csv", "1 labels of the other")):
-        assert main(["evaluate", "model", "photos.csv", "--workers", "0", "--baseline", baseline]) == 1
-        *told, last = capsys.readouterr().err.splitlines()
-        assert last.startswith(f"pivotpatch: {baseline}: {message}")
-        assert not any(line.startswith("score:") for line in told)
-
-
 def forget(label: str) -> None:
     """Write a table of the same images that does not know a label."""
     rows = [row.split(",") for row in Path("photos.csv").read_text().splitlines()[1:]]
     kept = [f"{name},{'|'.join(each for each in labels.split('|') if each != label)}\n" for name, labels in rows]
     Path("few.csv").write_text("image,labels\n" + "".join(kept))
-
-
-def test_the_labels_that_model_and_images_have_in_common_are_judged(photos: Path, capsys: Errors) -> None:
-    save("model")
-    whole = evaluate(capsys, "model", "photos.csv", *QUICK, "--save", "whole.parquet")
-    forget("dog")
-    assert main(["evaluate", "model", "few.csv", *QUICK, "--json"]) == 0
-    captured = capsys.readouterr()
-    line = "judging 2 of 3 labels: cat, fish; not in table:few.csv: dog; not known to the model: horse"
-    assert captured.err.splitlines() == [line, "score: 1 of 1"]
-    found = json.loads(captured.out)
-    assert found["labels"] == ["cat", "fish"]
-    for kind, each in found["kinds"].items():
-        expected = whole["kinds"][kind]
-        assert each["precision"]["per_label"] == [expected["precision"]["per_label"][place] for place in (0, 2)]
-        assert each["decided"]["recall"] == [expected["decided"]["recall"][place] for place in (0, 2)]
 
 
 @pytest.mark.parametrize("policy", ["fitted", "prior", None])

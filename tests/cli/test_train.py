@@ -98,16 +98,6 @@ def test_a_dry_run_tells_and_writes_nothing(here: Path, capsys: Errors) -> None:
     assert list(here.iterdir()) == []
 
 
-def test_images_that_cannot_be_read_are_told(here: Path, capsys: Errors) -> None:
-    write_images("photos", 12, labels=("cat", "dog"))
-    Path("photos3.png").write_bytes(b"no image")
-    words = ["photos.csv", *SMALL, "train.epochs=1"]
-    assert re.match(r".*3\.png: ", read_refusal(capsys, "train", *words, "--out", "stops"))
-    metrics = train(*words, "data.on_error=skip", "data.val_fraction=0.3", "--out", "skips")
-    assert [Path(name).name for name in metrics["not_read"]] == ["photos3.png"]
-    assert "not read: " in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_two_processes_tell_once_and_one_that_can_read_nothing_takes_part(here: Path) -> None:
     """The tagger knows one of the two labels."""

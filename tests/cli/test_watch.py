@@ -77,22 +77,8 @@ def test_what_has_no_tags_yet_gets_them_and_what_arrives_too(photos: Path) -> No
         assert "\nnot read: photos/broken.jpg: is in none of the known formats" in told()
     assert told().splitlines()[-1] == "tagged 2 images: wrote 4 sidecars, 0 unchanged, 1 could not be read"
     assert [tag["label"] for tag in json.loads((photos / "cat.jpg.json").read_text())["tags"]] == ["cat", "seen"]
+    assert (photos / "cat.jpg.xmp").is_file()
     assert (photos / "coffee.jpg.json").stat().st_mtime_ns == before
-
-
-@pytest.mark.slow
-def test_an_image_that_arrives_slowly_is_tagged_when_it_is_whole(photos: Path) -> None:
-    content = (PAGE / "astronaut.jpg").read_bytes()
-    with watching("--every", "1.5"):
-        wait_until(lambda: len(said()) == 2)
-        with (photos / "slow.jpg").open("wb", buffering=0) as file:
-            for start in range(0, len(content), len(content) // 15):
-                file.write(content[start : start + len(content) // 15])
-                time.sleep(0.1)
-        wait_until(lambda: len(said()) == 3)
-        assert said()[2].startswith("photos/slow.jpg: person")
-        assert "not read" not in told()
-    assert (photos / "slow.jpg.xmp").is_file(), "xmp is what is written by default"
 
 
 @pytest.mark.slow

@@ -255,9 +255,8 @@ def test_a_few_images_without_scores_are_left_out_and_told(photos: RecordSet, tm
     ],
 )
 def test_wrong_tables_are_told(text: str, message: str, photos: RecordSet, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message):
         read_scores(write_csv(tmp_path / "s.csv", text), records=photos)
-    assert "\n" not in str(caught.value)
 
 
 def test_columns_are_taken_by_their_names(tmp_path: Path) -> None:
