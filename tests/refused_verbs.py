@@ -24,7 +24,7 @@ from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 
 REFUSED = GOLDEN / "refused.txt"
-PAGE = Path(__file__).parents[1] / "src" / "pivotpatch" / "app" / "page"
+PACKAGE = Path(__file__).parents[1] / "src" / "pivotpatch"
 TEXTS = {
     "cow.csv": "image,labels\nval0.png,cow\nval1.png,\n",
     "dog.csv": "image,labels\nval0.png,dog\nval1.png,\n",
@@ -49,7 +49,7 @@ def make_place() -> None:
     write_images("val", 8, seed=1)
     Path("photos").mkdir()
     for name in ("cat.jpg", "coffee.jpg"):
-        shutil.copy(PAGE / name, "photos")
+        shutil.copy(PACKAGE / "app" / "page" / name, "photos")
     for name, images, count in (("mugs", "val", 3), ("others", "train", 20)):
         Path(name).mkdir()
         for place in range(count):
@@ -70,7 +70,7 @@ def make_place() -> None:
 
 
 def refuse(command: str) -> str:
-    """The line that answers a command, without this folder and lists of what is known, which may grow."""
+    """The line that answers a command, without this folder, the package's, and lists of what is known, which grow."""
     words, told, said = shlex.split(command), StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(told), redirect_stdout(said):
         while "=" in words[0]:  # a variable, as in a shell
@@ -79,7 +79,8 @@ def refuse(command: str) -> str:
     line = told.getvalue().splitlines()[-1]
     assert (status, said.getvalue()) == (1, ""), command
     assert line.startswith("pivotpatch: ")
-    return re.split(r" known(?: kinds)?: ", line.removeprefix("pivotpatch: ").replace(f"{Path.cwd()}/", ""))[0]
+    line = re.sub(f"{Path.cwd()}/|{PACKAGE}/", "", line.removeprefix("pivotpatch: "))
+    return re.split(r" known(?: kinds)?: ", line)[0]
 
 
 def read_refused() -> dict[str, str]:
