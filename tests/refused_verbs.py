@@ -83,12 +83,6 @@ def refuse(command: str) -> str:
     return re.split(r" known(?: kinds)?: ", line)[0]
 
 
-def read_refused() -> dict[str, str]:
-    """Each command and what it is told."""
-    blocks = REFUSED.read_text("utf-8").split("$ ")[1:]
-    return dict(block.strip().split("\n", 1) for block in blocks)
-
-
 def take_state() -> dict[str, int]:
     """When each file here changed for the last time."""
     paths = (Path(folder) / name for folder, _, names in os.walk(".") for name in names)

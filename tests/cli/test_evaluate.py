@@ -32,20 +32,6 @@ def read_photos() -> RecordSet:
     return open_records("table:photos.csv").keep_labels(LABELS)
 
 
-def test_what_people_see(photos: Path, capsys: Errors) -> None:
-    save("model")
-    words = ["evaluate", "model", "photos.csv", "--workers", "0", "--save", "scores.parquet"]
-    assert main([*words, "--per-label", "--policy", "top:2"]) == 0
-    captured = capsys.readouterr()
-    found = evaluate(capsys, "scores.parquet", "--policy", "top:2")
-    assert "21 images, 3 labels\n" in captured.out
-    assert max(map(len, captured.out.splitlines())) <= 80
-    means = [f"{100 * found['mAP'][kind]:.2f}" for kind in ("image", "patch", "tde")]
-    assert re.search(rf"mAP +{means[0]} +{means[1]} +{means[2]}\n", captured.out)
-    for label, value in zip(LABELS, found["kinds"]["tde"]["precision"]["per_label"], strict=True):
-        assert re.search(rf"{label} .* {100 * value:.1f} ", captured.out)
-
-
 def test_images_that_cannot_be_read_are_counted_and_listed(photos: Path, capsys: Errors) -> None:
     save("model")
     Path("photos4.png").write_bytes(b"no picture")

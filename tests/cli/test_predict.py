@@ -1,6 +1,5 @@
 import io
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -49,19 +48,10 @@ def fail(capsys: Errors, *words: str) -> str:
     return read_refusal(capsys, "predict", "--model", "model", *words)
 
 
-def test_a_table_tells_each_opinion_and_the_place_of_the_pivot_patch(here: Path, capsys: Errors) -> None:
+def test_names_are_no_markup_and_the_most_probable_is_told_where_none_is_given(here: Path, capsys: Errors) -> None:
     shown = predict(capsys, "photos/01.png", "photos/02.png", "--top-k", "3")
-    predictor = Predictor.load("model")
-    for name in ("photos/01.png", "photos/02.png"):
-        assert f"{name} (60 x 80 pixels)" in shown
-        for tag in predictor(name).top(3):
-            assert tag.patch_prob is not None
-            assert tag.box is not None
-            place = f"{'top' if tag.box.top == 0 else 'bottom'} {'left' if tag.box.left == 0 else 'right'}"
-            label = re.escape(tag.label if tag.prob > tag.threshold else f"({tag.label})")
-            row = rf" {label} +{tag.prob:.2f}  \S+ +{tag.image_prob:.2f} +{tag.patch_prob:.2f}  {place}"
-            assert re.search(row, shown)
-    assert re.search(r"tag +both \(TDE\) +image +patches +pivot patch", shown)
+    assert shown.count("photos/") == 2
+    assert shown.count("[red]hat") == 2
     assert "no tag; the most probable is" in predict(capsys, "photos/01.png", "--threshold", "0.99")
 
 

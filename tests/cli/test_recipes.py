@@ -13,15 +13,6 @@ from pivotpatch.inference.scores import Scores
 from pivotpatch.training import list_recipes, load_config
 
 
-def test_all_recipes_are_listed_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines[1:]]
-    assert [row[0] for row in rows] == [recipe.name for recipe in list_recipes()]
-    assert [row[-1] for row in rows] == [f"{r.published:.1f}" if r.published else "-" for r in list_recipes()]
-    assert max(map(len, lines)) <= 80
-
-
 def test_one_recipe_is_printed_to_be_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for recipe in list_recipes():
         assert main(["recipes", recipe.name]) == 0

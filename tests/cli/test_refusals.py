@@ -6,8 +6,8 @@ The commands and the lines stand in tests/golden/refused.txt; `python tests/gold
 from pathlib import Path
 
 import pytest
-from golden_verbs import inside
-from refused_verbs import make_place, read_refused, refuse, take_state
+from golden_verbs import inside, read_blocks
+from refused_verbs import REFUSED, make_place, refuse, take_state
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("command", "line"), read_refused().items())
+@pytest.mark.parametrize(("command", "line"), read_blocks(REFUSED).items())
 def test_a_mistake_is_one_line_and_changes_nothing(command: str, line: str, place: Path) -> None:
     with inside(place):
         before = take_state()
