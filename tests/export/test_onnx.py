@@ -82,7 +82,7 @@ def test_the_file_explains_itself_to_other_programs(native: Written) -> None:
 def test_a_network_that_gives_no_numbers_leaves_the_old_file(tmp_path: Path) -> None:
     model = make_plain()
     with torch.no_grad():
-        next(model.backbone.parameters()).fill_(torch.nan)  # type: ignore[union-attr]
+        next(model.backbone.parameters()).fill_(torch.nan)
     path = tmp_path / "network.onnx"
     path.write_text("the old one")
     with pytest.raises(InputError, match="^the MultiLabelClassifier: it answers nan where a probability is due; its"):

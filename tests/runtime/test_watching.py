@@ -75,7 +75,7 @@ def test_each_image_is_handed_over_once(tmp_path: Path, monkeypatch: pytest.Monk
 
     arrives = partial((tmp_path / "sub" / "new.jpg").write_bytes, b"1")
     changes = partial((tmp_path / "tagged.jpg").write_bytes, b"changed")
-    steps = [*[nothing] * 4, arrives, *[nothing] * 4, changes, *[nothing] * 4]
+    steps: list[Callable[[], object]] = [*[nothing] * 4, arrives, *[nothing] * 4, changes, *[nothing] * 4]
     taken = play(monkeypatch, tmp_path, *steps, already=is_tagged)
     assert taken == [(2, "a.PNG"), (2, "b.jpg"), (7, "sub/new.jpg"), (12, "tagged.jpg")]
     assert sorted(asked) == ["a.PNG", "b.jpg", "new.jpg", "tagged.jpg"]
