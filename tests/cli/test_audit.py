@@ -108,8 +108,8 @@ def test_everything_is_drawn_and_nothing_is_overwritten(audit: Audit, tmp_path: 
     ]
     for words in calls:
         audit(*words, "--plot", str(plots))
-        assert main(["audit", *words, "--plot", str(plots)]) == 1
-        assert ".png: is there already; give --overwrite, or another folder" in capsys.readouterr().err
+    assert main(["audit", "steps", "pat.parquet", "--plot", str(plots)]) == 1
+    assert "steps.png: is there already; give --overwrite, or another folder" in capsys.readouterr().err
     drawn = sorted(path.stem for path in plots.iterdir())
     assert drawn == ["case_1", "case_2", "false_positives", "label_errors", "pairs", "scale", "steps", "worst_pairs"]
     audit("pairs", "pat.parquet", *BESIDE, "--pair", "one;zero", "--plot", str(tmp_path / "given"))

@@ -51,6 +51,8 @@ def test_a_label_is_learned_and_found_by_predict_and_tune_keeps_the_folder(mugs:
         probs[folder] = [tag["prob"] for each in answers for tag in each["tags"] if tag["label"] == "mug"]
     assert min(probs["new"]) > max(probs["old"])
     assert before.labels == LABELS
+    assert main(["teach", "mug", "mugs", "--model", "mine", "--without", "others", "--out", "more", "--again"]) == 0
+    assert load_checkpoint("more").labels == after.labels
 
 
 def test_the_bundled_tagger_needs_no_other_images_and_says_what_it_learned(mugs: Path, capsys: Errors) -> None:
@@ -59,5 +61,3 @@ def test_the_bundled_tagger_needs_no_other_images_and_says_what_it_learned(mugs:
     assert "3 images are few" in told.err
     assert "red square: learned from 3 images" in told.out
     assert "81 labels" in told.out
-    assert main(["teach", "red square", "mugs", "--model", "mine", "--out", "more", "--again"]) == 0
-    assert len(load_checkpoint("more").labels) == 81
