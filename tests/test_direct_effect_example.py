@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.stats import spearmanr
 
+from pivotpatch.data.scenes import SCENE_LABELS, SceneStore, draw_scene, read_scenes
+from pivotpatch.models.classifier import MultiLabelClassifier
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "direct_effect.py"
 NAMES = runpy.run_path(str(EXAMPLE))
 whole_numbers = st.lists(st.integers(0, 5), min_size=8, max_size=8)
@@ -27,6 +30,31 @@ def test_weighted_rank_correlation_is_scipys_of_the_repeated_values(a: list[int]
         assert np.isnan(ours)
     else:
         assert ours == pytest.approx(spearmanr(one, other).statistic, abs=1e-9)
+
+
+def test_an_effect_is_the_logit_with_the_object_less_that_without_it() -> None:
+    torch.manual_seed(0)
+    model = MultiLabelClassifier("test_resnet", SCENE_LABELS.names, image_size=64).eval()
+    records = read_scenes("", "test-removed", count=4, size=64)
+    effects, store = NAMES["measure"](model, records), records.images
+    assert isinstance(store, SceneStore)
+
+    def ask(without: frozenset[int]) -> torch.Tensor:
+        image = torch.from_numpy(draw_scene(plan, without=without)).permute(2, 0, 1)
+        with torch.inference_mode():
+            logits: torch.Tensor = model(model.preprocessing(image)[None])[0]
+        return logits
+
+    for scene in range(4):
+        plan = store.plan(scene)
+        for label in range(len(SCENE_LABELS)):
+            gone = ask(plan.removed) - ask(plan.removed | {label})
+            wanted = gone[label].item() if label in plan.labels else 0.0
+            assert effects.effect[scene, label].item() == pytest.approx(wanted, abs=1e-4)
+    (row,) = NAMES["track"](effects, among="scenes", resamples=5)
+    pairs = zip(effects.logits["image"].T, effects.effect.T, strict=True)
+    oracle = [spearmanr(logits, effect).statistic for logits, effect in pairs if effect.any()]
+    assert row.mean.value == pytest.approx(np.mean(oracle))
 
 
 @pytest.mark.slow
