@@ -127,6 +127,7 @@ def test_a_baseline_differs_in_the_task_alone() -> None:
             assert baseline == config.model_copy(update={"task": baseline.task}), recipe.name
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_recipe_and_the_tagger(tmp_path: Path) -> None:
     wheel = pytest.importorskip("hatchling.builders.wheel", reason="builds a wheel, which needs hatchling")
     (built,) = wheel.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
