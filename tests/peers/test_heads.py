@@ -67,7 +67,7 @@ def test_a_configuration_can_name_every_head() -> None:
 
 @EVERY
 def test_a_head_is_its_equations(name: str) -> None:
-    head, features = make(name), draw(2, FEATURES, 3, 5)
+    head, features = make(name), 3 * draw(2, FEATURES, 3, 5)
     with torch.no_grad():
         logits = head(features)
     state = {key: value.numpy() for key, value in head.state_dict().items()}

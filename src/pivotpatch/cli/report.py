@@ -165,6 +165,7 @@ def _describe(model: "Classifier") -> dict[str, str]:
     """What a model is made of and what it costs."""
     from pivotpatch.models.classifier import IndependentClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
+    from pivotpatch.peers.hcp import SPANS, HCPClassifier
     from pivotpatch.peers.mcar import CROPS, MCARClassifier
 
     built, side, passes = model.architecture, model.preprocessing.image_size, 1
@@ -174,6 +175,8 @@ def _describe(model: "Classifier") -> dict[str, str]:
         passes = len(model.labels)
     elif isinstance(model, MCARClassifier):
         passes = 1 + min(CROPS, len(model.labels))
+    elif isinstance(model, HCPClassifier):
+        passes = len(SPANS)
     return {
         "model": f"{type(model).__name__}, {built.backbone}, {built.head} head, {side} x {side} pixels",
         "labels that it knows": f"{len(model.labels):,}",

@@ -30,7 +30,7 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-Kind = Literal["MultiLabelClassifier", "PatchClassifier", "IndependentClassifier", "MCARClassifier"]
+Kind = Literal["MultiLabelClassifier", "PatchClassifier", "IndependentClassifier", "MCARClassifier", "HCPClassifier"]
 Text = Annotated[str, Field(min_length=1)]
 Options = Annotated[dict[str, str | int | float | bool | None], AfterValidator(_check_options)]
 Coefficient = Annotated[float, Field(ge=-1e4, le=1e4)]  # of a logit, of which few are above 100
