@@ -65,7 +65,7 @@ METHODS = {
     "region": [*PAT, "task.regions=true"],
 }
 # The other systems, see docs/peers.md: csra_asl, csra_pat and so on.
-PEERS = ("csra", "mlgcn", "addgcn", "ssgrl", "mscma", "ida", "ctran", "kssnet", "cnnrnn", "rdal")
+PEERS = ("csra", "mlgcn", "addgcn", "ssgrl", "mscma", "ida", "ctran", "kssnet", "cnnrnn", "rdal", "rarl")
 NAMES = {"mlgcn": "ml_gcn", "addgcn": "add_gcn", "mscma": "ms_cma", "ctran": "c_tran", "cnnrnn": "cnn_rnn"}
 for peer in PEERS:
     METHODS[f"{peer}_asl"] = [*ASL, f"model.head={NAMES.get(peer, peer)}"]
@@ -75,7 +75,7 @@ OWN = {f"{peer}_asl": f"coco-resnet101-{NAMES.get(peer, peer)}" for peer in ("cs
 OWN |= {"ctran_asl": "coco-resnet101_576-c_tran", "mcar_asl": "coco-resnet101-mcar"}
 OWN |= {"splicecl_asl": "coco-resnet101-splicemix", "max_asl": "coco-resnet101-ml_gcn"}  # the baseline of graph papers
 OWN |= {"addgcn_asl": "voc2007-resnet101_576-add_gcn", "ssgrl_asl": "voc2007-resnet101_576-ssgrl"}
-OWN |= {f"{peer}_asl": f"voc2007-vgg16-{NAMES.get(peer, peer)}" for peer in ("hcp", "cnnrnn", "rdal")}
+OWN |= {f"{peer}_asl": f"voc2007-vgg16-{NAMES.get(peer, peer)}" for peer in ("hcp", "cnnrnn", "rdal", "rarl")}
 # What might lift a method further, one change at a time or together: native+flip+lr2.
 CHANGES = {
     "temp0.5": ["task.temperature=0.5"],

@@ -289,6 +289,20 @@ def rdal(state: State, features: Array, label: int) -> float:
     return best
 
 
+def rarl(state: State, features: Array, label: int) -> float:
+    held, x, y, best = start(state), 0.0, 0.0, -np.inf
+    for _ in range(5):
+        seen = []
+        for half in (0.3, 0.6, 1.0):
+            steps = [half * step for step in (-2 / 3, 0, 2 / 3)]
+            seen.append(np.mean([sample(features, x + right, y + down) for down in steps for right in steps], axis=0))
+        held = lstm(state, np.mean(seen, axis=0), held)
+        judged = np.maximum(state["leave.weight"] @ held[0] + state["leave.bias"], 0)
+        best = max(best, float(state["project.weight"][label] @ judged + state["project.bias"][label]))
+        x, y = np.tanh(state["locate.weight"] @ judged + state["locate.bias"])
+    return best
+
+
 def svm(state: State, features: Array, label: int) -> float:
     pooled = np.mean(list_places(features), axis=0)
     scaled = 10 * pooled / np.sqrt(pooled @ pooled)
@@ -306,5 +320,6 @@ ORACLES: dict[str, Callable[..., float]] = {
     "kssnet": kssnet,
     "cnn_rnn": cnn_rnn,
     "rdal": rdal,
+    "rarl": rarl,
     "svm": svm,
 }

@@ -244,6 +244,7 @@ PEERS: Mapping[str, str] = {
     "kssnet": "pivotpatch.peers.kssnet:KSSNetHead",
     "cnn_rnn": "pivotpatch.peers.cnn_rnn:CNNRNNHead",
     "rdal": "pivotpatch.peers.rdal:RDALHead",
+    "rarl": "pivotpatch.peers.rarl:RARLHead",
     "svm": "pivotpatch.peers.svm:SVMHead",
 }
 """Heads of other systems, imported when one is asked for: they are built on what this module holds."""

@@ -46,14 +46,24 @@ class RDALHead(Head):
             if number + 1 < len(ANCHORS):
                 region = self.locate(found[-1])
                 half, centre = region[:, :2].sigmoid(), self.anchors[number + 1] + region[:, 2:].tanh() / 2
-                glimpse = self._look(features, half, centre)
+                glimpse = look_at(features, half, centre, side=self.side)
         return torch.stack(found, dim=1)
 
-    def _look(self, features: Tensor, half: Tensor, centre: Tensor) -> Tensor:
-        """Mean (B,D) of a region of a map (B,D,h,w), with half its sides (B,2) around a centre (B,2)."""
-        steps = (torch.arange(self.side, device=features.device) + 0.5) * (2 / self.side) - 1
-        columns, rows = (centre[:, axis, None] + half[:, axis, None] * steps for axis in (0, 1))  # (B,side)
-        across = columns[:, None].expand(-1, self.side, -1)
-        down = rows[:, :, None].expand(-1, -1, self.side)
-        places = torch.stack([across, down], dim=3).to(features.dtype)
-        return F.grid_sample(features, places, align_corners=False, padding_mode="border").mean(dim=(2, 3))
+
+def look_at(features: Tensor, half: Tensor, centre: Tensor, *, side: int) -> Tensor:
+    """Mean of a region of a feature map; -1 and 1 are the map's borders, beyond which it goes on as there.
+
+    Args:
+        features: (B,D,h,w).
+        half: (B,2) of its width and height.
+        centre: (B,2) x and y.
+        side: places per side that it is sampled at.
+
+    Returns:
+        (B,D).
+    """
+    steps = (torch.arange(side, device=features.device) + 0.5) * (2 / side) - 1
+    columns, rows = (centre[:, axis, None] + half[:, axis, None] * steps for axis in (0, 1))  # (B,side)
+    places = torch.stack([columns[:, None].expand(-1, side, -1), rows[:, :, None].expand(-1, -1, side)], dim=3)
+    sampled = F.grid_sample(features, places.to(features.dtype), align_corners=False, padding_mode="border")
+    return sampled.mean(dim=(2, 3))

@@ -38,6 +38,7 @@ HeadName = Literal[
     "kssnet",
     "cnn_rnn",
     "rdal",
+    "rarl",
     "svm",
 ]
 # One name needs no list around it, so that an override is as easy to write as an address.

@@ -24,6 +24,7 @@ from pivotpatch.peers.c_tran import CTranHead, draw_known
 from pivotpatch.peers.cpsd import Teachers
 from pivotpatch.peers.hcp import HCPClassifier
 from pivotpatch.peers.mcar import MCARClassifier
+from pivotpatch.peers.rarl import SPREAD, RARLHead, find_reward
 from pivotpatch.peers.splicemix import draw_cells, find_inconsistency, splice_images, split_cells, unite_targets
 from pivotpatch.peers.svm import SquaredHingeLoss
 from pivotpatch.training.config import LossSection, RunConfig
@@ -189,6 +190,21 @@ class RevealingTask(WholeImageTask):
         return torch.stack([self.loss(logits, target.masked_fill(known.isfinite(), torch.nan))])
 
 
+class RewardedTask(WholeImageTask):
+    """RARL's training: the loss, and how likely the drawn places were, times what they were worth above the mean."""
+
+    parts: tuple[str, ...] = ("image", "reward")
+
+    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+        """Losses (2,) of both."""
+        assert isinstance(seen, Views)
+        head: Any = self.model.head
+        embedding, likelihood = head.walk(self.model.backbone(seen.image), spread=SPREAD)  # type: ignore[operator]
+        logits = head.project(embedding)
+        reward = find_reward(logits.detach(), target)
+        return torch.stack([self.loss(logits, target), -((reward - reward.mean()) * likelihood).sum()])
+
+
 class PatchTask(Task):
     """PAT-T, equation 5: loss(p, y) + loss(q, y), unweighted, with no loss on the sum.
 
@@ -261,7 +277,8 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
     if isinstance(model, MCARClassifier):
         return CropTask(model, loss)
     if not isinstance(model, PatchClassifier):
-        return (RevealingTask if isinstance(getattr(model, "head", None), CTranHead) else WholeImageTask)(model, loss)
+        kinds: dict[type, type[WholeImageTask]] = {CTranHead: RevealingTask, RARLHead: RewardedTask}
+        return kinds.get(type(getattr(model, "head", None)), WholeImageTask)(model, loss)
     return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
 
 
