@@ -39,7 +39,8 @@ class CNNRNNHead(Head):
     def embed(self, features: Tensor) -> Tensor:
         """What labels are scored by (B,S,W), of a feature map (B,D,h,w)."""
         image = self.see(features.mean(dim=(2, 3)))
-        given, state, found = torch.zeros_like(image), None, list[Tensor]()
+        given, found = torch.zeros_like(image), list[Tensor]()
+        state: tuple[Tensor, Tensor] | None = None
         named = image.new_zeros(len(image), len(self.project.weight))
         for _ in range(self.steps):
             state = self.cell(given, state)

@@ -29,6 +29,7 @@ class KSSNetHead(Head):
     The backbone must give a map (B,C,h,w) behind each of its stages, as those of convolutions do.
     """
 
+    project: "AddedLinear"
     per_label: ClassVar[PerLabel] = {
         "words.vectors": (0,),
         "graph.edges": (0, 1),

@@ -54,7 +54,8 @@ class RARLHead(Head):
         Returns:
             (B,S,W), and the logarithm (B,) of the likelihood of all places, but for a constant.
         """
-        place, state, found = features.new_zeros(len(features), 2), None, list[Tensor]()
+        place, found = features.new_zeros(len(features), 2), list[Tensor]()
+        state: tuple[Tensor, Tensor] | None = None
         likelihood = features.new_zeros(len(features))
         for number in range(self.steps):
             glimpses = [look_at(features, torch.full_like(place, half), place, side=self.side) for half in HALVES]

@@ -39,7 +39,8 @@ class RDALHead(Head):
 
     def embed(self, features: Tensor) -> Tensor:
         """What labels are scored by (B,5,W), of a feature map (B,D,h,w)."""
-        glimpse, state, found = features.mean(dim=(2, 3)), None, list[Tensor]()
+        glimpse, found = features.mean(dim=(2, 3)), list[Tensor]()
+        state: tuple[Tensor, Tensor] | None = None
         for number in range(len(ANCHORS)):
             state = self.cell(glimpse, state)
             found.append(self.leave(state[0]).relu())
