@@ -148,7 +148,7 @@ def test_a_predictor_opens_them_by_their_folders(vit: Path, resnet: Path) -> Non
         alone = Predictor.load(address, device="cpu", effort=0)(picture)
         assert alone.weights is None
         np.testing.assert_allclose(alone.probs, prediction.image_probs, atol=0.05)  # resized in two steps
-        with pytest.raises(InputError, match="effort: is 0.5, but PAT-I looks at the patches of all .*; give 1 or 0"):
+        with pytest.raises(InputError, match="effort: is 0.5, but PAT-I looks at the patches of all .*; give 1, or 0"):
             Predictor.load(address, device="cpu", effort=0.5)
 
 

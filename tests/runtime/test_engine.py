@@ -172,7 +172,7 @@ FITTED = {"kind": "tde", "method": "platt", "slope": [1.0], "offset": [0.0]}
         ({"calibration": {**TAGGER_TELLS["calibration"], "kind": "x"}}, "a calibration of 80 labels and 'x' for 80"),
         ({"picture_size": True}, r"sizes are \[True, "),
         ({"adaptive": {**TAGGER_TELLS["adaptive"], "again": FITTED}}, "a calibration of 1 labels and 'tde' for 80"),
-        ({"grid": 3}, "grid and overlap are not those of its patches"),
+        ({"grid": 3}, "grid or overlap are not its patches'"),
         ({"grid": 17, "patching": {**TAGGER_TELLS["patching"], "grid": 17}}, "grid is 17"),
         (
             {"grid": 16, "patching": {**TAGGER_TELLS["patching"], "grid": 16, "patch_size": 4096}},

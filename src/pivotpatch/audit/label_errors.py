@@ -16,23 +16,16 @@ HIGHEST_SELF_CONFIDENCE = 0.25
 
 
 class LabelError(NamedTuple):
-    """A label that is probably missing from an image, or probably wrong.
+    """A label that is probably missing from an image, or probably wrong."""
 
-    Attributes:
-        rank: from 1, the most suspicious.
-        picture: name of the image, `row` among the scores.
-        direction: "missing", the target says no and the model yes; "wrong", the other way round.
-        probability: that the image shows the label, calibrated.
-        self_confidence: see `rate_self_confidence`; near 0 is suspicious, 1 is ordinary.
-    """
-
-    rank: int
-    picture: str
+    rank: int  # from 1, the most suspicious
+    picture: str  # name of the image, `row` among the scores
     row: int
     label: str
+    # "missing", the target says no and the model yes; "wrong", the other way round.
     direction: Literal["missing", "wrong"]
-    probability: float
-    self_confidence: float
+    probability: float  # that the image shows the label, calibrated
+    self_confidence: float  # see `rate_self_confidence`; near 0 is suspicious, 1 is ordinary
 
 
 def find_label_errors(scores: Scores, *, probs: Tensor | None = None, count: int = 100) -> list[LabelError]:

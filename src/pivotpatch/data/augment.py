@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as TF
 
-from pivotpatch.accel.device import send_tensor
+from pivotpatch.accel.device import choose_compiled, send_tensor
 from pivotpatch.core.patches import crop_images
 
 STEPS = 9
@@ -80,11 +79,11 @@ class Augmentation(NamedTuple):
             views = views.contiguous()
             crop, flip, cutout, colour = (send_tensor(part, views.device) for part in self[:4])
             if (self.crop[..., 1] - self.crop[..., 0] < 1).any():
-                views = _choose(_crop, compiled=compiled)(views, crop)
+                views = choose_compiled(_crop, compiled=compiled)(views, crop)
             if self.flip.any():
-                views = _choose(_flip, compiled=compiled)(views, flip)
+                views = choose_compiled(_flip, compiled=compiled)(views, flip)
             if (self.cutout[:, :2] < self.cutout[:, 2:]).any():
-                views = _choose(_cover, compiled=compiled)(views, cutout, colour)
+                views = choose_compiled(_cover, compiled=compiled)(views, cutout, colour)
             for drawn in zip(*(part.unbind(1) for part in self[4:]), strict=True):
                 views = _operate(views, *drawn, compiled=compiled)
             return views
@@ -132,12 +131,6 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
     )
 
 
-@cache
-def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
-    """A function, or what it is compiled to; the number of views becomes a variable once it has changed."""
-    return torch.compile(function) if compiled else function
-
-
 def _crop(views: Tensor, crop: Tensor) -> Tensor:
     """Enlarge a part of each view."""
     return _to_bytes(crop_images(views.float(), *crop[:, :, None].unbind(1))[:, 0] + 0.5)
@@ -168,7 +161,7 @@ def _operate(views: Tensor, operation: Tensor, strength: Tensor, place: Tensor, 
     results = []
     for kind, group, force, where in zip(kinds, groups, strengths, places, strict=True):
         if len(group):
-            apply = _choose(kind.apply, compiled=compiled)
+            apply = choose_compiled(kind.apply, compiled=compiled)
             results.append(apply(group, force, where) if kind.placed else apply(group, force))
     return _take(torch.cat(results), order.argsort())
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from pivotpatch.errors import InputError
-from pivotpatch.runtime.checks import check_effort as check_effort
 
 SIDE = 4096
 """Most rows and columns of an image that a model sees or cuts patches from."""
@@ -236,7 +235,6 @@ class Adaptive:
 
     def find_cutoff(self, effort: float) -> float:
         """The uncertainty from which on there is a second look, so that `effort` is the share of such images."""
-        check_effort(effort, "Adaptive")
         return float(np.interp((1 - effort) * (len(self.cutoffs) - 1), range(len(self.cutoffs)), self.cutoffs))
 
     def choose(self, probs: Any, effort: float) -> Any:
