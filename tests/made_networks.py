@@ -28,6 +28,11 @@ PEER_OPTIONS: dict[str, dict[str, int]] = {
     "ms_cma": {"width": 8},
     "ida": {"feedforward": 24},
     "c_tran": {"feedforward": 24},
+    "kssnet": {"vector_width": 6},
+    "cnn_rnn": {"width": 8, "hidden": 12},
+    "rdal": {"hidden": 20},
+    "rarl": {"hidden": 20},
+    "svm": {},
 }
 
 
