@@ -150,7 +150,7 @@ def test_what_the_hub_refuses_is_said_in_one_line(hub: HubServer, tmp_path: Path
             {"token": "may-read", "revision": "v9"},
             "me/private@v9: the hub cannot be used (404 Client Error",
         ),
-        ("me/gated", {}, "me/gated: the hub cannot be used (GatedRepoError"),
+        ("me/gated", {}, "me/gated: the hub cannot be used (403 Client Error"),
         ("me/other", {}, "me/other: holds no model.json, so it is another kind of model; check the name"),
         ("me/cut", {}, "model.safetensors: cannot be read"),
     ]
