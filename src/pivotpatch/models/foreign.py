@@ -20,10 +20,9 @@ from pivotpatch.models.backbone import Preprocessing, convert_names, get_config,
 from pivotpatch.models.checkpoint import WEIGHTS, check_preprocessing
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
-from pivotpatch.models.limits import NUMBER, check_numbers
+from pivotpatch.models.limits import check_numbers
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights
 from pivotpatch.runtime.engine import open_session
-from pivotpatch.runtime.values import SIDE
 
 CONFIG = "config.json"
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -112,8 +111,6 @@ def load_transformers(
     also = ("*.safetensors", f"{WEIGHTS}.index.json", *_PROCESSORS)
     folder = _fetch(where, also=also, revision=revision)
     safely = {"trust_remote_code": False, "local_files_only": True}
-    for name in _PROCESSORS:
-        _check_file(folder / name, where, most=SIDE)
     with _opening("transformers", where):
         config = library.AutoConfig.from_pretrained(folder, **safely)
         stated = getattr(config, "problem_type", None)
@@ -253,15 +250,10 @@ def _fetch(where: str, *, also: Sequence[str], revision: str | None, others: Seq
     if not (folder / CONFIG).is_file() or not held:
         wrong = f"holds no {CONFIG}, or no weights as safetensors; others can run code when they are opened"
         raise InputError(where, wrong, "check the path, or save it again with safetensors")
-    _check_file(folder / CONFIG, where)
+    with explaining(where, f"its {CONFIG} is no JSON", "copy the model again"):
+        content = json.loads((folder / CONFIG).read_bytes())
+    check_numbers(content, f"{where}: {CONFIG}")
     return folder
-
-
-def _check_file(path: Path, where: str, *, most: int = NUMBER) -> None:
-    """Refuse a file of JSON that is none, or asks for more than a model may have; it need not be there."""
-    with explaining(where, f"its {path.name} is no JSON", "copy the model again"):
-        content = json.loads(path.read_bytes()) if path.is_file() else {}
-    check_numbers(content, f"{where}: {path.name}", most=most)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ Grid = Annotated[int, Field(ge=1, le=GRID, strict=True)]
 Content = TypeVar("Content")
 
 
-def check_numbers(content: Content, where: str, *, most: int = NUMBER) -> Content:
+def check_numbers(content: Content, where: str) -> Content:
     """What was read from JSON, refused where a whole number anywhere in it is beyond a limit.
 
     >>> check_numbers({"depths": [2, 2], "url": "x"}, "here")
@@ -23,10 +23,10 @@ def check_numbers(content: Content, where: str, *, most: int = NUMBER) -> Conten
     """
     if isinstance(content, Mapping):
         for name, value in content.items():
-            check_numbers(value, f"{where}: {quote(name)}", most=most)
+            check_numbers(value, f"{where}: {quote(name)}")
     elif isinstance(content, Sequence) and not isinstance(content, str | bytes):
         for value in content:
-            check_numbers(value, where, most=most)
-    elif isinstance(content, int) and not -most <= content <= most:
-        raise InputError(where, f"{quote(content)} is too large a number", f"give {most:,} at most")
+            check_numbers(value, where)
+    elif isinstance(content, int) and not -NUMBER <= content <= NUMBER:
+        raise InputError(where, f"{quote(content)} is too large a number", f"give {NUMBER:,} at most")
     return content

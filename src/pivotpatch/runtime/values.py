@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError
 
@@ -204,6 +205,30 @@ def measure_uncertainty(probs: Values) -> Values:
     """
     given: Any = probs
     return (given * (1 - given)).sum(-1)  # type: ignore[no-any-return]
+
+
+def rate_self_confidence(probs: NDArray[np.floating], target: NDArray[np.floating]) -> NDArray[np.floating]:
+    """What a model gives to the target's answers, as a part of what it gives to such answers as a rule.
+
+    That is p where the target says yes and 1 - p where it says no, divided by its mean over all images with that
+    answer: a label that the model hardly ever finds is not suspicious for being missed once more.
+
+    Args:
+        probs: (N,L), NaN where there are none.
+        target: (N,L), 1 present, 0 absent, NaN unknown.
+
+    Returns:
+        (N,L), 0 or more, 1 for an ordinary answer; NaN where either is unknown.
+
+    >>> rate_self_confidence(np.array([[0.9], [0.9], [0.3]]), np.array([[1.0], [1.0], [1.0]])).round(4).tolist()
+    [[1.2857], [1.2857], [0.4286]]
+    """
+    own, rated = np.where(target == 1, probs, 1 - probs), np.full(probs.shape, np.nan)
+    for answer in (0, 1):
+        asked = (target == answer) & ~np.isnan(probs)
+        usual = np.where(asked, own, 0).sum(0) / np.maximum(asked.sum(0), 1)
+        rated = np.where(asked, own / np.maximum(usual, 1e-6), rated)
+    return rated
 
 
 @dataclass(frozen=True)
