@@ -1,5 +1,6 @@
 """SIGKILL at random moments, again and again, until the work is finished; then it must be that of one quiet run."""
 
+import os
 import random
 import shutil
 import time
@@ -15,6 +16,7 @@ IMAGES, BROKEN = 150, (0, 9, 10)
 def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, int], list[str]]:
     """Kill tagging and training."""
     draw, found = random.Random(seed), list[str]()
+    wanted = int(os.environ.get("KILLS", 1000 if long else 100))
     write_pictures(Path("pictures"), IMAGES, broken=BROKEN)
     kills, rounds = torment(
         folder / "tags",
@@ -24,7 +26,7 @@ def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, int], list[st
             (out / "tags.jsonl").exists() and not list(out.glob("*.parts")) + list(out.glob(".*.parts"))
         ),
         draw=draw,
-        wanted=1000 if long else 100,
+        wanted=wanted,
         found=found,
     )
     trained, runs = torment(
@@ -33,7 +35,7 @@ def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, int], list[st
         read_run,
         is_done=lambda _: False,  # a finished run goes on to its end once more
         draw=draw,
-        wanted=200 if long else 12,
+        wanted=-(-wanted // 5) if long else 12,
         found=found,
     )
     return {"predict_kills": kills, "predict_finished": rounds, "train_kills": trained, "train_finished": runs}, found
@@ -71,7 +73,7 @@ def torment(
         seconds, expected = time.monotonic() - begun, read(quiet)
     kills = finished = 0
     out.mkdir()
-    while kills < wanted or any(out.iterdir()):
+    while kills < wanted or any(out.glob("*")):  # not even the folder, where a kill came before it
         process = start(out)
         deadline = time.monotonic() + draw.uniform(0, 1.2 * seconds if kills < wanted else 60)
         while time.monotonic() < deadline and process.alive():

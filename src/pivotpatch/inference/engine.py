@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -75,6 +76,7 @@ class TorchEngine:
         self.thresholds: tuple[float, ...] | None = thresholds
         self.calibration: Calibration | None = fitted
         self.adaptive: Adaptive | None = classifier.adaptive
+        self.exported: Path | None = None
 
     def ask(self, images: Pixels) -> Answer[Array]:
         """What the model says of images (B,S,S,3), B >= 1."""
@@ -91,8 +93,11 @@ class TorchEngine:
         """Of what the model is made of, whatever device it runs on.
 
         A backbone of ours is made into what a device is fastest with. It is left out, for no training changes a
-        backbone and not what stands on it.
+        backbone and not what stands on it. A model that also comes as an ONNX file goes by that, so that one engine
+        goes on with what the other began.
         """
+        if self.exported is not None:
+            return sha256(self.exported.read_bytes()).hexdigest()
         fitted = self.thresholds, self.calibration, self.adaptive, getattr(self.model, "patching", None)
         content = sha256(repr((self.labels, fitted)).encode())
         for name, value in self.model.state_dict().items():

@@ -13,6 +13,7 @@ from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.open import open_model
+from pivotpatch.runtime.predictor import TAGGER
 from pivotpatch.runtime.values import check_views
 
 _TRIED = 512  # rows and columns of images on which folding is tried, at most: more would only take longer
@@ -33,7 +34,9 @@ def open_engine(
             wrong = f"is {effort:g}, but PAT-I looks at the patches of all images or of none"
             raise InputError("effort", wrong, "give 1 or 0")
         return _wrap_foreign(model, pat=effort == 1, device=chosen)
-    return prepare_engine(model, device=chosen, effort=effort, fold=fold)
+    engine = prepare_engine(model, device=chosen, effort=effort, fold=fold)
+    engine.exported = TAGGER if name == "tagger" else None
+    return engine
 
 
 def _choose_device(device: str | torch.device | None) -> torch.device:
