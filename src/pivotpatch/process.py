@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
@@ -19,22 +18,10 @@ class Share(NamedTuple):
     Attributes:
         rank: the number of the process.
         world: how many there are.
-        shards: whether each makes a file of its own, so that they need not see each other's disk; else the last one to
-            finish makes the one file.
     """
 
     rank: int = 0
     world: int = 1
-    shards: bool = False
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other process works for the same file."""
-        return self.shards or self.world == 1
-
-    def name(self, out: Path) -> Path:
-        """The file that this process works for."""
-        return out.with_stem(f"{out.stem}-{self.rank:05d}-of-{self.world:05d}") if self.shards else out
 
     def stretch(self, count: int) -> range:
         """The images that are this process's.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DETAILED = 8  # images that get a table each
 LISTED = 5  # images that could not be read
 BULK_BATCH = 64
-BULK_OPTIONS = ("all_probs", "resume", "shards", "workers", "engine")
+BULK_OPTIONS = ("all_probs", "resume", "workers", "engine")
 RAY_OPTIONS = ("address", "cpus_per_worker", "gpus_per_worker")
 NO_IMAGE = ("pivotpatch predict", "no image is named", "name files, folders or patterns")
 BAR = 16  # cells of a bar in a table
@@ -70,9 +70,6 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     bulk.add_argument(
         "--overwrite", action="store_true", help="begin anew whatever is there; of --write, replace other captions"
     )
-    bulk.add_argument(
-        "--shards", action="store_true", help="each process leaves a file of its own, FILE-0000N-of-0000M"
-    )
     cluster = predict.add_argument_group("on a cluster (docs/cluster.md)")
     cluster.add_argument("--engine", choices=["ray"], help="share the work out by Ray; all machines must see the files")
     cluster.add_argument("--address", help="of a Ray cluster, or auto for this machine's; else Ray starts here for it")
@@ -86,7 +83,7 @@ def run_predict(args: argparse.Namespace) -> int:
     from pivotpatch.process import Share
 
     try:
-        share = Share(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), args.shards)
+        share = Share(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
     except ValueError:
         raise InputError("RANK, WORLD_SIZE", "they are no numbers", "start with torchrun, or unset them") from None
     refused = _find_fault(args, share)
@@ -119,9 +116,8 @@ def _find_fault(args: argparse.Namespace, share: "Share") -> tuple[str, str, str
     odd = [name for name in RAY_OPTIONS[1:] if not 0 <= (getattr(args, name) or 0) <= 4096]
     if odd:
         return f"--{odd[0].replace('_', '-')}", f"{getattr(args, odd[0]):g} is no number of them", "give 0 or more"
-    if args.engine is not None and (share.world > 1 or args.shards):
-        other = "--shards" if args.shards else "WORLD_SIZE"
-        return "--engine", f"Ray makes the processes itself; {other} is for torchrun", "leave out one of them"
+    if args.engine is not None and share.world > 1:
+        return "--engine", "Ray makes the processes itself; WORLD_SIZE is for torchrun", "leave out one of them"
     if args.out is None and args.overwrite and not args.write:
         return "--overwrite", "it is an option of --out and --write", "give one of them too"
     if args.skip_tagged and not args.write:
