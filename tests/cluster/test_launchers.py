@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 from run_process import read_step, write_images
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")

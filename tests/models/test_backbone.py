@@ -128,6 +128,11 @@ def test_options_that_cannot_be_set_are_refused(backbone: str, option: str, mess
         MultiLabelClassifier(Architecture(backbone, backbone_options={option: True}), LABELS)
 
 
+def test_an_option_below_zero_is_refused_for_timm_would_build_what_cannot_run() -> None:
+    with pytest.raises(InputError, match="option 'num_heads' is -1; give a number from 0 on"):
+        MultiLabelClassifier(Architecture("test_vit", backbone_options={"num_heads": -1}), LABELS)
+
+
 def test_pickled_code_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": Path("x")}, tmp_path / "evil.pth")
     with pytest.raises(InputError, match="evil.pth: cannot be read as plain tensors .*; save its state_dict"):

@@ -48,7 +48,7 @@ def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, object], list
 
 def main() -> None:
     """Change files of one kind for ever, or as often as libFuzzer is told to."""
-    import atheris
+    import atheris  # type: ignore[import-untyped]
 
     with atheris.instrument_imports(include=list(_READERS)):  # what is imported in a reader is, too
         kind = sys.argv.pop(1)

@@ -110,8 +110,10 @@ class PatchTagger:
             with self._asking:
                 tagged = tag_batch(self.engine, batch, self.rule)
             for each in tagged:
-                failed = isinstance(each, InputError)
-                yield ([], np.empty(0, np.float32), str(each)) if failed else (each.labels, each.probs, None)
+                if isinstance(each, InputError):
+                    yield [], np.empty(0, np.float32), str(each)
+                else:
+                    yield each.labels, each.probs, None
 
     def _read(self, row: Mapping[str, Any]) -> NDArray[np.uint8]:
         """Pixels (S,S,3) of a row's image."""

@@ -114,8 +114,8 @@ def tag_pictures(
             tell("tag", done, len(mine))
             return not (stopping and stopping())
 
-        options = {"rule": rule, "rules": rules, "all_probs": all_probs, "batch_size": batch_size}
-        tag = partial(tag_stretch, **options, threads=max(threads, 1), stop=on_error == "error")
+        options: dict[str, Any] = {"rule": rule, "rules": rules, "all_probs": all_probs, "batch_size": batch_size}
+        tag: Callable[..., bool] = partial(tag_stretch, **options, threads=max(threads, 1), stop=on_error == "error")
         try:
             if gaps and work:
                 finished = work(job, gaps, tag, goes_on)

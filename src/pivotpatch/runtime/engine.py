@@ -8,6 +8,7 @@ so that one graph serves every effort. The bundled tagger is one.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -256,6 +257,15 @@ def _read_threads() -> int:
     return int(first) if first.isdecimal() else 0
 
 
+@contextmanager
+def _explain_names(where: str) -> Iterator[None]:
+    """Refuse a file whose texts are damaged, which ONNX Runtime tells only when they are asked for."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise InputError(where, "its names or descriptions are no Unicode", _AGAIN) from None
+
+
 def is_present(device: str) -> bool:
     """Whether this ONNX Runtime can compute on a device, such as "cuda:1"."""
     kind = device.lower().partition(":")[0]
@@ -302,7 +312,8 @@ class OnnxEngine:
         self.labels, self.thresholds = description.labels, description.thresholds
         self.picture_size, self.overlap = description.picture_size, description.overlap
         self.grid = description.grid if effort > 0 else 0
-        found = tuple(each.name for each in session.get_outputs())
+        with _explain_names(self.name):
+            found = tuple(each.name for each in session.get_outputs())
         if found != description.outputs:
             wrong = f"its outputs are {', '.join(found)}, not {', '.join(description.outputs)}"
             raise InputError(self.name, wrong, _AGAIN)
@@ -423,7 +434,8 @@ def open_onnx(path: str | Path, *, effort: float = 1.0, device: str | None = Non
     """
     check_effort(effort, "effort")
     session = open_session(Path(path), device=device)
-    told = session.get_modelmeta().custom_metadata_map.get(PROPERTY)
+    with _explain_names(str(path)):
+        told = session.get_modelmeta().custom_metadata_map.get(PROPERTY)
     if told is None:
         todo = "give --architecture and --labels, or a file that pivotpatch export wrote"
         raise InputError(str(path), "says nothing of labels and thresholds", todo)

@@ -1,7 +1,7 @@
 """What a model says of one image: its tags, and for each the patch that speaks for it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
@@ -122,7 +122,7 @@ def tag_batch(
 ) -> list[Tagged | InputError]:
     """Tag images (S,S,3) of an engine's size; what could not be read stays the error that it is."""
     pixels = [each for each in batch if not isinstance(each, InputError)]
-    answers = iter(engine.ask(np.stack(pixels)).probs if pixels else ())
+    answers: Iterator[NDArray[np.float32]] = iter(engine.ask(np.stack(pixels)).probs if pixels else ())
     thresholds = np.array(engine.thresholds or (0.5,) * len(engine.labels), dtype=np.float32)
     tagged: list[Tagged | InputError] = []
     for each in batch:
