@@ -2,9 +2,11 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,8 @@ def find_block(language: str, beginning: str) -> str:
     return next(block for block in blocks if block.startswith(beginning))
 
 
-def run(script: str, folder: Path, **programs: str) -> None:
-    """Run a script where some programs are replaced by other scripts."""
+def start(script: str, folder: Path, **programs: str) -> "subprocess.Popen[str]":
+    """Start a script where some programs are replaced by other scripts."""
     (folder / "bin").mkdir(exist_ok=True)
     torchrun = f'exec "{sys.executable}" -m torch.distributed.run "$@"'
     for name, content in {"torchrun": torchrun, **programs}.items():
@@ -36,10 +38,15 @@ def run(script: str, folder: Path, **programs: str) -> None:
         "SLURM_JOB_ID": "7",
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=os.environ | env, capture_output=True, text=True, timeout=600
+    command = ["bash", "-c", script]
+    return subprocess.Popen(
+        command, cwd=folder, env=os.environ | env, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def finish(process: "subprocess.Popen[str]") -> None:
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said[-3000:]
 
 
 @pytest.mark.slow
@@ -53,7 +60,7 @@ def test_two_machines_of_slurm_train_together(tmp_path: Path) -> None:
         script = script.replace(shown, here)
     script = script.replace("--nproc-per-node 4", "--nproc-per-node 1")
     both = '"$@" & "$@"; first=$?; wait $! && exit $first'  # two machines that are this one
-    run(script, tmp_path, scontrol="printf '127.0.0.1\\nother\\n'", srun=both)
+    finish(start(script, tmp_path, scontrol="printf '127.0.0.1\\nother\\n'", srun=both))
     assert (tmp_path / "run" / "best" / "model.safetensors").exists()
 
 
@@ -69,8 +76,15 @@ def test_a_job_of_kubernetes_trains_and_goes_on_when_it_is_started_again(tmp_pat
     for shown, here in (("/data/data.csv", f"images/all.csv {SMALL}"), ("/data/run", "run"), (" 4 ", " 2 ")):
         assert shown in script
         script = script.replace(shown, here)
-    run(script, tmp_path, pip="exit 0")
-    weights, step = (tmp_path / "run" / "best" / "model.safetensors").read_bytes(), read_step(tmp_path / "run")
-    run(script, tmp_path, pip="exit 0")  # finds a run, which is at its end
-    assert (tmp_path / "run" / "best" / "model.safetensors").read_bytes() == weights
-    assert read_step(tmp_path / "run") == step
+    script = script.replace("epochs=1", "epochs=40 output.save_every=2")
+    first = start(script, tmp_path, pip="exit 0")
+    while not (tmp_path / "run" / "last" / "state.json").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGTERM)  # as a pod is ended
+    first.communicate()
+    begun = read_step(tmp_path / "run")
+    assert first.returncode != 0
+    finish(start(script, tmp_path, pip="exit 0"))
+    assert 0 < begun < read_step(tmp_path / "run")
+    assert (tmp_path / "run" / "best" / "model.safetensors").exists()

@@ -27,7 +27,7 @@ _TIMEOUT = 30.0  # seconds without an answer before the connection counts as bro
 _FAULTS = (http.client.HTTPException, OSError, ValueError)
 # RuntimeError: encrypted, or packed by a method that is not known here. ValueError: offsets, names.
 _PACKERS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
-_DAMAGE = (*_PACKERS, EOFError, OSError, RuntimeError, ValueError)
+_DAMAGE = (*_PACKERS, EOFError, IndexError, OSError, RuntimeError, ValueError)  # IndexError of a name that is empty
 # Photographs hardly shrink in an archive and JSON shrinks about eightfold; a bomb grows a thousandfold.
 _MOST_GROWTH = 50
 
