@@ -202,7 +202,7 @@ class TestCluster:
         assert len(one) == 12
         for expected, row in zip(one, other, strict=True):
             assert (row["picture"], row["labels"]) == (expected["picture"], expected["labels"])
-            assert row["probs"] == pytest.approx(expected["probs"], abs=0.02 if gpu else 1e-4)
+            assert row["probs"] == pytest.approx(expected["probs"], abs=0.02)
 
     def test_what_is_wrong_everywhere_ends_the_work(self, address: str, here: Path) -> None:
         engine = Trouble(folder=str(here / "workers"))
