@@ -25,7 +25,7 @@ from pivotpatch.cli.main import main
 from pivotpatch.cluster import on_ray
 from pivotpatch.cluster.on_ray import tag_on_ray
 from pivotpatch.errors import InputError
-from pivotpatch.inference.open_engine import open_engine
+from pivotpatch.inference.engine import open_engine
 from pivotpatch.runtime.bulk import tag_pictures
 from pivotpatch.runtime.files import find_images
 from pivotpatch.runtime.parts import Summary
@@ -221,7 +221,7 @@ def test_options_of_a_cluster_are_refused_without_it(
     for words, message in (
         (["--address", "auto"], "--address: it is an option of --engine ray"),
         (["--engine", "ray"], "--engine: it is an option of --out"),
-        (["--engine", "ray", "--out", "a.csv", "--gpus-per-worker", "-1"], "--gpus-per-worker: -1 is no number"),
+        (["--engine", "ray", "--out", "a.csv", "--gpus-per-worker", "-1"], "--gpus-per-worker: -1 is below 0"),
     ):
         assert message in read_refusal(capsys, "predict", "a.png", *words)
     with monkeypatch.context() as patch:

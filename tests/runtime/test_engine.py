@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 from pivotpatch.errors import InputError
 from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.engine import PROVIDERS, choose_providers, open_onnx
 from pivotpatch.runtime.predictor import TAGGER, Predictor
@@ -71,7 +70,6 @@ def test_a_file_answers_in_its_own_words(tmp_path: Path) -> None:
 )
 def test_one_graph_of_looks_answers_with_every_effort_as_in_torch(options: dict[str, Any], tmp_path: Path) -> None:
     model = make_network(**options)
-    assert isinstance(model, PatchClassifier)
     fit_made_up(model)
     plain = Calibration("image", "platt", (0.75, 1.5, 1.0), (0.5, 0.0, -1.0))
     images = make_pictures(6, model.picture_size, model.picture_size)
@@ -126,7 +124,7 @@ def test_what_cannot_be_opened_is_told_in_one_line(tmp_path: Path, monkeypatch: 
         with pytest.raises(InputError, match=r"^.*other.onnx: ONNX Runtime cannot open it \(.+\); export.*$"):
             open_onnx(path)
     path.write_bytes(content.replace(b"pivotpatch", b"pivot\x88atch"))
-    with pytest.raises(InputError, match="other.onnx: its names or descriptions are no Unicode; export"):
+    with pytest.raises(InputError, match=r"other.onnx: its description cannot be read \(.*\); export"):
         open_onnx(path)
     with pytest.raises(InputError, match="there is no such file"):
         open_onnx(tmp_path / "none.onnx")
@@ -175,7 +173,7 @@ FITTED = {"kind": "tde", "method": "platt", "slope": [1.0], "offset": [0.0]}
         ({"calibration": {**TAGGER_TELLS["calibration"], "kind": "x"}}, "a calibration of 80 labels and 'x' for 80"),
         ({"picture_size": True}, r"sizes are \[True, "),
         ({"adaptive": {**TAGGER_TELLS["adaptive"], "again": FITTED}}, "a calibration of 1 labels and 'tde' for 80"),
-        ({"grid": 3}, "grid and overlap are not those of its patches"),
+        ({"grid": 3}, "grid or overlap are not its patches'"),
         ({"grid": 17, "patching": {**TAGGER_TELLS["patching"], "grid": 17}}, "grid is 17"),
         (
             {"grid": 16, "patching": {**TAGGER_TELLS["patching"], "grid": 16, "patch_size": 4096}},

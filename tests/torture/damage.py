@@ -40,7 +40,7 @@ def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, object], list
     files = {kind: write() for kind, write in WRITERS.items()}
     found, counts, at, last, since = list[str](), Counter[str](), 0, "", 0.0
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torture.damage", "pivotpatch.inference.open_engine", "pivotpatch.data.table"])
+    context.set_forkserver_preload(["torture.damage", "pivotpatch.inference.engine", "pivotpatch.data.table"])
 
     def note(kind: str, number: int, result: str) -> None:
         found.append(f"{kind}, seed {seed}, number {number}: {result}")

@@ -16,7 +16,7 @@ from timm.layers.ml_decoder import TransformerDecoderLayerOptimal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.errors import InputError, choose_one_of, explaining, quote
+from pivotpatch.errors import InputError, check_known, explaining, quote
 
 HeadOption = int | float | bool | None
 PerLabel = Mapping[str, tuple[int, ...]]
@@ -33,6 +33,9 @@ class Head(nn.Module):
 
     project: nn.Module
     per_label: ClassVar[PerLabel] = {}
+
+    def connect(self, network: nn.Module) -> None:
+        """Take part in what a timm model does between image and feature map, where a head does more than follow it."""
 
     def embed(self, features: Tensor) -> Tensor:
         """Embedding of a feature map (B,D,h,w): what `project` turns into logits."""
@@ -238,15 +241,18 @@ PEERS: Mapping[str, str] = {
     "ms_cma": "pivotpatch.peers.ms_cma:MSCMAHead",
     "ida": "pivotpatch.peers.ida:IDAHead",
     "c_tran": "pivotpatch.peers.c_tran:CTranHead",
+    "kssnet": "pivotpatch.peers.kssnet:KSSNetHead",
+    "cnn_rnn": "pivotpatch.peers.cnn_rnn:CNNRNNHead",
+    "rdal": "pivotpatch.peers.rdal:RDALHead",
+    "rarl": "pivotpatch.peers.rarl:RARLHead",
+    "svm": "pivotpatch.peers.svm:SVMHead",
 }
 """Heads of other systems, imported when one is asked for: they are built on what this module holds."""
 
 
 def make_head(name: str, *, features: int, labels: int, options: Mapping[str, HeadOption] | None = None) -> Head:
     """A head by name; `options` are the keyword arguments of its class."""
-    known = {*HEADS, *PEERS}
-    if name not in known:
-        raise InputError("head", f"unknown head {name!r}", choose_one_of(name, known))
+    check_known(name, {*HEADS, *PEERS}, where="head", what="head")
     make = HEADS.get(name)
     if make is None:
         module, _, kind = PEERS[name].partition(":")

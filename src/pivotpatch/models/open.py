@@ -26,7 +26,8 @@ _KINDS: dict[Kind, type[Classifier]] = {
     "PatchClassifier": PatchClassifier,
     "IndependentClassifier": IndependentClassifier,
 }
-MCAR = "pivotpatch.peers.mcar"  # imported where a checkpoint needs it, as heads of other systems are
+# Imported where a checkpoint needs one, as heads of other systems are.
+_PEERS = {"MCARClassifier": "pivotpatch.peers.mcar", "HCPClassifier": "pivotpatch.peers.hcp"}
 _RUN = ("config.toml", "best", "last")  # what a run's folder holds
 
 
@@ -67,8 +68,8 @@ def load_checkpoint(folder: str | Path) -> Classifier:
     """
     folder = find_bundled(str(folder)) or Path(folder)
     described = read_description(folder)
-    if described.kind == "MCARClassifier":
-        kind: type[Classifier] = import_module(MCAR).MCARClassifier
+    if described.kind in _PEERS:
+        kind: type[Classifier] = getattr(import_module(_PEERS[described.kind]), described.kind)
     else:
         kind = _KINDS[described.kind]
     return kind.build_described(described, folder)
@@ -134,9 +135,9 @@ def open_weights(
 
 
 def _open_state(path: Path, built: Architecture, labels: Sequence[str], patching: dict[str, Any]) -> Classifier:
-    state, where = read_weights(path), str(path)
     if built.head == OWN_HEAD:
-        return build_timm(built.backbone, labels, state, image_size=built.image_size, where=where)
+        return build_timm(built.backbone, labels, path, image_size=built.image_size)
+    state, where = read_weights(path), str(path)
     options = {**read_head_options(state), **built.head_options} if built.head in ("query2label", "ml_decoder") else {}
     several = any(name.endswith(("fc.fc2.weight", "fc.fc2.W", "patch_projection.weight")) for name in state)
     kind: Any = PatchClassifier if several else MultiLabelClassifier

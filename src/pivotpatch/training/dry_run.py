@@ -51,6 +51,8 @@ class DryRun:
 def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore) -> DryRun:
     """Try one batch of a run; nothing is written, and images to be held are not decoded. `tell` as in `make_model`."""
     begun = min(time.time() - psutil.Process().create_time(), STARTING_SECONDS)
+    if config.distil.groups and not config.distil.teachers:
+        tell(f"up to {2 * config.distil.groups} teachers are trained first, each about as long as this says")
     with own_settings(accelerator.device):
         began = time.perf_counter()
         run = build_run(config, accelerator, decode=False, tell=tell)
@@ -114,16 +116,9 @@ def _estimate_full(run: Run, config: RunConfig) -> float:
 
 def _time_features(run: Run, embedder: Embedder, *, variants: int) -> float:
     """Seconds that the features of all images of a run take, from those of a few."""
-    count, held = len(run.records), 0 if run.val_loader is None else len(run.val_loader.records)
-    few, seconds = run.records[:AT_ONCE], []
-    for number in (1, 2):
-        sample = Features(few, number)
-        embedder.fill([sample], ignore)
-        began = time.perf_counter()
-        embedder.fill([sample], ignore)
-        seconds.append((time.perf_counter() - began) / len(few))
-    once, twice = seconds
-    return once * (count + held) + (twice - once) * count * (variants - 1)
+    held, few = 0 if run.val_loader is None else len(run.val_loader.records), run.records[:AT_ONCE]
+    seconds = time_again(run, lambda: embedder.fill([Features(few, 1)], ignore)) / len(few)
+    return seconds * (len(run.records) * variants + held)
 
 
 def _write_time(seconds: float) -> str:
