@@ -114,6 +114,8 @@ def test_mistakes_are_told_in_one_line(here: Path, capsys: Errors, monkeypatch: 
         (("--resume", "--out", "t.csv"), "t.csv.parts: there is no unfinished work"),
         (("photos", "--out", "t.csv", "--explain", "x.png"), "--explain: nothing is drawn with --out"),
         (("photos", "--threshold", "2"), "threshold: 2.0 is no probability"),
+        (("photos", "--prefer", "recall", "--top-k", "2"), "--prefer: --top-k decides without the fitted thresholds"),
+        (("photos", "--prefer", "recall", "--model", "model"), "model: has no thresholds that prefer recall"),
         (("photos", "--batch-size", "0"), "--batch-size: 0 is below 1"),
         (("photos", "--model", "tagge"), "tagge: is neither a bundled model nor a folder or file that is there"),
     ):

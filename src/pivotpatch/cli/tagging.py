@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pivotpatch.cli.sources import add_weights_options, open_given
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.checks import PREFERENCES
 
 if TYPE_CHECKING:
     from pivotpatch.runtime.prediction import Prediction, Tag
@@ -40,6 +41,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_tag_options(parser: argparse.ArgumentParser) -> None:
     """Add which labels an image gets, and what they are called."""
     choice = parser.add_argument_group("which labels")
+    choice.add_argument(
+        "--prefer",
+        choices=PREFERENCES,
+        help="thresholds of a tuned model: few wrong tags, the best F1, or few that are missing (its own choice; of "
+        "the bundled tagger, precision)",
+    )
     choice.add_argument("--threshold", type=float, metavar="P", help="above which a label is given; the fitted ones")
     choice.add_argument("--top-k", type=int, metavar="K", help="the K most probable; with --threshold, K at most")
     choice.add_argument(
@@ -74,6 +81,9 @@ def check_options(args: argparse.Namespace) -> None:
 
     check_rule(args.threshold, args.top_k)
     check_effort(args.effort, "--effort")
+    if args.prefer is not None and (args.threshold is not None or args.top_k is not None):
+        other = "--top-k" if args.threshold is None else "--threshold"
+        raise InputError("--prefer", f"{other} decides without the fitted thresholds", "leave out one of them")
     check_model(args.model)
     if args.tags is not None and not args.tags.is_file():
         raise InputError(str(args.tags), "there is no such file", "give a TOML file; docs/photos.md says what is in it")
@@ -86,7 +96,7 @@ def open_predictor(args: argparse.Namespace, *, device: str | None = None) -> "P
     model = args.model
     if args.architecture is not None or args.labels is not None:
         model = open_given(args.model, architecture=args.architecture, labels=args.labels)
-    return Predictor.load(model, device=args.device or device, effort=args.effort)
+    return Predictor.load(model, device=args.device or device, effort=args.effort, prefer=args.prefer)
 
 
 class Naming:

@@ -13,11 +13,13 @@ from pivotpatch.cli import sources
 from pivotpatch.cli.evaluate import MEASURES, NAMES, write_bounds
 from pivotpatch.cli.sources import Scored, Source, refuse_first
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.checks import PREFERENCES
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
     from pivotpatch.models.classifier import Classifier
+    from pivotpatch.tuning.thresholds import Goal
     from pivotpatch.tuning.tune import Tuning
 
 SEED = 0  # of the resamples: the same scores have the same intervals
@@ -59,7 +61,12 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="auto takes the least log loss out of fold",
     )
     tune.add_argument(
-        "--thresholds", default="f1", metavar="GOAL", help="f1, precision:0.9, or cost:1:5 of mistakes (f1)"
+        "--thresholds",
+        default="f1",
+        metavar="GOAL",
+        help="what predict decides by where nothing is preferred: for each label f1, precision:0.9, recall:0.8 or "
+        "cost:1:5 of mistakes; or one threshold for all, precision, balance or recall, which are always fitted for "
+        "predict --prefer (f1)",
     )
     tune.add_argument(
         "--closer",
@@ -83,7 +90,7 @@ def run_tune(args: argparse.Namespace) -> int:
     from pivotpatch.training.processes import join_processes
     from pivotpatch.tuning.thresholds import parse_goal
 
-    parse_goal(args.thresholds)
+    goal = args.thresholds if args.thresholds in PREFERENCES else parse_goal(args.thresholds)
     source = sources.open_source(args.words[0])
     model = source.model
     if model is None:
@@ -113,7 +120,7 @@ def run_tune(args: argparse.Namespace) -> int:
                 scored = score(records)
             closer = score(records, closer_size=closer_size).scores if closer_size and records else None
         if state.is_main_process:
-            _finish(source, model, scored, closer, args)
+            _finish(source, model, scored, closer, goal, args)
     state.destroy_process_group()
     return 0
 
@@ -244,7 +251,12 @@ def _read(source: Source, model: "Classifier", records: "RecordSet | None", args
 
 
 def _finish(
-    source: Source, model: "Classifier", scored: Scored, closer: "Scores | None", args: argparse.Namespace
+    source: Source,
+    model: "Classifier",
+    scored: Scored,
+    closer: "Scores | None",
+    goal: "Goal | str",
+    args: argparse.Namespace,
 ) -> None:
     """Fit, store, draw and print."""
     import torch
@@ -253,7 +265,6 @@ def _finish(
     from pivotpatch.models.checkpoint import save_checkpoint
     from pivotpatch.models.patch_classifier import PatchClassifier
     from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
-    from pivotpatch.tuning.thresholds import parse_goal
     from pivotpatch.tuning.tune import tune_scores
 
     place, patch_cost, closer_cost = args.out or source.checkpoint, 0.0, 0.0
@@ -267,7 +278,7 @@ def _finish(
         scored.scores,
         mixing=args.mixing,
         calibration=args.calibration,
-        goal=parse_goal(args.thresholds),
+        goal=goal,
         patch_cost=patch_cost,
         closer=closer,
         closer_cost=closer_cost,
@@ -316,12 +327,15 @@ def _print_tuning(found: "Tuning") -> None:
         table.add_row(name, *errors, f"{overall.brier:.4f}", f"{overall.log_loss:.4f}")
     screen.print(table)
     screen.print(f"calibration: {found.method}\n")
-    table = make_table(["decisions", "before, at 0.5", "by thresholds"])
+    table = make_table(["decisions", "before, at 0.5", "by thresholds", *(f"for {name}" for name in found.preferred)])
     for name in (*MEASURES, "macro_f1"):
-        values = [f"{100 * getattr(result, name):.1f}" for result in (found.before, found.after)]
+        judged = (found.before, found.after, *found.preferred.values())
+        values = [f"{100 * getattr(result, name):.1f}" for result in judged]
         table.add_row("mean F1" if name == "macro_f1" else name, *values)
     screen.print(table)
     screen.print(f"thresholds: {found.thresholds}")
+    for name, fitted in found.preferences.items():
+        screen.print(f"predict --prefer {name}: {fitted}")
     if found.effort is not None:
         screen.print(f"effort: {found.effort}")
         if found.closer_size is not None:

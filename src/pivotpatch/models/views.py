@@ -23,6 +23,7 @@ class Views(NamedTuple):
         closer: (B,C,S,S) the whole image once more, larger; None where it is not wanted.
         spliced: (M,C,H,W) grids of images of the batch; None where they are not wanted.
         cells: (M,rows,columns) which image lies in each cell of them, -1 for none.
+        shown: image (B,C,H,W) and patches (B,P,C,h,w) as a teacher sees them; None where there is none.
     """
 
     image: Tensor
@@ -30,6 +31,7 @@ class Views(NamedTuple):
     closer: Tensor | None = None
     spliced: Tensor | None = None
     cells: Tensor | None = None
+    shown: tuple[Tensor, Tensor] | None = None
 
 
 class Drawn(Protocol):

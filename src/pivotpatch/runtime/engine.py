@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError, choose_one_of, import_extra, quote_fault
-from pivotpatch.runtime.checks import check_effort
+from pivotpatch.runtime.checks import PREFERENCES, check_effort
 from pivotpatch.runtime.decoding import resize_pixels
 from pivotpatch.runtime.values import (
     GRID,
@@ -74,6 +74,7 @@ class Engine(Protocol):
         name: what messages call it.
         labels: names of the L labels.
         thresholds: L numbers; a label is given where its `probs` are above. None where none were fitted: 0.5.
+        preferences: other thresholds, by what a user may prefer, see `PREFERENCES`; empty where none were fitted.
         picture_size: S, rows and columns of the images that it takes.
         grid: patches per side; 0 where none are looked at.
         overlap: share of a patch's side that it has in common with its neighbour.
@@ -84,8 +85,11 @@ class Engine(Protocol):
     def name(self) -> str: ...  # noqa: D102
     @property
     def labels(self) -> tuple[str, ...]: ...  # noqa: D102
+
+    thresholds: tuple[float, ...] | None
+
     @property
-    def thresholds(self) -> tuple[float, ...] | None: ...  # noqa: D102
+    def preferences(self) -> Mapping[str, tuple[float, ...]]: ...  # noqa: D102
     @property
     def picture_size(self) -> int: ...  # noqa: D102
     @property
@@ -138,6 +142,7 @@ class Description:
         patching: how patches are cut and mixed.
         calibration: of the patches' answer; None where none was fitted.
         adaptive: when to look again; None where that was not fitted.
+        preferences: L numbers for each of `PREFERENCES`, of both kinds; None where none were fitted.
     """
 
     pivotpatch: str
@@ -152,9 +157,11 @@ class Description:
     patching: Patching | None = None
     calibration: Calibration | None = None
     adaptive: Adaptive | None = None
+    preferences: Mapping[str, tuple[float, ...]] | None = None
 
     def __post_init__(self) -> None:
-        numbers = self.thresholds or ()
+        fitted = [each for each in (self.thresholds, *(self.preferences or {}).values()) if each is not None]
+        counts, numbers = {len(each) for each in fitted}, [value for each in fitted for value in each]
         cut = self.patching or Patching()
         given = self.picture_size, self.image_size, cut.source_size, cut.patch_size, cut.closer_size
         sizes = [side for side in given if side is not None]
@@ -163,7 +170,8 @@ class Description:
             (all(isinstance(name, str) and name for name in self.labels), "labels are no names"),
             (len(set(self.labels)) == len(self.labels), "a label comes twice"),
             (all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in numbers), "a threshold is none"),
-            (len(numbers) in (0, len(self.labels)), f"{len(numbers)} thresholds for {len(self.labels)} labels"),
+            (counts <= {len(self.labels)}, f"{', '.join(map(str, counts))} thresholds for {len(self.labels)} labels"),
+            ({*(self.preferences or ())} <= {*PREFERENCES}, f"preferences are {', '.join(self.preferences or ())}"),
             (isinstance(self.grid, int) and 0 <= self.grid <= GRID, f"grid is {self.grid!r}"),
             (isinstance(self.overlap, (int, float)) and 0 <= self.overlap < 1, f"overlap is {self.overlap!r}"),
             (all(type(side) is int and 1 <= side <= SIDE for side in sizes), f"sizes are {sizes}"),
@@ -222,6 +230,7 @@ _PARTS: Mapping[str, Any] = {
     "patching": lambda content: Patching(**content),
     "calibration": Calibration.from_dict,
     "adaptive": Adaptive.from_dict,
+    "preferences": lambda content: {name: tuple(values) for name, values in content.items()},
 }
 
 
@@ -300,6 +309,7 @@ class OnnxEngine:
         self.path, self.session, self.description = Path(path), session, description
         self.name, self.effort = str(path), float(effort)
         self.labels, self.thresholds = description.labels, description.thresholds
+        self.preferences: Mapping[str, tuple[float, ...]] = description.preferences or {}
         self.picture_size, self.overlap = description.picture_size, description.overlap
         self.grid = description.grid if effort > 0 else 0
         found = tuple(each.name for each in session.get_outputs())

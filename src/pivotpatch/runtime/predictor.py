@@ -14,7 +14,7 @@ from PIL import Image
 
 from pivotpatch.errors import EXTRAS, InputError, check_known, import_extra
 from pivotpatch.process import count_workers
-from pivotpatch.runtime.checks import EXPORTED, check_effort
+from pivotpatch.runtime.checks import EXPORTED, PREFERENCES, Preference, check_effort
 from pivotpatch.runtime.decoding import Decoded, ImageSource, decode_image, decode_with_size, read_ahead
 from pivotpatch.runtime.engine import Engine, OnnxEngine, is_present, open_onnx
 from pivotpatch.runtime.prediction import Prediction, TagRule, fit
@@ -66,6 +66,7 @@ class Predictor:
         *,
         device: Any = None,
         effort: float = 1.0,
+        prefer: Preference | None = None,
         fold: bool = True,
     ) -> "Predictor":
         """Open a trained model.
@@ -81,22 +82,36 @@ class Predictor:
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
                 their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`). Exported
                 files know only 1 unless written with `--format looks`, PAT-I only 0 and 1.
+            prefer: which of the thresholds of a tuned model decide: "precision" gives few wrong tags, "recall" misses
+                few, "balance" has the best F1. None for the model's own choice, of the bundled tagger "precision".
             fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
                 False leaves the model as it is.
         """
         check_effort(effort, "Predictor")
+        engine = cls._open(name_or_folder, device=device, effort=effort, fold=fold)
+        if prefer is not None:
+            check_known(prefer, PREFERENCES, where="Predictor", what="preference")
+            if prefer not in engine.preferences:
+                todo = "tune it (pivotpatch tune), or leave the preference out"
+                raise InputError(engine.name, f"has no thresholds that prefer {prefer}", todo)
+            engine.thresholds = engine.preferences[prefer]
+        return cls(engine)
+
+    @staticmethod
+    def _open(name_or_folder: Any, *, device: Any, effort: float, fold: bool) -> Engine:
+        """The engine of what `load` is given."""
         name = os.fspath(name_or_folder) if isinstance(name_or_folder, str | os.PathLike) else None
         if name == "tagger" and not _needs_torch(device):
             tagger = open_onnx(TAGGER, effort=effort, device=None if device is None else str(device))
             tagger.name = name
-            return cls(tagger)
+            return tagger
         if name is not None and name.lower().endswith(EXPORTED) and ":" not in name and not Path(name).is_dir():
-            return cls(open_onnx(name, effort=effort, device=None if device is None else str(device)))
+            return open_onnx(name, effort=effort, device=None if device is None else str(device))
         scheme = "" if name is None else name.partition(":")[0]
         import_extra("torch", scheme if scheme in EXTRAS.values() else None)  # such as hub, which brings torch too
         opened = import_module("pivotpatch.inference.open_engine")
         engine: Engine = opened.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
-        return cls(engine)
+        return engine
 
     @property
     def labels(self) -> tuple[str, ...]:

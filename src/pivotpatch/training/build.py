@@ -132,7 +132,7 @@ def build_run(
     if config.ema.decay:  # not before, for the wrapper may move the weights
         average = ModelEmaV3(task.model, decay=config.ema.decay, use_warmup=config.ema.warmup)
     count = len(records) + (0 if val is None else len(val))
-    image_bytes = count_held_bytes(count, (model.picture_size, model.picture_size))
+    image_bytes = count_held_bytes(count, (task.picture_size, task.picture_size))
     hold, why, dtype = config.data.hold, "", choose_dtype(config, accelerator.device)
     held: list[Features | None] = [None, None]
     embedder = None
@@ -153,7 +153,7 @@ def build_run(
         config=config,
         accelerator=accelerator,
         records=records,
-        loader=load(records, training=True, held=held[0]),
+        loader=load(records, training=True, size=task.picture_size, held=held[0]),
         val_loader=None if val is None else load(val, held=held[1]),
         tests=tests,
         task=task,
@@ -180,6 +180,8 @@ def choose_frozen(config: RunConfig, model: Classifier, device: torch.device) ->
         cannot = f"the {model.architecture.head} head is more than a last step"
     elif config.mix.share:
         cannot = "mix.share mixes images"
+    elif config.teacher.model is not None:
+        cannot = "teacher.model looks at images"
     if section.frozen is True and cannot:
         raise InputError("model.frozen", f"is true, and {cannot}", "give --full, which trains everything")
     if section.frozen != "auto":

@@ -108,6 +108,13 @@ class MixSection(Section):
     consistent: bool = Field(False, description="draw what is said of a cell to what is said of the whole image")
 
 
+class TeacherSection(Section):
+    """A trained PAT-T that a model of regions is drawn to, patch by patch; at inference there is no teacher."""
+
+    model: str | None = Field(None, description="a run's best checkpoint, or another; it knows the same labels")
+    weight: NonNegativeFloat = Field(1.0, description="of what the teacher says, beside the two losses")
+
+
 class LossSection(Section):
     """What a mistake costs."""
 
@@ -193,6 +200,7 @@ class RunConfig(Section):
     model: ModelSection = ModelSection()
     task: TaskSection = TaskSection()
     mix: MixSection = MixSection()
+    teacher: TeacherSection = TeacherSection()
     loss: LossSection = LossSection()
     optimiser: OptimiserSection = OptimiserSection()
     schedule: ScheduleSection = ScheduleSection()
