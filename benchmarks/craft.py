@@ -133,7 +133,7 @@ def compare(backbone: str, args: argparse.Namespace, *, device: torch.device) ->
 
 
 def make_engine(model: PatchClassifier, way: Way, *, device: torch.device) -> TorchEngine:
-    """As `prepare_engine` does it with a folded network, but for what a way leaves out."""
+    """As `open_engine` does it with a folded network, but for what a way leaves out."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     backbone = model.backbone
     if way.rewrites:

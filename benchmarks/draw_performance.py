@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pivotpatch.inference.plots import BASELINE, MODEL
+from pivotpatch.runtime.drawing import BASELINE, MODEL
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "performance.png"

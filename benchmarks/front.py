@@ -106,7 +106,7 @@ def time_costs(costs: set[Cost], args: argparse.Namespace) -> None:
     from recording import describe_machine, write_json
 
     from pivotpatch.export.onnx import export_onnx
-    from pivotpatch.inference.open_engine import prepare_engine
+    from pivotpatch.inference.engine import open_engine
     from pivotpatch.runtime import engine as runtime
 
     torch.set_num_threads(args.threads)
@@ -118,7 +118,7 @@ def time_costs(costs: set[Cost], args: argparse.Namespace) -> None:
             model = build(cost)
             flops[cost] = count_flops(model, cost)
             if args.time == "cuda":
-                asked: Any = prepare_engine(model, device=device)
+                asked: Any = open_engine(model, device=device)
             else:
                 path = Path(folder, f"{cost}.onnx")
                 export_onnx(model, path)

@@ -31,7 +31,7 @@ from pivotpatch import PatchClassifier
 from pivotpatch.accel.inference import fold_norms
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.patches import resize_images
-from pivotpatch.inference.open_engine import prepare_engine
+from pivotpatch.inference.engine import open_engine
 from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.engine import Pixels
 from pivotpatch.runtime.values import Adaptive, Calibration, patch_boxes
@@ -97,7 +97,7 @@ def measure(way: str, backbone: str, args: argparse.Namespace, *, device: torch.
         else:
             if 0 < effort < 1:
                 model.adaptive = order_pictures(model, pictures)
-            engine, held = prepare_engine(model, device=device, effort=effort), _hold(pictures)
+            engine, held = open_engine(model, device=device, effort=effort), _hold(pictures)
             run = lambda _: engine.ask(held)  # noqa: E731
         for _ in range(3):
             run(pictures)
@@ -123,7 +123,7 @@ def _now(device: torch.device) -> float:
 
 def order_pictures(model: PatchClassifier, pictures: Tensor) -> Adaptive:
     """Random weights doubt all pictures nearly alike: cutoffs by which an effort is the share of these."""
-    engine = prepare_engine(deepcopy(model), device=pictures.device, effort=0)
+    engine = open_engine(deepcopy(model), device=pictures.device, effort=0)
     calibration = Calibration("image", "platt", (1.0,) * LABELS, (0.0,) * LABELS)
     return Adaptive(calibration, find_cutoffs(torch.from_numpy(engine.ask(_hold(pictures)).probs)))
 

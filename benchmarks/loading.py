@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 from pivotpatch.core.patches import stack_views
 from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
+from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.views import make_views
 from pivotpatch.runtime.decoding import decode_image
-from pivotpatch.runtime.values import patch_boxes
+from pivotpatch.runtime.values import Patching, patch_boxes
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # for the published RandAugment by Pillow
 from reference import randaugment
@@ -37,7 +38,6 @@ RandAugment = Literal["published", "torchvision"]
 SIZE = (448, 448)
 GRID = 2
 LABELS = 80
-MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
 def draw_photograph(rng: np.random.Generator, *, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
@@ -180,12 +180,12 @@ def make_view_step(images: Tensor, kind: RandAugment = "published") -> Callable[
     """Draw and make the views of one batch, as training does."""
     policy = AugmentPolicy(flip=0.5, randaugment=kind)
     generator = torch.Generator().manual_seed(0)
-    mean, std = MEAN.to(images.device), STD.to(images.device)
+    prepare, patching = Preprocessing(SIZE[0]), Patching(GRID)
     count = len(images) * (1 + GRID * GRID)
 
     def make() -> Tensor:
         drawn = draw_augmentation(count, policy=policy, generator=generator)
-        views = make_views(images, size=SIZE, mean=mean, std=std, grid=GRID, augmentation=drawn)
+        views = make_views(images, prepare, patching=patching, augmentation=drawn)
         return stack_views(views.image, views.patches)
 
     return make

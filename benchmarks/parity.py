@@ -15,7 +15,7 @@ from rich.progress import track
 
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import resize_quickly
-from pivotpatch.inference.open_engine import open_engine
+from pivotpatch.inference.engine import open_engine
 from pivotpatch.runtime.decoding import Resize, decode_image, resize_pixels
 from pivotpatch.runtime.engine import Engine, open_onnx
 from pivotpatch.runtime.predictor import TAGGER

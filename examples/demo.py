@@ -19,9 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from pivotpatch import (
@@ -33,14 +32,15 @@ from pivotpatch import (
     average_precision,
     load_checkpoint,
 )
-from pivotpatch.allocator import keep_freed_memory
 from pivotpatch.audit import decide, rate_pairs
-from pivotpatch.cli.console import Screen, make_table, show_progress, tell
+from pivotpatch.cli.console import Screen, StageProgress, make_table, tell
 from pivotpatch.core import PerLabel
 from pivotpatch.data import hold_images, make_loader
 from pivotpatch.data.scenes import SCENE_LABELS, ScenePlan, SceneStore, companion, draw_scene, read_scenes
 from pivotpatch.inference import Scores, score_images, score_pictures
-from pivotpatch.inference.plots import draw_case
+from pivotpatch.process import keep_freed_memory
+from pivotpatch.runtime.drawing import draw_tag
+from pivotpatch.runtime.prediction import Tag
 from pivotpatch.runtime.values import PatchBox
 from pivotpatch.training import fit
 from pivotpatch.training.config import (
@@ -135,7 +135,7 @@ def train(size: Size, seed: int) -> Trained:
 
     def run(name: str, config: RunConfig, folder: Path) -> Path:
         tell(f"train {name}: {config.train.epochs} epochs of {size.scenes:,} scenes")
-        with show_progress(outer="train") as shown:
+        with StageProgress(outer="train") as shown:
             result = fit(config, folder, progress=shown.tell)
         if result.stopped_by is not None:
             raise SystemExit(128 + result.stopped_by)
@@ -159,7 +159,7 @@ def judge(trained: Trained, split: str, *, count: int) -> Answers:
     """Score a split with all three, patches cut from the scene at its own resolution."""
     records = read_scenes("", split, count=count, size=SCENE)
     found = {}
-    with show_progress() as shown:
+    with StageProgress() as shown:
         held = hold_images(records, size=(SCENE, SCENE), progress=shown.tell)
         for row, model in ((PAT_I, PatchInference(trained.plain, lam=PAT_I_LAM)), (PAT_T, trained.pat)):
             loader = make_loader(records, size=(SCENE, SCENE), batch_size=128, held=held)
@@ -254,15 +254,23 @@ def draw_pair(trained: Trained, judged: dict[str, Answers], path: Path) -> None:
 
     dropped = torch.nonzero(claimed[PLAIN] & ~claimed[PAT_T])[:, 0].tolist()
     best = max(dropped or [int(claimed[PLAIN].int().argmax())], key=clearness)
-    figure = Figure(figsize=(7.2, 5.2), dpi=150, layout="constrained")
-    axes = figure.subplots(2, 2, height_ratios=(1.9, 1), sharey="row")
-    for (image, bars), case in zip(axes.T, explain_pair(trained, plans[best]), strict=True):
-        label = int(missing[best])
-        draw_case(image, bars, case.image, case.logits, label=label, labels=NAMES, baseline=case.baseline)
-        corner, sides = (case.mark.left - 0.5, case.mark.top - 0.5), np.subtract(case.mark[2:], case.mark[:2])
-        image.add_patch(Rectangle(corner, *sides, fill=False, edgecolor="#F0E442", linestyle="--", linewidth=2))
-        image.set_title(case.title)
-    figure.savefig(path)
+    drawn = [draw_why(case, int(missing[best])) for case in explain_pair(trained, plans[best])]
+    both = Image.new("RGB", (drawn[0].width, drawn[0].height + drawn[1].height))
+    for number, each in enumerate(drawn):
+        both.paste(each, (0, number * drawn[0].height))
+    both.save(path)
+
+
+def draw_why(case: Case, label: int) -> Image.Image:
+    """What each opinion says of a label in a scene, with a frame around the place of the object."""
+    image, (left, top, right, bottom) = Image.fromarray(case.image), case.mark
+    ImageDraw.Draw(image).rectangle((left - 1, top - 1, right, bottom), outline="#F0E442")
+    out = case.logits
+    opinions = out.probs, out.image_logits.sigmoid(), out.pooled_logits.sigmoid()
+    probs = [part[0, label].item() for part in opinions]
+    shares = tuple(out.weights[0, :, label].tolist())
+    tag = Tag(NAMES[label], probs[0], 0.5, probs[1], probs[2], shares)
+    return draw_tag(np.asarray(image), tag, overlap=0.0, baseline=case.baseline, told=case.title)
 
 
 def main() -> None:

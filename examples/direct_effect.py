@@ -27,16 +27,16 @@ from rich.table import Table
 from torch import Tensor
 
 from pivotpatch import PatchInference
-from pivotpatch.cli.console import show_progress
+from pivotpatch.cli.console import StageProgress
 from pivotpatch.cli.train import report_entry
 from pivotpatch.core import Interval
 from pivotpatch.data import RecordSet, open_records
 from pivotpatch.data.loading import make_loader
 from pivotpatch.data.scenes import SceneStore, draw_scene
 from pivotpatch.inference import Scores, score_pictures
-from pivotpatch.inference.plots import KINDS
 from pivotpatch.models import PatchClassifier, load_checkpoint
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.runtime.drawing import KINDS
 from pivotpatch.training import fit, load_config
 
 FOLDER = Path("demo") / "direct_effect"
@@ -219,7 +219,7 @@ def train(out: Path, effort: Effort, changes: list[str]) -> None:
             *changes,
         ],
     )
-    with show_progress(outer="train") as shown:
+    with StageProgress(outer="train") as shown:
         fit(config, out, progress=shown.tell, report=partial(report_entry, shown))
 
 

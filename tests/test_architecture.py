@@ -13,7 +13,7 @@ import pivotpatch
 
 PACKAGE = Path(__file__).parents[1] / "src" / "pivotpatch"
 LAYERS = [
-    {"allocator", "errors", "faces", "process", "writing"},
+    {"errors", "faces", "process", "writing"},
     {"runtime"},
     {"core"},
     {"accel"},
@@ -29,7 +29,7 @@ LAYERS = [
 # What a layer may import beside Python's own modules.
 OUTSIDE = {"core": {"torch"}, "runtime": {"numpy", "PIL"}, "cluster": {"numpy", "PIL"}}
 # Named in a string and imported when it is asked for: what `Predictor.load` opens with torch, heads of other systems.
-DOORS = {("runtime", "pivotpatch.inference.open_engine"), ("models", "pivotpatch.peers")}
+DOORS = {("runtime", "pivotpatch.inference.engine"), ("models", "pivotpatch.peers")}
 ALLOWED = {("prediction", "drawing")}  # what `Prediction.plot` draws knows a prediction
 MODULE = re.compile(r"pivotpatch(\.\w+)+(:\w+)?")
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
@@ -91,7 +91,7 @@ def test_a_wrong_import_would_be_found() -> None:
         ("core", "import numpy"),
         ("runtime", "def f():\n    import torch"),
         ("runtime", "import_module('pivotpatch.inference.scoring')"),
-        ("data", "import_module('pivotpatch.inference.open_engine')"),
+        ("data", "import_module('pivotpatch.inference.engine')"),
         ("core", "from pivotpatch.models.heads import Head"),
         ("models", "from pivotpatch.peers.csra import CSRAHead"),
         ("data", "import_module('pivotpatch.peers.csra')"),

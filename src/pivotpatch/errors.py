@@ -76,7 +76,9 @@ def quote_fault(error: BaseException) -> str:
     >>> quote_fault(ValueError("bad\n  number")), quote_fault(KeyError())
     ('bad number', 'KeyError')
     """
-    said = " ".join(str(error)[: 4 * _FAULT].split()) or type(error).__name__
+    said = " ".join(str(error)[: 4 * _FAULT].split())
+    if not said or isinstance(error, KeyError):  # which says a key alone
+        said = ": ".join(filter(None, (type(error).__name__, said)))
     return cut(said if len(said) <= _FAULT else f"{said[: _FAULT - 4]} ...", _FAULT)  # its beginning tells most
 
 
@@ -90,7 +92,7 @@ def explaining(
     except InputError:
         raise
     except of as error:
-        raise InputError(where, f"{wrong} ({type(error).__name__}: {quote_fault(error)})", todo) from error
+        raise InputError(where, f"{wrong} ({quote_fault(error)})", todo) from error
 
 
 def choose_one_of(name: str, known: Iterable[str]) -> str:

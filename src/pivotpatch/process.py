@@ -1,7 +1,9 @@
-"""This process among others: the signals that ask it to stop, its share of the cores."""
+"""This process among others: the signals that ask it to stop, its share of the cores, its memory."""
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,20 +13,18 @@ from typing import NamedTuple
 _ASKING = (signal.SIGINT, signal.SIGTERM)
 # Seconds in which signals are one request: Ctrl-C reaches a process from the terminal and again from its launcher.
 _TOGETHER = 1.0
+# Of mallopt(3): how much may be free at the end of the heap before it goes back to the system; from which size on a
+# block is asked of the system alone; how many heaps threads may have: all but the first are too small for it.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 
 
 class Share(NamedTuple):
-    """The part of all images that one of several processes takes, in one stretch.
+    """The part of all images that one of several processes takes, in one stretch."""
 
-    Attributes:
-        rank: the number of the process.
-        world: how many there are.
-        shards: whether each makes a file of its own, so that they need not see each other's disk; else the last one to
-            finish makes the one file.
-    """
-
-    rank: int = 0
-    world: int = 1
+    rank: int = 0  # the number of the process
+    world: int = 1  # how many there are
+    # Whether each makes a file of its own, so that they need not see each other's disk; else the last one to finish
+    # makes the one file.
     shards: bool = False
 
     @property
@@ -78,7 +78,24 @@ def count_local_processes() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def count_workers() -> int:
     """This process's share of the cores that it may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(cores // count_local_processes(), 12), 1)
+    return max(min(count_cores() // count_local_processes(), 12), 1)
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory that it frees, for the next block of its kind; False where that cannot be told.
+
+    The GNU C library gives blocks of some megabytes back at once, and the system then hands out each page anew. A
+    model on the CPU does so layer by layer and spends half its time on it. The process stays as large as it once was.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        return False
+    wanted = ((_TRIM_THRESHOLD, 2**31 - 1), (_MMAP_THRESHOLD, 2**30), (_ARENA_MAX, 1))
+    return sum(int(mallopt(name, value)) for name, value in wanted) == len(wanted)

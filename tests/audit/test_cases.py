@@ -6,7 +6,7 @@ import pytest
 import torch
 from made_scores import make_scores
 
-from pivotpatch.audit.cases import find_cases, gather_logits
+from pivotpatch.audit.cases import find_cases
 from pivotpatch.errors import InputError
 
 LABELS = ("a", "b", "c")
@@ -25,11 +25,12 @@ def test_the_clearest_cases_are_those_of_a_loop_with_the_probabilities_and_weigh
     expected = sorted((each[-1] for each in gains), reverse=True)[:3] + sorted(each[0] for each in gains)[:2]
     assert [(case.row, case.label) for case in found] == [(row, label) for _, row, label in expected]
     for case in found:
-        logits, column = gather_logits(SCORES, case.row), LABELS.index(case.label)
-        assert case.image == pytest.approx(logits.image_logits.sigmoid()[0, column].item())
-        assert case.patch == pytest.approx(logits.pooled_logits.sigmoid()[0, column].item())
+        column, weights = LABELS.index(case.label), SCORES.weights
+        assert weights is not None
+        assert case.image == pytest.approx(SCORES.get("image")[case.row, column].sigmoid().item())
+        assert case.patch == pytest.approx(SCORES.get("patch")[case.row, column].sigmoid().item())
         assert case.tde == pytest.approx(torch.sigmoid(SCORES.get("tde")[case.row, column] / 1.5).item())
-        assert case.weights == pytest.approx(logits.weights[0, :, column].tolist())
+        assert case.weights == pytest.approx(weights[case.row, :, column].tolist())
         assert case.baseline == pytest.approx(BASELINE.probs("image")[case.row, column].item())
         assert case.shown == (target[case.row, column] == 1)
         truth = dict(zip(LABELS, target[case.row].tolist(), strict=True))

@@ -86,6 +86,6 @@ def test_files_of_weights_are_opened_by_architecture_and_labels(theirs: Path, ca
             ("evaluate", "w.pth", "photos.csv", "--architecture", "mine.toml", "--labels", "two.json"),
             "w.pth: it has 3 labels, and 2",
         ),
-        (("predict", image, "--model", "w.pth", "--architecture", "x", "--labels", "no.txt"), "no.txt: cannot be read"),
+        (("predict", image, "--model", "w.pth", "--architecture", "x", "--labels", "no.txt"), "no.txt: there is no such file"),
     ):
         assert read_refusal(capsys, *words).startswith(message)

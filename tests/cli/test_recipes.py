@@ -33,7 +33,7 @@ def test_one_recipe_is_printed_to_be_changed(tmp_path: Path, capsys: pytest.Capt
 def test_an_unknown_or_broken_recipe_is_one_line(here: Path, capsys: Errors) -> None:
     Path("mine.toml").write_text("[train]\nepoch = 3\n")
     for name, message in (
-        ("coco-resnet101-pta", "there is none of that name; did you mean 'coco-resnet101-pat'?"),
+        ("coco-resnet101-pta", "unknown recipe 'coco-resnet101-pta'; did you mean 'coco-resnet101-pat'?"),
         ("mine.toml", "mine.toml: unknown key 'train.epoch'; did you mean 'epochs'?"),
     ):
         assert message in read_refusal(capsys, "recipes", name)

@@ -6,14 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from pivotpatch.accel.device import choose_compiled
 from pivotpatch.core.patches import cut_patches, resize_images
 from pivotpatch.data import augment
 from pivotpatch.data.augment import OPERATIONS, Augmentation, AugmentPolicy, draw_augmentation
+from pivotpatch.models import views as view_making
+from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.views import make_views
+from pivotpatch.runtime.values import Patching
 
-SIZE = (32, 40)
+SIZE = (32, 32)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ZERO, ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+PREPARE = Preprocessing(32, MEAN, STD)
+PLAIN = Preprocessing(16, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -59,7 +64,7 @@ def test_views_are_resized_cut_from_the_image_or_the_source_and_normalised(
     native: bool, grid: int, overlap: float
 ) -> None:
     images = photographs(2, (64, 80))
-    views = make_views(images, size=SIZE, native=native, grid=grid, overlap=overlap, mean=MEAN, std=STD)
+    views = make_views(images, PREPARE, patching=Patching(grid, overlap, 64 if native else None))
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
     resized = resize_images(images, SIZE)
     patches = cut_patches(images if native else resized, grid=grid, overlap=overlap, size=SIZE)
@@ -67,29 +72,29 @@ def test_views_are_resized_cut_from_the_image_or_the_source_and_normalised(
     torch.testing.assert_close(views.image, (resized / 255 - mean) / std)
 
 
-@pytest.mark.parametrize("small", [None, (8, 8)])
-def test_each_view_takes_its_own_augmentation(small: tuple[int, int] | None) -> None:
+@pytest.mark.parametrize("small", [None, 8])
+def test_each_view_takes_its_own_augmentation(small: int | None) -> None:
     images, drawn = photographs(3, (24, 24)), draw(15)
     size = (16, 16)
     resized = resize_images(images, size)
-    views = make_views(images, size=size, patch_size=small, mean=ZERO, std=ONE, augmentation=drawn)
-    patches = cut_patches(resized, grid=2, size=small or size)
+    views = make_views(images, PLAIN, patching=Patching(patch_size=small), augmentation=drawn)
+    patches = cut_patches(resized, grid=2, size=(small, small) if small else size)
     first, _ = drawn.split(3)
     torch.testing.assert_close(views.image, first.apply(resized) / 255)
     for index in range(3):
         own = drawn.select(torch.arange(3 + 4 * index, 7 + 4 * index))
         torch.testing.assert_close(views.patches[index], own.apply(patches[index]) / 255)
-    alone = make_views(images, size=size, grid=0, mean=ZERO, std=ONE, augmentation=first)
+    alone = make_views(images, PLAIN, augmentation=first)
     assert torch.equal(alone.image, views.image)
     assert alone.patches.shape == (3, 0, 3, *size)
 
 
 def test_mixed_precision_and_memory_layout_change_nothing() -> None:
     images, drawn = photographs(12), draw(60)
-    expected = make_views(images, size=SIZE, mean=MEAN, std=STD, augmentation=drawn)
+    expected = make_views(images, PREPARE, patching=Patching(), augmentation=drawn)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         last = images.to(memory_format=torch.channels_last)
-        views = make_views(last, size=SIZE, mean=torch.tensor(MEAN), std=torch.tensor(STD), augmentation=drawn)
+        views = make_views(last, PREPARE, patching=Patching(), augmentation=drawn)
     assert torch.equal(views.image, expected.image)
     assert torch.equal(views.patches, expected.patches)
 
@@ -98,10 +103,12 @@ def test_mixed_precision_and_memory_layout_change_nothing() -> None:
 def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced whole, but run without the code generator, which takes a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    monkeypatch.setattr(augment, "_choose", cache(augment._choose.__wrapped__))
+    choose = cache(choose_compiled.__wrapped__)
+    for module in (augment, view_making):
+        monkeypatch.setattr(module, "choose_compiled", choose)
     for count in (12, 7):
         images, drawn = photographs(count, (48, 64)), draw(5 * count)
-        make = partial(make_views, images, size=SIZE, mean=MEAN, std=STD, augmentation=drawn, native=True)
+        make = partial(make_views, images, PREPARE, patching=Patching(source_size=64), augmentation=drawn)
         for plain, compiled in zip(make()[:2], make(compiled=True)[:2], strict=True):
             assert torch.equal(plain, compiled)
 
@@ -111,20 +118,19 @@ def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_makes_the_same_views() -> None:
     # Cut whole: resizing differs by a grey level between the devices, which equalising would spread out.
     images, drawn = photographs(20), draw(40)
-    expected = make_views(images, size=SIZE, mean=MEAN, std=STD, grid=1, augmentation=drawn)
-    mean, std = torch.tensor(MEAN, device="cuda"), torch.tensor(STD, device="cuda")
+    expected = make_views(images, PREPARE, patching=Patching(1), augmentation=drawn)
     sent = images.cuda()
-    make = partial(make_views, sent, size=SIZE, mean=mean, std=std, grid=1, augmentation=drawn)
+    make = partial(make_views, sent, PREPARE, patching=Patching(1), augmentation=drawn)
     make(compiled=True)
     torch.cuda.set_sync_debug_mode("error")  # nothing may wait for the device
     try:
         views, compiled = make(), make(compiled=True)
-        plain = make_views(sent, size=SIZE, mean=mean, std=std)
+        plain = make_views(sent, PREPARE, patching=Patching())
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for found in (views, compiled):
         for here, there in zip(expected[:2], found[:2], strict=True):
             close = (here - there.cpu()).abs() < 2.01 / 255 / min(STD)
             assert close.float().mean() > 0.995
-    cut = make_views(images, size=SIZE, mean=MEAN, std=STD).patches
+    cut = make_views(images, PREPARE, patching=Patching()).patches
     assert (cut - plain.patches.cpu()).abs().max() < 1.01 / 255 / min(STD)

@@ -37,7 +37,7 @@ def test_next_call_resumes_what_an_earlier_one_left_or_starts_over(
     served = file_server.serve("new/a.zip", CONTENT)
     file_server.moved["/a.zip"] = "/new/a.zip"
     served.cuts.append(20_000)
-    with pytest.raises(InputError, match=r"cannot be fetched \(.*\) beyond 20,000 bytes; run the same command again"):
+    with pytest.raises(InputError, match=r"cannot be fetched .*20,000 of .*; run the same command again"):
         fetch(file_server, tmp_path)
     file_server.asked.clear()
     served.ranges = change != "no ranges"
@@ -66,7 +66,7 @@ def test_what_is_not_as_published_is_removed(
 @pytest.mark.parametrize(("url", "message"), [
     ("file:///etc/hostname", "is not a web address; give one that starts with http"),
     ("http://[bad/a.zip", "check the address"),
-    ("http://127.0.0.1:1/a.zip", "Connection refused.* beyond 0 bytes"),
+    ("http://127.0.0.1:1/a.zip", "Connection refused"),
 ])  # fmt: skip
 def test_address_that_cannot_be_used_is_named(url: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"^{url[:4]}[^\n]+{message}[^\n]*$"):

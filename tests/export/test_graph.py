@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pivotpatch.core.patches import resize_images
 from pivotpatch.errors import InputError
-from pivotpatch.export.graph import PictureGraph, check_difference, trace_pictures
+from pivotpatch.export.onnx import PictureGraph, check_difference, trace_pictures
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.runtime.decoding import resize_pixels
 from pivotpatch.runtime.engine import Answer, Array, Pixels

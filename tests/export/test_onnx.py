@@ -11,8 +11,7 @@ from made_networks import ask, fit_made_up, make_network, make_pictures
 from pivotpatch.core.patches import resize_images
 from pivotpatch.errors import InputError
 from pivotpatch.export import onnx as exporter
-from pivotpatch.export.graph import Agreement
-from pivotpatch.export.onnx import export_onnx
+from pivotpatch.export.onnx import Agreement, export_onnx
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier

@@ -203,7 +203,7 @@ def test_what_a_model_cannot_answer_is_refused() -> None:
     patch_only, with_tde = make_patched(), make_plain()
     patch_only.patch_only, with_tde.calibration = True, calibration("tde")
     refused: list[tuple[MultiLabelClassifier | PatchClassifier | PatchInference, float, str]] = [
-        (PatchInference(make_plain()), 0.5, "PAT-I looks at the patches of every image, effort is 0.5"),
+        (PatchInference(make_plain()), 0.5, "effort: is 0.5, but PAT-I looks at the patches of all images"),
         (make_plain(), 0.5, "which needs a model with patches"),
         (make_patched(), 0.5, "which needs a tuned checkpoint"),
         (make_patched(), float("nan"), "effort is nan; give a number from 0"),

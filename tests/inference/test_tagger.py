@@ -9,7 +9,7 @@ import pytest
 import skimage.data
 
 from pivotpatch import Predictor
-from pivotpatch.inference.open_engine import open_engine
+from pivotpatch.inference.engine import open_engine
 from pivotpatch.runtime.checks import PREFERENCES
 from pivotpatch.runtime.decoding import ImageSource, decode_image
 from pivotpatch.runtime.engine import LookEngine

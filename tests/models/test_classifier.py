@@ -118,7 +118,7 @@ def test_images_that_do_not_suit_the_network_are_named() -> None:
     assert MultiLabelClassifier(flexible, LABELS)(torch.rand(1, 3, 32, 96)).shape == (1, 4)
     with pytest.raises(InputError, match="it gives a (list|tuple), no map; choose another backbone"):
         MultiLabelClassifier("crossvit_9_240", LABELS)(torch.rand(1, 3, 240, 240))
-    with pytest.raises(InputError, match="source is 32 x 64 pixels, smaller than the images' 64 x 64"):
+    with pytest.raises(InputError, match="no smaller"):
         PatchClassifier(small(), LABELS)(torch.rand(1, 3, 64, 64), source=torch.rand(1, 3, 32, 64))
 
 

@@ -131,7 +131,7 @@ def test_only_the_checkpoint_is_fetched_and_only_once(hub: HubServer, tmp_path: 
     hub.address = "http://127.0.0.1:9"  # where nothing answers
     said.append(run_with_hub(hub, tmp_path / "copies", code))
     assert [lines[:2] for lines in said] == [["None", "(0.1, 0.2, 0.3)"]] * 3
-    assert said[0][2].startswith("me/unheard-of: the hub cannot be used (RepositoryNotFoundError")
+    assert said[0][2].startswith("me/unheard-of: the hub cannot be used (401 Client Error")
     assert said[2][2].startswith("me/unheard-of: is no folder that is there, and the hub cannot be reached")
 
 
@@ -142,7 +142,7 @@ def test_what_the_hub_refuses_is_said_in_one_line(hub: HubServer, tmp_path: Path
     hub.offer("me/other", tmp_path / "m").files.pop("model.json")
     hub.offer("me/cut", tmp_path / "m").files["model.safetensors"] = b"cut short"
     asked = [
-        ("nobody/m", {}, "nobody/m: the hub cannot be used (RepositoryNotFoundError"),
+        ("nobody/m", {}, "nobody/m: the hub cannot be used (401 Client Error"),
         ("me/private", {}, "check the name; if it is private, set HF_TOKEN or run `hf auth login`"),
         ("me/private", {"token": "may-read"}, "PatchClassifier"),
         (
@@ -190,7 +190,7 @@ def test_a_model_is_sent_with_its_card(hub: HubServer, tmp_path: Path) -> None:
         hub.repositories[name].files["model.json"] = b"{}"
     said = run_with_hub(hub, tmp_path / "copies", code)
     assert said[:3] == [f"{hub.address}/me/{name}" for name in ("new", "edited", "replaced")]
-    assert said[3].startswith("me/new: the hub cannot be used (HfHubHTTPError: 403")
+    assert said[3].startswith("me/new: the hub cannot be used (403")
     assert "license" in said[4]
     new, edited, replaced = (hub.repositories[name].files for name in ("me/new", "me/edited", "me/replaced"))
     for sent in (new, edited, replaced):

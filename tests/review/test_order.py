@@ -2,18 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 
-from pivotpatch.audit import label_errors
-from pivotpatch.review.order import (
-    Doubts,
-    Floats,
-    Pair,
-    order_images,
-    order_label,
-    rate_doubts,
-    rate_self_confidence,
-)
+from pivotpatch.review.order import Doubts, Floats, Pair, order_images, order_label, rate_doubts
+from pivotpatch.runtime.values import rate_self_confidence
 
 LABELS = ("cup", "fork", "knife")
 HALF = np.full(3, 0.5)
@@ -55,12 +46,16 @@ def test_a_given_label_that_is_strongly_contradicted_comes_before_every_other_do
     assert doubts.explain_image(7) == f"fork: {word}, but its probability is {probs[7, 1]:.2f}"
 
 
-def test_self_confidence_is_that_of_the_audit() -> None:
+def test_self_confidence_is_a_loops() -> None:
     generator = np.random.default_rng(2)
-    level = generator.random((50, 3)).astype(np.float32)
-    given = generator.choice([0.0, 1.0, np.nan], (50, 3)).astype(np.float32)
-    expected = label_errors.rate_self_confidence(torch.from_numpy(level), torch.from_numpy(given)).numpy()
-    np.testing.assert_allclose(rate_self_confidence(level, given), expected, rtol=1e-5)
+    level = generator.random((50, 3))
+    given = generator.choice([0.0, 1.0, np.nan], (50, 3))
+    found = rate_self_confidence(level, given)
+    for row, label in np.ndindex(50, 3):
+        alike = [level[other, label] for other in range(50) if given[other, label] == given[row, label]]
+        own = [p if given[row, label] == 1 else 1 - p for p in (level[row, label], *alike)]
+        expected = own[0] / np.mean(own[1:]) if alike else np.nan
+        assert found[row, label] == pytest.approx(expected, nan_ok=True)
 
 
 def test_image_and_patches_that_disagree_and_labels_claimed_from_co_occurrence_are_doubted() -> None:

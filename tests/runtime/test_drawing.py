@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
 from pivotpatch.runtime import drawing
-from pivotpatch.runtime.drawing import OPINIONS, TAGS, draw_tag, draw_tags
+from pivotpatch.runtime.drawing import BASELINE, OPINIONS, TAGS, draw_tag, draw_tags
 from pivotpatch.runtime.prediction import Tag, fit
 from pivotpatch.runtime.values import PatchBox, patch_boxes
 
@@ -53,6 +53,9 @@ def test_one_label_has_three_bars_and_its_pivot_patch_is_the_brightest() -> None
     middles = [figure.getpixel((int(left + right) // 2, int(top + bottom) // 2)) for left, top, right, bottom in inner]
     grey = [middle[0] for middle in middles if isinstance(middle, tuple)]
     assert grey[2] > grey[0] == grey[1] == grey[3]
+    beside = draw_tag(WHITE, tag, overlap=0.0, baseline=0.5, told="")
+    for colour, prob in zip((BASELINE, *OPINIONS.values()), (0.5, 0.25, 1.0, 0.75), strict=True):
+        assert find(beside, colour)[:, SPLIT:].any(axis=0).sum() == pytest.approx(prob * drawing._BARS, abs=5)
     alone = draw_tag(WHITE, tag._replace(patch_prob=None, weights=None, box=None), overlap=0.0)
     assert [find(alone, colour).any() for colour in OPINIONS.values()] == [True, False, False]
 

@@ -162,6 +162,7 @@ def test_what_the_description_or_the_graph_gets_wrong_is_told(
 
 
 TAGGER_TELLS = json.loads(next(each.value for each in onnx.load(TAGGER).metadata_props if each.key == "pivotpatch"))
+LESS = TAGGER_TELLS["labels"][:-1]
 FITTED = {"kind": "tde", "method": "platt", "slope": [1.0], "offset": [0.0]}
 
 
@@ -169,12 +170,12 @@ FITTED = {"kind": "tde", "method": "platt", "slope": [1.0], "offset": [0.0]}
     ("changes", "said"),
     [
         ({"labels": "abc", "thresholds": None}, "labels are no list"),
-        ({"labels": TAGGER_TELLS["labels"][:-1], "thresholds": None}, "a calibration of 80 labels and 'tde' for 79"),
+        ({"labels": LESS, "thresholds": None, "preferences": None}, "a calibration of 80 labels and 'tde' for 79"),
         ({"calibration": FITTED}, "a calibration of 1 labels and 'tde' for 80"),
         ({"calibration": {**TAGGER_TELLS["calibration"], "kind": "x"}}, "a calibration of 80 labels and 'x' for 80"),
         ({"picture_size": True}, r"sizes are \[True, "),
         ({"adaptive": {**TAGGER_TELLS["adaptive"], "again": FITTED}}, "a calibration of 1 labels and 'tde' for 80"),
-        ({"grid": 3}, "grid and overlap are not those of its patches"),
+        ({"grid": 3}, "grid or overlap are not its patches'"),
         ({"grid": 17, "patching": {**TAGGER_TELLS["patching"], "grid": 17}}, "grid is 17"),
         (
             {"grid": 16, "patching": {**TAGGER_TELLS["patching"], "grid": 16, "patch_size": 4096}},

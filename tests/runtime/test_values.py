@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pivotpatch.errors import InputError
-from pivotpatch.runtime.values import Adaptive, Calibration, check_effort, measure_uncertainty
+from pivotpatch.runtime.checks import check_effort
+from pivotpatch.runtime.values import Adaptive, Calibration, measure_uncertainty
 
 FITTED = Calibration("tde", "platt_per_label", (0.5, 2.0), (1.0, -0.25))
 IMAGE = Calibration("image", "platt", (0.5, 2.0), (1.0, -0.25))

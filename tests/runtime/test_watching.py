@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import pivotpatch.runtime.watching as watching_module
-from pivotpatch.errors import InputError
 from pivotpatch.runtime.watching import watch
 
 EVERY, SETTLE, LONGEST = 0.01, 0.05, 20.0
@@ -59,7 +58,7 @@ def watching(folder: Path) -> Iterator[Watched]:
             "suffixes": (".jpg", ".png"),
             "every": EVERY,
             "settle": SETTLE,
-            "stop": stop,
+            "stopping": stop.is_set,
             "already": watched.is_tagged,
         },
     )
@@ -87,31 +86,28 @@ def test_each_image_is_handed_over_once(tmp_path: Path) -> None:
         watched.wait_for(["a.PNG", "b.jpg", "sub/new.jpg", "tagged.jpg"])
 
 
-class Script(threading.Event):
+class Script:
     """A clock that stands still but between two looks, and then something happens; at the end it stops the watch."""
 
     def __init__(self, *steps: Callable[[], object]) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.steps = list(steps)
+        self.now, self.steps, self.ended = 0.0, list(steps), False
 
     def monotonic(self) -> float:
         return self.now
 
-    def wait(self, timeout: float | None = None) -> bool:
-        assert timeout is not None
-        self.now += timeout
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
         if self.steps:
             self.steps.pop(0)()
         else:
-            self.set()
-        return self.is_set()
+            self.ended = True
 
 
 def play(monkeypatch: pytest.MonkeyPatch, folder: Path, *steps: Callable[[], object]) -> list[tuple[float, str]]:
     """When each image was handed over, with a look every second and two of them to settle."""
     script = Script(*steps)
     monkeypatch.setattr(watching_module, "time", script)
+    monkeypatch.setattr(watching_module, "_GLANCE", 1)
     taken: list[tuple[float, str]] = []
     watch(
         folder,
@@ -119,7 +115,7 @@ def play(monkeypatch: pytest.MonkeyPatch, folder: Path, *steps: Callable[[], obj
         suffixes=(".jpg",),
         every=1,
         settle=2,
-        stop=script,
+        stopping=lambda: script.ended,
         already=lambda path: False,
     )
     return taken
@@ -165,10 +161,10 @@ def test_files_and_folders_may_vanish_and_come_back(tmp_path: Path, monkeypatch:
 
 def test_it_stops_before_it_takes_more(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"1")
-    stop = threading.Event()
-    stop.set()
     taken: list[list[Path]] = []
-    watch(tmp_path, taken.append, suffixes=(".jpg",), every=60, settle=0, stop=stop, already=lambda path: False)
+    answers = iter([False, True, True, True])  # asked before the first look, and before what it found is taken
+    stopping = partial(next, answers)
+    watch(tmp_path, taken.append, suffixes=(".jpg",), every=60, settle=0, stopping=stopping, already=lambda path: False)
     assert taken == []
 
 
@@ -185,12 +181,6 @@ def test_what_tagging_raises_ends_the_watch(tmp_path: Path) -> None:
             suffixes=(".jpg",),
             every=60,
             settle=0,
-            stop=threading.Event(),
+            stopping=lambda: False,
             already=lambda path: False,
         )
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    for path in (tmp_path / "none", Path(__file__)):
-        with pytest.raises(InputError, match="there is no such folder"):
-            watch(path, print, suffixes=(), every=1, settle=1, stop=threading.Event(), already=lambda path: False)

@@ -39,7 +39,7 @@ def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, object], list
     files = {kind: write() for kind, write in WRITERS.items()}
     found, counts, at, last = list[str](), Counter[str](), 0, ""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torture.damage", "pivotpatch.inference.open_engine", "pivotpatch.data.table"])
+    context.set_forkserver_preload(["torture.damage", "pivotpatch.inference.engine", "pivotpatch.data.table"])
     with warnings.catch_warnings():
         while at < wanted:
             here, there = context.Pipe(duplex=False)

@@ -88,7 +88,7 @@ def cut_in_half(path: Path) -> None:
         ),
         ("best", shutil.rmtree, r"is not there, though step \d+ was kept in it; put it back, or start another with"),
         ("last", shutil.rmtree, "is not there, so the run cannot go on; put it back, or start anew"),
-        ("log.jsonl", lambda path: path.write_text("garbage\n" * 9), "holds lines that no run writes; mend them"),
+        ("log.jsonl", lambda path: path.write_text("garbage\n" * 9), "holds lines that no run writes .*; mend them"),
     ],
 )
 def test_what_is_damaged_or_changed_is_named(

@@ -54,8 +54,9 @@ def test_a_point_is_the_definition(method: Method, closer: Scores | None) -> Non
     """A closer look takes the place of the patches below effort 1, calibrated like these, with a lam of its own."""
     scores = make_scores(LABELS, count=60, seed=3)
     cost = 4 if closer is None else 2.25
-    curve = effort_curve(scores, [0.4, 0.7], patch_cost=4, closer=closer, closer_cost=2.25, method=method)
-    for effort, point in zip((0.4, 0.7), curve.points[1:-1], strict=True):
+    curve = effort_curve(scores, patch_cost=4, closer=closer, closer_cost=2.25, method=method)
+    for effort in (0.4, 0.7):
+        point = curve.points[EFFORTS.index(effort)]
         places, looked = place_by_hand(scores, effort, method, closer)
         assert point.mean == pytest.approx(judge(places, scores.target), abs=1e-6)
         assert point.share == pytest.approx(looked.mean())

@@ -27,6 +27,12 @@ def can_run(kernel: Callable[[torch.device], object], device: torch.device) -> b
     return True
 
 
+@cache
+def choose_compiled(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
+    """A function, or what it is compiled to; the number of views becomes a variable once it has changed."""
+    return torch.compile(function) if compiled else function
+
+
 def has_bfloat16(device: torch.device) -> bool:
     """Whether a device is a GPU that computes in bfloat16 itself; older ones do so slowly, or not at all.
 

@@ -62,12 +62,7 @@ class Batcher:
         self._work: asyncio.Task[None] | None = None
 
     async def ask(self, content: bytes, *, name: str = "image") -> Prediction:
-        """What is in an image, the same as of the file on a disk.
-
-        Args:
-            content: the bytes of its file.
-            name: what messages call it.
-        """
+        """What is in an image, by the bytes of its file; the same as of the file on a disk."""
         if self._room == 0:
             raise BusyError("too many images wait for an answer; try again in a moment")
         self._room -= 1

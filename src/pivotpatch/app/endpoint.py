@@ -112,23 +112,13 @@ async def _find_image(request: Request, body: AsyncGenerator[bytes, None]) -> tu
 
 
 def make_routes(batcher: Batcher, *, name: str, bodies: Bodies) -> list[BaseRoute]:
-    """The addresses of the endpoint.
-
-    Args:
-        batcher: answers the images.
-        name: of the model.
-        bodies: reads what is sent.
-    """
+    """The addresses of the endpoint of a model called `name`; `batcher` answers what `bodies` reads."""
     engine = batcher.predictor.engine
     description = json.loads(files("pivotpatch.app").joinpath("openapi.json").read_text("utf-8"))
     description["info"]["version"] = __version__
+    model = {"name": name, "labels": engine.labels, "grid": engine.grid, "tuned": engine.thresholds is not None}
     told: dict[str, dict[str, Any]] = {
-        "/api/model": {
-            "name": name,
-            "labels": list(engine.labels),
-            "grid": engine.grid,
-            "tuned": engine.thresholds is not None,
-        },
+        "/api/model": model,
         "/health": {"status": "ok"},
         "/openapi.json": description,
     }

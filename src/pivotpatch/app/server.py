@@ -140,13 +140,10 @@ class Connection(H11Protocol):
         self._since = self.loop.time()
         self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
-    def _waits_for_us(self) -> bool:
-        """Whether a request is here as a whole, and no answer waits to be read."""
-        return self._at_work is not None and not self._at_work.more_body and not self.flow.write_paused
-
     def _drop_longest_waiting(self) -> bool:
+        """Make room, unless each request is here as a whole, with no answer that waits to be read: they wait for us."""
         others = (other for other in self.connections if isinstance(other, Connection) and other is not self)
-        waiting = [other for other in others if not other._waits_for_us()]
+        waiting = [o for o in others if o._at_work is None or o._at_work.more_body or o.flow.write_paused]
         if not waiting:
             return False
         longest = min(waiting, key=lambda other: other._since)

@@ -5,35 +5,24 @@ from dataclasses import asdict, dataclass
 import torch
 
 from pivotpatch.audit.evaluation import check_paired
-from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
 
 @dataclass(frozen=True)
 class CaseStudy:
-    """One label of one image.
+    """One label of one image."""
 
-    Attributes:
-        picture: name of the image, `row` among the scores.
-        shown: whether the image shows the label.
-        others: the other labels that the image shows.
-        image: probability from the whole image (the paper's Ori).
-        patch: probability from the pooled patches (Pat); `tde` from both.
-        weights: share of each patch, row by row.
-        baseline: probability from the baseline.
-    """
-
-    picture: str
+    picture: str  # name of the image, `row` among the scores
     row: int
     label: str
-    shown: bool
-    others: tuple[str, ...]
-    image: float
-    patch: float
+    shown: bool  # whether the image shows the label
+    others: tuple[str, ...]  # the other labels that the image shows
+    image: float  # probability from the whole image (the paper's Ori)
+    patch: float  # probability from the pooled patches (Pat); `tde` from both
     tde: float
-    weights: tuple[float, ...]
-    baseline: float
+    weights: tuple[float, ...]  # share of each patch, row by row
+    baseline: float  # probability from the baseline
 
     def to_dict(self) -> dict[str, object]:
         """In plain types, for JSON."""
@@ -76,12 +65,3 @@ def find_cases(scores: Scores, baseline: Scores, *, count: int = 8) -> list[Case
             )
             found.append(study)
     return found
-
-
-def gather_logits(scores: Scores, row: int) -> CounterfactualLogits:
-    """All that is known of one image, B = 1, as `plot_case` takes it."""
-    one = scores.select(torch.tensor([row]))
-    assert one.patch_logits is not None
-    assert one.weights is not None
-    parts = one.patch_logits, one.weights
-    return CounterfactualLogits(one.get("image"), *parts, one.get("patch"), one.get("tde"), one.probs("tde"))

@@ -70,21 +70,14 @@ def find_rule(scores: Scores, policy: Policy | None, kind: str, *, empty: EmptyR
 
 @dataclass(frozen=True)
 class KindEvaluation:
-    """What one kind of logits is worth.
+    """What one kind of logits is worth."""
 
-    Attributes:
-        precision: average precision of each label and its mean.
-        interval: of the mAP, where there are resamples.
-        label_intervals: of each label's average precision, likewise; None for a label without a positive.
-        decided: precision, recall and F1 under the policy, where it speaks of this kind.
-        top: the same for the highest labels of each image.
-    """
-
-    precision: AveragePrecision
-    interval: Interval | None
+    precision: AveragePrecision  # average precision of each label and its mean
+    interval: Interval | None  # of the mAP, where there are resamples
+    # Of each label's average precision, likewise; None for a label without a positive.
     label_intervals: tuple[Interval | None, ...] | None
-    decided: PrecisionRecall | None
-    top: PrecisionRecall
+    decided: PrecisionRecall | None  # precision, recall and F1 under the policy, where it speaks of this kind
+    top: PrecisionRecall  # the same for the highest labels of each image
 
 
 @dataclass(frozen=True)
@@ -97,47 +90,31 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """One mAP less another on the same images and resamples.
+    """One mAP less another on the same images and resamples."""
 
-    Attributes:
-        of: the kind of logits.
-        minus: what is taken off: a kind, or "baseline" and its kind.
-        per_label: the difference of each label's average precision; None for a label without a positive.
-        label_intervals: of these; None, like `interval`, without resamples.
-        decided: the differences of CF1 and OF1, each side by its own rule; empty where one has none.
-    """
-
-    of: str
-    minus: str
+    of: str  # the kind of logits
+    minus: str  # what is taken off: a kind, or "baseline" and its kind
     value: float
     interval: Interval | None
+    # The difference of each label's average precision; None for a label without a positive.
     per_label: tuple[float | None, ...]
-    label_intervals: tuple[Interval | None, ...] | None
+    label_intervals: tuple[Interval | None, ...] | None  # of these; None, like `interval`, without resamples
+    # The differences of CF1 and OF1, each side by its own rule; empty where one has none.
     decided: Mapping[str, Change] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The evaluation of scores.
+    """The evaluation of scores."""
 
-    Attributes:
-        pictures: how many were judged.
-        ranking: the kind to rank by.
-        resamples: of the intervals; 0 where there are none.
-        kinds: by kind of logits.
-        gain: the total direct effect less the image logits, where both are there.
-        difference: the ranking less that of a baseline, where one was given.
-        baseline: what the baseline's own ranking is worth, likewise.
-    """
-
-    pictures: int
+    pictures: int  # how many were judged
     labels: tuple[str, ...]
-    ranking: str
-    resamples: int
-    kinds: Mapping[str, KindEvaluation]
-    gain: Difference | None
-    difference: Difference | None
-    baseline: KindEvaluation | None = None
+    ranking: str  # the kind to rank by
+    resamples: int  # of the intervals; 0 where there are none
+    kinds: Mapping[str, KindEvaluation]  # by kind of logits
+    gain: Difference | None  # the total direct effect less the image logits, where both are there
+    difference: Difference | None  # the ranking less that of a baseline, where one was given
+    baseline: KindEvaluation | None = None  # what the baseline's own ranking is worth, likewise
 
     @property
     def definition(self) -> Definition:
@@ -271,18 +248,12 @@ class StepwiseEvaluation:
 
 @dataclass(frozen=True)
 class ScaleStudy:
-    """A row of the paper's study of image scale: do larger views alone explain the gain?
-
-    Attributes:
-        patch: mAP of the patch logits of a model that was trained on patches alone.
-        tde: mAP of the TDE logits of PAT-T.
-        difference: TDE less patch, with the interval of a paired bootstrap over the images.
-    """
+    """A row of the paper's study of image scale: do larger views alone explain the gain?"""
 
     definition: Definition
-    patch: float
-    tde: float
-    difference: Interval
+    patch: float  # mAP of the patch logits of a model that was trained on patches alone
+    tde: float  # mAP of the TDE logits of PAT-T
+    difference: Interval  # TDE less patch, with the interval of a paired bootstrap over the images
 
 
 def evaluate_steps(scores: Scores, *, definition: Definition = "step") -> StepwiseEvaluation:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.inference.scores import Scores
+from pivotpatch.runtime.values import rate_self_confidence
 from pivotpatch.tuning.calibration import calibrate_out_of_fold
 
 HIGHEST_SELF_CONFIDENCE = 0.25
@@ -16,23 +17,16 @@ HIGHEST_SELF_CONFIDENCE = 0.25
 
 
 class LabelError(NamedTuple):
-    """A label that is probably missing from an image, or probably wrong.
+    """A label that is probably missing from an image, or probably wrong."""
 
-    Attributes:
-        rank: from 1, the most suspicious.
-        picture: name of the image, `row` among the scores.
-        direction: "missing", the target says no and the model yes; "wrong", the other way round.
-        probability: that the image shows the label, calibrated.
-        self_confidence: see `rate_self_confidence`; near 0 is suspicious, 1 is ordinary.
-    """
-
-    rank: int
-    picture: str
+    rank: int  # from 1, the most suspicious
+    picture: str  # name of the image, `row` among the scores
     row: int
     label: str
+    # "missing", the target says no and the model yes; "wrong", the other way round.
     direction: Literal["missing", "wrong"]
-    probability: float
-    self_confidence: float
+    probability: float  # that the image shows the label, calibrated
+    self_confidence: float  # see `rate_self_confidence`; near 0 is suspicious, 1 is ordinary
 
 
 def find_label_errors(scores: Scores, *, probs: Tensor | None = None, count: int = 100) -> list[LabelError]:
@@ -49,7 +43,7 @@ def find_label_errors(scores: Scores, *, probs: Tensor | None = None, count: int
     """
     if probs is None:
         probs = calibrate_out_of_fold(scores.scaled(scores.ranking), scores.target)
-    confidence = rate_self_confidence(probs, scores.target)
+    confidence = torch.from_numpy(rate_self_confidence(probs.numpy(), scores.target.numpy()))
     rows, columns = (confidence <= HIGHEST_SELF_CONFIDENCE).nonzero(as_tuple=True)
     order = confidence[rows, columns].argsort(stable=True)[:count]
     return [
@@ -64,28 +58,3 @@ def find_label_errors(scores: Scores, *, probs: Tensor | None = None, count: int
         )
         for rank, (row, column) in enumerate(zip(rows[order].tolist(), columns[order].tolist(), strict=True), 1)
     ]
-
-
-def rate_self_confidence(probs: Tensor, target: Tensor) -> Tensor:
-    """What a model gives to the target's answers, as a part of what it gives to such answers as a rule.
-
-    That is p where the target says yes and 1 - p where it says no, divided by its mean over all images with that
-    answer: a label that the model hardly ever finds is not suspicious for being missed once more.
-
-    Args:
-        probs: (N,L).
-        target: (N,L), 1 present, 0 absent, NaN unknown.
-
-    Returns:
-        (N,L), 0 or more, 1 for an ordinary answer; NaN where the target is unknown.
-
-    >>> rate_self_confidence(torch.tensor([[0.9], [0.9], [0.3]]), torch.tensor([[1.0], [1.0], [1.0]])).flatten()
-    tensor([1.2857, 1.2857, 0.4286])
-    """
-    own = torch.where(target == 1, probs, 1 - probs)
-    rated = torch.full_like(probs, torch.nan)
-    for answer in (0, 1):
-        asked = target == answer
-        usual = (own * asked).sum(0) / asked.sum(0)
-        rated = torch.where(asked, own / usual, rated)
-    return rated

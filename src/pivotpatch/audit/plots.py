@@ -10,12 +10,14 @@ from matplotlib.legend import Legend
 from numpy.typing import NDArray
 from PIL import Image
 
+from pivotpatch.audit.cases import CaseStudy
 from pivotpatch.audit.cooccurrence import PairComparison, PairRates
 from pivotpatch.audit.evaluation import ScaleStudy, StepwiseEvaluation
 from pivotpatch.core.bootstrap import wilson_interval
 from pivotpatch.data.records import RecordSet
-from pivotpatch.inference.plots import BASELINE, KINDS, MODEL
 from pivotpatch.runtime.decoding import decode_image
+from pivotpatch.runtime.drawing import BASELINE, KINDS, MODEL, draw_tag
+from pivotpatch.runtime.prediction import Tag
 
 _MARKERS = {"image": "o", "patch": "^", "tde": "s"}
 _KIND_NAMES = {"image": "image logits", "patch": "patch logits", "tde": "TDE logits"}
@@ -138,15 +140,14 @@ def shrink_image(records: RecordSet, row: int, *, side: int) -> Image.Image:
     return small
 
 
-def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str], *, columns: int = 5) -> Figure:
-    """Images in rows, each with a few lines below it.
+def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str]) -> Figure:
+    """Images in rows of five, each with a few lines below it.
 
     Args:
         images: RGB pixels (H,W,3) each, of any size; at least one.
         captions: one per image.
-        columns: the most images in a row.
     """
-    columns = min(columns, len(images))
+    columns = min(5, len(images))
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(1.9 * columns, 2.5 * rows), dpi=_DPI, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flat
@@ -157,6 +158,13 @@ def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str], *, 
     for axes in grid[len(images) :]:
         axes.set_axis_off()
     return figure
+
+
+def plot_case(case: CaseStudy, image: NDArray[np.uint8], *, overlap: float) -> Image.Image:
+    """Why a label is given to an image (H,W,3) or not, beside a baseline; `overlap` of the patches, as scored."""
+    tag = Tag(case.label, case.tde, 0.5, case.image, case.patch, case.weights)
+    told = f"probability of “{case.label}”, which is {'there' if case.shown else 'not there'}"
+    return draw_tag(image, tag, overlap=overlap, baseline=case.baseline, told=told)
 
 
 def _write_plainly(legend: Legend) -> None:

@@ -19,45 +19,6 @@ if TYPE_CHECKING:
 _TOKEN = re.compile(r"[\w.~+/=-]{8,}", re.ASCII)
 
 
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb."""
-    app = verbs.add_parser(
-        "app",
-        help="tag images on a web page",
-        description="Serve a web page that tags images and shows why, and the endpoint POST /api/predict. "
-        "Nothing leaves this machine. Ctrl-C ends it.",
-    )
-    app.add_argument(
-        "--model",
-        default="tagger",
-        help="a run, a checkpoint, an exported file, or a name such as hub:owner/name (tagger)",
-    )
-    app.add_argument("--device", help="such as cpu or cuda:1; a GPU where there is one by default")
-    app.add_argument("--effort", type=float, default=1.0, help="from 0 to 1 (1)")
-    add_address_options(app, port=7860)
-    app.set_defaults(run=run_app)
-
-
-def add_address_options(parser: argparse.ArgumentParser, *, port: int) -> None:
-    """Add where to listen, and who may ask."""
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1, which others cannot reach)")
-    parser.add_argument("--port", type=int, default=port, help=f"0 for any that is free ({port})")
-    parser.add_argument(
-        "--token",
-        nargs="?",
-        const="",
-        help="answer only requests that carry this token; without a value one is made up and printed. "
-        "The variable PIVOTPATCH_TOKEN does the same and is not seen in the list of processes",
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name under which others reach this machine; may be repeated",
-    )
-
-
 def run_app(args: argparse.Namespace) -> int:
     """Serve until the process is told to end."""
     from pivotpatch.app.server import serve

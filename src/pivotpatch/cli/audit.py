@@ -2,19 +2,20 @@
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pivotpatch.cli.sources import POLICY_HELP, open_pictures, read_policy, read_score_file
+from pivotpatch.cli.usage import POLICY_HELP
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
+    from PIL.Image import Image
     from rich.table import Table
 
     from pivotpatch.audit.cooccurrence import Curve
@@ -30,7 +31,7 @@ class _Told(NamedTuple):
 
     plain: Any
     shown: "Sequence[str | Table]"
-    figures: "dict[str, Figure]"
+    figures: "Mapping[str, Figure | Image]"
 
 
 _Part = Callable[["Scores", "RecordSet | None", argparse.Namespace], _Told]
@@ -65,6 +66,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _run_part(args: argparse.Namespace) -> int:
     """Read the scores, audit them, tell it, and draw it where asked to."""
     from pivotpatch.cli.console import Screen, write_figures
+    from pivotpatch.cli.sources import open_pictures, read_score_file
 
     if getattr(args, "count", 1) < 1:
         raise InputError("--count", f"{args.count} entries", "give 1 or more")
@@ -94,6 +96,7 @@ def _audit_pairs(scores: "Scores", records: "RecordSet | None", args: argparse.N
 
     from pivotpatch.audit import compare_pairs, decide, find_false_positives, match_recall, rank_pairs, rate_pairs
     from pivotpatch.audit.cooccurrence import FEW, RecallMatched, bound_lower
+    from pivotpatch.cli.sources import read_policy, read_score_file
 
     pairs = None if args.pair is None else [_split_pair(text) for text in args.pair]
     other = comparison = lower = None
@@ -223,6 +226,7 @@ def _audit_scale(scores: "Scores", _records: "RecordSet | None", args: argparse.
 
     from pivotpatch.audit import study_scale
     from pivotpatch.audit.plots import plot_scale
+    from pivotpatch.cli.sources import read_score_file
     from pivotpatch.core.metrics import DEFINITIONS
 
     alone = read_score_file(Path(args.words[1]), like=scores)
@@ -252,8 +256,9 @@ def _audit_label_errors(scores: "Scores", records: "RecordSet | None", args: arg
 
 
 def _audit_cases(scores: "Scores", records: "RecordSet | None", args: argparse.Namespace) -> _Told:
-    from pivotpatch.audit.cases import find_cases, gather_logits
-    from pivotpatch.inference.plots import plot_case
+    from pivotpatch.audit.cases import find_cases
+    from pivotpatch.audit.plots import plot_case
+    from pivotpatch.cli.sources import read_score_file
 
     found = find_cases(scores, read_score_file(args.baseline, like=scores), count=args.count)
     rows = [
@@ -267,15 +272,7 @@ def _audit_cases(scores: "Scores", records: "RecordSet | None", args: argparse.N
     ]
     images = _decode(records, [case.row for case in found]) if args.plot else []
     figures = {
-        f"case_{number}": plot_case(
-            image,
-            gather_logits(scores, case.row),
-            label=scores.labels.index(case.label),
-            labels=scores.labels,
-            title=f"“{case.label}” is {'there' if case.shown else 'not there'}",
-            overlap=scores.overlap,
-            baseline=case.baseline,
-        )
+        f"case_{number}": plot_case(case, image, overlap=scores.overlap)
         for number, (case, image) in enumerate(zip(found, images, strict=False), 1)
     }
     table = _make_table(["label", "there", "baseline", "image", "patches", "TDE", "file"], rows)

@@ -2,17 +2,18 @@
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from pivotpatch.cli.console import Screen, StageProgress, make_table, tell, write_figures
+from pivotpatch.data.address import open_records
+from pivotpatch.data.check import DataReport, DataSummary, Depth, check_data, plot_overview
+from pivotpatch.data.prepare import PLANS, prepare
+from pivotpatch.data.split import split_records, write_split
 from pivotpatch.errors import InputError, cut, shorten
 
-if TYPE_CHECKING:
-    from pivotpatch.cli.console import Screen
-    from pivotpatch.data.check import DataReport, DataSummary
-
-ADDRESS_HELP = "a table, a folder of images, or an address such as coco:/data/coco@train2014 or scenes:@train"
 _DEPTHS = {
     "labels": "not opened",
     "headers": "headers read, pixels not decoded (--decode does)",
@@ -21,58 +22,9 @@ _DEPTHS = {
 _SHOWN = 5  # of a list of images or pairs
 
 
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb and its three actions."""
-    data = verbs.add_parser("data", help="prepare, split or check a data set")
-    actions = data.add_subparsers(title="actions", required=True, metavar="ACTION")
-
-    does = "Download a data set, unpack it and count it. Run it again after a break: it goes on where it was."
-    prepare = actions.add_parser("prepare", help="download, unpack and count a published data set", description=does)
-    prepare.add_argument("dataset", choices=["coco", "voc2007", "vg256"], help="which one")
-    prepare.add_argument("--root", type=Path, required=True, metavar="DIR", help="folder to put it in")
-    prepare.add_argument("--base-url", metavar="URL", help="a mirror that holds the archives in one folder")
-    prepare.set_defaults(run=run_prepare)
-
-    does = "Split a data set so that each part has its share of each label, and write the split as a table."
-    split = actions.add_parser("split", help="split a data set, every label in its share", description=does)
-    split.add_argument("address", help=ADDRESS_HELP)
-    split.add_argument(
-        "--parts",
-        type=_read_part,
-        nargs="+",
-        default=[("train", 0.8), ("val", 0.1), ("test", 0.1)],
-        metavar="NAME=FRACTION",
-        help="the parts and their shares, together 1 (default: train=0.8 val=0.1 test=0.1)",
-    )
-    split.add_argument("--seed", type=int, default=1, help="the same seed gives the same split (default: 1)")
-    split.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write the table to")
-    split.set_defaults(run=run_split)
-
-    does = "Count images and labels, and find missing, broken and doubled images, also between data sets."
-    check = actions.add_parser("check", help="tell what data sets hold and what is wrong with them", description=does)
-    check.add_argument("addresses", nargs="+", metavar="ADDRESS", help=ADDRESS_HELP)
-    depth = check.add_mutually_exclusive_group()
-    depth.add_argument("--fast", action="store_true", help="labels only; open no image")
-    depth.add_argument("--decode", action="store_true", help="decode every image, which finds all that is damaged")
-    check.add_argument("--plot", type=Path, metavar="FILE", help="draw an overview to a .png or .svg file")
-    check.add_argument("--json", action="store_true", help="write everything as JSON")
-    check.set_defaults(run=run_check)
-
-
-def _read_part(text: str) -> tuple[str, float]:
-    name, _, share = text.partition("=")
-    try:
-        return name, float(share)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FRACTION, such as train=0.8") from None
-
-
 def run_prepare(args: argparse.Namespace) -> int:
     """Make a published data set ready."""
-    from pivotpatch.cli.console import show_progress, tell
-    from pivotpatch.data.prepare import PLANS, prepare
-
-    with show_progress("bytes") as progress:
+    with StageProgress("bytes") as progress:
         counts = prepare(PLANS[args.dataset], args.root, base_url=args.base_url, progress=progress.tell)
     for address, count in counts.items():
         print(f"{address}  {count:,} records")
@@ -83,13 +35,6 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 def run_split(args: argparse.Namespace) -> int:
     """Split a data set and print where its parts are."""
-    import shlex
-
-    import numpy as np
-
-    from pivotpatch.data.address import open_records
-    from pivotpatch.data.split import split_records, write_split
-
     fractions = dict(args.parts)
     if len(fractions) < len(args.parts) or args.seed < 0:
         raise InputError("split", "two parts have the same name, or the seed is negative", "change it")
@@ -105,12 +50,8 @@ def run_split(args: argparse.Namespace) -> int:
 
 def run_check(args: argparse.Namespace) -> int:
     """Summarise data sets; missing or broken images are an error, after all has been told."""
-    from pivotpatch.cli.console import show_progress, write_figures
-    from pivotpatch.data.address import open_records
-    from pivotpatch.data.check import Depth, check_data, plot_overview
-
     sets = [open_records(address) for address in args.addresses]
-    with show_progress("images") as progress:
+    with StageProgress("images") as progress:
         depth: Depth = "labels" if args.fast else "pixels" if args.decode else "headers"
         report = check_data(sets, depth=depth, progress=progress.tell)
     if args.json:
@@ -130,9 +71,7 @@ def run_check(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_report(report: "DataReport") -> None:
-    from pivotpatch.cli.console import Screen
-
+def _print_report(report: DataReport) -> None:
     screen = Screen()
     for summary in report.summaries:
         _print_summary(screen, summary)
@@ -142,23 +81,16 @@ def _print_report(report: "DataReport") -> None:
         _print_some(screen, "in more than one data set", groups)
 
 
-def _print_summary(screen: "Screen", summary: "DataSummary") -> None:
-    from pivotpatch.cli.console import make_table
-
+def _print_summary(screen: Screen, summary: DataSummary) -> None:
     screen.print(summary.address, style="bold")
     each = f"{summary.labels_per_image:.2f} labels per image"
     screen.print(f"  {summary.num_records:,} images, {len(summary.labels)} labels, {each}")
     if summary.unknown_share:
         screen.print(f"  {summary.unknown_share:.1%} of the labels are unknown")
-    for headings, rows in (
-        (["  label", "images", "share"], _list_labels(summary)),
-        (["  where this label is, this one is too", "share"], _list_pairs(summary)),
-    ):
-        table = make_table(headings)
-        for name, *numbers in rows:
-            table.add_row(f"  {name}", *numbers)
-        if rows:
-            screen.print("", table, sep="\n")
+    pairs = _list_pairs(summary)
+    screen.print("", make_table(["  label", "images", "share"], _list_labels(summary)), sep="\n")
+    if pairs:
+        screen.print("", make_table(["  where this label is, this one is too", "share"], pairs), sep="\n")
     if summary.never:
         screen.print(f"\n  never seen: {len(summary.never)} labels: {shorten(summary.never, limit=5)}")
     for note in summary.notes:
@@ -175,24 +107,24 @@ def _print_summary(screen: "Screen", summary: "DataSummary") -> None:
     screen.print()
 
 
-def _print_some(screen: "Screen", what: str, items: Sequence[str]) -> None:
+def _print_some(screen: Screen, what: str, items: Sequence[str]) -> None:
     """A count, and the first few of what is counted."""
     more = [f"and {len(items) - _SHOWN:,} more (--json lists all)"] if len(items) > _SHOWN else []
     screen.print(f"  {what}: {len(items):,}", *(f"    {cut(item, 300)}" for item in [*items[:_SHOWN], *more]), sep="\n")
 
 
-def _list_labels(summary: "DataSummary", *, first: int = 15, last: int = 5) -> list[list[str]]:
+def _list_labels(summary: DataSummary, *, first: int = 15, last: int = 5) -> list[list[str]]:
     """How many images show each label; of more labels than fit, the most frequent and the rarest."""
     counts = sorted(zip(summary.labels, summary.label_counts.tolist(), strict=True), key=lambda each: -each[1])
-    rows = [[label, f"{count:,}", f"{count / summary.num_records:.1%}"] for label, count in counts]
+    rows = [[f"  {label}", f"{count:,}", f"{count / summary.num_records:.1%}"] for label, count in counts]
     if len(rows) > first + last + 4:
-        rows[first:-last] = [[f"... {len(rows) - first - last} more ...", "", ""]]
+        rows[first:-last] = [[f"  ... {len(rows) - first - last} more ...", "", ""]]
     return rows
 
 
-def _list_pairs(summary: "DataSummary", *, evidence: int = 10) -> list[list[str]]:
+def _list_pairs(summary: DataSummary, *, evidence: int = 10) -> list[list[str]]:
     """The pairs of labels of which one most often brings the other, with `evidence` images or more."""
     names, counts, shares = summary.labels, summary.label_counts, summary.cooccurrence
     pairs = [(a, b) for a, b in zip(*(shares > 0).nonzero(), strict=True) if a != b and counts[a] >= evidence]
     best = sorted(pairs, key=lambda pair: -shares[pair])[:_SHOWN]
-    return [[f"{names[a]}, {names[b]}", f"{shares[a, b]:.1%}"] for a, b in best]
+    return [[f"  {names[a]}, {names[b]}", f"{shares[a, b]:.1%}"] for a, b in best]

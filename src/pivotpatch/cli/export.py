@@ -7,29 +7,6 @@ from pivotpatch.errors import InputError, import_extra
 from pivotpatch.runtime.checks import EXPORTED, is_named
 
 
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb."""
-    export = verbs.add_parser(
-        "export",
-        help="write a model as one file that runs without pivotpatch",
-        description="Write a model as one file that takes images of any size and gives probabilities and patch "
-        "weights; it is compared with torch before it is kept.",
-    )
-    export.add_argument(
-        "what", metavar="WHAT", help="a run, a checkpoint, or a model by name: tagger, hub:, timm:, transformers:"
-    )
-    export.add_argument(
-        "--format",
-        choices=("onnx", "looks", "checkpoint"),
-        default="onnx",
-        help="onnx: one ONNX file for any program (default); looks: one for pivotpatch without torch, with every "
-        "effort, as the bundled tagger; checkpoint: a folder for pivotpatch, such as a run's best model alone",
-    )
-    export.add_argument("--out", type=Path, metavar="FILE", help="default: the name of WHAT with .onnx")
-    export.add_argument("--half", action="store_true", help="keep the weights in half precision")
-    export.set_defaults(run=run_export)
-
-
 def run_export(args: argparse.Namespace) -> int:
     """Write the file and say how close it comes to torch."""
     out = _find_place(args)
@@ -37,7 +14,7 @@ def run_export(args: argparse.Namespace) -> int:
         raise InputError(args.what, "is exported already", "give the run or the checkpoint that it comes from")
     if args.format != "checkpoint":
         import_extra("torch", "onnx")
-    from pivotpatch.inference.open_engine import open_engine
+    from pivotpatch.inference.engine import open_engine
 
     engine = open_engine(args.what, device="cpu", fold=False)
     if args.format != "checkpoint":

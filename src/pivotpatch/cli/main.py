@@ -1,32 +1,15 @@
-"""The command line: one file per verb; heavy imports happen inside the verb that needs them."""
+"""The command line: reads what is typed, imports the one verb that it names, and tells in a line what went wrong."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from io import TextIOWrapper
 
 from pivotpatch import __version__
-from pivotpatch.allocator import keep_freed_memory
+from pivotpatch.cli.usage import VERBS, add_verb
 from pivotpatch.errors import InputError, explain_missing
-
-# Each verb is a module of this package with `add_parser(verbs)`, which sets `run` as its default.
-VERBS = (
-    "app",
-    "audit",
-    "data",
-    "evaluate",
-    "export",
-    "predict",
-    "recipes",
-    "report",
-    "review",
-    "teach",
-    "train",
-    "tune",
-    "watch",
-)
+from pivotpatch.process import keep_freed_memory
 
 
 def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
@@ -35,7 +18,7 @@ def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pivotpatch {__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for name in VERBS if verb is None else (verb,):
-        import_module(f"pivotpatch.cli.{name}").add_parser(verbs)
+        add_verb(verbs, name)
     return parser
 
 

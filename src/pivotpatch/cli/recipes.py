@@ -2,40 +2,19 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
+from pivotpatch.cli.console import Screen, make_table
 from pivotpatch.errors import InputError
+from pivotpatch.training.config import find_recipe, list_recipes, load_config
 
 _DECIDED = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
 
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb."""
-    recipes = verbs.add_parser(
-        "recipes",
-        help="list the recipes of the paper's tables, or print one",
-        description="List the recipes for the rows of the paper's tables with the mAP that was published, in per cent."
-        " With a name, print that recipe, to be changed and given to pivotpatch train as a file.",
-    )
-    recipes.add_argument("name", nargs="?", metavar="NAME", help="the recipe to print; all are listed by default")
-    recipes.add_argument("--json", action="store_true", help="write JSON; of one recipe all settings, defaults too")
-    recipes.add_argument(
-        "--compare", type=Path, metavar="SCORES", help="scores of its test images beside the paper's row of a recipe"
-    )
-    recipes.add_argument(
-        "--policy",
-        default="fixed:0.5",
-        metavar="RULE",
-        help="of CP to OF1 with --compare: fixed:P, top:K, prior:DATA (fixed:0.5; the paper names none)",
-    )
-    recipes.set_defaults(run=run_recipes)
-
-
 def run_recipes(args: argparse.Namespace) -> int:
     """List all recipes, print one, or compare scores with one."""
-    from pivotpatch.training.config import find_recipe, list_recipes, load_config
-
     if args.compare is not None:
         return _compare(args)
     if args.name is not None:
@@ -59,10 +38,6 @@ def run_recipes(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows))
         return 0
-    from rich.text import Text
-
-    from pivotpatch.cli.console import Screen, make_table
-
     table = make_table(["name", "backbone", "head", "mAP"])
     table.columns[0].no_wrap = True  # the backbone gives way where the screen is narrow
     table.columns[1].no_wrap, table.columns[1].justify, table.columns[2].justify = False, "left", "left"
@@ -82,9 +57,7 @@ def _compare(args: argparse.Namespace) -> int:
     import torch
 
     from pivotpatch.audit import evaluate_scores
-    from pivotpatch.cli.console import Screen, make_table
     from pivotpatch.cli.sources import read_policy, read_score_file
-    from pivotpatch.training.config import find_recipe, load_config
 
     if args.name is None:
         raise InputError("--compare", "there is no recipe to compare with", "name one before it")

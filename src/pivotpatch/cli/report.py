@@ -1,64 +1,38 @@
 """`pivotpatch report`: all that there is to know of a model as one HTML file that opens offline."""
 
 import argparse
-import copy
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pivotpatch.cli.evaluate import add_definitions
+import torch
+
+from pivotpatch.cli.console import StageProgress
 from pivotpatch.cli.sources import (
-    POLICY_HELP,
     Source,
     keep_known_labels,
-    list_not_read,
     open_pictures,
     open_source,
     read_policy,
     read_score_file,
     score_source,
 )
+from pivotpatch.cli.telling import list_not_read
+from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError, shorten
-
-if TYPE_CHECKING:
-    from pivotpatch.data.records import RecordSet
-    from pivotpatch.inference.scores import Scores
-    from pivotpatch.inference.scoring import Progress
-    from pivotpatch.models.classifier import Classifier
-    from pivotpatch.report import Subject
+from pivotpatch.inference.scores import Scores
+from pivotpatch.inference.scoring import Progress
+from pivotpatch.models.classifier import Classifier, IndependentClassifier
+from pivotpatch.models.open import is_named
+from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.peers.mcar import CROPS, MCARClassifier
+from pivotpatch.report import Subject, gather_findings, write_report
+from pivotpatch.training.build import open_training_records
+from pivotpatch.training.config import load_config
+from pivotpatch.training.processes import join_processes
 
 SEED = 0  # of the resamples: the same scores have the same intervals
 MOST = 200  # images; more would not be looked at
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb."""
-    report = verbs.add_parser(
-        "report",
-        help="write one HTML file with all that there is to know of a model",
-        description="Write one HTML file that opens offline: mAP with its interval, a table of the labels, the "
-        "pairs of labels that mislead the model, with images, case studies, likely label errors and calibration.",
-        usage="%(prog)s WHAT [DATA] [options]",
-    )
-    report.add_argument(
-        "words",
-        nargs="+",
-        metavar="WHAT [DATA]",
-        help="a run, a checkpoint, a model by name (tagger, hub:owner/name, timm: or transformers:), or scores "
-        "(.parquet, .csv); then the address of the images, a table or a "
-        "folder of them; without it a run is judged on its validation images, and scores have no images",
-    )
-    report.add_argument("--baseline", metavar="WHAT", help="compare with this, of any of these kinds")
-    report.add_argument("--policy", help=f"{POLICY_HELP}; by default each model's own thresholds, else fixed:0.5")
-    add_definitions(report)
-    report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
-    report.add_argument(
-        "--images", type=int, default=60, metavar="N", help=f"images to show at most, up to {MOST} (60)"
-    )
-    report.add_argument("--on-error", choices=["error", "skip"], help="what a broken image does (error)")
-    report.set_defaults(run=run_report)
 
 
 def run_report(args: argparse.Namespace) -> int:
@@ -72,14 +46,8 @@ def run_report(args: argparse.Namespace) -> int:
     records = open_pictures(args.words[1:])
     held_out = records is None
     records = records or _find_held_out([source] if other is None else [source, other])
-    import torch
-
-    from pivotpatch.cli.console import show_progress
-    from pivotpatch.report import gather_findings, write_report
-    from pivotpatch.training.processes import join_processes
-
     state = join_processes()
-    with show_progress() as shown:
+    with StageProgress() as shown:
         make = partial(_make_subject, records=records, held_out=held_out, on_error=args.on_error, progress=shown.tell)
         subject = make(source)
         baseline = None if other is None else make(other, like=subject.scores)
@@ -104,15 +72,12 @@ def run_report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _find_held_out(sources: list[Source]) -> "RecordSet | None":
+def _find_held_out(sources: list[Source]) -> RecordSet | None:
     """The validation images of the first run; None where all are scores."""
-    from pivotpatch.training.build import open_training_records
-
     for config in (source.config for source in sources if source.config is not None):
-        held = copy.copy(open_training_records(config).val)
+        held = open_training_records(config).val
         if held is not None:
-            held.name = f"{held.name}, the validation images"
-            return held
+            return replace(held, name=f"{held.name}, the validation images")
     for source in sources:
         if source.model is not None:
             wrong = "there are no validation images to judge it by"
@@ -123,17 +88,13 @@ def _find_held_out(sources: list[Source]) -> "RecordSet | None":
 def _make_subject(
     source: Source,
     *,
-    records: "RecordSet | None",
-    like: "Scores | None" = None,
+    records: RecordSet | None,
+    like: Scores | None = None,
     held_out: bool,
     on_error: str | None,
-    progress: "Progress",
-) -> "Subject":
+    progress: Progress,
+) -> Subject:
     """Scores of a source on the images, or on those of other scores, and what is known of it."""
-    from pivotpatch.models.open import is_named
-    from pivotpatch.report.findings import Subject
-    from pivotpatch.training.config import load_config
-
     name, model = str(source.path) if is_named(str(source.path)) else source.path.resolve().name, source.model
     if model is None:
         scores = read_score_file(source.path, records=None if like else records, like=like)
@@ -161,12 +122,8 @@ def _make_subject(
     return Subject(name, scores, facts, fitted_here=held_out and bool(scores.thresholds or scores.calibration))
 
 
-def _describe(model: "Classifier") -> dict[str, str]:
+def _describe(model: Classifier) -> dict[str, str]:
     """What a model is made of and what it costs."""
-    from pivotpatch.models.classifier import IndependentClassifier
-    from pivotpatch.models.patch_classifier import PatchClassifier
-    from pivotpatch.peers.mcar import CROPS, MCARClassifier
-
     built, side, passes = model.architecture, model.preprocessing.image_size, 1
     if isinstance(model, PatchClassifier):
         passes = 1 if model.regions else (not model.patch_only) + model.grid**2

@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pivotpatch.cli.app import add_address_options, choose_token, listen
-from pivotpatch.cli.sources import read_names
+from pivotpatch.cli.app import choose_token, listen
+from pivotpatch.cli.usage import add_address_options
 from pivotpatch.errors import InputError, import_extra, quote_fault
+from pivotpatch.runtime.files import read_names
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
@@ -79,14 +80,14 @@ def run_review(args: argparse.Namespace) -> int:
     predictor = Predictor.load(args.model or found.model, device=args.device)
     labels = read_labels(args.labels) if args.labels else found.source.given_labels or predictor.labels
     check_labels(labels)
-    from pivotpatch.cli.console import show_progress, tell
+    from pivotpatch.cli.console import StageProgress, tell
     from pivotpatch.review.desk import Desk
     from pivotpatch.review.pile import make_pile
     from pivotpatch.review.server import serve_review
     from pivotpatch.review.session import Session
 
     with Session(out, labels) as session:
-        with show_progress("images") as shown:
+        with StageProgress("images") as shown:
             pile = make_pile(found.source, predictor, labels, out=out, order=args.order, tell=tell, progress=shown.tell)
         done = sum(map(session.is_done, pile.names))
         if done:

@@ -1,102 +1,52 @@
-"""What `predict` and `watch` share: which model, which labels by which names, and tags in files beside images."""
+"""Tags for the images that `predict` and `watch` were given: shown, written beside them, or gathered in a file."""
 
 import argparse
 import errno
-from collections.abc import Sequence
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pivotpatch.cli.sources import add_weights_options, open_given
-from pivotpatch.errors import InputError
-from pivotpatch.runtime.checks import PREFERENCES
+from pivotpatch.cli.telling import tell
+from pivotpatch.cli.usage import BULK_BATCH
+from pivotpatch.errors import InputError, import_extra
+from pivotpatch.process import Share, StopSignals, count_workers
+from pivotpatch.runtime.bulk import Work, check_out, tag_pictures
+from pivotpatch.runtime.checks import EXPORTED
+from pivotpatch.runtime.engine import Engine, is_present
+from pivotpatch.runtime.files import describe_unread
+from pivotpatch.runtime.packed import Found
+from pivotpatch.runtime.prediction import Prediction, Tag, TagRule
+from pivotpatch.runtime.predictor import Predictor
+from pivotpatch.runtime.sidecars import Kind, is_tagged, write_sidecar
+from pivotpatch.runtime.tag_names import TagRules
+from pivotpatch.runtime.values import PatchBox
+from pivotpatch.writing import explain_disk_faults, replacing
 
-if TYPE_CHECKING:
-    from pivotpatch.runtime.prediction import Prediction, Tag
-    from pivotpatch.runtime.predictor import Predictor
-    from pivotpatch.runtime.sidecars import Kind
-
+DETAILED = 8  # images that get a table each
+LISTED = 5  # images that could not be read
+BAR = 16  # cells of a bar in a table
 # What no other image would mend.
 _DISK = {errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add which model to ask, and how."""
-    parser.add_argument(
-        "--model",
-        default="tagger",
-        help="a run, a checkpoint, an exported file, hub:NAME, transformers:WHAT or timm:WHAT (the bundled tagger)",
-    )
-    add_weights_options(parser)
-    parser.add_argument(
-        "--device", help="cpu, cuda or cuda:1; of ONNX files also openvino, coreml, directml (the fastest there is)"
-    )
-    parser.add_argument(
-        "--effort",
-        type=float,
-        default=1.0,
-        help="share of images that get a second look, from 0 to 1 (1: all, at patches)",
-    )
-
-
-def add_tag_options(parser: argparse.ArgumentParser) -> None:
-    """Add which labels an image gets, and what they are called."""
-    choice = parser.add_argument_group("which labels")
-    choice.add_argument(
-        "--prefer",
-        choices=PREFERENCES,
-        help="thresholds of a tuned model: few wrong tags, the best F1, or few that are missing (its own choice; of "
-        "the bundled tagger, precision)",
-    )
-    choice.add_argument("--threshold", type=float, metavar="P", help="above which a label is given; the fitted ones")
-    choice.add_argument("--top-k", type=int, metavar="K", help="the K most probable; with --threshold, K at most")
-    choice.add_argument(
-        "--tags", type=Path, metavar="FILE.toml", help="which of them become tags, and their names (docs/photos.md)"
-    )
-
-
-def add_write_option(group: "argparse._ArgumentGroup") -> None:
-    """Add which files to write beside the images."""
-    group.add_argument(
-        "--write",
-        type=_read_kinds,
-        action="extend",
-        metavar="KIND",
-        help="write each image's tags beside it: xmp for photo managers, txt (a caption), json; several as xmp,txt",
-    )
-
-
-def _read_kinds(text: str) -> list[str]:
-    from pivotpatch.runtime.sidecars import KINDS
-
-    kinds = text.lower().split(",")
-    for kind in kinds:
-        if kind not in KINDS:
-            raise argparse.ArgumentTypeError(f"invalid choice: {kind!r} (choose from {', '.join(KINDS)})")
-    return kinds
-
-
-def check_options(args: argparse.Namespace) -> None:
-    """Refuse what cannot be meant, before anything is loaded."""
-    from pivotpatch.runtime.checks import check_effort, check_model, check_rule
-
-    check_rule(args.threshold, args.top_k)
-    check_effort(args.effort, "--effort")
-    if args.prefer is not None and (args.threshold is not None or args.top_k is not None):
-        other = "--top-k" if args.threshold is None else "--threshold"
-        raise InputError("--prefer", f"{other} decides without the fitted thresholds", "leave out one of them")
-    check_model(args.model)
-    if args.tags is not None and not args.tags.is_file():
-        raise InputError(str(args.tags), "there is no such file", "give a TOML file; docs/photos.md says what is in it")
-
-
-def open_predictor(args: argparse.Namespace, *, device: str | None = None) -> "Predictor":
+def open_predictor(args: argparse.Namespace, *, device: str | None = None) -> Predictor:
     """The model that the options name; `device` where they name none."""
-    from pivotpatch.runtime.predictor import Predictor
-
     model = args.model
     if args.architecture is not None or args.labels is not None:
+        from pivotpatch.cli.sources import open_given
+
         model = open_given(args.model, architecture=args.architecture, labels=args.labels)
-    return Predictor.load(model, device=args.device or device, effort=args.effort, prefer=args.prefer)
+    predictor = Predictor.load(model, device=args.device or device, effort=args.effort, prefer=args.prefer)
+    predictor.batch_size = getattr(args, "batch_size", None) or predictor.batch_size
+    return predictor
 
 
 class Naming:
@@ -108,18 +58,12 @@ class Naming:
     """
 
     def __init__(self, args: argparse.Namespace, labels: Sequence[str]) -> None:
-        from pivotpatch.runtime.prediction import TagRule
-
         self.rule, self.rules = TagRule(args.threshold, args.top_k), None
         if args.tags is not None:
-            from pivotpatch.runtime.tag_names import TagRules
-
             self.rules = TagRules.read(args.tags, labels)
 
-    def choose(self, prediction: "Prediction") -> "list[Tag]":
+    def choose(self, prediction: Prediction) -> list[Tag]:
         """The tags of an image by their names, the most probable first, then those that every image gets."""
-        from pivotpatch.runtime.prediction import Tag
-
         tags = self.rule.choose(prediction)
         if self.rules is None:
             return list(tags)
@@ -148,14 +92,10 @@ class Sidecars:
 
     def are_there(self, image: Path) -> bool:
         """Whether an image has been tagged before, in every kind of file."""
-        from pivotpatch.runtime.sidecars import is_tagged
-
         return all(is_tagged(image, kind) for kind in self._kinds)
 
-    def take(self, prediction: "Prediction | InputError") -> str | None:
+    def take(self, prediction: Prediction | InputError) -> str | None:
         """Write the tags of an image and say them in a line; None, and a word on stderr, where it was not read."""
-        from pivotpatch.cli.telling import tell
-
         if isinstance(prediction, InputError):
             tell(f"not read: {prediction}")
             self.failed += 1
@@ -165,15 +105,15 @@ class Sidecars:
         self.tagged += 1
         return f"{prediction.picture}: {', '.join(tag.label for tag in tags) or 'no tag'}"
 
-    def _write(self, image: Path, tags: "Sequence[Tag]") -> None:
+    def _write(self, image: Path, tags: Sequence[Tag]) -> None:
         """Write an image's tags; what is wrong with one file is told, and ends the work only where it must."""
-        from pivotpatch.cli.telling import tell
-        from pivotpatch.runtime.sidecars import write_sidecar
-
         for kind in self._kinds:
             try:
-                if kind == "txt":
-                    self._claim_caption(image)
+                caption = image.with_suffix(".txt")
+                owner = self._captions.setdefault(caption, image.name) if kind == "txt" else image.name
+                if owner != image.name:  # as of cat.jpg and cat.png
+                    wrong = f"is the caption of {owner} and cannot be that of {image.name} too"
+                    raise InputError(str(caption), wrong, "rename one of the images")
                 changed = write_sidecar(image, [(tag.label, tag.prob) for tag in tags], kind, overwrite=self._overwrite)
             except InputError as error:
                 if self._stop or getattr(error.__cause__, "errno", None) in _DISK:
@@ -184,17 +124,227 @@ class Sidecars:
                 self.written += changed
                 self.unchanged += not changed
 
-    def _claim_caption(self, image: Path) -> None:
-        """Refuse the second of two images that would share a caption, as cat.jpg and cat.png."""
-        caption = image.with_suffix(".txt")
-        owner = self._captions.setdefault(caption, image.name)
-        if owner != image.name:
-            wrong = f"is the caption of {owner} and cannot be that of {image.name} too"
-            raise InputError(str(caption), wrong, "rename one of the images")
-
     def describe(self, *, skipped: int = 0) -> str:
         """What came of it, in a line, with the images that were left alone."""
         said = f"wrote {self.written:,} sidecar{'s' * (self.written != 1)}, {self.unchanged:,} unchanged"
         said += f", {skipped:,} image{'s' * (skipped != 1)} tagged before" * (skipped > 0)
         said += f", {self.refused:,} not written" * (self.refused > 0)
         return f"{said}, {self.failed:,} could not be read"
+
+
+def tell_unread(unread: Mapping[str, int]) -> None:
+    """Say which files were left out, by suffix; each process of those that it has passed."""
+    for line in describe_unread(unread):
+        print(line, file=sys.stderr)
+
+
+def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[str]) -> int:
+    """Tag images one after the other, and print what is in them."""
+    head = list(islice(found, DETAILED + 1))
+    several = len(head) > 1
+    if args.explain is not None and (args.explain.suffix.lower() != ".png") != several:
+        wrong = f"{args.explain} is no name for {'a folder of images' if several else 'one image'}"
+        raise InputError("--explain", wrong, "name a folder" if several else "end it in .png")
+    predictor = open_predictor(args)
+    naming = Naming(args, predictor.labels)
+    tagged = failed = 0
+    stop = args.on_error == "error" or not several
+    for prediction in predictor.predict(chain(head, found), skip=not stop):
+        if isinstance(prediction, InputError):
+            tell(f"not read: {prediction}")
+            failed += 1
+            continue
+        tagged += 1
+        tags = naming.choose(prediction)
+        if args.json:
+            print(json.dumps({**prediction.to_dict(), "tags": [tag.to_dict() for tag in tags]}))
+        else:
+            _print(prediction, tags, threshold=args.threshold, detailed=len(head) <= DETAILED)
+        if args.explain is not None:
+            file = args.explain / f"{tagged:04d}-{Path(str(prediction.picture)).stem}.png" if several else args.explain
+            with explain_disk_faults(file.parent):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(file) as written:
+                    prediction.draw(naming.rule.choose(prediction) or prediction.top(3)).save(written, format="png")
+            tell(f"wrote {file}")
+    if failed:
+        tell(f"{failed:,} of {tagged + failed:,} images could not be read")
+    tell_unread(unread)
+    return 0 if tagged else 1
+
+
+def _print(prediction: Prediction, tags: Sequence[Tag], *, threshold: float | None, detailed: bool) -> None:
+    """An image's tags as a table or in a line; one that is not above its threshold is in brackets."""
+    from rich.padding import Padding
+
+    from pivotpatch.cli.console import Screen, draw_bar, make_table
+
+    screen, (rows, columns) = Screen(), prediction.size
+    names = [tag.label if tag.prob > tag.threshold else f"({tag.label})" for tag in tags]
+    if not detailed:
+        told = ", ".join(f"{name} {tag.prob:.2f}" for name, tag in zip(names, tags, strict=True))
+        screen.print(f"{prediction.picture}: {told or 'no tag'}")
+        return
+    screen.print(f"{prediction.picture} ({columns} x {rows} pixels)", style="bold")
+    if not tags:
+        best = prediction.top(1)[0]
+        limit = best.threshold if threshold is None else threshold
+        why = f"the most probable is {best.label} with {best.prob:.2f}, given above {limit:.3g}"
+        screen.print(f"  no tag; {'--tags lets none through' if best.prob > limit else why}\n")
+        return
+    evidence = ["both (TDE)", "", "image", "patches", "pivot patch"]
+    table = make_table(["tag", *(["probability", ""] if prediction.weights is None else evidence)])
+    table.columns[0].overflow = "fold"  # the only one that gives way: numbers stay whole
+    for place in (2, -1):
+        table.columns[place].justify = "left"
+    for tag, name in zip(tags, names, strict=True):
+        cells = [name, f"{tag.prob:.2f}", draw_bar(tag.prob, width=BAR)]
+        if tag.patch_prob is not None and tag.box is not None:
+            pivot = f"{place_in_words(tag.box, prediction.size)} {max(tag.weights or ()):.0%}"
+            cells += [f"{tag.image_prob:.2f}", f"{tag.patch_prob:.2f}", pivot]
+        table.add_row(*cells, style="" if name == tag.label else "dim")
+    screen.print(Padding(table, (0, 0, 1, 2), expand=False))
+
+
+def place_in_words(box: PatchBox, size: tuple[int, int]) -> str:
+    """Where a patch lies in an image of some rows and columns.
+
+    >>> from pivotpatch.runtime.values import PatchBox
+    >>> place_in_words(PatchBox(left=50, top=0, right=100, bottom=40), (80, 100))
+    'top right'
+    """
+    down, across = (box.top + box.bottom) / 2 / size[0], (box.left + box.right) / 2 / size[1]
+    row = "top" if down < 0.4 else "bottom" if down > 0.6 else "middle"
+    column = "left" if across < 0.4 else "right" if across > 0.6 else "centre"
+    return "centre" if (row, column) == ("middle", "centre") else f"{row} {column}"
+
+
+def write_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[str]) -> int:
+    """Write the tags of images beside them, until all have theirs or a signal asks to stop."""
+    from pivotpatch.cli.console import StageProgress
+
+    predictor, paths = open_predictor(args), list(found)
+    sidecars, skipped = Sidecars(args, Naming(args, predictor.labels)), 0
+    few = len(paths) <= DETAILED
+    with StopSignals() as signals, nullcontext() if few else StageProgress("images") as shown:
+
+        def list_wanted() -> Iterator[str]:
+            nonlocal skipped
+            for path in paths:
+                if signals.received is not None:
+                    return
+                if args.skip_tagged and sidecars.are_there(Path(path)):
+                    skipped += 1
+                else:
+                    yield path
+
+        skip = args.on_error == "skip" and len(paths) > 1
+        with closing(predictor.predict(list_wanted(), skip=skip)) as predictions:
+            for prediction in predictions:
+                line = sidecars.take(prediction)
+                if line and few and not args.json:
+                    print(line)
+                if shown is not None:
+                    shown.tell("tag", skipped + sidecars.tagged + sidecars.failed, len(paths))
+                if signals.received is not None:
+                    break
+    tell(sidecars.describe(skipped=skipped))
+    tell_unread(unread)
+    if signals.received is not None:
+        left = len(paths) - skipped - sidecars.tagged - sidecars.failed
+        tell(f"stopped by {signals.received.name} with {left:,} images left; the same command goes on")
+        return 128 + signals.received
+    if args.json:
+        counts = {name: getattr(sidecars, name) for name in ("written", "unchanged", "refused")}
+        counts |= {"skipped": skipped, "failed": sidecars.failed}
+        print(json.dumps({"pictures": len(paths), **counts, "unread": unread}))
+    return 0 if sidecars.written + sidecars.unchanged + skipped else 1
+
+
+def gather_tags(args: argparse.Namespace, share: Share, found: Iterator[Found], unread: Counter[str]) -> int:
+    """Tag images to a file, until it is finished or a signal asks to stop."""
+    from pivotpatch.cli.console import StageProgress
+
+    job = check_out(args.out, share, overwrite=args.overwrite, resume=args.resume)
+    on_ray = args.engine == "ray"
+    if on_ray:
+        import_extra("ray")
+        engine = open_predictor(argparse.Namespace(**vars(args) | {"device": "cpu"})).engine
+    else:
+        engine = open_predictor(args, device=_choose_device(args.model, share) if args.device is None else None).engine
+    naming = Naming(args, engine.labels)
+    with StopSignals() as signals, StageProgress("images") as shown:
+        summary = tag_pictures(
+            engine,
+            None if args.resume else found,
+            args.out,
+            rule=naming.rule,
+            rules=naming.rules,
+            unread=unread,
+            all_probs=args.all_probs,
+            note={
+                "model": args.model,
+                "architecture": args.architecture,
+                "weights": engine.digest(),
+                "effort": args.effort,
+            },
+            share=share,
+            overwrite=args.overwrite,
+            batch_size=args.batch_size or BULK_BATCH,
+            threads=count_workers() if args.workers is None else args.workers,
+            on_error=args.on_error,
+            progress=shown.tell,
+            stopping=lambda: signals.received is not None,
+            work=_share_out(args, engine.digest()) if on_ray else None,
+        )
+    if summary is None and signals.received is not None:
+        tell(f"stopped by {signals.received.name}; the same command goes on")
+        return 128 + signals.received
+    say = partial(print, file=sys.stderr)  # each process of its own share
+    if summary is None:
+        say(f"process {share.rank + 1} of {share.world} has done its share; the last one writes {job.out}")
+        return 0
+    if summary.failed:
+        with job.failures.open(encoding="utf-8") as lines:
+            for line in islice(lines, LISTED):
+                say(f"not read: {json.loads(line)['error']}")
+        say(f"{summary.failed:,} of {summary.pictures:,} images could not be read, listed in {job.failures}")
+    say(f"wrote {job.out}, {summary.tagged:,} images")
+    tell_unread(summary.unread)
+    if args.json:
+        print(json.dumps({"out": str(job.out), **asdict(summary)}))
+    return 0 if summary.tagged or not summary.pictures else 1
+
+
+def _choose_device(model: str, share: Share) -> str | None:
+    """The GPU that this process takes of those that torch sees, where several share a machine; None without one."""
+    if find_spec("torch") is None or (model.lower().endswith(EXPORTED) and not is_present("cuda")):
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}" if share.world > 1 else "cuda"
+
+
+def _share_out(args: argparse.Namespace, digest: str) -> Work:
+    """How Ray does the work."""
+    from pivotpatch.cluster.on_ray import tag_on_ray
+
+    return tag_on_ray(
+        partial(_open_there, args, os.getcwd()),  # noqa: PTH109
+        digest,
+        address=args.address,
+        workers=args.workers or None,
+        cpus=1 if args.cpus_per_worker is None else args.cpus_per_worker,
+        gpus=args.gpus_per_worker or 0,
+        say=tell,
+    )
+
+
+def _open_there(args: argparse.Namespace, folder: str) -> Engine:
+    """The model in a worker of a cluster; relative names are those of the driver's folder."""
+    with suppress(OSError):
+        os.chdir(folder)
+    device = _choose_device(args.model, Share()) if args.gpus_per_worker else "cpu"
+    return open_predictor(args, device=device).engine

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pivotpatch.cli.sources import list_not_read, refuse_first
+from pivotpatch.cli.telling import list_not_read, refuse_first
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _look(
     model: "Classifier", paths: list[str], others: list[str], background: "Background | None"
 ) -> "tuple[Seen, Seen | None]":
     """What the model sees of images with and without the label."""
-    from pivotpatch.cli.console import show_progress
+    from pivotpatch.cli.console import StageProgress
     from pivotpatch.tuning.teach import LEAST, embed_files
 
     if background is None and len(others) < LEAST:
@@ -130,7 +130,7 @@ def _look(
         raise InputError(
             model.called, wrong, f"give --without and {LEAST} ordinary images or more; hundreds are better"
         )
-    with show_progress("images") as shown:
+    with StageProgress("images") as shown:
         total = len(paths) + len(others)
         seen = embed_files(model, paths, progress=lambda done: shown.tell("look", done, total))
         if not others:

@@ -5,57 +5,24 @@ import json
 import re
 import shlex
 import textwrap
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pivotpatch.cli.console import Screen, StageProgress, make_table, tell, write_figures
+from pivotpatch.cli.telling import list_not_read
+from pivotpatch.data.address import read_address
+from pivotpatch.data.prepare import PLANS
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.training.config import RunConfig, dump_config, find_recipe, list_recipes, load_config
 
 if TYPE_CHECKING:
-    from pivotpatch.cli.progress_bars import StageProgress
-    from pivotpatch.training.config import RunConfig
     from pivotpatch.training.dry_run import DryRun
 
 OVERRIDE = re.compile(r"\w+(\.\w+)*\s*=")
 RUNS = Path("runs")
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb."""
-    train = verbs.add_parser(
-        "train",
-        help="train a model, or go on with a run",
-        description="Train a model. Ctrl-C finishes the step and saves; --resume goes on as if nothing had happened.",
-        epilog="Several GPUs: torchrun --nproc-per-node N -m pivotpatch train ...",
-    )
-    train.add_argument(
-        "words",
-        nargs="*",
-        metavar="WORD",
-        help="a recipe (see pivotpatch recipes) or a .toml file; an address of images or a file with their list; "
-        "and changes such as train.epochs=3, the last word wins",
-    )
-    train.add_argument(
-        "--corrections", metavar="FILE", help="a table whose known labels win over those of the images (review)"
-    )
-    place = train.add_mutually_exclusive_group()
-    place.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the run (default: {RUNS}/ and the recipe)")
-    place.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run in this folder")
-    train.add_argument(
-        "--full",
-        action="store_true",
-        help="train everything, also where the heads alone would be trained: without a GPU, from a trained model",
-    )
-    only = train.add_mutually_exclusive_group()
-    only.add_argument("--show-config", action="store_true", help="print the whole configuration as TOML and stop")
-    only.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="build everything, train one batch, tell time and memory, write nothing",
-    )
-    train.add_argument("--json", action="store_true", help="write the result as JSON")
-    train.set_defaults(run=run_train)
 
 
 def run_train(args: argparse.Namespace) -> int:
@@ -68,8 +35,6 @@ def run_train(args: argparse.Namespace) -> int:
     changes += [] if args.corrections is None else [f"data.corrections={json.dumps(args.corrections)}"]
     name, config = read_words([*args.words, *changes])
     if args.show_config:
-        from pivotpatch.training.config import dump_config
-
         print(dump_config(config, explained=True), end="")
         return 0
     _check_prepared(config.data.train or "")
@@ -78,11 +43,8 @@ def run_train(args: argparse.Namespace) -> int:
     return _train(config, args.out or RUNS / name, as_json=args.json)
 
 
-def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
+def read_words(words: list[str]) -> tuple[str, RunConfig]:
     """A name for the run and its configuration, from a recipe, an address and changes in any order."""
-    from pivotpatch.data.address import read_address
-    from pivotpatch.training.config import find_recipe, list_recipes, load_config
-
     recipe, addresses, changes = None, [], []
     named = {known.name for known in list_recipes()}  # a folder of the same name, say of a run, does not hide it
     for word in words:
@@ -108,8 +70,6 @@ def read_words(words: list[str]) -> tuple[str, "RunConfig"]:
 
 def _check_prepared(address: str) -> None:
     """Say how to get the data of a recipe where it is not there yet."""
-    from pivotpatch.data.prepare import PLANS
-
     for name in PLANS:
         root = f"data/{name}"
         if f":{root}" in address and not Path(root).exists():
@@ -117,11 +77,7 @@ def _check_prepared(address: str) -> None:
             raise InputError(address, f"there is no folder {root}", todo)
 
 
-def _try(config: "RunConfig", *, as_json: bool) -> int:
-    from dataclasses import asdict
-
-    from pivotpatch.cli.console import tell
-    from pivotpatch.cli.sources import list_not_read
+def _try(config: RunConfig, *, as_json: bool) -> int:
     from pivotpatch.training.dry_run import try_run
     from pivotpatch.training.processes import make_accelerator
 
@@ -153,17 +109,15 @@ def _print_dry_run(tried: "DryRun") -> None:
         print(textwrap.fill(row, 80, initial_indent=f"{name:<12}", subsequent_indent=" " * 12))
 
 
-def _train(config: "RunConfig | None", out: Path, *, as_json: bool) -> int:
+def _train(config: RunConfig | None, out: Path, *, as_json: bool) -> int:
     """Train in a new folder, or go on in an old one, and tell what came of it in the first process alone."""
     from accelerate import PartialState
 
-    from pivotpatch.cli.console import show_progress, tell, write_figures
-    from pivotpatch.cli.sources import list_not_read
     from pivotpatch.training.folder import read_log
     from pivotpatch.training.loop import fit, resume
     from pivotpatch.training.plots import plot_curves
 
-    with show_progress(outer="train") as shown:
+    with StageProgress(outer="train") as shown:
         hear: dict[str, Any] = {"progress": shown.tell, "report": partial(report_entry, shown), "tell": tell}
         result = resume(out, **hear) if config is None else fit(config, out, **hear)
     state = PartialState()
@@ -181,8 +135,6 @@ def _train(config: "RunConfig | None", out: Path, *, as_json: bool) -> int:
 
 
 def _print_result(metrics: dict[str, Any], out: Path) -> None:
-    from pivotpatch.cli.console import Screen, make_table
-
     screen = Screen()
     if metrics["best_val_mAP"] is not None:
         best = f"{100 * metrics['best_val_mAP']:.2f} ({metrics['ranking']} logits, step {metrics['best_step']})"
@@ -211,10 +163,8 @@ def tell_gain(gain: dict[str, Any], *, frozen: bool) -> str:
     return f"{change}: {100 * gain['gained']:+.2f} ({low} to {high}){noise}\non {gain['images']:,} images, {seen}"
 
 
-def report_entry(shown: "StageProgress", entry: dict[str, Any]) -> None:
+def report_entry(shown: StageProgress, entry: dict[str, Any]) -> None:
     """Show an entry of a run's log on stderr: losses beside the progress of training, validation in a line."""
-    from pivotpatch.cli.console import tell
-
     if "loss" in entry:
         parts = [f"{value:.3g}" for name, value in entry.items() if name.startswith("loss_")]
         loss = f"loss {entry['loss']:.3g}" + (f" ({' + '.join(parts)})" if len(parts) > 1 else "")

@@ -7,89 +7,38 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
 
 from pivotpatch.cli import sources
+from pivotpatch.cli.console import Screen, StageProgress, make_table, write_figures
 from pivotpatch.cli.evaluate import MEASURES, NAMES, write_bounds
-from pivotpatch.cli.sources import Scored, Source, refuse_first
+from pivotpatch.cli.sources import Scored, Source
+from pivotpatch.cli.telling import list_not_read, refuse_first
+from pivotpatch.data.address import open_records, parse_address
+from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.errors import InputError
+from pivotpatch.inference.scores import Scores
+from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS, fingerprint, save_checkpoint
+from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.foreign import ForeignClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.checks import PREFERENCES
-
-if TYPE_CHECKING:
-    from pivotpatch.data.records import RecordSet
-    from pivotpatch.inference.scores import Scores
-    from pivotpatch.models.classifier import Classifier
-    from pivotpatch.tuning.thresholds import Goal
-    from pivotpatch.tuning.tune import Tuning
+from pivotpatch.training.build import open_training_records
+from pivotpatch.training.config import load_config
+from pivotpatch.training.folder import RunFolder
+from pivotpatch.training.processes import join_processes
+from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
+from pivotpatch.tuning.thresholds import Goal, parse_goal
+from pivotpatch.tuning.tune import Tuning, tune_scores
 
 SEED = 0  # of the resamples: the same scores have the same intervals
 WARNING = "what is measured on these images from now on is worth nothing: never tune on those that you test on"
 
 
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb."""
-    tune = verbs.add_parser(
-        "tune",
-        help="fit lam, calibration and thresholds on validation images",
-        description="Fit lam and temperature, then the calibration of probabilities, then a threshold per label, and "
-        "when the image is enough (predict --effort), on images that the model was not trained on; judge each out of "
-        "fold and store all in the checkpoint.",
-        usage="%(prog)s WHAT [DATA] [options]",
-        epilog="Several GPUs: torchrun --nproc-per-node N -m pivotpatch tune ...",
-    )
-    tune.add_argument(
-        "words",
-        nargs="+",
-        metavar="WHAT [DATA]",
-        help="a run, a checkpoint, or with --out hub:owner/name; then the address of validation images, a table or a "
-        "folder of them, by default those that the run held out",
-    )
-    tune.add_argument(
-        "--scores", type=Path, metavar="FILE", help="what the model says of them: evaluate --save FILE --keep-patches"
-    )
-    tune.add_argument(
-        "--mixing",
-        choices=["auto", "keep", "global"],
-        default="auto",
-        help="lam and temperature: keep them, or fit one pair for all labels (global); auto fits, and keeps them where "
-        "the gain is within noise",
-    )
-    tune.add_argument(
-        "--calibration",
-        choices=["auto", "none", "temperature", "platt", "platt_per_label"],
-        default="auto",
-        help="auto takes the least log loss out of fold",
-    )
-    tune.add_argument(
-        "--thresholds",
-        default="f1",
-        metavar="GOAL",
-        help="what predict decides by where nothing is preferred: for each label f1, precision:0.9, recall:0.8 or "
-        "cost:1:5 of mistakes; or one threshold for all, precision, balance or recall, which are always fitted for "
-        "predict --prefer (f1)",
-    )
-    tune.add_argument(
-        "--closer",
-        type=int,
-        metavar="PIXELS",
-        help="efforts between 0 and 1 look at the whole image again, at so many pixels a side, not at its patches: "
-        "about 1.5 times those of the image cost less and keep most; by default as the checkpoint has it, 0 for "
-        "patches",
-    )
-    tune.add_argument("--out", type=Path, metavar="FOLDER", help="write a new checkpoint and leave the old one alone")
-    tune.add_argument("--plot", type=Path, metavar="FOLDER", help="draw reliability, mAP against lam and against cost")
-    tune.add_argument("--json", action="store_true", help="write everything as JSON")
-    tune.set_defaults(run=run_tune)
-
-
 def run_tune(args: argparse.Namespace) -> int:
     """Score where need be, fit, store and tell it in the first process alone."""
-    from pivotpatch.cli.console import show_progress
-    from pivotpatch.training.config import load_config
-    from pivotpatch.training.folder import RunFolder
-    from pivotpatch.training.processes import join_processes
-    from pivotpatch.tuning.thresholds import parse_goal
-
     goal = args.thresholds if args.thresholds in PREFERENCES else parse_goal(args.thresholds)
     source = sources.open_source(args.words[0])
     model = source.model
@@ -106,7 +55,7 @@ def run_tune(args: argparse.Namespace) -> int:
     with ExitStack() as held:
         if args.out is None and source.config is not None and state.is_main_process:
             held.enter_context(closing(RunFolder.open(source.path)))  # nobody trains it while its best is replaced
-        with show_progress() as shown:
+        with StageProgress() as shown:
             score = partial(
                 sources.score_source,
                 model,
@@ -125,12 +74,8 @@ def run_tune(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_model(model: "Classifier", source: Source, closer_size: int | None, args: argparse.Namespace) -> None:
+def _check_model(model: Classifier, source: Source, closer_size: int | None, args: argparse.Namespace) -> None:
     """Refuse what cannot be fitted or stored, before the work is done."""
-    from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS
-    from pivotpatch.models.foreign import ForeignClassifier
-    from pivotpatch.models.patch_classifier import PatchClassifier
-
     folder, more = source.checkpoint, list[str]()
     if folder is not None:  # a run goes on from what else is there
         more = sorted({path.name for path in folder.iterdir()} - {DESCRIPTION, WEIGHTS})
@@ -152,10 +97,8 @@ def _check_model(model: "Classifier", source: Source, closer_size: int | None, a
         refuse_first((args.scores, "--closer", "a file of scores shows no images to look at again", todo))
 
 
-def _open_images(source: Source, model: "Classifier", args: argparse.Namespace) -> "RecordSet | None":
+def _open_images(source: Source, model: Classifier, args: argparse.Namespace) -> RecordSet | None:
     """The images that are named, or that the run held out; None where scores alone are given."""
-    from pivotpatch.training.build import open_training_records
-
     what, *words = args.words
     records = sources.open_pictures(words)
     if records is not None:
@@ -170,7 +113,7 @@ def _open_images(source: Source, model: "Classifier", args: argparse.Namespace) 
     return held
 
 
-def _check_common(model: "Classifier", labels: tuple[str, ...], where: str, args: argparse.Namespace) -> None:
+def _check_common(model: Classifier, labels: tuple[str, ...], where: str, args: argparse.Namespace) -> None:
     """Keep what all labels have in common where the images tell of some alone; refuse to be asked for more."""
     if labels == model.labels:
         return
@@ -183,14 +126,12 @@ def _check_common(model: "Classifier", labels: tuple[str, ...], where: str, args
     args.mixing = "keep"
 
 
-def _refuse_trained(source: Source, records: "RecordSet", where: str) -> None:
+def _refuse_trained(source: Source, records: RecordSet, where: str) -> None:
     """Refuse images that the run was trained on, where these can still be found."""
-    from pivotpatch.training.build import open_training_records
-
     if source.config is None:
         return
     try:
-        train, held = open_training_records(source.config)
+        train, held, _ = open_training_records(source.config)
     except InputError:  # a run may have moved away from its images, and can be tuned all the same
         return
     known = set(_identify(train))
@@ -201,27 +142,18 @@ def _refuse_trained(source: Source, records: "RecordSet", where: str) -> None:
         raise InputError(where, wrong, todo)
 
 
-def _identify(records: "RecordSet") -> list[str]:
+def _identify(records: RecordSet) -> list[str]:
     """What tells an image from all others: a file's path; else its name in its data set, and the seed of scenes."""
-    from pivotpatch.data.address import parse_address
-    from pivotpatch.data.records import FileStore
-
     images = records.images
     if isinstance(images, FileStore):
         root = images.root.resolve()
     else:  # options of an address choose images or say how one is read
         root = Path(parse_address(records.name).location, str(getattr(images, "seed", ""))).resolve()
-    return [os.path.normpath(root / images.name(records.place(row))) for row in range(len(records))]
+    return [os.path.normpath(root / records.name_at(row)) for row in range(len(records))]
 
 
-def _read(source: Source, model: "Classifier", records: "RecordSet | None", args: argparse.Namespace) -> "Scores":
+def _read(source: Source, model: Classifier, records: RecordSet | None, args: argparse.Namespace) -> Scores:
     """Scores of this model from a file, mixed as it mixes them now; none of the images that it was trained on."""
-    import numpy as np
-
-    from pivotpatch.data.address import open_records
-    from pivotpatch.models.checkpoint import fingerprint
-    from pivotpatch.models.patch_classifier import PatchClassifier
-
     scores, where = sources.read_score_file(args.scores, records=records), str(args.scores)
     again = f"write it by pivotpatch evaluate {source.path} DATA --save FILE --keep-patches"
     odd = scores.labels != tuple(name for name in model.labels if name in scores.labels)
@@ -252,28 +184,20 @@ def _read(source: Source, model: "Classifier", records: "RecordSet | None", args
 
 def _finish(
     source: Source,
-    model: "Classifier",
+    model: Classifier,
     scored: Scored,
-    closer: "Scores | None",
-    goal: "Goal | str",
+    closer: Scores | None,
+    goal: Goal | str,
     args: argparse.Namespace,
 ) -> None:
     """Fit, store, draw and print."""
-    import torch
-
-    from pivotpatch.cli.console import write_figures
-    from pivotpatch.models.checkpoint import save_checkpoint
-    from pivotpatch.models.patch_classifier import PatchClassifier
-    from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
-    from pivotpatch.tuning.tune import tune_scores
-
     place, patch_cost, closer_cost = args.out or source.checkpoint, 0.0, 0.0
     assert place is not None
     if isinstance(model, PatchClassifier):
         patch_cost = model.patch_cost
         if closer is not None and closer.closer_size is not None:
             closer_cost = model.closer_cost(closer.closer_size)
-    sources.list_not_read(scored.not_read)
+    list_not_read(scored.not_read)
     found = tune_scores(
         scored.scores,
         mixing=args.mixing,
@@ -300,20 +224,19 @@ def _finish(
         print(f"\n{'wrote' if args.out else 'replaced'} {place}\n{WARNING}")
 
 
-def _print_tuning(found: "Tuning") -> None:
+def _print_tuning(found: Tuning) -> None:
     """Print what was fitted to stdout, in per cent; all of it is judged out of fold."""
-    from pivotpatch.cli.console import Screen, make_table
-
     screen = Screen()
     screen.print(f"{found.pictures:,} images, {len(found.labels)} labels, {NAMES[found.kind]} logits")
     screen.print("each image is judged by a fit that did not see it; all in per cent\n")
     if found.mixing is not None:
         study = found.mixing
-        table = make_table(["lam and temperature", "lam", "temperature", "mAP", "gain", "95 %"])
         gain = f"{100 * study.gain.value:+.2f}", write_bounds(study.gain, sign="+")
-        for each, told in ((study.before, ()), (study.shared, gain)):
-            table.add_row(each.name, *(f"{number:.3g}" for number in each.pair), f"{100 * each.mean:.2f}", *told)
-        screen.print(table)
+        rows = [
+            [each.name, *(f"{number:.3g}" for number in each.pair), f"{100 * each.mean:.2f}", *told]
+            for each, told in ((study.before, ()), (study.shared, gain))
+        ]
+        screen.print(make_table(["lam and temperature", "lam", "temperature", "mAP", "gain", "95 %"], rows))
         kept = ", for the gain is within noise" if study.chosen is study.before else ""
         screen.print(f"lam: {study.chosen.name}{kept}\n")
     elif found.kind == "tde":

@@ -1,63 +1,17 @@
 """`pivotpatch watch`: tags beside images as they arrive in a folder."""
 
 import argparse
-import threading
-import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pivotpatch.cli.tagging import (
-    add_model_options,
-    add_tag_options,
-    add_write_option,
-    check_options,
-    open_predictor,
-)
+from pivotpatch.cli.predict import check_options
+from pivotpatch.cli.telling import tell
 from pivotpatch.errors import InputError
-
-if TYPE_CHECKING:
-    from pivotpatch.process import StopSignals
+from pivotpatch.process import StopSignals
+from pivotpatch.runtime.files import image_suffixes, is_image, unread_suffixes
+from pivotpatch.runtime.watching import watch
 
 SETTLE = 2.0  # seconds for which a file must not have changed, at most
-_GLANCE = 0.1  # seconds between two looks whether a signal has come
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb."""
-    watch = verbs.add_parser(
-        "watch",
-        help="tag images as they arrive in a folder",
-        description="Write tags beside the images of a folder and of all in it: those that have none yet, then those "
-        "that arrive or change. Images are never touched. Ctrl-C ends it.",
-    )
-    watch.add_argument("folder", type=Path, metavar="DIR", help="the folder to watch")
-    add_model_options(watch)
-    add_tag_options(watch)
-    beside = watch.add_argument_group("tags beside the images")
-    add_write_option(beside)
-    beside.add_argument("--overwrite", action="store_true", help="replace captions that say something else")
-    beside.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between two looks (5)")
-    watch.set_defaults(run=run_watch, on_error="skip")
-
-
-class _Stop(threading.Event):
-    """Set by a signal. A handler must not set an event: it may have come while the same thread holds its lock."""
-
-    def __init__(self, signals: "StopSignals") -> None:
-        super().__init__()
-        self._signals = signals
-
-    def is_set(self) -> bool:
-        """Whether a signal has come."""
-        return self._signals.received is not None
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for one."""
-        end = time.monotonic() + (timeout or 0.0)
-        while not self.is_set() and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _GLANCE))
-        return self.is_set()
 
 
 def run_watch(args: argparse.Namespace) -> int:
@@ -68,22 +22,19 @@ def run_watch(args: argparse.Namespace) -> int:
         raise InputError("--every", f"{args.every:g} seconds", "give more than 0")
     args.write = args.write or ["xmp"]
     check_options(args)
-    from pivotpatch.cli.tagging import Naming, Sidecars
-    from pivotpatch.cli.telling import tell
-    from pivotpatch.process import StopSignals
-    from pivotpatch.runtime.files import describe_unread, image_suffixes, is_image, unread_suffixes
-    from pivotpatch.runtime.watching import watch
+    from pivotpatch.cli.tagging import Naming, Sidecars, open_predictor, tell_unread
 
     with StopSignals() as signals:
         predictor = open_predictor(args)
         sidecars = Sidecars(args, Naming(args, predictor.labels))
-        stop = _Stop(signals)
+
+        def stopping() -> bool:
+            return signals.received is not None
 
         def tag(paths: list[Path]) -> None:
             others = Counter(path.suffix.lower() for path in paths if not is_image(path.name))
-            for line in describe_unread(others):
-                tell(line)
-            images = (path for path in paths if is_image(path.name) and not stop.is_set())
+            tell_unread(others)
+            images = (path for path in paths if is_image(path.name) and not stopping())
             for prediction in predictor.predict(images, skip=True):
                 said = sidecars.take(prediction)
                 if said is not None:
@@ -96,7 +47,7 @@ def run_watch(args: argparse.Namespace) -> int:
             suffixes=(*image_suffixes(), *unread_suffixes()),
             every=args.every,
             settle=min(args.every, SETTLE),
-            stop=stop,
+            stopping=stopping,
             already=sidecars.are_there,
         )
     tell(f"tagged {sidecars.tagged:,} images: {sidecars.describe()}")

@@ -51,13 +51,10 @@ def wilson_interval(rates: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 @final
 @dataclass(frozen=True, eq=False)
 class Resampled:
-    """What was measured of one or more models, on the images as they are and in the same R resamples of them.
+    """What was measured of one or more models, on the images as they are and in the same R resamples of them."""
 
-    Attributes:
-        values: (1+R,K) by name, first on the images as they are; K labels, or K measures. NaN where there is none, such
-            as for a label without a positive image.
-    """
-
+    # (1+R,K) by name, first on the images as they are; K labels, or K measures. NaN where there is none, such as for
+    # a label without a positive image.
     values: Mapping[str, Tensor]
 
     def bound_mean(self, name: str, *, minus: str | None = None, confidence: float = 0.95) -> Interval:
@@ -120,7 +117,7 @@ def resample_average_precision(
     truth = target.float().cpu().T.contiguous()
     labels = (truth == 1).any(dim=1).nonzero()[:, 0].tolist()
 
-    def measure(counts: Tensor, ranked: list[_Ranking]) -> Tensor:
+    def measure(counts: Tensor, ranked: list[Ranking]) -> Tensor:
         found = torch.full((counts.shape[1], target.shape[1]), torch.nan, dtype=torch.float64)
         for label, ranking in zip(labels, ranked, strict=True):
             found[:, label] = ranking.measure(counts, definition)
@@ -130,7 +127,7 @@ def resample_average_precision(
     for name, matrix in scores.items():
         check_scores(matrix, target, labels=None, where="bootstrap")
         by_label = matrix.detach().cpu().T.contiguous()
-        measures[name] = partial(measure, ranked=[_Ranking.make(by_label[label], truth[label]) for label in labels])
+        measures[name] = partial(measure, ranked=[Ranking.make(by_label[label], truth[label]) for label in labels])
     return resample(measures, len(target), resamples, generator)
 
 
@@ -197,23 +194,16 @@ def _draw_counts(count: int, resamples: int, generator: torch.Generator) -> Iter
         yield torch.bincount(cells.flatten(), minlength=count * size).view(count, size).float()
 
 
-class _Ranking(NamedTuple):
-    """What no resample changes about a label: its P positive images, and the images that are ranked above the last.
+class Ranking(NamedTuple):
+    """What no resample changes about a label: its P positive images, and the images that are ranked above the last."""
 
-    Attributes:
-        images: (M,) of known truth, the highest score first.
-        starts: (P,) where those begin that are given together with each positive and not yet with the one before.
-        positives: (P,) images, the highest score first.
-        ends: (P,) the last positive that has the same score as each.
-    """
-
-    images: Tensor
-    starts: Tensor
-    positives: Tensor
-    ends: Tensor
+    images: Tensor  # (M,) of known truth, the highest score first
+    starts: Tensor  # (P,) where those begin that are given together with each positive and not yet with the one before
+    positives: Tensor  # (P,) images, the highest score first
+    ends: Tensor  # (P,) the last positive that has the same score as each
 
     @classmethod
-    def make(cls, scores: Tensor, target: Tensor) -> "_Ranking":
+    def make(cls, scores: Tensor, target: Tensor) -> "Ranking":
         """Rank the images by scores (N,), with the target (N,)."""
         known = (~target.isnan()).nonzero()[:, 0]
         images = known[scores[known].argsort(descending=True)]

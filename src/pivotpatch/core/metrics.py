@@ -27,21 +27,13 @@ _DEFAULT_POLICY = Fixed(0.5)
 
 @dataclass(frozen=True)
 class AveragePrecision:
-    """Average precision of each label and their mean.
+    """Average precision of each label and their mean."""
 
-    Attributes:
-        definition: "step" or "envelope", see `DEFINITIONS`.
-        labels: names of the L labels.
-        per_label: L values; None for a label without a positive image.
-        positives: L counts of positive images.
-        skipped: names of the labels without a positive image; they are not in the mean.
-    """
-
-    definition: Definition
-    labels: tuple[str, ...]
-    per_label: tuple[float | None, ...]
-    positives: tuple[int, ...]
-    skipped: tuple[str, ...]
+    definition: Definition  # "step" or "envelope", see `DEFINITIONS`
+    labels: tuple[str, ...]  # names of the L labels
+    per_label: tuple[float | None, ...]  # L values; None for a label without a positive image
+    positives: tuple[int, ...]  # L counts of positive images
+    skipped: tuple[str, ...]  # names of the labels without a positive image; they are not in the mean
 
     @property
     def mean(self) -> float:
@@ -64,39 +56,23 @@ class PrecisionRecall:
 
     CF1 and OF1 are the harmonic means of the two values before them; `macro_f1` is the mean of the
     labels' own F1, which other fields call macro F1.
-
-    Attributes:
-        definition: the threshold policy in words.
-        empty: "zero" counts the precision of a label that was never given as 0, "skip" leaves it
-            out of CP.
-        CP: mean precision of the labels.
-        CR: mean recall of the labels.
-        CF1: harmonic mean of CP and CR.
-        OP: precision over all decisions.
-        OR: recall over all decisions.
-        OF1: harmonic mean of OP and OR.
-        macro_f1: mean F1 of the labels.
-        labels: names of the L labels.
-        precision: L values; None for a label without a positive image, or never given under "skip".
-        recall: L values; None for a label without a positive image.
-        skipped: labels without a positive image: in OP and OR, not in CP, CR and `macro_f1`.
-        never_given: labels, among those not skipped, that no image was given.
     """
 
-    definition: str
-    empty: EmptyRule
-    CP: float
-    CR: float
-    CF1: float
-    OP: float
-    OR: float
-    OF1: float
-    macro_f1: float
-    labels: tuple[str, ...]
+    definition: str  # the threshold policy in words
+    empty: EmptyRule  # "zero" counts the precision of a label that was never given as 0, "skip" leaves it out of CP
+    CP: float  # mean precision of the labels
+    CR: float  # mean recall of the labels
+    CF1: float  # harmonic mean of CP and CR
+    OP: float  # precision over all decisions
+    OR: float  # recall over all decisions
+    OF1: float  # harmonic mean of OP and OR
+    macro_f1: float  # mean F1 of the labels
+    labels: tuple[str, ...]  # names of the L labels
+    # L values; None for a label without a positive image, or never given under "skip".
     precision: tuple[float | None, ...]
-    recall: tuple[float | None, ...]
-    skipped: tuple[str, ...]
-    never_given: tuple[str, ...]
+    recall: tuple[float | None, ...]  # L values; None for a label without a positive image
+    skipped: tuple[str, ...]  # labels without a positive image: in OP and OR, not in CP, CR and `macro_f1`
+    never_given: tuple[str, ...]  # labels, among those not skipped, that no image was given
 
     def to_dict(self) -> dict[str, object]:
         """All of it in plain types, for JSON."""
@@ -230,7 +206,9 @@ def measure_counts(hits: Tensor, gives: Tensor, presents: Tensor, *, empty: Empt
         "OP": total / gives.sum(-1).clamp(min=1),
         "OR": total / presents.sum(-1).clamp(min=1),
     }
-    values |= {f"{kind}F1": _harmonic_mean(values[f"{kind}P"], values[f"{kind}R"]) for kind in "CO"}
+    for kind in "CO":
+        precision, recall = values[f"{kind}P"], values[f"{kind}R"]
+        values[f"{kind}F1"] = (2 * precision * recall / (precision + recall)).nan_to_num(0.0)
     return {name: value.masked_fill(~counted.any(-1), torch.nan) for name, value in values.items()}
 
 
@@ -252,10 +230,6 @@ def find_best_fixed(probs: Tensor, target: Tensor, *, empty: EmptyRule = "zero")
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
     """The mean (...) of those of values (...,L) that are counted; 0 where none is."""
     return (values * counted).sum(-1) / counted.sum(-1).clamp(min=1)
-
-
-def _harmonic_mean(a: Tensor, b: Tensor) -> Tensor:
-    return (2 * a * b / (a + b)).nan_to_num(0.0)
 
 
 def _known_values(values: Tensor, known: Tensor) -> tuple[float | None, ...]:

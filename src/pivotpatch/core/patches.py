@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pivotpatch.core.checks import check_shapes
 from pivotpatch.errors import InputError
 from pivotpatch.runtime.values import Patching, patch_boxes
 
@@ -22,19 +23,12 @@ def check_images(images: Tensor, where: str) -> None:
 
     >>> check_images(torch.rand(1, 3, 8, 8), "here")
     """
-    if not isinstance(images, Tensor):
-        raise InputError(where, f"images are a {type(images).__name__}", "give a tensor (B, C, H, W)")
-    if images.ndim != 4:
-        todo = "add the batch dimension with images[None]" if images.ndim == 3 else "give (B, C, H, W)"
-        raise InputError(where, f"images have shape {tuple(images.shape)}", todo)
+    check_shapes(where, "BCHW", images=images)
     if images.shape[0] == 0:
         raise InputError(where, f"the batch is empty, shape {tuple(images.shape)}", "give at least one image")
     if images.shape[1] > 4 and images.shape[3] in (1, 3, 4):
-        raise InputError(
-            where,
-            f"images of shape {tuple(images.shape)} have {images.shape[1]} channels and look channels-last",
-            "permute them to (B, C, H, W)",
-        )
+        wrong = f"images of shape {tuple(images.shape)} have {images.shape[1]} channels and look channels-last"
+        raise InputError(where, wrong, "permute them to (B, C, H, W)")
     if not (images.is_floating_point() or images.dtype == torch.uint8):
         raise InputError(where, f"images are {images.dtype}", "give a floating-point or uint8 tensor")
 
@@ -45,25 +39,12 @@ def check_source(images: Tensor, source: Tensor, where: str) -> None:
     >>> check_source(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 16, 16), "here")
     """
     check_images(source, f"{where}: source")
-    if source.shape[:2] != images.shape[:2]:
-        raise InputError(
-            where,
-            f"source has shape {tuple(source.shape)} and images {tuple(images.shape)}",
-            "give the same images in both, with the same channels",
-        )
-    if source.shape[2] < images.shape[2] or source.shape[3] < images.shape[3]:
-        raise InputError(
-            where,
-            f"source is {source.shape[2]} x {source.shape[3]} pixels, smaller than the images' "
-            f"{images.shape[2]} x {images.shape[3]}",
-            "leave it out or give a larger one",
-        )
-    if source.dtype != images.dtype or source.device != images.device:
-        raise InputError(
-            where,
-            f"source is {source.dtype} on {source.device} and images are {images.dtype} on {images.device}",
-            "preprocess both alike",
-        )
+    smaller = source.shape[2] < images.shape[2] or source.shape[3] < images.shape[3]
+    kinds = [(each.shape[:2], each.dtype, each.device) for each in (source, images)]
+    if smaller or kinds[0] != kinds[1]:
+        told = [f"{tuple(each.shape)} {each.dtype} on {each.device}" for each in (source, images)]
+        todo = "give the same images, preprocessed alike and no smaller, or leave it out"
+        raise InputError(where, f"source is {told[0]} and images are {told[1]}", todo)
 
 
 def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
@@ -136,12 +117,7 @@ def stack_views(images: Tensor, patches: Tensor) -> Tensor:
     >>> stack_views(torch.rand(2, 3, 8, 8), torch.rand(2, 4, 3, 8, 8)).shape
     torch.Size([10, 3, 8, 8])
     """
-    if patches.ndim != 5 or patches.shape[0] != images.shape[0] or patches.shape[2:] != images.shape[1:]:
-        raise InputError(
-            "stack_views",
-            f"images have shape {tuple(images.shape)} and patches {tuple(patches.shape)}",
-            "give (B, C, H, W) and (B, P, C, H, W)",
-        )
+    check_shapes("stack_views", "BCHW BPCHW", images=images, patches=patches)
     return torch.cat([images, patches.flatten(0, 1)])
 
 
@@ -157,10 +133,7 @@ def split_views(outputs: Tensor, *, patches: int) -> SplitViews:
     ([0, 1], [2, 3, 4, 5])
     """
     batch = outputs.shape[0] // (1 + patches)
-    if batch * (1 + patches) != outputs.shape[0]:
-        raise InputError(
-            "split_views", f"{outputs.shape[0]} rows for 1 + {patches} views an image", "give the rows of all views"
-        )
+    assert batch * (1 + patches) == outputs.shape[0], f"{outputs.shape[0]} rows for 1 + {patches} views an image"
     return SplitViews(outputs[:batch], outputs[batch:].reshape(batch, patches, *outputs.shape[1:]))
 
 

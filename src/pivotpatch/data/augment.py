@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as TF
 
-from pivotpatch.accel.device import send_tensor
+from pivotpatch.accel.device import choose_compiled, send_tensor
 
 STEPS = 9
 """Magnitudes of the published operations, from 1."""
@@ -75,9 +74,9 @@ class Augmentation(NamedTuple):
             views = views.contiguous()
             flip, cutout, colour = (send_tensor(part, views.device) for part in self[:3])
             if self.flip.any():
-                views = _choose(_flip, compiled=compiled)(views, flip)
+                views = choose_compiled(_flip, compiled=compiled)(views, flip)
             if (self.cutout[:, :2] < self.cutout[:, 2:]).any():
-                views = _choose(_cover, compiled=compiled)(views, cutout, colour)
+                views = choose_compiled(_cover, compiled=compiled)(views, cutout, colour)
             for drawn in zip(*(part.unbind(1) for part in self[3:]), strict=True):
                 views = _operate(views, *drawn, compiled=compiled)
             return views
@@ -119,12 +118,6 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
     )
 
 
-@cache
-def _choose(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
-    """A function, or what it is compiled to; the number of views becomes a variable once it has changed."""
-    return torch.compile(function) if compiled else function
-
-
 def _flip(views: Tensor, flip: Tensor) -> Tensor:
     """Flip some views."""
     return torch.where(flip[:, None, None, None], views.flip(-1), views)
@@ -150,7 +143,7 @@ def _operate(views: Tensor, operation: Tensor, strength: Tensor, place: Tensor, 
     results = []
     for kind, group, force, where in zip(kinds, groups, strengths, places, strict=True):
         if len(group):
-            apply = _choose(kind.apply, compiled=compiled)
+            apply = choose_compiled(kind.apply, compiled=compiled)
             results.append(apply(group, force, where) if kind.placed else apply(group, force))
     return _take(torch.cat(results), order.argsort())
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
@@ -31,7 +30,6 @@ Progress = Callable[[str, int, int], None]
 
 _CHUNK = 256  # images that wait for a thread
 _HEAD = 8192  # bytes that a first comparison of files reads
-_ROWS = 1 << 14  # records whose targets are held at once
 _MOST = 100  # labels in one figure
 _OPENED = 5000  # images that are opened before training
 _TAIL = 64  # bytes among which an image's end is looked for
@@ -129,7 +127,7 @@ def check_data(sets: Sequence[RecordSet], *, depth: Depth = "headers", progress:
     within = [[[record for at, record in group if at == place] for group in groups] for place in range(len(sets))]
     summaries = map(_summarise, sets, looks, depths, within)
     across = (group for group in groups if len({at for at, _ in group}) > 1)
-    shared = (tuple(ImageAt(sets[at].name, _name(sets[at], record)) for at, record in group) for group in across)
+    shared = (tuple(ImageAt(sets[at].name, sets[at].name_at(record)) for at, record in group) for group in across)
     return DataReport(tuple(summaries), tuple(shared))
 
 
@@ -142,10 +140,6 @@ def _find_kind(records: RecordSet) -> Literal["files", "embedded", "drawn"]:
     if isinstance(records.images, FileStore):
         return "files"
     return "embedded" if isinstance(records.images, EmbeddedStore) else "drawn"
-
-
-def _name(records: RecordSet, index: int) -> str:
-    return records.images.name(records.place(index))
 
 
 def _look_at(records: RecordSet, depth: Depth, *, step: int = 1) -> Iterator[list[_Look]]:
@@ -221,9 +215,9 @@ def _summarise(records: RecordSet, looks: Sequence[_Look], checked: Depth, equal
         cooccurrence=_count_cooccurrence(records),
         pictures=_find_kind(records),
         checked=checked,
-        missing=tuple(_name(records, i) for i, look in enumerate(looks) if look is None),
-        broken=tuple(BrokenImage(_name(records, i), look) for i, look in enumerate(looks) if isinstance(look, str)),
-        duplicates=tuple(tuple(_name(records, i) for i in group) for group in equal if len(group) > 1),
+        missing=tuple(records.name_at(i) for i, look in enumerate(looks) if look is None),
+        broken=tuple(BrokenImage(records.name_at(i), look) for i, look in enumerate(looks) if isinstance(look, str)),
+        duplicates=tuple(tuple(map(records.name_at, group)) for group in equal if len(group) > 1),
         notes=(*records.notes, *doubt_labels(records.labels.names, records.count_labels())),
     )
 
@@ -254,7 +248,7 @@ def find_unreadable(sets: Sequence[RecordSet], *, progress: Progress | None = No
         looks = _look_at(records, "headers", step=-(-total // _OPENED))
         for index, look in enumerate(look for chunk in looks for look in chunk):
             if not isinstance(look, bytes):
-                name = _name(records, index)
+                name = records.name_at(index)
                 where = records.images.root / name if isinstance(records.images, FileStore) else name
                 todo = "replace it, take its row out, or skip such images with data.on_error=skip"
                 faults.append(InputError(str(where), look or "there is no such file", todo))
@@ -268,14 +262,11 @@ def find_unreadable(sets: Sequence[RecordSet], *, progress: Progress | None = No
 
 def _count_cooccurrence(records: RecordSet) -> NDArray[np.float64]:
     """P(column | row) (L,L) as in `DataSummary.cooccurrence`."""
-    together = torch.zeros(len(records.labels), len(records.labels), dtype=torch.float64)
-    known = torch.zeros_like(together)
-    for start in range(0, len(records), _ROWS):
-        target = records.target(np.arange(start, min(start + _ROWS, len(records))))
-        present = (target == 1).float()
-        together += present.T @ present
-        known += present.T @ (~target.isnan()).float()
-    return (together / known).numpy()  # 0 / 0 is NaN: nothing is known
+    shown, unknown = ((records.states == state).astype(np.float64) for state in (1, -1))
+    together, doubtful = ((shown.T @ other).toarray() for other in (shown, unknown))
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: nothing is known
+        shares: NDArray[np.float64] = together / (together.diagonal()[:, None] - doubtful)
+    return shares
 
 
 def plot_overview(summary: DataSummary) -> "Figure":

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from pivotpatch.data.address import choose_split
 from pivotpatch.data.records import FileStore, LabelSpace, RecordSet, pack_states
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.runtime.files import check_name, read_json, resolve_inside
+
+_NEEDED = {"images", "categories", "annotations", "id", "name", "file_name", "image_id", "category_id"}
 
 
 def read_coco(
@@ -33,15 +35,14 @@ def read_coco(
             them out.
     """
     path, folder = _find_source(Path(location), split, images)
-    content: Any = read_json(path, convert=_drop_shapes)
-    try:
+    # Outlines and boxes are nearly all of the file, and labels need none: they are forgotten as they are read.
+    content: Any = read_json(path, convert=lambda item: {key: item[key] for key in item.keys() & _NEEDED} or item)
+    wrong = "an image, a category or an annotation is not as in COCO"
+    with explaining(str(path), wrong, "give a COCO instances file", of=(KeyError, TypeError)):
         names = [str(image["file_name"]) for image in content["images"]]
         labels = [str(category["name"]) for category in content["categories"]]
         rows = _look_up(content, "image_id", "images", path)
         indices = _look_up(content, "category_id", "categories", path)
-    except (KeyError, TypeError) as error:
-        wrong = f"an image, a category or an annotation is not as in COCO ({type(error).__name__}: {error})"
-        raise InputError(str(path), wrong, "give a COCO instances file") from None
     for name in names:
         check_name(name, where=str(path))
         resolve_inside(folder, name, where=str(path))
@@ -69,13 +70,6 @@ def _find_source(location: Path, split: str | None, images: str | None) -> tuple
         wrong = f"the images of {split!r} are not in {' or '.join(map(str, places))}"
         raise InputError(str(location), wrong, "unpack them there or name their folder with images=")
     return annotations / f"instances_{split}.json", folder
-
-
-def _drop_shapes(item: dict[str, object]) -> object:
-    """Forget outlines and boxes as they are read: they are nearly all of the file, and labels need none."""
-    item.pop("segmentation", None)
-    item.pop("bbox", None)
-    return item
 
 
 def _look_up(content: Any, key: str, table: str, path: Path) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -82,24 +83,18 @@ def _overlay(records: RecordSet, rows: list[int], said: NDArray[np.int8], *, cou
     counts[1] += int((changed != old).any(axis=1).sum())
     order = np.arange(len(records))
     order[matched] = len(records) + np.arange(len(matched))
-    states = vstack([records.states, csr_array(changed)], format="csr")[order]
-    return RecordSet(
-        records.name, records.labels, images=records.images, states=states, order=records.order, notes=records.notes
-    )
+    return replace(records, states=vstack([records.states, csr_array(changed)], format="csr")[order])
 
 
 def _extend(records: RecordSet, new: dict[str, int], said: NDArray[np.int8], *, note: str) -> RecordSet:
     """Records and behind them new files, each with its row of `said`."""
-    store, notes = records.images, (*records.notes, note)
+    store, records = records.images, replace(records, notes=(*records.notes, note))
+    if not new:
+        return records
     assert isinstance(store, FileStore)
-    paths, before = store.paths, len(store)
+    kind, chunks = store.paths.type, getattr(store.paths, "chunks", [store.paths])
+    text = [os.fsencode(path) if "binary" in str(kind) else path for path in new]
+    images = FileStore(store.root, pa.chunked_array([*chunks, pa.array(text, kind)]))
+    states = vstack([records.states, csr_array(said[[*new.values()]])], format="csr")
     order = np.arange(len(records)) if records.order is None else records.order
-    if new:
-        kind = paths.type
-        text = [os.fsencode(path) if "binary" in str(kind) else path for path in new]
-        chunks = paths.chunks if isinstance(paths, pa.ChunkedArray) else [paths]
-        paths = pa.chunked_array([*chunks, pa.array(text, kind)])
-    states = vstack([records.states, csr_array(said[[*new.values()]])], format="csr") if new else records.states
-    order = np.concatenate([order, before + np.arange(len(new))])
-    images = FileStore(store.root, paths)
-    return RecordSet(records.name, records.labels, images=images, states=states, order=order, notes=notes)
+    return replace(records, images=images, states=states, order=np.append(order, len(store) + np.arange(len(new))))

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from pivotpatch.accel.device import send_tensor
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
+from pivotpatch.process import count_cores
 from pivotpatch.runtime.decoding import decode_image
 
 OnError = Literal["error", "skip"]
@@ -187,7 +188,7 @@ def make_loader(
         held: the images of these records, decoded before, or what was made of them; nothing is read then.
     """
     sampler = EpochSampler(len(records), batch_size=batch_size, shuffle=shuffle, seed=seed, rank=rank, world=world)
-    dataset: Dataset[Batch] = _Images(records, size, 1 if num_workers else _count_cores())
+    dataset: Dataset[Batch] = _Images(records, size, 1 if num_workers else count_cores())
     if isinstance(held, HeldImages):
         same = held.records.images is records.images and held.records.order is records.order  # labels may differ
         assert same and held.images.shape[2:] == size, "held images of other records, or of another size"  # noqa: PT018
@@ -268,7 +269,7 @@ def hold_images(
         raise InputError(f"memory of {device}", wrong, "choose a smaller size or hold no images") from error
     failures: dict[int, Failure] = {}
     step = max(_CHUNK // count_held_bytes(1, size), 1)
-    pool = ThreadPoolExecutor(_count_cores())
+    pool = ThreadPoolExecutor(count_cores())
     try:
         for start in range(0, count, step):
             place = pixels[start : start + step]
@@ -286,10 +287,6 @@ def hold_images(
     finally:
         pool.shutdown(cancel_futures=True)
     return HeldImages(records, pixels.permute(0, 3, 1, 2), failures)
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_worker(_number: int) -> None:

@@ -2,21 +2,20 @@
 
 import hashlib
 import http.client
-import lzma
 import os
 import shutil
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pivotpatch import __version__
 from pivotpatch.data.address import open_records
-from pivotpatch.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.writing import explain_disk_faults
 
 Progress = Callable[[str, int, int | None], None]
@@ -25,9 +24,6 @@ Progress = Callable[[str, int, int | None], None]
 _CHUNK = 1 << 20
 _TIMEOUT = 30.0  # seconds without an answer before the connection counts as broken
 _FAULTS = (http.client.HTTPException, OSError, ValueError)
-# RuntimeError: encrypted, or packed by a method that is not known here. ValueError: offsets, names.
-_PACKERS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
-_DAMAGE = (*_PACKERS, EOFError, OSError, RuntimeError, ValueError)
 # Photographs hardly shrink in an archive and JSON shrinks about eightfold; a bomb grows a thousandfold.
 _MOST_GROWTH = 50
 
@@ -163,12 +159,9 @@ def download_file(remote: RemoteFile, folder: Path, *, progress: Progress = lamb
             _check(target, remote, progress)
             return target
         if _measure(part) != remote.size:
-            try:
+            todo = "run the same command again to go on from there; if that does not help, check the address"
+            with explaining(remote.url, "cannot be fetched to its end", todo, of=_FAULTS):
                 _fetch(remote, part, progress)
-            except _FAULTS as error:
-                wrong = f"cannot be fetched ({quote_fault(error)}) beyond {_measure(part):,} bytes"
-                todo = "run the same command again to go on from there; if that does not help, check the address"
-                raise InputError(remote.url, wrong, todo) from None
         _check(part, remote, progress)
         part.replace(target)
     return target
@@ -223,23 +216,20 @@ def unpack(archive: Path, folder: Path) -> None:
     """
     staging = folder / f".unpacking-{archive.name}"
     shutil.rmtree(staging, ignore_errors=True)
-    try:
+    damaged = explaining(str(archive), "cannot be unpacked", "delete it if it is damaged, and run the same again")
+    with ExitStack() as done, damaged:
+        done.callback(shutil.rmtree, staging, ignore_errors=True)
         staging.mkdir(parents=True)
         if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as zipped:  # takes drives, roots and .. out of names, and knows no links
-                _check_growth(archive, sum(member.file_size for member in zipped.infolist()))
-                zipped.extractall(staging)  # noqa: S202
+            zipped = done.enter_context(zipfile.ZipFile(archive))
+            _check_growth(archive, sum(member.file_size for member in zipped.infolist()))
+            zipped.extractall(staging)  # noqa: S202 - takes drives, roots and .. out of names, and knows no links
         else:
-            with tarfile.open(archive) as tar:
-                _check_growth(archive, sum(member.size for member in tar))
-                tar.extractall(staging, filter="data")  # refuses what leads out of the folder, and devices
+            tar = done.enter_context(tarfile.open(archive))
+            _check_growth(archive, sum(member.size for member in tar))
+            tar.extractall(staging, filter="data")  # refuses what leads out of the folder, and devices
         # Moves each file, and makes the folders that are not there yet.
         shutil.copytree(staging, folder, copy_function=os.replace, dirs_exist_ok=True)
-    except _DAMAGE as error:
-        wrong, todo = f"cannot be unpacked ({quote_fault(error)})", "delete it if it is damaged, and run the same again"
-        raise InputError(str(archive), wrong, todo) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _check_growth(archive: Path, total: int) -> None:

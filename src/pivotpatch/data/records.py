@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, overload
 
@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pivotpatch.errors import InputError, choose_one_of, shorten
+from pivotpatch.runtime.decoding import ImageSource as ImageSource
 from pivotpatch.runtime.files import check_name
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-ImageSource = Path | bytes | NDArray[np.uint8]
-"""An image: a file, its encoded bytes, or decoded RGB pixels (H,W,3)."""
 Tell = Callable[[str], None]
 """Takes one line about what can be used, but perhaps not as its owner thinks."""
 
@@ -117,29 +116,23 @@ class FileStore:
         return self.root / os.fsdecode(self.paths[index].as_py())
 
 
+@dataclass(eq=False, repr=False)
 class RecordSet(Sequence[Record]):
-    """The records of one split of one data set; `name` is its address.
+    """The records of one split of one data set."""
 
-    `states` (N,L) holds 1 for a label that is present and -1 for one nobody looked for; None: nothing is present.
-    `notes` say in a line each what its owner may not expect.
-    """
+    name: str  # its address
+    labels: LabelSpace
+    _: KW_ONLY
+    images: ImageStore
+    states: "csr_array" = None  # (N,L) 1 for a label that is present, -1 for one nobody looked for; None: all absent
+    order: NDArray[np.int64] | None = None  # position in `images` of each record; None where they agree
+    notes: tuple[str, ...] = ()  # what its owner may not expect, a line each
 
-    def __init__(
-        self,
-        name: str,
-        labels: LabelSpace,
-        *,
-        images: ImageStore,
-        states: "csr_array | None" = None,
-        order: NDArray[np.int64] | None = None,
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.name, self.labels, self.images, self.notes = name, labels, images, notes
-        self.order = order  # position in `images` of each record; None where they agree, which costs nothing
-        count = len(images) if order is None else len(order)
-        nothing = np.empty(0, dtype=np.int64)
-        self.states = pack_states(nothing, nothing, shape=(count, len(labels))) if states is None else states
-        assert self.states.shape == (count, len(labels))
+    def __post_init__(self) -> None:
+        shape = len(self.images) if self.order is None else len(self.order), len(self.labels)
+        if self.states is None:
+            self.states = pack_states(*np.empty((2, 0), dtype=np.int64), shape=shape)
+        assert self.states.shape == shape
 
     def __len__(self) -> int:
         return int(self.states.shape[0])
@@ -161,19 +154,20 @@ class RecordSet(Sequence[Record]):
         """Position in `images` of the record `index`."""
         return index if self.order is None else int(self.order[index])
 
+    def name_at(self, index: int) -> str:
+        """The name of the record `index`, whose image is not fetched."""
+        return self.images.name(self.place(index))
+
     def select(self, indices: NDArray[np.int64]) -> "RecordSet":
         """The records `indices` names, in that order; images are shared, not copied."""
         indices = np.asarray(indices, dtype=np.int64)
         order = indices if self.order is None else self.order[indices]
-        return RecordSet(
-            self.name, self.labels, images=self.images, states=self.states[indices], order=order, notes=self.notes
-        )
+        return replace(self, states=self.states[indices], order=order)
 
     def keep_labels(self, names: Sequence[str]) -> "RecordSet":
         """The same images with these labels alone, in this order; an image that has none of them stays."""
         states = self.states[:, [self.labels.index(name) for name in names]].sorted_indices()
-        labels = LabelSpace(tuple(names))
-        return RecordSet(self.name, labels, images=self.images, states=states, order=self.order, notes=self.notes)
+        return replace(self, states=states, labels=LabelSpace(tuple(names)))
 
     def count_labels(self) -> NDArray[np.int64]:
         """How many images show each label, (L,)."""

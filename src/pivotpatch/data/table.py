@@ -24,7 +24,7 @@ from pivotpatch.data.table_files import (
     read_schema,
 )
 from pivotpatch.errors import InputError, choose_one_of, quote, shorten
-from pivotpatch.runtime.files import MAY_ESCAPE, read_json, read_text, resolve_inside
+from pivotpatch.runtime.files import MAY_ESCAPE, read_names, resolve_inside
 
 # Columns that are taken unasked, the first that is there; case, blanks and underscores do not matter.
 IMAGE_COLUMNS = (
@@ -102,7 +102,10 @@ def read_table(
     else:
         space, states = encode_label_column(rows.table[labels], known, delimiter=delimiter, name_row=rows.name)
     splits = _read_splits(rows, split_column)
-    kept = chosen = np.arange(len(rows.table)) if split is None else _choose_rows(rows, splits, split)
+    if split is not None:
+        todo = f"leave out @{split}, or name a column of splits with ?split_column=COLUMN"
+        choose_split(split, {*splits.tolist()} - {""}, where=tables.where, todo=todo)
+    kept = chosen = np.arange(len(splits)) if split is None else np.flatnonzero(splits == split)
     images: ImageStore
     if pixels is None:
         images = _image_files(rows, image, root=root, allow_escape=allow_escape)
@@ -155,12 +158,6 @@ def _read_splits(rows: _Rows, column: str | None) -> NDArray[np.str_]:
     return np.repeat([name or "" for name in rows.tables.splits.values()], np.diff(rows.starts))
 
 
-def _choose_rows(rows: _Rows, held: NDArray[np.str_], split: str) -> NDArray[np.int64]:
-    todo = f"leave out @{split}, or name a column of splits with ?split_column=COLUMN"
-    choose_split(split, {*held.tolist()} - {""}, where=rows.tables.where, todo=todo)
-    return np.flatnonzero(held == split)
-
-
 def _read_paths(rows: _Rows, image: str) -> pa.Array:
     """Paths or names of the images, as text with long offsets, so that any number fits in one array."""
     values = rows.table[image]
@@ -211,16 +208,9 @@ def _drop_twins(
 
 
 def find_label_names(folder: Path, names: str | None) -> list[str] | None:
-    """Label names in order, from a JSON list or a text file with one per line; None looks for `labels.json`."""
+    """Label names in order from a file, as in `read_names`; None looks for `labels.json`."""
     path = folder / (names or NAMES_FILE)
-    if names is None and not path.is_file():
-        return None
-    if path.suffix.lower() != ".json":
-        return [line.strip() for line in read_text(path).split("\n") if line.strip()]
-    listed = read_json(path)
-    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-        raise InputError(str(path), "it is not a JSON list of label names", 'write ["cat", "dog"], or give ?names=FILE')
-    return listed
+    return None if names is None and not path.is_file() else read_names(path)
 
 
 def _class_names(schema: pa.Schema, column: str) -> list[str] | None:

@@ -86,10 +86,7 @@ def read_schema(path: Path) -> pa.Schema:
 def read_columns(path: Path, columns: Sequence[str], *, types: Mapping[str, pa.DataType] | None = None) -> pa.Table:
     """Read some columns of a table file; of a Parquet struct, `column.field` reads that field alone.
 
-    Args:
-        path: the file.
-        columns: their names.
-        types: what columns of a CSV or TSV file hold, where that is not text.
+    `types` says what columns of a CSV or TSV file hold, where that is not text.
     """
     there = set(read_schema(path).names)
     check_columns(str(path), (c for c in columns if c.rpartition(".")[0] not in there), there)

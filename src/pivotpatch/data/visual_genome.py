@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 
 from pivotpatch.data.address import choose_split
 from pivotpatch.data.records import FileStore, LabelSpace, RecordSet
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.runtime.files import read_json
 
 # Words that look like the plural of another thing's name.
@@ -132,18 +132,15 @@ def read_named_images(path: Path, *, published: bool = False) -> NamedImages:
             synsets[places[0]][kinds[0]] += 1
         return places
 
-    try:
+    wrong = "not a list of images with their objects, names and synsets"
+    faults = (TypeError, ValueError, KeyError, AttributeError, OverflowError)
+    with explaining(str(path), wrong, "give objects.json of Visual Genome", of=faults):
         images = cast("list[tuple[int, list[int]]]", read_json(path, convert=convert))
         if not images:
             raise ValueError
         image_ids = np.array([image_id for image_id, _ in images], dtype=np.int64)
         rows = np.repeat(np.arange(len(images)), [len(names) for _, names in images])
         shown = _mark(rows, [name for _, names in images for name in names], (len(images), len(at)))
-    except InputError:
-        raise
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        wrong = "not a list of images with their objects, names and synsets"
-        raise InputError(str(path), wrong, "give objects.json of Visual Genome") from None
     order = np.argsort(image_ids, kind="stable")
     image_ids = image_ids[order]
     twice = image_ids[1:][np.diff(image_ids) == 0]

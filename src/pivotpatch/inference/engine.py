@@ -1,22 +1,30 @@
-"""The engine that asks a model with torch."""
+"""The engine that asks a model with torch, opened by the model's name and prepared for its device."""
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 import torch
 from torch import Tensor
 
+from pivotpatch.accel.device import has_bfloat16
+from pivotpatch.accel.inference import quicken_inference
 from pivotpatch.core.counterfactual import CounterfactualLogits
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS
 from pivotpatch.inference.scoring import evaluating, get_classifier, look_again, score_images, split_for_device
-from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.classifier import Classifier, SharedClassifier
+from pivotpatch.models.foreign import ForeignClassifier
+from pivotpatch.models.open import open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.checks import check_effort
 from pivotpatch.runtime.engine import Answer, Array, Pixels, check_answer
-from pivotpatch.runtime.values import Adaptive, Calibration
+from pivotpatch.runtime.values import Adaptive, Calibration, check_views
+
+_TRIED = 512  # rows and columns of images on which folding is tried, at most: more would only take longer
 
 
 class TorchEngine:
@@ -52,7 +60,13 @@ class TorchEngine:
                 0 for none, anything between where `Classifier.adaptive` was fitted.
         """
         classifier = get_classifier(model, "TorchEngine")
-        _check_effort(effort, model)
+        check_effort(effort, "TorchEngine")
+        if isinstance(model, PatchInference) and effort < 1:
+            wrong = f"is {effort:g}, but PAT-I looks at the patches of all images or of none"
+            raise InputError("effort", wrong, "give 1, or 0 for the model without PAT-I")
+        if 0 < effort < 1 and (not isinstance(model, PatchClassifier) or model.adaptive is None):
+            why = "needs a tuned checkpoint" if isinstance(model, PatchClassifier) else "needs a model with patches"
+            raise InputError("effort", f"is {effort:g}, which {why}", "run pivotpatch tune, or give 0 or 1")
         if isinstance(classifier, PatchClassifier) and classifier.patch_only:
             wrong = "the model was trained on patches alone, for the study of scale, and does not see the whole image"
             raise InputError("TorchEngine", wrong, "give one that was trained by another task")
@@ -143,16 +157,6 @@ class TorchEngine:
         return Answer(_mark(probs, out.tde_logits), kinds["image"], kinds["patch"], out.weights)
 
 
-def _check_effort(effort: float, model: Classifier | PatchInference) -> None:
-    check_effort(effort, "TorchEngine")
-    if isinstance(model, PatchInference) and effort < 1:
-        wrong = f"PAT-I looks at the patches of every image, effort is {effort:g}"
-        raise InputError("TorchEngine", wrong, "leave effort out, or give the model without PAT-I")
-    if 0 < effort < 1 and (not isinstance(model, PatchClassifier) or model.adaptive is None):
-        why = "needs a tuned checkpoint" if isinstance(model, PatchClassifier) else "needs a model with patches"
-        raise InputError("effort", f"is {effort:g}, which {why}", "run pivotpatch tune, or give 0 or 1")
-
-
 def _calibrate(logits: Tensor, calibration: Calibration | None) -> Tensor:
     """Probabilities (B,L) of logits."""
     return torch.sigmoid(logits.float()) if calibration is None else calibration.apply(logits)
@@ -167,3 +171,40 @@ def _join(parts: Sequence[Tensor | None]) -> Array | None:
     """The same field of several answers."""
     held = [part.float().cpu() for part in parts if part is not None]
     return torch.cat(held).numpy() if held else None
+
+
+def open_engine(
+    name: str | os.PathLike[str] | Classifier,
+    *,
+    device: str | torch.device | None = None,
+    effort: float = 1.0,
+    fold: bool = True,
+) -> TorchEngine:
+    """As `Predictor.load`, for what is no ONNX file.
+
+    A model that is given as such is nobody else's: it is changed into what the device is fastest with.
+    """
+    chosen = _choose_device(device)
+    model = name if isinstance(name, Classifier) else open_model(os.fspath(name))
+    seen = model.preprocessing.image_size
+    if isinstance(model, ForeignClassifier):
+        if effort == 0:
+            return TorchEngine(model, device=chosen)
+        wrapped = PatchInference(model)
+        model.source_size = wrapped.patching.grid * seen
+        check_views(seen, replace(wrapped.patching, source_size=model.source_size), where=model.called)
+        return TorchEngine(wrapped, device=chosen, effort=effort)
+    half = torch.bfloat16 if has_bfloat16(chosen) else torch.float16
+    dtype = half if chosen.type == "cuda" else torch.float32
+    model.eval()
+    if fold and isinstance(model, SharedClassifier):
+        side = seen if model.backbone.fixed_size else min(seen, _TRIED)
+        model.backbone = quicken_inference(model.backbone, side=side, device=chosen, dtype=dtype)
+    return TorchEngine(model.to(memory_format=torch.channels_last), device=chosen, dtype=dtype, effort=effort)
+
+
+def _choose_device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with explaining("device", f"{device!r} cannot be used", "choose cpu or another"):
+        return torch.empty(0, device=device).device

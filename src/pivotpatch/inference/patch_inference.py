@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
 from pivotpatch.core.patches import check_images, cut_views, split_views, stack_views
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.runtime.values import Patching
 
 _BYTES = "images are torch.uint8, which the model does not take", "normalise them first, as it was trained with"
-_DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(uint8)": torch.uint8}
 
 
 class PatchInference(nn.Module):
@@ -63,13 +62,17 @@ class PatchInference(nn.Module):
             channels: C of the images the model takes.
         """
         super().__init__()
-        given: object = model
-        if not callable(given) and not _is_onnx_session(given):
+        given: Any = model
+        if _is_onnx_session(given):
+            from pivotpatch.models.foreign import wrap_session  # others need not wait for what it imports
+
+            given = wrap_session(given)
+        if not callable(given):
             wrong = f"the model is {given!r}, which cannot be called"
             raise InputError("PatchInference", wrong, "give a module, a function or an ONNX Runtime session")
         if chunk_size is not None and chunk_size < 1:
             raise InputError("PatchInference", f"chunk_size is {chunk_size!r}", "give 1 or more, or None for all")
-        self.model = _wrap_session(model) if _is_onnx_session(model) else model
+        self.model = given
         self.patching = Patching(grid, overlap, lam=lam, temperature=temperature)
         self.normalised = normalised
         self.chunk_size = chunk_size
@@ -114,7 +117,9 @@ class PatchInference(nn.Module):
 
     def _logits(self, views: Tensor) -> Tensor:
         """The model's logits (N,L) of some views (N,C,H,W)."""
-        output = self.model(views) if views.dtype != torch.uint8 else self._call_with_bytes(views)
+        pixels = views.dtype == torch.uint8
+        with explaining("PatchInference", *_BYTES, of=(RuntimeError, TypeError)) if pixels else nullcontext():
+            output = self.model(views)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != views.shape[0]:
             found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
@@ -122,40 +127,7 @@ class PatchInference(nn.Module):
             raise InputError("PatchInference", wrong, "wrap it in a function that returns logits (N, L)")
         return logits
 
-    def _call_with_bytes(self, views: Tensor) -> Any:
-        """What the model says of views (N,C,H,W) uint8, where it takes such."""
-        try:
-            return self.model(views)
-        except (RuntimeError, TypeError) as error:
-            raise InputError("PatchInference", *_BYTES) from error
-
 
 def _is_onnx_session(model: object) -> bool:
     """Whether this is an `onnxruntime.InferenceSession`, found without importing onnxruntime."""
     return all(callable(getattr(model, name, None)) for name in ("run", "get_inputs", "get_outputs"))
-
-
-def _wrap_session(session: Any) -> Callable[[Tensor], Tensor]:
-    """A session as a function of tensors; one made for one batch size is fed batches of that size."""
-    inputs, names = session.get_inputs(), [item.name for item in session.get_outputs()]
-    if len(inputs) != 1 or inputs[0].type not in _DTYPES:
-        found = ", ".join(f"{item.name} {item.type}" for item in inputs)
-        raise InputError("ONNX session", f"its inputs are {found}", "give a model with one image batch as input")
-    if len(names) > 1 and "logits" not in names:
-        raise InputError("ONNX session", f"its outputs are {', '.join(names)}", "name the one to use 'logits'")
-    output, dtype = "logits" if "logits" in names else names[0], _DTYPES[inputs[0].type]
-    fixed = inputs[0].shape[0] if inputs[0].shape and isinstance(inputs[0].shape[0], int) else 0
-
-    def run(images: Tensor) -> Tensor:
-        if dtype == torch.uint8 != images.dtype:
-            raise InputError("ONNX session", f"it takes uint8 and images are {images.dtype}", "give uint8 pixels")
-        if images.dtype == torch.uint8 != dtype:
-            raise InputError("ONNX session", *_BYTES)
-        found = []
-        for part in images.split(fixed or max(len(images), 1)):
-            full = nn.functional.pad(part, (0, 0, 0, 0, 0, 0, 0, max(fixed - len(part), 0)))
-            (logits,) = session.run([output], {inputs[0].name: full.detach().to("cpu", dtype).numpy()})
-            found.append(torch.from_numpy(logits[: len(part)]))
-        return torch.cat(found).to(images.device)
-
-    return run

@@ -18,7 +18,7 @@ from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import open_parquet, read_columns, read_schema
-from pivotpatch.errors import InputError, choose_one_of, quote_fault, shorten
+from pivotpatch.errors import InputError, choose_one_of, explaining, shorten
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.runtime.values import Calibration
 from pivotpatch.writing import explain_disk_faults, replacing
@@ -134,7 +134,7 @@ def read_scores(
 def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
     """A file of `write_scores`, one column after the other, so that little is held twice."""
     where, arrays = str(path), dict[str, NDArray[Any]]()
-    try:
+    with explaining(where, "its note or a column cannot be read", _DAMAGED):
         told = json.loads(note)
         if int(told["schema"]) > _SCHEMA:
             wrong = f"schema {told['schema']} is newer than {_SCHEMA}, the newest known"
@@ -151,10 +151,6 @@ def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
                     raise ValueError(f"column {name!r} lacks rows")
         if len(arrays.keys() & set(_PATCHES)) == 1 or None in pictures:
             raise ValueError("names of images, or one of 'patch_logits' and 'weights', are missing")
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
-        raise InputError(where, f"its note or a column cannot be read ({quote_fault(error)})", _DAMAGED) from None
     check_lam(noted.get("lam", 1.0), where)
     check_temperature(noted.get("temperature", 1.0), where)
     return _make_scores(where, pictures, labels, arrays, noted)
@@ -174,11 +170,9 @@ def _read_table(path: Path, names: Sequence[str], *, tell: Tell | None) -> Score
     LabelSpace(labels)
     numbers = [name for each in columns.values() for name in each]
     table = read_columns(path, [picture, *numbers], types=dict.fromkeys(numbers, pa.float64()))
-    try:
+    with explaining(where, "a column holds no numbers", "leave it out", of=pa.ArrowException):
         pictures = tuple(table.column(picture).cast(pa.string()).to_pylist())
         read = {name: table.column(name).cast(pa.float64(), safe=False).to_numpy() for name in numbers}
-    except pa.ArrowException as error:
-        raise InputError(where, f"a column holds no numbers ({quote_fault(error)})", "leave it out") from None
     if not pictures or None in pictures:
         raise InputError(where, "it has no rows, or one without an image", "give at least one image, and name each")
     arrays = {kind: np.stack([read[name] for name in each], axis=1) for kind, each in columns.items()}
@@ -206,7 +200,7 @@ def _read_tags(path: Path, schema: pa.Schema, *, tags_alone: bool) -> Scores:
     if path.suffix.lower() == ".csv":
         lists = {name: [each.split("|") if each else [] for each in table[name]] for name in table.keys() - {_PICTURE}}
         table |= lists
-    try:
+    with explaining(where, f"its tags or {path.name}.summary.json cannot be read", _DAMAGED):
         settings = json.loads(path.with_name(f"{path.name}.summary.json").read_text("utf-8"))["settings"]
         labels = tuple(map(str, settings["labels"]))
         places = {label: place for place, label in enumerate(labels)}
@@ -221,10 +215,6 @@ def _read_tags(path: Path, schema: pa.Schema, *, tags_alone: bool) -> Scores:
             raise ValueError("a probability is not in [0, 1]")
         pictures = tuple(str(Path(settings["root"], name).resolve()) for name in table[_PICTURE])
         thresholds = settings["thresholds"] and tuple(map(float, settings["thresholds"]))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            where, f"its tags or {path.name}.summary.json cannot be read ({quote_fault(error)})", _DAMAGED
-        ) from None
     target, logits = torch.full(probs.shape, torch.nan), {"image": torch.from_numpy(_to_logits(probs))}
     return Scores(labels, pictures, target, logits, thresholds=thresholds, given=torch.from_numpy(given))
 
@@ -266,7 +256,7 @@ def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Score
         if scores.labels != records.labels.names:
             records = keep_common_labels(records, scores.labels, whose=where, tell=tell or (lambda _: None))
         other, labels, target = records.name, records.labels.names, records.target()
-        wanted = tuple(records.images.name(records.place(index)) for index in range(len(records)))
+        wanted = tuple(map(records.name_at, range(len(records))))
         indices = torch.arange(len(records))
     if scores.given is not None:
         scores = _name_as(scores, wanted, where, other, tell)

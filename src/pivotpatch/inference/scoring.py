@@ -15,7 +15,7 @@ from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import make_network_views, make_views
+from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.values import Patching
 
 if TYPE_CHECKING:  # an image alone needs none of them, and must not wait for their import
@@ -71,10 +71,9 @@ def score_images(
     if not isinstance(model, PatchInference):
         logits: Tensor = classifier(views.image)
         return logits
-    own, prepare = (images.shape[-2], images.shape[-1]), classifier.preprocessing
-    source = None
-    if min(own) > prepare.image_size:
-        source = make_views(images, size=own, mean=prepare.mean, std=prepare.std, grid=0).image
+    own, source = images.shape[-1], None
+    if own > classifier.preprocessing.image_size:
+        source = make_network_views(classifier, images, size=own).image
     out: CounterfactualLogits = model(views.image, source=source)
     return out
 

@@ -57,18 +57,12 @@ class Preprocessing:
     """Resize to a square, scale to [0, 1], subtract the mean, divide by the standard deviation.
 
     Multi-label work squashes images to the square: a crop could lose the object a label is about.
-
-    Attributes:
-        image_size: rows and columns the model sees.
-        mean: one value per channel.
-        std: one value per channel.
-        interpolation: "bilinear" or "bicubic", always anti-aliased.
     """
 
-    image_size: int
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    interpolation: str = "bilinear"
+    image_size: int  # rows and columns the model sees
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # one value per channel
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)  # one value per channel
+    interpolation: str = "bilinear"  # "bilinear" or "bicubic", always anti-aliased
 
     def __call__(self, picture: Image.Image | Tensor) -> Tensor:
         """Prepare an image.

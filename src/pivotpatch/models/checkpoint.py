@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -11,7 +12,7 @@ import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from pivotpatch import __version__
 from pivotpatch.errors import InputError, explaining, quote
@@ -26,14 +27,9 @@ DESCRIPTION = "model.json"
 CARD = "README.md"
 
 
-def _check_options(options: dict[str, Any]) -> dict[str, Any]:
-    check_numbers(options, "options")
-    return options
-
-
 Kind = Literal["MultiLabelClassifier", "PatchClassifier", "IndependentClassifier", "MCARClassifier"]
 Text = Annotated[str, Field(min_length=1)]
-Options = Annotated[dict[str, str | int | float | bool | None], AfterValidator(_check_options)]
+Options = Annotated[dict[str, str | int | float | bool | None], AfterValidator(partial(check_numbers, where="options"))]
 Coefficient = Annotated[float, Field(ge=-1e4, le=1e4)]  # of a logit, of which few are above 100
 Threshold = Annotated[float, Field(ge=0, le=1)]
 Mean = Annotated[float, Field(gt=-1e30, lt=1e30)]  # torch could not compute with more
@@ -158,7 +154,11 @@ def write_checkpoint(model: nn.Module, folder: Path, *, half: bool = False) -> N
     (folder / DESCRIPTION).write_text(description, "utf-8")
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     if half:
-        state = {key: _halve(key, value) if value.is_floating_point() else value for key, value in state.items()}
+        state = {key: value.half() if value.is_floating_point() else value for key, value in state.items()}
+        for key, value in state.items():
+            if not value.isfinite().all():
+                wrong = f"{key} has values too large for half precision"
+                raise InputError("save_checkpoint", wrong, "keep full precision")
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     # safetensors keeps its file to the owner; give it the rights that any new file gets.
     (folder / WEIGHTS).chmod((folder / DESCRIPTION).stat().st_mode)
@@ -202,13 +202,6 @@ def _unwrap(model: nn.Module) -> nn.Module:
     """A model without what torch.compile wraps around it."""
     inner: nn.Module = getattr(model, "_orig_mod", model)
     return inner
-
-
-def _halve(key: str, value: Tensor) -> Tensor:
-    small = value.half()
-    if not small.isfinite().all():
-        raise InputError("save_checkpoint", f"{key} has values too large for half precision", "keep full precision")
-    return small
 
 
 def read_description(folder: Path) -> Description:

@@ -1,7 +1,7 @@
 """Multi-label classifiers: a backbone and a head, or a model for each label; PAT-T's is in `patch_classifier`."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,37 +37,22 @@ _PER_LABEL = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Architecture:
-    """What must be known to build a model again before its weights are loaded.
+    """What must be known to build a model again before its weights are loaded."""
 
-    Attributes:
-        backbone: a timm model's name.
-        head: one of `heads.HEADS` or `heads.PEERS`, such as "linear" or "csra".
-        image_size: rows and columns of the images; the backbone's own where None.
-        backbone_options: the `options` of `Backbone`.
-        head_options: keyword arguments of the head's class.
-    """
-
-    backbone: str
-    head: str = "linear"
-    image_size: int | None = None
-    backbone_options: Mapping[str, BackboneOption] = field(default_factory=dict)
-    head_options: Mapping[str, HeadOption] = field(default_factory=dict)
+    backbone: str  # a timm model's name
+    head: str = "linear"  # one of `heads.HEADS` or `heads.PEERS`, such as "linear" or "csra"
+    image_size: int | None = None  # rows and columns of the images; the backbone's own where None
+    backbone_options: Mapping[str, BackboneOption] = field(default_factory=dict)  # the `options` of `Backbone`
+    head_options: Mapping[str, HeadOption] = field(default_factory=dict)  # keyword arguments of the head's class
 
 
 class Embeddings(NamedTuple):
-    """What a model's last steps turn into logits: all that a frozen backbone has to say of some images.
+    """What a model's last steps turn into logits: all that a frozen backbone has to say of some images."""
 
-    Attributes:
-        image: (B,...) of the whole images; what follows B depends on the head, (B,D) for linear and max heads.
-        patches: (B,P,...) of their patches; None where the model has none.
-        closer: (B,...) of the larger images; None where there was no closer look.
-        closer_patches: (B,P,...) of patches of their feature maps, likewise.
-    """
-
-    image: Tensor
-    patches: Tensor | None = None
-    closer: Tensor | None = None
-    closer_patches: Tensor | None = None
+    image: Tensor  # (B,...) of the whole images; what follows B depends on the head, (B,D) for linear and max heads
+    patches: Tensor | None = None  # (B,P,...) of their patches; None where the model has none
+    closer: Tensor | None = None  # (B,...) of the larger images; None where there was no closer look
+    closer_patches: Tensor | None = None  # (B,P,...) of patches of their feature maps, likewise
 
     @property
     def again(self) -> "Embeddings":
@@ -220,11 +205,7 @@ class Classifier(nn.Module):
         except InputError as error:
             part, wrong, todo = error.parts
             raise error if part == where else InputError(where, f"{part}: {wrong}", todo) from None
-        state, where = read_weights(folder / WEIGHTS), str(folder / WEIGHTS)
-        if model.architecture.head == "query2label" and not any(name.endswith("head.norm.weight") for name in state):
-            wrong = "its Query2Label head is of an early version, which was another network than the published one"
-            raise InputError(where, wrong, "train it again")
-        load_exactly(model, state, where=where)
+        load_exactly(model, read_weights(folder / WEIGHTS), where=str(folder / WEIGHTS))
         model.origin = str(folder)
         return model.eval()
 
@@ -276,6 +257,10 @@ class SharedClassifier(Classifier):
 
     projections: tuple[str, ...] = ()
     """Last steps beside the head's own."""
+    embed_views: Callable[..., Embeddings]
+    """Embeddings of views that were made before; see the kinds of model."""
+    project_embeddings: Callable[..., Any]
+    """What the last steps make of embeddings."""
 
     def _build(self, *, pretrained: bool, weights: Path | None) -> None:
         chosen = self.architecture
@@ -288,14 +273,6 @@ class SharedClassifier(Classifier):
         self.preprocessing = self.backbone.preprocessing
         if weights is not None:
             self._take_weights(weights)
-
-    def embed_views(self, images: Tensor, *others: Any) -> Embeddings:
-        """Embeddings of views that were made before; see the kinds of model."""
-        raise NotImplementedError
-
-    def project_embeddings(self, embeddings: Embeddings) -> Any:
-        """What the last steps make of embeddings."""
-        raise NotImplementedError
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Embedding (B,...) of preprocessed images (B,C,H,W), see `Head.embed`."""

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from hashlib import sha256
 from io import StringIO
@@ -20,10 +20,9 @@ from pivotpatch.models.backbone import Preprocessing, convert_names, get_config,
 from pivotpatch.models.checkpoint import WEIGHTS, check_preprocessing
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier
 from pivotpatch.models.hub import fetch_folder
-from pivotpatch.models.limits import NUMBER, check_numbers
+from pivotpatch.models.limits import check_numbers
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights
 from pivotpatch.runtime.engine import open_session
-from pivotpatch.runtime.values import SIDE
 
 CONFIG = "config.json"
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -31,6 +30,7 @@ _MULTI_LABEL = "multi_label_classification"
 _TORCH_FILE = "pytorch_model.bin"  # what timm's `save_for_hf` writes by default; read without pickled code
 _NAME_LABELS = f"name each logit in its {CONFIG}, or in Python open it with labels=[...]"
 _CUBIC = 3  # Pillow's number
+_DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(uint8)": torch.uint8}
 _KNOWN_STEPS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"}
 _ODD_STEPS = {"include_top", "rescale_offset"}  # a second division, and a shift behind the scale
 
@@ -46,6 +46,8 @@ class ForeignClassifier(Classifier):
             that the model sees where None.
     """
 
+    source_size: int | None = None
+
     def __init__(
         self,
         network: nn.Module,
@@ -53,7 +55,6 @@ class ForeignClassifier(Classifier):
         *,
         name: str,
         preprocessing: Preprocessing,
-        source_size: int | None = None,
     ) -> None:
         """Take a model in; it is asked once, to see whether it gives a logit for each label."""
         super().__init__(Architecture(name, OWN_HEAD, preprocessing.image_size), labels)
@@ -61,7 +62,6 @@ class ForeignClassifier(Classifier):
         self.origin = name
         self.network = network
         self.preprocessing = preprocessing
-        self.source_size = source_size
         self.train(network.training)
         side = preprocessing.image_size
         with torch.inference_mode():
@@ -111,8 +111,6 @@ def load_transformers(
     also = ("*.safetensors", f"{WEIGHTS}.index.json", *_PROCESSORS)
     folder = _fetch(where, also=also, revision=revision)
     safely = {"trust_remote_code": False, "local_files_only": True}
-    for name in _PROCESSORS:
-        _check_file(folder / name, where, most=SIDE)
     with _opening("transformers", where):
         config = library.AutoConfig.from_pretrained(folder, **safely)
         stated = getattr(config, "problem_type", None)
@@ -156,32 +154,31 @@ def load_timm(
     with _opening("timm", where):
         with Allowance([weights], where=where):
             network = timm.create_model(f"local-dir:{folder}")
-        _fill_timm(network, read_weights(weights), where=str(weights))
         names = network.pretrained_cfg.get("label_names") if labels is None else labels
         if not names:
             raise InputError(where, f"its {CONFIG} states no label_names", _NAME_LABELS)
-        prepare = read_preprocessing(network.pretrained_cfg, image_size=_find_size(network, where))
-        return ForeignClassifier(network, _order_labels(names), name=f"timm:{where}", preprocessing=prepare)
+        size = _find_size(network, where)
+        return _fill_timm(network, _order_labels(names), weights, name=f"timm:{where}", image_size=size)
 
 
-def _fill_timm(network: nn.Module, state: dict[str, Tensor], *, where: str) -> None:
-    """Load weights under timm's names, or their authors', of a whole model."""
+def _fill_timm(network: Any, labels: Sequence[str], weights: Path, *, name: str, image_size: int) -> ForeignClassifier:
+    """A whole timm model with the weights of a file, under timm's names or their authors'."""
+    state = read_weights(weights)
     if not network.state_dict().keys() <= state.keys():
         state = convert_names(state, network)
-    load_exactly(network.eval(), state, where=where)
+    load_exactly(network.eval(), state, where=str(weights))
+    prepare = read_preprocessing(network.pretrained_cfg, image_size=image_size)
+    return ForeignClassifier(network, labels, name=name, preprocessing=prepare)
 
 
-def build_timm(
-    name: str, labels: Sequence[str], state: dict[str, Tensor], *, image_size: int | None, where: str
-) -> ForeignClassifier:
-    """A whole timm model by its name, with its own classifier and the weights of a file, `where`."""
+def build_timm(name: str, labels: Sequence[str], weights: Path, *, image_size: int | None) -> ForeignClassifier:
+    """A whole timm model by its name, with its own classifier and the weights of a file."""
     fixed = get_config(name).get("fixed_input_size")
     sized = {"img_size": image_size} if fixed and image_size is not None else {}
-    with _opening("timm", where):
+    with _opening("timm", str(weights)):
         network = timm.create_model(name, num_classes=len(labels), **sized)
-        _fill_timm(network, state, where=where)
-        prepare = read_preprocessing(network.pretrained_cfg, image_size=image_size or _find_size(network, where))
-        return ForeignClassifier(network, labels, name=where, preprocessing=prepare)
+        size = image_size or _find_size(network, str(weights))
+        return _fill_timm(network, labels, weights, name=str(weights), image_size=size)
 
 
 class OnnxNetwork(nn.Module):
@@ -190,27 +187,50 @@ class OnnxNetwork(nn.Module):
     def __init__(self, path: Path) -> None:
         """Open a file; its one input takes images in float32, and its first output gives logits or their sigmoid."""
         super().__init__()
-        self.session = open_session(path, device="cpu", threads=torch.get_num_threads())
+        session = open_session(path, device="cpu", threads=torch.get_num_threads())
         graph = import_extra("onnx").load(path, load_external_data=False).graph
+        self.run = wrap_session(session, output=graph.output[0].name)
         digest = torch.tensor(list(sha256(path.read_bytes()).digest()), dtype=torch.float32)
         self.digest = nn.Parameter(digest, requires_grad=False)  # tells graphs apart, and where answers are wanted
-        shapes = {given.name: given.shape for given in self.session.get_inputs() if given.type == "tensor(float)"}
-        self.shape: list[int | str] = next(iter(shapes.values()), [])
-        if len(self.session.get_inputs()) != 1 or len(self.shape) != 4 or self.shape[1] != 3:
-            wrong = f"its inputs are {[(given.name, given.type, given.shape) for given in self.session.get_inputs()]}"
-            raise InputError(str(path), wrong, "give a graph of one input, float32 images (B, 3, H, W)")
+        self.shape: list[int | str] = session.get_inputs()[0].shape
+        if len(self.shape) != 4 or self.shape[1] != 3:
+            raise InputError(str(path), f"its input is {self.shape}", "give a graph of images (B, 3, H, W)")
         last = [node.op_type for node in graph.node if graph.output[0].name in node.output]
         self.ends_in_sigmoid = last == ["Sigmoid"]
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B,L) of preprocessed images (B,3,H,W)."""
-        batch = self.shape[0] if isinstance(self.shape[0], int) else len(images)  # some graphs take one image at a time
-        name = self.session.get_inputs()[0].name
-        parts = [part.detach().cpu().float().contiguous().numpy() for part in images.split(batch)]
-        found = torch.cat([torch.from_numpy(self.session.run(None, {name: part})[0]) for part in parts]).to(
-            images.device
-        )
+        found = self.run(images.float())
         return found.double().logit().float() if self.ends_in_sigmoid else found
+
+
+def wrap_session(session: Any, *, output: str | None = None) -> Callable[[Tensor], Tensor]:
+    """An ONNX Runtime session as a function of tensors; one made for one batch size is fed batches of that size.
+
+    Its logits are the `output` of that name, else the one called "logits", else the only one.
+    """
+    inputs, names = session.get_inputs(), [item.name for item in session.get_outputs()]
+    if len(inputs) != 1 or inputs[0].type not in _DTYPES:
+        found = ", ".join(f"{item.name} {item.type}" for item in inputs)
+        raise InputError("ONNX session", f"its inputs are {found}", "give a model with one image batch as input")
+    if output is None and len(names) > 1 and "logits" not in names:
+        raise InputError("ONNX session", f"its outputs are {', '.join(names)}", "name the one to use 'logits'")
+    output = output or ("logits" if "logits" in names else names[0])
+    dtype, fixed = _DTYPES[inputs[0].type], inputs[0].shape[0] if inputs[0].shape else None
+    size = fixed if isinstance(fixed, int) else 0
+
+    def run(images: Tensor) -> Tensor:
+        if (dtype == torch.uint8) != (images.dtype == torch.uint8):
+            todo = "give uint8 pixels" if dtype == torch.uint8 else "normalise them first, as it was trained with"
+            raise InputError("ONNX session", f"images are {images.dtype}, which the model does not take", todo)
+        found = []
+        for part in images.split(size or max(len(images), 1)):
+            full = nn.functional.pad(part, (0, 0, 0, 0, 0, 0, 0, max(size - len(part), 0)))
+            (logits,) = session.run([output], {inputs[0].name: full.detach().to("cpu", dtype).numpy()})
+            found.append(torch.from_numpy(logits[: len(part)]))
+        return torch.cat(found).to(images.device)
+
+    return run
 
 
 def _find_size(network: Any, where: str) -> int:
@@ -230,15 +250,10 @@ def _fetch(where: str, *, also: Sequence[str], revision: str | None, others: Seq
     if not (folder / CONFIG).is_file() or not held:
         wrong = f"holds no {CONFIG}, or no weights as safetensors; others can run code when they are opened"
         raise InputError(where, wrong, "check the path, or save it again with safetensors")
-    _check_file(folder / CONFIG, where)
+    with explaining(where, f"its {CONFIG} is no JSON", "copy the model again"):
+        content = json.loads((folder / CONFIG).read_bytes())
+    check_numbers(content, f"{where}: {CONFIG}")
     return folder
-
-
-def _check_file(path: Path, where: str, *, most: int = NUMBER) -> None:
-    """Refuse a file of JSON that is none, or asks for more than a model may have; it need not be there."""
-    with explaining(where, f"its {path.name} is no JSON", "copy the model again"):
-        content = json.loads(path.read_bytes()) if path.is_file() else {}
-    check_numbers(content, f"{where}: {path.name}", most=most)
 
 
 @contextmanager

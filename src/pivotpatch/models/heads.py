@@ -16,7 +16,7 @@ from timm.layers.ml_decoder import TransformerDecoderLayerOptimal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.errors import InputError, choose_one_of, explaining, quote
+from pivotpatch.errors import InputError, check_known, explaining, quote
 from pivotpatch.runtime.values import PatchBox
 
 HeadOption = int | float | bool | None
@@ -299,9 +299,7 @@ PEERS: Mapping[str, str] = {
 
 def make_head(name: str, *, features: int, labels: int, options: Mapping[str, HeadOption] | None = None) -> Head:
     """A head by name; `options` are the keyword arguments of its class."""
-    known = {*HEADS, *PEERS}
-    if name not in known:
-        raise InputError("head", f"unknown head {name!r}", choose_one_of(name, known))
+    check_known(name, {*HEADS, *PEERS}, where="head", what="head")
     make = HEADS.get(name)
     if make is None:
         module, _, kind = PEERS[name].partition(":")

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import nn
 
 from pivotpatch import __version__
-from pivotpatch.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.models.checkpoint import CARD, DESCRIPTION, WEIGHTS, describe_model
 
 # The client reports a broken connection in the words of its HTTP library, which differs from version to version; what
@@ -23,16 +23,11 @@ _LOG_IN = "if it is private, set HF_TOKEN or run `hf auth login`"
 
 @dataclass(frozen=True)
 class Card:
-    """What a model cannot know of itself.
+    """What a model cannot know of itself."""
 
-    Attributes:
-        license: as the hub calls it, such as "apache-2.0"; none is stated by default.
-        text: in Markdown: what it was trained on, what it is good for, where it fails.
-        metrics: how good it is, such as {"mAP on the test images": 81.2}.
-    """
-
-    license: str | None = None
-    text: str = ""
+    license: str | None = None  # as the hub calls it, such as "apache-2.0"; none is stated by default
+    text: str = ""  # in Markdown: what it was trained on, what it is good for, where it fails
+    # How good it is, such as {"mAP on the test images": 81.2}.
     metrics: Mapping[str, float | str] = field(default_factory=dict)
 
 
@@ -111,14 +106,10 @@ def fetch_folder(
 @contextmanager
 def explaining_hub(name: str) -> Iterator[None]:
     """Turn what the hub and its client say into one line."""
-    try:
+    away = "is no folder that is there, and the hub cannot be reached"
+    with (
+        explaining(name, "the hub cannot be used", f"check the name; {_LOG_IN}", of=_FAULTS),
+        explaining(name, away, "check the name", of=LocalEntryNotFoundError),
+        explaining(name, "is no owner/name on the hub", "check what you gave", of=HFValidationError),
+    ):
         yield
-    except InputError:
-        raise
-    except HFValidationError as error:
-        raise InputError(name, "is no owner/name on the hub", "check what you gave") from error
-    except LocalEntryNotFoundError as error:
-        raise InputError(name, "is no folder that is there, and the hub cannot be reached", "check the name") from error
-    except _FAULTS as error:
-        said = f"{type(error).__name__}: {quote_fault(error)}"
-        raise InputError(name, f"the hub cannot be used ({said})", f"check the name; {_LOG_IN}") from error

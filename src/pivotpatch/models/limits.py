@@ -1,7 +1,7 @@
 """How much a model's files may ask for: refused before anything of that size is made."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
@@ -12,18 +12,21 @@ NUMBER = 1 << 20
 """Largest whole number among the options of a backbone or head, and in the configuration of another library."""
 Side = Annotated[int, Field(ge=1, le=SIDE, strict=True)]
 Grid = Annotated[int, Field(ge=1, le=GRID, strict=True)]
+Content = TypeVar("Content")
 
 
-def check_numbers(content: object, where: str, *, most: int = NUMBER) -> None:
-    """Refuse a whole number beyond a limit, wherever it stands in what was read from JSON.
+def check_numbers(content: Content, where: str) -> Content:
+    """What was read from JSON, refused where a whole number anywhere in it is beyond a limit.
 
     >>> check_numbers({"depths": [2, 2], "url": "x"}, "here")
+    {'depths': [2, 2], 'url': 'x'}
     """
     if isinstance(content, Mapping):
         for name, value in content.items():
-            check_numbers(value, f"{where}: {quote(name)}", most=most)
+            check_numbers(value, f"{where}: {quote(name)}")
     elif isinstance(content, Sequence) and not isinstance(content, str | bytes):
         for value in content:
-            check_numbers(value, where, most=most)
-    elif isinstance(content, int) and not -most <= content <= most:
-        raise InputError(where, f"{quote(content)} is too large a number", f"give {most:,} at most")
+            check_numbers(value, where)
+    elif isinstance(content, int) and not -NUMBER <= content <= NUMBER:
+        raise InputError(where, f"{quote(content)} is too large a number", f"give {NUMBER:,} at most")
+    return content

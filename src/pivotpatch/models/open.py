@@ -134,9 +134,9 @@ def open_weights(
 
 
 def _open_state(path: Path, built: Architecture, labels: Sequence[str], patching: dict[str, Any]) -> Classifier:
-    state, where = read_weights(path), str(path)
     if built.head == OWN_HEAD:
-        return build_timm(built.backbone, labels, state, image_size=built.image_size, where=where)
+        return build_timm(built.backbone, labels, path, image_size=built.image_size)
+    state, where = read_weights(path), str(path)
     options = {**read_head_options(state), **built.head_options} if built.head in ("query2label", "ml_decoder") else {}
     several = any(name.endswith(("fc.fc2.weight", "fc.fc2.W", "patch_projection.weight")) for name in state)
     kind: Any = PatchClassifier if several else MultiLabelClassifier

@@ -20,7 +20,7 @@ from pivotpatch.audit import (
 )
 from pivotpatch.audit.cases import CaseStudy
 from pivotpatch.audit.cooccurrence import FalsePositive, PairComparison
-from pivotpatch.audit.evaluation import Difference, Evaluation, Policy, Rule, find_rule
+from pivotpatch.audit.evaluation import Difference, Evaluation, Policy, find_rule
 from pivotpatch.audit.label_errors import LabelError
 from pivotpatch.core.metrics import Definition, EmptyRule
 from pivotpatch.core.policies import Fixed, PerLabel
@@ -147,12 +147,17 @@ def gather_findings(
         calibrated = calibrate_out_of_fold(scores.scaled(scores.ranking), scores.target)
         errors = find_label_errors(scores, probs=calibrated, count=max(3 * images // 10, 6))
         probs = {"before": scores.probs(scores.ranking).float(), "after": calibrated.float()}
+    rule, thresholds = find_rule(scores, policy, scores.ranking, empty=empty), None
+    if rule is not None and isinstance(rule.policy, PerLabel):
+        thresholds = rule.policy.thresholds
+    elif rule is not None and isinstance(rule.policy, Fixed):
+        thresholds = (rule.policy.threshold,) * len(scores.labels)
     named = "the image logits of the same model" if baseline is None else f"the baseline {baseline.name}"
     return Findings(
         subject,
         baseline,
         evaluation,
-        thresholds=_find_thresholds(scores, policy, empty),
+        thresholds=thresholds,
         reference=named if reference is not None else None,
         comparison=comparison,
         worst=worst,
@@ -161,15 +166,6 @@ def gather_findings(
         curves={name: reliability(each, scores.target) for name, each in probs.items()},
         calibration={name: judge_calibration(each, scores.target) for name, each in probs.items()},
     )
-
-
-def _find_thresholds(scores: Scores, policy: Policy | None, empty: EmptyRule) -> tuple[float, ...] | None:
-    match find_rule(scores, policy, scores.ranking, empty=empty):
-        case Rule(policy=PerLabel(thresholds)):
-            return thresholds
-        case Rule(policy=Fixed(threshold)):
-            return (threshold,) * len(scores.labels)
-    return None
 
 
 def _audit(scores: Scores, reference: Scores | None, count: int) -> tuple[PairComparison | None, list[WorstPair]]:

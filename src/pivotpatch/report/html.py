@@ -61,7 +61,7 @@ def write_percent(value: float | None, digits: int) -> str:
 
 
 def write_report(path: Path, findings: Findings, *, records: RecordSet | None = None, images: int = 60) -> int:
-    """Write a report, whole or not at all, and return its bytes; arguments are those of `render_report`."""
+    """Write a report, whole or not at all, and return how many bytes it has; see `render_report`."""
     page = render_report(findings, records=records, images=images).encode()
     with explain_disk_faults(path.parent), replacing(path) as written:
         written.write_bytes(page)
@@ -69,13 +69,7 @@ def write_report(path: Path, findings: Findings, *, records: RecordSet | None = 
 
 
 def render_report(findings: Findings, *, records: RecordSet | None = None, images: int = 60) -> str:
-    """A report as HTML.
-
-    Args:
-        findings: what was measured.
-        records: the images that were scored, to show some of them.
-        images: how many at most.
-    """
+    """A report as HTML; of the images that were scored, `records`, at most so many are shown."""
     subject, baseline, evaluation = findings.subject, findings.baseline, findings.evaluation
     indices = subject.scores.indices
     scored = None if records is None or indices is None else records.select(indices.numpy())
@@ -112,8 +106,16 @@ def render_report(findings: Findings, *, records: RecordSet | None = None, image
         "worst": [(pair, [(each, album.copy(each.row)) for each in pair.examples]) for pair in findings.worst],
         "errors": [(error, album.copy(error.row)) for error in findings.errors],
         "per_label": PAIRS_PER_LABEL,
-        **_draw(findings),
+        "pair_plot": None,
+        "calibration_plot": None,
     }
+    if findings.comparison is not None:
+        compared = plot_pair_curves(findings.comparison, names=("model", BASELINE if baseline else "image logits"))
+        told = "conditional FPR and TPR of all pairs, sorted by the reference"
+        context["pair_plot"] = embed_figure(compared, text=told)
+    if findings.curves:
+        figure = plot_reliability(findings.curves)
+        context["calibration_plot"] = embed_figure(figure, text="share of positives by probability")
     headings = {
         "summary": ("Summary", True),
         "labels": ("Labels", True),
@@ -162,18 +164,6 @@ def _show_case(study: CaseStudy, album: "Album", findings: Findings) -> dict[str
         grid = {"height": height, "cells": list(zip(boxes, study.weights, strict=True))}
     gain = (study.tde - study.baseline) * (1 if study.shown else -1)
     return {"study": study, "gain": gain, "bars": bars, "thumbnail": thumbnail, "grid": grid}
-
-
-def _draw(findings: Findings) -> dict[str, Markup | None]:
-    """Both figures, as HTML; None where there is nothing to draw."""
-    pairs = reliability = None
-    if findings.comparison is not None:
-        names = ("model", BASELINE if findings.baseline else "image logits")
-        figure = plot_pair_curves(findings.comparison, names=names)
-        pairs = embed_figure(figure, text="conditional FPR and TPR of all pairs, sorted by the reference")
-    if findings.curves:
-        reliability = embed_figure(plot_reliability(findings.curves), text="share of positives by probability")
-    return {"pair_plot": pairs, "calibration_plot": reliability}
 
 
 def embed_figure(figure: Figure, *, text: str) -> Markup:

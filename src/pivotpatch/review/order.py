@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pivotpatch.runtime.values import rate_self_confidence
+
 Floats = NDArray[np.floating]
 NEAR, DISAGREE, CONTRADICTED, PAIR = range(4)
 _ERROR = 2.0  # of a given label that is surely wrong; of all other doubts `_RARE[1]` is the most
@@ -156,26 +158,6 @@ def rate_doubts(
         kind=kinds.argmax(axis=0).astype(np.int8),
         context=context,
     )
-
-
-def rate_self_confidence(level: Floats, given: Floats) -> Floats:
-    """What a model gives to a table's answers, as a part of what it gives to such answers as a rule.
-
-    The same as `audit.label_errors.rate_self_confidence`, for whom torch is not installed.
-
-    Args:
-        level: (N,L) probabilities, NaN where there are none.
-        given: (N,L), 1 present, 0 absent, NaN unknown.
-
-    Returns:
-        (N,L), NaN where either is unknown.
-    """
-    own, rated = np.where(given == 1, level, 1 - level), np.full(level.shape, np.nan)
-    for answer in (0, 1):
-        asked = (given == answer) & ~np.isnan(level)
-        usual = np.where(asked, own, 0).sum(0) / np.maximum(asked.sum(0), 1)
-        rated = np.where(asked, own / np.maximum(usual, _LEAST), rated)
-    return rated
 
 
 def order_images(doubts: Doubts) -> NDArray[np.intp]:

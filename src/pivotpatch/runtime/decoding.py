@@ -3,10 +3,11 @@
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
+from functools import partial
 from importlib import import_module
 from io import BytesIO
 from itertools import islice
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TILELENGTH, TILEWIDTH, TiffImageFile
 
-from pivotpatch.errors import InputError, install_hint, quote_fault
+from pivotpatch.errors import InputError, explaining, install_hint
 
 ImageSource = Path | bytes | NDArray[np.uint8]
 """Where an image's pixels come from: a file, its encoded bytes, or the pixels (H,W,3) themselves."""
@@ -47,6 +48,10 @@ _BYTES = 10
 _FORMAT_BYTES = {"WEBP": 16, "AVIF": 17, "HEIF": 17, "JPEG2000": 28}
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"hevm", b"hevs", b"mif1", b"msf1")
 _BAND = 1 << 20  # pixels that are converted at once
+
+
+# Plugins raise whatever their parsers trip over: SyntaxError, struct.error, ...
+_explaining = partial(explaining, wrong="cannot be decoded", todo="replace the image or leave it out")
 
 
 class Decoded(NamedTuple):
@@ -154,14 +159,14 @@ def read_ahead(
 
 def check_header(stream: IO[bytes], *, name: str = "image") -> int:
     """Refuse what is no image or too large, without decoding it; how many pixels it claims to have."""
-    with _explain_faults(name):
+    with _explaining(name):
         image = _open(stream, name)
         _check_claims(image, name)
         return image.width * image.height
 
 
 def _decode(source: IO[bytes] | Image.Image, size: tuple[int, int] | None, where: str, resize: Resize) -> Decoded:
-    with _explain_faults(where):
+    with _explaining(where):
         image = source if isinstance(source, Image.Image) else _open(source, where)
         _check_claims(image, where)
         height, width = image.height, image.width
@@ -197,7 +202,8 @@ def _open(stream: IO[bytes], where: str) -> ImageFile.ImageFile:
     prefix, brands = head[:16], head[8 : int.from_bytes(head[:4])] if head[4:8] == b"ftyp" else b""
     heif = brands[:4] in _HEIF_BRANDS and b"avif" not in brands  # mif1 and msf1 are brands of both
     if heif:
-        _add_heif()
+        with suppress(ImportError):  # the extra, which teaches Pillow the format of iPhone photos
+            import_module("pillow_heif").register_heif_opener()
     for prepare in (Image.preinit, Image.init):  # the common formats, then all: that takes longer
         prepare()
         for name in FORMATS:
@@ -210,24 +216,6 @@ def _open(stream: IO[bytes], where: str) -> ImageFile.ImageFile:
         raise InputError(where, "is a HEIC or HEIF image", f"read such images after {install_hint('heif')}")
     wrong = "is in none of the known formats" if prefix else "is empty"
     raise InputError(where, wrong, f"give one of {', '.join(FORMATS)}")
-
-
-def _add_heif() -> None:
-    """Teach Pillow the format of iPhone photos, where the extra is installed."""
-    with suppress(ImportError):
-        import_module("pillow_heif").register_heif_opener()
-
-
-@contextmanager
-def _explain_faults(where: str) -> Iterator[None]:
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # plugins raise whatever their parsers trip over: SyntaxError, struct.error, ...
-        raise InputError(
-            where, f"cannot be decoded ({quote_fault(error)})", "replace the image or leave it out"
-        ) from error
 
 
 def _check_claims(image: Image.Image, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Why a model gives its tags, drawn on the image with Pillow."""
+"""Why a model gives its tags, drawn on the image with Pillow; and the colours of all figures."""
 
 import math
 from collections import Counter
@@ -18,6 +18,11 @@ TAGS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E4
 """One colour per tag, the most probable first."""
 OPINIONS = {"whole image": "#E69F00", "its patches": "#56B4E9", "both (TDE)": "#0072B2"}
 """The colour of each opinion."""
+KINDS = dict(zip(("image", "patch", "tde"), OPINIONS.values(), strict=True))
+"""Of logits; a model is judged by the last."""
+MODEL, BASELINE = "#0072B2", "#808080"
+RUNS = (MODEL, BASELINE, "#009E73", "#CC79A7", "#E69F00", "#D55E00")
+"""Of several runs: the model, its baseline, and others."""
 _SIDE, _MARGIN, _ROW, _BARS = 560, 24, 46, 330  # pixels: the image's longer side, around, of a tag's bars, their width
 _NAMES = 190  # pixels for the names of the tags
 _GREY, _DARK = "#D0D0D0", "#8C8C8C"
@@ -67,33 +72,38 @@ def draw_tags(image: NDArray[np.uint8], tags: Sequence[Tag], *, size: tuple[int,
     return canvas
 
 
-def draw_tag(image: NDArray[np.uint8], tag: Tag, *, overlap: float) -> Image.Image:
+def draw_tag(
+    image: NDArray[np.uint8], tag: Tag, *, overlap: float, baseline: float | None = None, told: str | None = None
+) -> Image.Image:
     """An image with the share of each patch in one label, and the label's probability by each opinion.
 
     Args:
         image: RGB pixels (h,w,3).
         tag: the label.
         overlap: of the patches, see `patch_boxes`.
+        baseline: what another model gives to the label, above the others.
+        told: a line below; by default the label and its threshold.
     """
     size, weights = (image.shape[0], image.shape[1]), tag.weights or ()
     grid = math.isqrt(len(weights))
     if min(size) < grid:  # then patches have parts of pixels
         image = image.repeat(grid, axis=0).repeat(grid, axis=1)
         size = (image.shape[0], image.shape[1])
-    canvas, scale = _open_canvas(image, size, rows=3)
+    canvas, scale = _open_canvas(image, size, rows=3 if baseline is None else 4)
     draw = ImageDraw.Draw(canvas, "RGBA")
     for box, share in zip(patch_boxes(*size, grid=grid, overlap=overlap) if weights else (), weights, strict=True):
         corners = PatchBox(*(round(_MARGIN + scale * value) for value in box))
         draw.rectangle(corners, fill=(0, 0, 0, round(90 * (1 - share))), outline="white", width=2)
         _write_corner(draw, f"{share:.0%}", corners, canvas_side=_find_side(size, scale))
     probs = (tag.prob,) if tag.patch_prob is None else (tag.image_prob, tag.patch_prob, tag.prob)
+    bars = [(name, colour, prob) for (name, colour), prob in zip(OPINIONS.items(), probs, strict=False)]
     left, top = _MARGIN * 2 + _find_side(size, scale)[1], _MARGIN
-    for (name, colour), prob in zip(OPINIONS.items(), probs, strict=False):
+    for name, colour, prob in [("baseline", BASELINE, baseline), *bars] if baseline is not None else bars:
         _write(draw, name, (left + _NAMES - 8, top + 16), anchor="rm")
         _draw_bar(draw, prob, colour, left=left + _NAMES, top=top + 6, high=20)
         _write(draw, f"{prob:.2f}", (left + _NAMES + prob * _BARS + 6, top + 16), anchor="lm", halo=True)
         top += _ROW
-    told = f"probability of “{tag.label}”, given above {tag.threshold:.2f}"
+    told = told or f"probability of “{tag.label}”, given above {tag.threshold:.2f}"
     _write(draw, told, (left, top + 10), anchor="lm", width=_NAMES + _BARS + 60)
     return canvas
 

@@ -7,7 +7,7 @@ so that one graph serves every effort. The bundled tagger is one.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pivotpatch.errors import InputError, choose_one_of, import_extra, quote_fault
+from pivotpatch.errors import InputError, choose_one_of, explaining, import_extra, quote_fault
 from pivotpatch.runtime.checks import PREFERENCES, check_effort
 from pivotpatch.runtime.decoding import resize_pixels
 from pivotpatch.runtime.values import (
@@ -109,12 +109,7 @@ class Engine(Protocol):
 
 
 def check_answer(answer: Answer[Array], model: str) -> Answer[Array]:
-    """Refuse what no probability is; NaN is one only for the patches of an image that were not looked at.
-
-    Args:
-        answer: of an engine.
-        model: what messages call it.
-    """
+    """Refuse an answer of `model` that is no probability; NaN is one only for patches that were not looked at."""
     for place, values in enumerate(answer):
         rows = () if values is None else values.reshape(len(values), -1)
         looked = rows if place < 2 else [row for row in rows if not np.isnan(row).all()]
@@ -132,11 +127,7 @@ class Description:
     Attributes:
         pivotpatch: the version that wrote it.
         torch: the version of torch that it was written with.
-        labels: names of the L labels.
-        thresholds: L numbers for `probs`; None where none were fitted: 0.5.
-        grid: patches per side; 0 where there are none.
-        overlap: share of a patch's side that it has in common with its neighbour.
-        picture_size: S, rows and columns of the images.
+        labels: names of the L labels; the next four as in `Engine`.
         kind: "whole" or "looks"; the fields below are of the latter.
         image_size: rows and columns of the first look.
         patching: how patches are cut and mixed.
@@ -160,41 +151,34 @@ class Description:
     preferences: Mapping[str, tuple[float, ...]] | None = None
 
     def __post_init__(self) -> None:
-        fitted = [each for each in (self.thresholds, *(self.preferences or {}).values()) if each is not None]
-        counts, numbers = {len(each) for each in fitted}, [value for each in fitted for value in each]
-        cut = self.patching or Patching()
+        decided, many = [self.thresholds or (), *(self.preferences or {}).values()], len(self.labels)
+        numbers, counts = [value for each in decided for value in each], {len(each) for each in decided} - {0, many}
+        cut = self.patching or Patching(self.grid or 1, self.overlap)
         given = self.picture_size, self.image_size, cut.source_size, cut.patch_size, cut.closer_size
         sizes = [side for side in given if side is not None]
+        again = () if self.adaptive is None else (self.adaptive.calibration, self.adaptive.again)
+        fitted = [each for each in (self.calibration, *again) if each is not None]
+        odd = [each for each in fitted if len(each.slope) != many or each.kind not in KINDS]
+        calibrated = "".join(f"a calibration of {len(each.slope)} labels and {each.kind!r}" for each in odd[:1])
         for valid, wrong in (
             (isinstance(self.labels, tuple) and self.labels, "labels are no list"),
             (all(isinstance(name, str) and name for name in self.labels), "labels are no names"),
-            (len(set(self.labels)) == len(self.labels), "a label comes twice"),
+            (len(set(self.labels)) == many, "a label comes twice"),
             (all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in numbers), "a threshold is none"),
-            (counts <= {len(self.labels)}, f"{', '.join(map(str, counts))} thresholds for {len(self.labels)} labels"),
+            (not counts, f"{', '.join(map(str, counts))} thresholds for {many} labels"),
             ({*(self.preferences or ())} <= {*PREFERENCES}, f"preferences are {', '.join(self.preferences or ())}"),
             (isinstance(self.grid, int) and 0 <= self.grid <= GRID, f"grid is {self.grid!r}"),
             (isinstance(self.overlap, (int, float)) and 0 <= self.overlap < 1, f"overlap is {self.overlap!r}"),
             (all(type(side) is int and 1 <= side <= SIDE for side in sizes), f"sizes are {sizes}"),
             (self.kind in ("whole", "looks"), f"kind is {self.kind!r}"),
             (self.kind == "whole" or (self.image_size and self.patching), "it does not say how to look"),
+            ((cut.grid, cut.overlap) == (self.grid or 1, self.overlap), "grid or overlap are not its patches'"),
+            (not odd, f"{calibrated} for {many}"),
         ):
             if not valid:
                 raise InputError("its description", wrong, _AGAIN)
-        if self.kind == "looks":
-            self._check_looks()
-
-    def _check_looks(self) -> None:
-        """Refuse looks that do not fit the labels, or that would take more memory than a model may."""
-        assert self.patching is not None
-        assert self.image_size is not None
-        if (self.patching.grid, self.patching.overlap) != (self.grid, self.overlap):
-            raise InputError("its description", "grid and overlap are not those of its patches", _AGAIN)
-        check_views(self.image_size, self.patching, where="its description")
-        adaptive = () if self.adaptive is None else (self.adaptive.calibration, self.adaptive.again)
-        for fitted in (self.calibration, *adaptive):
-            if fitted is not None and (len(fitted.slope) != len(self.labels) or fitted.kind not in KINDS):
-                wrong = f"a calibration of {len(fitted.slope)} labels and {fitted.kind!r} for {len(self.labels)}"
-                raise InputError("its description", wrong, _AGAIN)
+        if self.image_size is not None:
+            check_views(self.image_size, cut, where="its description")
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -205,33 +189,26 @@ class Description:
 
     def to_json(self) -> str:
         """As a line of JSON."""
-        return json.dumps(
-            {name: value for name, value in asdict(self).items() if value is not None or name == "thresholds"}
-        )
+        told = asdict(self)
+        return json.dumps({name: told[name] for name in told if told[name] is not None or name == "thresholds"})
 
     @classmethod
     def from_json(cls, text: str) -> "Description":
         """What `to_json` gave; anything else is an `InputError`."""
+        parts: dict[str, Callable[[Any], Any]] = {
+            "patching": lambda told: Patching(**told),
+            "calibration": Calibration.from_dict,
+            "adaptive": Adaptive.from_dict,
+            "preferences": lambda told: {name: tuple(values) for name, values in told.items()},
+        }
         try:
-            content: dict[str, Any] = {
-                name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()
-            }
-            for name, build in _PARTS.items():
-                if content.get(name) is not None:
-                    content[name] = build(content[name])
-            return cls(**content)
+            read: dict[str, Any] = json.loads(text)
+            read = {name: tuple(value) if isinstance(value, list) else value for name, value in read.items()}
+            return cls(**read | {name: make(read[name]) for name, make in parts.items() if read.get(name) is not None})
         except InputError as error:
             raise InputError("its description is wrong", error.parts[1], _AGAIN) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError("its description is wrong", quote_fault(error), _AGAIN) from None
-
-
-_PARTS: Mapping[str, Any] = {
-    "patching": lambda content: Patching(**content),
-    "calibration": Calibration.from_dict,
-    "adaptive": Adaptive.from_dict,
-    "preferences": lambda content: {name: tuple(values) for name, values in content.items()},
-}
 
 
 def open_session(path: Path, *, device: str | None = None, threads: int = 0) -> Any:
@@ -247,22 +224,14 @@ def open_session(path: Path, *, device: str | None = None, threads: int = 0) -> 
         raise InputError(str(path), "is a folder" if path.is_dir() else "there is no such file", "check the path")
     runtime = import_extra("onnxruntime")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads or _read_threads()
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # it may be a list
+    options.intra_op_num_threads = threads or (int(said) if said.isdecimal() else 0)
     # Threads that wait would take the cores from those that decode the next images.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # warnings about what it cannot place on a device are no use to users
     providers = choose_providers(device, runtime.get_available_providers())
-    try:
+    with explaining(str(path), "ONNX Runtime cannot open it", _AGAIN):
         return runtime.InferenceSession(path, options, providers=providers)
-    except Exception as error:  # its errors have no other ancestor
-        wrong = f"ONNX Runtime cannot open it ({quote_fault(error)})"
-        raise InputError(str(path), wrong, _AGAIN) from None
-
-
-def _read_threads() -> int:
-    """What OMP_NUM_THREADS says, which may be a list; 0 where it says nothing."""
-    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isdecimal() else 0
 
 
 def is_present(device: str) -> bool:
@@ -335,11 +304,9 @@ class OnnxEngine:
 
     def _run(self, images: Pixels) -> list[Array]:
         """What the graph gives for images (N,H,W,3)."""
-        try:
+        with explaining(self.name, "it cannot be run", _AGAIN):
             feed = {self.session.get_inputs()[0].name: np.ascontiguousarray(images)}
             return [np.asarray(values, dtype=np.float32) for values in self.session.run(None, feed)]
-        except Exception as error:  # the runtime's own
-            raise InputError(self.name, f"it cannot be run ({quote_fault(error)})", _AGAIN) from None
 
 
 class LookEngine(OnnxEngine):
@@ -358,7 +325,9 @@ class LookEngine(OnnxEngine):
 
     def ask(self, images: Pixels) -> Answer[Array]:
         """What the model says of images (B,S,S,3), B >= 1."""
-        first = np.concatenate([self._see(part, self.image_size)[0] for part in _split(images)])
+        at_once = max(_CPU_PIXELS // (images.shape[1] * images.shape[2]), 1)  # that a CPU is quickest with
+        parts = (images[start : start + at_once] for start in range(0, len(images), at_once))
+        first = np.concatenate([self._see(part, self.image_size)[0] for part in parts])
         fitted = self.calibration if self.adaptive is None or self.effort == 1 else self.adaptive.calibration
         probs = _calibrate(first, fitted)
         if self.effort == 0:
@@ -452,9 +421,3 @@ def _calibrate(logits: Array, calibration: Calibration | None) -> Array:
     """Probabilities (...,L) of logits."""
     found: Array = squash(logits) if calibration is None else calibration.apply(logits)
     return found
-
-
-def _split(images: Pixels) -> Iterator[Pixels]:
-    """Images (B,H,W,3) in parts that a CPU is quickest with."""
-    at_once = max(_CPU_PIXELS // (images.shape[1] * images.shape[2]), 1)
-    return (images[start : start + at_once] for start in range(0, len(images), at_once))

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from pivotpatch.errors import InputError, install_hint, quote_fault
+from pivotpatch.errors import InputError, explaining, install_hint, quote_fault
 
 HEIF = (".heic", ".heif", ".hif")
 """Suffixes of images that need the extra `heif`."""
@@ -45,14 +45,19 @@ def read_text(path: Path) -> str:
 
 def read_json(path: Path, *, convert: Callable[[dict[str, object]], object] | None = None) -> object:
     """What a JSON file holds; `convert` replaces each object as soon as it is read, so that memory stays small."""
-    text = read_text(path)
-    try:
+    text, todo = read_text(path), "correct it, or copy or download the file again"
+    with explaining(str(path), "not valid JSON", todo, of=(ValueError, RecursionError)):
         return json.loads(text, object_hook=convert)
-    except InputError:  # raised by `convert`
-        raise
-    except (ValueError, RecursionError) as error:
-        wrong = f"not valid JSON ({quote_fault(error)})"
-        raise InputError(str(path), wrong, "correct it, or copy or download the file again") from None
+
+
+def read_names(path: Path) -> list[str]:
+    """Names of labels in order, from a JSON list or a text file with one per line."""
+    if path.suffix.lower() != ".json":
+        return [line.strip() for line in read_text(path).split("\n") if line.strip()]
+    listed = read_json(path)
+    if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
+        raise InputError(str(path), "it is not a JSON list of label names", 'write ["cat", "dog"], or a name per line')
+    return listed
 
 
 def check_name(name: str, *, where: str) -> None:

@@ -79,14 +79,10 @@ class TagRule:
         check_rule(self.threshold, self.top_k)
 
     def rank(self, probs: NDArray[np.float32], thresholds: NDArray[np.float32]) -> NDArray[np.intp]:
-        """Places of the labels that an image gets, the most probable first, of equal ones the first.
+        """Places of the labels that an image with `probs` (L,) gets by fitted thresholds (L,), the most probable first.
 
         >>> TagRule().rank(np.array([0.3, 0.6, 0.9]), np.array([0.2, 0.6, 0.5]))
         array([2, 0])
-
-        Args:
-            probs: (L,).
-            thresholds: (L,), the fitted ones.
         """
         ranked = np.argsort(-probs, kind="stable")
         if self.threshold is not None:

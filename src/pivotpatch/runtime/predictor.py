@@ -101,16 +101,18 @@ class Predictor:
     def _open(name_or_folder: Any, *, device: Any, effort: float, fold: bool) -> Engine:
         """The engine of what `load` is given."""
         name = os.fspath(name_or_folder) if isinstance(name_or_folder, str | os.PathLike) else None
-        if name == "tagger" and not _needs_torch(device):
-            tagger = open_onnx(TAGGER, effort=effort, device=None if device is None else str(device))
-            tagger.name = name
-            return tagger
-        if name is not None and name.lower().endswith(EXPORTED) and ":" not in name and not Path(name).is_dir():
-            return open_onnx(name, effort=effort, device=None if device is None else str(device))
+        kind = str(device).lower().partition(":")[0]
+        lacking = kind in _TORCH and find_spec("torch") is not None and not is_present(kind)  # in this ONNX Runtime
+        exported = name is not None and name.lower().endswith(EXPORTED) and ":" not in name and not Path(name).is_dir()
+        if name is not None and (exported or (name == "tagger" and not lacking)):
+            path = name if exported else TAGGER
+            opened = open_onnx(path, effort=effort, device=None if device is None else str(device))
+            opened.name = name
+            return opened
         scheme = "" if name is None else name.partition(":")[0]
         import_extra("torch", scheme if scheme in EXTRAS.values() else None)  # such as hub, which brings torch too
-        opened = import_module("pivotpatch.inference.open_engine")
-        engine: Engine = opened.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
+        torch_engines = import_module("pivotpatch.inference.engine")
+        engine: Engine = torch_engines.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
         return engine
 
     @property
@@ -225,12 +227,6 @@ class Predictor:
             return None, given, decoded
         # A small copy: the caller may go on to draw on it.
         return None, np.array(decode_image(given, size=fit(decoded.size), name=where)), decoded
-
-
-def _needs_torch(device: Any) -> bool:
-    """Whether a device is one that torch may have and this ONNX Runtime does not."""
-    kind = str(device).lower().partition(":")[0]
-    return kind in _TORCH and find_spec("torch") is not None and not is_present(kind)
 
 
 def _pick(part: NDArray[np.float32] | None, row: int) -> NDArray[np.float32] | None:

@@ -1,17 +1,36 @@
 """Which of a model's labels become tags, and what they are called: the rules of a TOML file (docs/photos.md)."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pivotpatch.errors import InputError, choose_one_of, quote, quote_fault
+from pivotpatch.errors import InputError, check_known, explaining, quote
 
 _FOLDER = Path(__file__).parent / "languages"
 LANGUAGES: tuple[str, ...] = ("de", "es", "fr", "zh")
 """Languages with names for the 80 labels of MS-COCO."""
+
+
+def _are_names(values: object) -> bool:
+    return isinstance(values, Collection) and all(isinstance(each, str) and each.strip(" |") for each in values)
+
+
+_LIST = (lambda value: isinstance(value, list) and _are_names(value)), 'give a list of names, such as ["cat"]'
+# What each key of the file may be, and what to do where it is something else.
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "allow": _LIST,
+    "deny": _LIST,
+    "always": _LIST,
+    "rename": (
+        lambda value: isinstance(value, dict) and _are_names(value.values()),
+        'give names by label, such as { cat = "kitty" }',
+    ),
+    "language": (LANGUAGES.__contains__, f"give one of {', '.join(LANGUAGES)}"),
+    "at_most": (lambda value: type(value) is int and value > 0, "give 1 or more"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,36 +55,21 @@ class TagRules:
 
     @classmethod
     def read(cls, path: Path, labels: Iterable[str]) -> "TagRules":
-        """The rules of a TOML file.
-
-        Args:
-            path: the file.
-            labels: all that the model knows.
-        """
-        said = _read_toml(path)
-        where, known = str(path), [each.name for each in fields(cls)]
-        for key in sorted(said.keys() - set(known)):
-            raise InputError(where, f"unknown key {quote(key)}", choose_one_of(key, known))
-        for key in ("allow", "deny", "always"):
-            value = said.get(key, [])
-            if not isinstance(value, list) or not all(_is_name(each) for each in value):
-                raise InputError(where, f"{key} is {quote(value)}", f'give a list of names, such as {key} = ["cat"]')
-        rename = said.get("rename", {})
-        if not isinstance(rename, dict) or not all(map(_is_name, rename.values())):
-            raise InputError(where, f"rename is {quote(rename)}", 'give names by label, such as { cat = "kitty" }')
-        at_most = said.get("at_most")
-        if at_most is not None and (not isinstance(at_most, int) or isinstance(at_most, bool) or at_most < 1):
-            raise InputError(where, f"at_most is {quote(at_most)}", "give 1 or more")
-        language = said.get("language")
-        if language is not None and language not in LANGUAGES:
-            raise InputError(where, f"unknown language {quote(language)}", choose_one_of(str(language), LANGUAGES))
-        names = set(labels)
+        """The rules of a TOML file, for a model that knows these labels."""
+        where, names = str(path), set(labels)
+        damaged = explaining(where, "is not valid TOML", "correct it there", of=(ValueError, RecursionError))
+        with damaged, explaining(where, "cannot be read", "give a TOML file", of=OSError):
+            said = tomllib.loads(path.read_text("utf-8-sig"))  # some editors put a mark before it
         for key, value in said.items():
+            check_known(key, _VALUES, where=where, what="key")
+            is_valid, todo = _VALUES[key]
+            if not is_valid(value):
+                wrong = f"unknown language {quote(value)}" if key == "language" else f"{key} is {quote(value)}"
+                raise InputError(where, wrong, todo)
             for label in value if key in ("allow", "deny", "rename") else ():
-                if label not in names:
-                    raise InputError(where, f"{key}: unknown label {quote(label)}", choose_one_of(label, names))
-        lists = {key: tuple(said[key]) for key in ("allow", "deny", "always") if key in said}
-        return cls(**lists, rename=rename, language=language, at_most=at_most)
+                check_known(label, names, where=f"{where}: {key}", what="label")
+        read: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in said.items()}
+        return cls(**read)
 
     def apply(self, tags: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
         """The tags of one image by their new names, the most probable first; of two of the same name, the first.
@@ -112,16 +116,3 @@ def read_language(language: str) -> dict[str, str]:
     ("souris d'ordinateur", 80)
     """
     return tomllib.loads((_FOLDER / f"{language}.toml").read_text("utf-8"))
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip(" |"))
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8-sig"))  # some editors put a mark before it
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read ({error.strerror})", "give a TOML file") from None
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or nested too deeply
-        raise InputError(str(path), f"is not valid TOML ({quote_fault(error)})", "correct it there") from None

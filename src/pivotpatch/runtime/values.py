@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError
-from pivotpatch.runtime.checks import check_effort as check_effort
 
 SIDE = 4096
 """Most rows and columns of an image that a model sees or cuts patches from."""
@@ -207,6 +207,30 @@ def measure_uncertainty(probs: Values) -> Values:
     return (given * (1 - given)).sum(-1)  # type: ignore[no-any-return]
 
 
+def rate_self_confidence(probs: NDArray[np.floating], target: NDArray[np.floating]) -> NDArray[np.floating]:
+    """What a model gives to the target's answers, as a part of what it gives to such answers as a rule.
+
+    That is p where the target says yes and 1 - p where it says no, divided by its mean over all images with that
+    answer: a label that the model hardly ever finds is not suspicious for being missed once more.
+
+    Args:
+        probs: (N,L), NaN where there are none.
+        target: (N,L), 1 present, 0 absent, NaN unknown.
+
+    Returns:
+        (N,L), 0 or more, 1 for an ordinary answer; NaN where either is unknown.
+
+    >>> rate_self_confidence(np.array([[0.9], [0.9], [0.3]]), np.array([[1.0], [1.0], [1.0]])).round(4).tolist()
+    [[1.2857], [1.2857], [0.4286]]
+    """
+    own, rated = np.where(target == 1, probs, 1 - probs), np.full(probs.shape, np.nan)
+    for answer in (0, 1):
+        asked = (target == answer) & ~np.isnan(probs)
+        usual = np.where(asked, own, 0).sum(0) / np.maximum(asked.sum(0), 1)
+        rated = np.where(asked, own / np.maximum(usual, 1e-6), rated)
+    return rated
+
+
 @dataclass(frozen=True)
 class Adaptive:
     """What the whole image says alone, and how uncertain it must be for a second look.
@@ -236,7 +260,6 @@ class Adaptive:
 
     def find_cutoff(self, effort: float) -> float:
         """The uncertainty from which on there is a second look, so that `effort` is the share of such images."""
-        check_effort(effort, "Adaptive")
         return float(np.interp((1 - effort) * (len(self.cutoffs) - 1), range(len(self.cutoffs)), self.cutoffs))
 
     def choose(self, probs: Any, effort: float) -> Any:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
-from pivotpatch.errors import InputError, quote, quote_fault
+from pivotpatch.errors import InputError, explaining, quote
 
 LARGEST = 8 * 2**20  # bytes of a packet; masks of an image editor take some of them
 _MOST = 400_000  # tags of XML; a long history of edits has some thousands
@@ -134,7 +134,11 @@ def merge_tags(packet: bytes, tags: Sequence[str], *, suffix: str, where: str) -
     if new:
         about = next((child.attributes.get(f"{_RDF} about", "") for child in rdf.children), "")
         edits.append(_insert(packet, rdf, [_describe(new, about=about, suffix=suffix)], indent=b"\n  "))
-    return bom + _apply(packet, edits)
+    parts, done = [bom], 0
+    for edit in sorted(edits):
+        parts += [packet[done : edit.start], edit.text]
+        done = edit.end
+    return b"".join([*parts, packet[done:]])
 
 
 def _to_form(name: str, tag: str) -> str:
@@ -157,8 +161,9 @@ def _parse(packet: bytes, where: str) -> _Element:
     """The `rdf:RDF` of a packet with all in it. Declarations of entities are refused before the parser sees them."""
     if len(packet) > LARGEST or packet.count(b"<") > _MOST:
         raise InputError(where, f"is too large for a sidecar ({len(packet):,} bytes)", "move it away")
-    if not _is_utf8(packet):
-        raise InputError(where, "is not written in UTF-8", "save it as UTF-8 or move it away")
+    with explaining(where, "is not written in UTF-8", "save it as UTF-8 or move it away", of=ValueError):
+        if "\0" in packet.decode():  # of UTF-16 the parser would follow the signs, whatever it is told
+            raise ValueError("a NUL in it")
     if b"<!DOCTYPE" in packet:
         raise InputError(where, "has a DOCTYPE, which no XMP needs", "remove the declaration or move the file away")
     top = _Element("", {}, 0)
@@ -181,27 +186,15 @@ def _parse(packet: bytes, where: str) -> _Element:
         element.is_empty_tag = is_bare and packet[element.close - 2 : element.close] == b"/>"
         element.end = element.close if element.is_empty_tag else packet.index(b">", element.close) + 1
 
-    def add_text(text: str) -> None:
-        stack[-1].texts.append(text)
-
     parser.XmlDeclHandler = check_encoding
-    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, add_text
-    try:
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = lambda text: stack[-1].texts.append(text)
+    with explaining(where, "is not valid XML", "repair it or move it away", of=expat.ExpatError):
         parser.Parse(packet, True)
-    except expat.ExpatError as error:
-        raise InputError(where, f"is not valid XML ({quote_fault(error)})", "repair it or move it away") from None
     for element in (*top.children, *top.children[0].children):
         if element.name == f"{_RDF} RDF":
             return element
     raise InputError(where, "is no XMP: it has no rdf:RDF", "move it away")
-
-
-def _is_utf8(packet: bytes) -> bool:
-    """Whether the parser will take it for UTF-8: of UTF-16 it would follow the signs, whatever it is told."""
-    try:
-        return "\0" not in packet.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
 
 
 def _find_lists(rdf: _Element, where: str) -> dict[str, list[_List]]:
@@ -287,11 +280,3 @@ def _describe(properties: dict[str, list[str]], *, about: str, suffix: str) -> b
         items = [f"     <rdf:li>{escape(text)}</rdf:li>" for text in texts]
         lines += [f"   <{name}>", "    <rdf:Bag>", *items, "    </rdf:Bag>", f"   </{name}>"]
     return "\n".join([*lines, "  </rdf:Description>"]).encode()
-
-
-def _apply(packet: bytes, edits: Iterable[_Edit]) -> bytes:
-    parts, done = [], 0
-    for edit in sorted(edits):
-        parts += [packet[done : edit.start], edit.text]
-        done = edit.end
-    return b"".join([*parts, packet[done:]])

@@ -1,6 +1,6 @@
 """From a configuration to everything a run needs: records, loaders, model, task, optimiser."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -36,7 +36,7 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.peers.label_priors import LabelPrior, WordVectors, read_vectors
 from pivotpatch.peers.mcar import MCARClassifier
 from pivotpatch.process import count_workers
-from pivotpatch.training.config import DataSection, RunConfig, TaskSection, settle_config
+from pivotpatch.training.config import RunConfig, TaskSection, settle_config
 from pivotpatch.training.features import Embedder, Features
 from pivotpatch.training.optimiser import make_optimiser
 from pivotpatch.training.processes import Place, choose_dtype, choose_hold, measure_free_memory
@@ -64,7 +64,7 @@ class Run:
     records: RecordSet  # the training images
     loader: Loader  # of this process's share of them
     val_loader: Loader | None  # of its share of the validation images
-    tests: dict[str, RecordSet]  # by address, opened now so that a wrong one is known before days of training
+    tests: Mapping[str, RecordSet]  # by address, opened now so that a wrong one is known before days of training
     task: Task  # model and loss
     step_module: nn.Module  # the task as it is called in training: the same, or wrapped for several processes
     average: ModelEmaV3 | None  # the running average of the model, where one is kept
@@ -196,20 +196,19 @@ def choose_frozen(config: RunConfig, model: Classifier, device: torch.device) ->
 def draw_folds(records: RecordSet, folds: int) -> Tensor:
     """The fold (N,) of each record, each with its share of every label; always the same ones."""
     fold = torch.zeros(len(records), dtype=torch.int64)
-    parts = {str(number): 1 / folds for number in range(folds)}
-    for name, rows in (
-        split_records(records, parts, generator=np.random.default_rng(SPLIT_SEED)).items() if folds else ()
-    ):
-        fold[rows] = int(name)
+    if folds:
+        parts = {str(number): 1 / folds for number in range(folds)}
+        for name, rows in split_records(records, parts, generator=np.random.default_rng(SPLIT_SEED)).items():
+            fold[rows] = int(name)
     return fold
 
 
 class RunRecords(NamedTuple):
-    """All images of a run; the test sets by address."""
+    """The images that are trained on, those that choose the model, where there are any, and test sets by address."""
 
     train: RecordSet
     val: RecordSet | None
-    tests: dict[str, RecordSet]
+    tests: Mapping[str, RecordSet] = {}
 
 
 def open_data(config: RunConfig, *, look: bool = True, progress: Progress = ignore, tell: Tell = ignore) -> RunRecords:
@@ -221,30 +220,27 @@ def open_data(config: RunConfig, *, look: bool = True, progress: Progress = igno
         progress: told how many are looked at.
         tell: told each fault where there are several, and what is odd about labels.
     """
-    data, faults, opened, tests = config.data, dict[str, InputError](), list[RecordSet](), dict[str, RecordSet]()
+    data, faults, opened, tests = config.data, list[InputError](), list[RecordSet](), dict[str, RecordSet]()
     train, val, lines = None, None, list[str]()
-
-    def note(fault: InputError) -> None:
-        faults.setdefault(str(fault), fault)
-
     try:
-        train, val = open_training_records(config)
+        train, val, _ = open_training_records(config)
         opened += [train] if val is None else [train, val]
     except InputError as error:
-        note(error)
+        faults.append(error)
     for address in (*data.test, *([data.val] if train is None and data.val is not None else [])):
         try:
             tests[address] = open_aligned(address, None if train is None else train.labels.names)
         except InputError as error:
-            note(error)
+            faults.append(error)
     opened += tests.values()
     for each in opened[1:]:
         if not each.count_labels().any():
-            note(InputError(each.name, "no image has any of the labels, so nothing can be ranked", "give others"))
+            wrong = "no image has any of the labels, so nothing can be ranked"
+            faults.append(InputError(each.name, wrong, "give others"))
     if train is not None:
         if val is None and config.evaluation.patience is not None:
             todo = "give data.val or data.val_fraction, or leave it out"
-            note(InputError("evaluation.patience", "there are no validation images to judge by", todo))
+            faults.append(InputError("evaluation.patience", "there are no validation images to judge by", todo))
         counts, names = train.count_labels(), train.labels.names
         held = val.count_labels() if val is not None and data.val is None else 0
         lines = [*dict.fromkeys(line for each in opened for line in each.notes), *doubt_labels(names, counts + held)]
@@ -253,48 +249,36 @@ def open_data(config: RunConfig, *, look: bool = True, progress: Progress = igno
             left = f"no training image has {len(never)} of {len(names)} labels, so none is learned"
             lines.append(f"{left}: {shorten(never, limit=_NAMED)}")
     if look and data.on_error == "error":
-        for fault in find_unreadable(opened, progress=progress):
-            note(fault)
-    for line in (*(islice(faults, _FAULTS) if len(faults) > 1 else ()), *lines):
+        faults += find_unreadable(opened, progress=progress)
+    found = {str(fault): fault.parts for fault in faults}  # each once
+    for line in (*(islice(found, _FAULTS) if len(found) > 1 else ()), *lines):
         tell(line)
-    if train is None or faults:
-        where, wrong, todo = next(iter(faults.values())).parts
-        more = f" (the first of {len(faults):,} faults that were found)" if len(faults) > 1 else ""
+    if train is None or found:
+        where, wrong, todo = next(iter(found.values()))
+        more = f" (the first of {len(found):,} faults that were found)" if len(found) > 1 else ""
         raise InputError(where, wrong + more, todo)
     return RunRecords(train, val, tests)
 
 
-class TrainingRecords(NamedTuple):
-    """The images that are trained on, and those that choose the model, where there are any."""
-
-    train: RecordSet
-    val: RecordSet | None
-
-
-def open_training_records(config: RunConfig) -> TrainingRecords:
+def open_training_records(config: RunConfig) -> RunRecords:
     """Read the training images and hold the validation part out of them, or read that too; then correct them.
 
     What is held out does not depend on corrections: it is the same after each further one.
     """
     data = config.data
-    parts = _open_parts(data)
-    if data.corrections is None:
-        return parts
-    tests = [open_records(address) for address in data.test]
-    return TrainingRecords(*apply_corrections(*parts, open_records(data.corrections), apart=tests))
-
-
-def _open_parts(data: DataSection) -> TrainingRecords:
     if data.train is None:
         raise InputError("data.train", "no images are named", "give an address, such as table:photos.csv")
-    train = open_aligned(data.train, data.labels)
+    train, val = open_aligned(data.train, data.labels), None
     if data.val is not None:
-        return TrainingRecords(train, open_aligned(data.val, train.labels.names))
-    if data.val_fraction == 0:
-        return TrainingRecords(train, None)
-    shares = {"train": 1 - data.val_fraction, "val": data.val_fraction}
-    parts = split_records(train, shares, generator=np.random.default_rng(SPLIT_SEED))
-    return TrainingRecords(train.select(parts["train"]), train.select(parts["val"]))
+        val = open_aligned(data.val, train.labels.names)
+    elif data.val_fraction:
+        shares = {"train": 1 - data.val_fraction, "val": data.val_fraction}
+        parts = split_records(train, shares, generator=np.random.default_rng(SPLIT_SEED))
+        train, val = train.select(parts["train"]), train.select(parts["val"])
+    if data.corrections is not None:
+        tests = [open_records(address) for address in data.test]
+        train, val = apply_corrections(train, val, open_records(data.corrections), apart=tests)
+    return RunRecords(train, val)
 
 
 def open_aligned(address: str, labels: Sequence[str] | None) -> RecordSet:
@@ -325,6 +309,8 @@ def open_loader(
     `held` is shipped in their place. On a CPU threads decode: worker processes would each hold a copy of this one.
     """
     data, side = config.data, size or model.picture_size
+    own = 0 if accelerator.device.type == "cpu" else count_workers()
+    workers = own if data.workers is None else data.workers
     if hold != "nothing":
         device = accelerator.device if hold == "device" else torch.device("cpu")
         held = hold_images(records, size=(side, side), device=device, on_error=data.on_error, progress=progress)
@@ -334,11 +320,7 @@ def open_loader(
         batch_size=config.train.batch_size if training else config.evaluation.batch_size,
         shuffle=training,
         seed=config.train.seed,
-        num_workers=data.workers
-        if data.workers is not None
-        else 0
-        if accelerator.device.type == "cpu"
-        else count_workers(),
+        num_workers=workers,
         on_error=data.on_error,
         rank=accelerator.process_index,
         world=accelerator.num_processes,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
-from pivotpatch.errors import InputError, choose_one_of, cut, quote, quote_fault
+from pivotpatch.errors import InputError, check_known, choose_one_of, cut, explaining, quote
 from pivotpatch.models.limits import Grid, Side
 
 _FOLDER = Path(__file__).parents[1] / "recipes"
@@ -294,18 +294,15 @@ def find_recipe(name: str) -> Path:
     if name.endswith(".toml"):
         return Path(name)
     known = {path.stem: path for path in _FOLDER.glob("*.toml")}
-    if name not in known:
-        raise InputError(f"recipe {name!r}", "there is none of that name", choose_one_of(name, known))
+    check_known(name, known, where="recipes", what="recipe")
     return known[name]
 
 
 def _read_recipe(path: Path) -> dict[str, dict[str, object]]:
-    try:
+    if not path.exists():
+        raise InputError(str(path), "there is no such recipe", "see pivotpatch recipes, or give a TOML file")
+    with explaining(str(path), "is not valid TOML", "correct it there"):
         return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise InputError(str(path), "there is no such recipe", "see pivotpatch recipes, or give a TOML file") from None
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, nested too deeply, or thousands of digits
-        raise InputError(str(path), f"is not valid TOML ({quote_fault(error)})", "correct it there") from None
 
 
 def _parse_override(text: str) -> tuple[str, str, object]:

@@ -114,16 +114,9 @@ def _estimate_full(run: Run, config: RunConfig) -> float:
 
 def _time_features(run: Run, embedder: Embedder, *, variants: int) -> float:
     """Seconds that the features of all images of a run take, from those of a few."""
-    count, held = len(run.records), 0 if run.val_loader is None else len(run.val_loader.records)
-    few, seconds = run.records[:AT_ONCE], []
-    for number in (1, 2):
-        sample = Features(few, number)
-        embedder.fill([sample], ignore)
-        began = time.perf_counter()
-        embedder.fill([sample], ignore)
-        seconds.append((time.perf_counter() - began) / len(few))
-    once, twice = seconds
-    return once * (count + held) + (twice - once) * count * (variants - 1)
+    held, few = 0 if run.val_loader is None else len(run.val_loader.records), run.records[:AT_ONCE]
+    seconds = time_again(run, lambda: embedder.fill([Features(few, 1)], ignore)) / len(few)
+    return seconds * (len(run.records) * variants + held)
 
 
 def _write_time(seconds: float) -> str:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pivotpatch import __version__
-from pivotpatch.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.models.checkpoint import save_checkpoint, write_checkpoint
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.training.config import RunConfig, dump_config, load_config
@@ -133,10 +133,8 @@ class RunFolder:
         path = self.last / STATE
         if not self.last.exists():
             return RunState()
-        try:
+        with explaining(str(path), "cannot be read", DAMAGED):
             return RunState.model_validate_json(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(str(path), f"cannot be read ({quote_fault(error)})", DAMAGED) from None
 
     def check_resumable(self, state: RunState) -> None:
         """Refuse a run that is at its end, of which something is gone, or whose configuration was changed."""
@@ -164,11 +162,8 @@ class RunFolder:
         """What `save_last` was given, on a device."""
         path = self.last / TENSORS
         place = str(device) if device.type != "cpu" else "cpu"  # several processes on the CPU say cpu:0
-        try:
-            tensors: dict[str, Tensor] = load_file(path, device=place)
-        except (OSError, SafetensorError) as error:
-            raise InputError(str(path), f"cannot be read ({quote_fault(error)})", DAMAGED) from None
-        return tensors
+        with explaining(str(path), "cannot be read", DAMAGED):
+            return dict(load_file(path, device=place))
 
     def add_to_log(self, entry: dict[str, object]) -> None:
         """Append a line to the log."""
@@ -224,10 +219,8 @@ def read_log(root: Path) -> list[dict[str, Any]]:
     """The entries of a run's log, in order, without one that a crash cut short."""
     path = root / LOG
     lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
-    try:
+    with explaining(str(path), "holds lines that no run writes", "mend them, or remove the file"):
         return [dict(json.loads(line)) for line in lines if line.endswith("\n")]
-    except (ValueError, TypeError):
-        raise InputError(str(path), "holds lines that no run writes", "mend them, or remove the file") from None
 
 
 def describe_environment() -> dict[str, object]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pivotpatch.inference.plots import RUNS
+from pivotpatch.runtime.drawing import RUNS
 
 LogEntries = Sequence[Mapping[str, Any]]
 """The lines of a run's log.jsonl."""

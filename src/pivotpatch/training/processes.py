@@ -128,9 +128,8 @@ def _find_container_memory() -> int:
 def choose_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
     """The dtype of autocast, float32 for none."""
     choice = config.precision.dtype
-    if choice == "auto":
-        choice = "bfloat16" if has_bfloat16(device) else "float32"
-    return torch.bfloat16 if choice == "bfloat16" else torch.float32
+    half = has_bfloat16(device) if choice == "auto" else choice == "bfloat16"
+    return torch.bfloat16 if half else torch.float32
 
 
 def choose_hold(image_bytes: int, *, epochs: int, free: FreeMemory) -> Place:

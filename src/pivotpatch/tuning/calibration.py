@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from pivotpatch.core.bootstrap import wilson_interval
 from pivotpatch.core.metrics import check_scores
 from pivotpatch.core.policies import check_probabilities
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, check_known
 from pivotpatch.runtime.values import Calibration
 
 FOLDS = 5
@@ -54,8 +54,7 @@ def fit_calibration(logits: Tensor, target: Tensor, *, kind: str, method: Method
         kind: of the logits: "image", "patch" or "tde".
         method: see above.
     """
-    if method not in METHODS:
-        raise InputError("calibration", f"unknown method {method!r}", choose_one_of(method, METHODS))
+    check_known(method, METHODS, where="calibration", what="method")
     if method == "none":
         return Calibration(kind, method, (1.0,) * logits.shape[1], (0.0,) * logits.shape[1])
     target, _ = check_scores(logits, target, labels=None, where="calibration")

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.core.bootstrap import Interval, resample_average_precision
+from pivotpatch.core.bootstrap import Interval, Ranking, resample_average_precision
 from pivotpatch.inference.scores import Scores
-from pivotpatch.tuning.calibration import FOLDS, draw_folds
+from pivotpatch.tuning.calibration import draw_folds
 
 LAMS = (0.0, *(2 ** (half / 2) for half in range(-6, 9)))
 """The lams that are tried: 0 and half powers of two from 1/8 to 16."""
@@ -112,35 +111,14 @@ def fit_mixing(
 def _measure_lams(scores: Scores, lams: Sequence[float], temperature: float) -> Tensor:
     """The mAP (1 + FOLDS, G) of lams at a temperature, on all images and then without each fold."""
     image, pooled = (scores.remix(temperature=temperature).get(kind).float().T for kind in ("image", "patch"))
-    folds, lam = draw_folds(len(scores)).numpy(), torch.tensor(lams)[:, None]
-    found = []
-    for p, q, truth in zip(image, pooled, scores.target.T.numpy(), strict=True):
-        known = ~np.isnan(truth)
-        found.append(_measure_precision((p + lam * q).numpy()[:, known], truth[known] == 1, folds[:, known]))
+    folds = draw_folds(len(scores))
+    counts = torch.cat([torch.ones_like(folds[:1]), ~folds]).T.float()
+    found = [
+        torch.stack([Ranking.make(p + lam * q, truth).measure(counts, "step") for lam in lams], dim=1)
+        for p, q, truth in zip(image, pooled, scores.target.T.contiguous(), strict=True)
+        if (truth == 1).any()
+    ]
     return torch.stack(found).nanmean(0)
-
-
-def _measure_precision(values: NDArray[np.float32], present: NDArray[np.bool_], folds: NDArray[np.bool_]) -> Tensor:
-    """Average precision (1 + FOLDS, G) of scores (G,N), of all images and then without each of the folds (FOLDS,N).
-
-    One sort serves them all. NaN where no positive image is left.
-    """
-    order = np.argsort(-values, axis=1)
-    ranked, shown, inside = np.take_along_axis(values, order, 1), present[order], folds[:, order]
-    places = shown.nonzero()[1].reshape(len(values), -1)  # (G,P) of the positives
-    # Equal scores are judged together, at the place of the last of them.
-    ends = np.where(np.diff(ranked, axis=1, append=-np.inf) != 0, np.arange(len(present)), len(present))
-    last = np.take_along_axis(np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1], places, 1)
-
-    def count(chosen: NDArray[np.bool_]) -> Tensor:  # (1 + FOLDS, G, P) images down to each positive
-        running = torch.from_numpy(chosen).cumsum(2, dtype=torch.int32)
-        each = running.gather(2, torch.from_numpy(last).expand(FOLDS, *last.shape))
-        return torch.cat([each.sum(0, keepdim=True), each.sum(0) - each])
-
-    own = torch.from_numpy(np.take_along_axis(inside, places[None], 2))
-    kept = torch.cat([torch.ones_like(own[:1]), ~own])
-    precision = count(inside & shown).double() / count(inside).clamp(min=1)
-    return (precision * kept).sum(2) / kept.sum(2)
 
 
 def _mix_out_of_fold(scores: Scores, whole: Pair, unseen: Sequence[Pair]) -> Scores:

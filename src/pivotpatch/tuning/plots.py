@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pivotpatch.inference.plots import BASELINE, KINDS
+from pivotpatch.runtime.drawing import BASELINE, KINDS
 from pivotpatch.tuning.calibration import Reliability
 from pivotpatch.tuning.mixing import MixingStudy
 from pivotpatch.tuning.tune import EffortCurve

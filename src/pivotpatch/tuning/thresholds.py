@@ -11,7 +11,7 @@ from torch import Tensor
 from pivotpatch.core.counterfactual import at_least_float32
 from pivotpatch.core.metrics import check_scores
 from pivotpatch.core.policies import PerLabel, check_probabilities
-from pivotpatch.errors import InputError, choose_one_of, shorten
+from pivotpatch.errors import InputError, check_known, shorten
 
 NEVER = 1.0
 """A threshold that no probability is above."""
@@ -40,8 +40,7 @@ def parse_goal(text: str) -> Goal:
     'least cost (1 a false positive, 5 a false negative)'
     """
     name, *rest = text.split(":")
-    if name not in _NUMBERS:
-        raise InputError("goal", f"unknown goal {name!r}", choose_one_of(name, _NUMBERS))
+    check_known(name, _NUMBERS, where="goal", what="goal")
     numbers = []
     with suppress(ValueError):
         numbers = [float(part) for part in rest]

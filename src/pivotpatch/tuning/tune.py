@@ -277,21 +277,19 @@ def find_cutoffs(probs: Tensor) -> tuple[float, ...]:
 
 def effort_curve(
     scores: Scores,
-    efforts: Sequence[float] = EFFORTS,
     *,
     patch_cost: float,
     closer: Scores | None = None,
     closer_cost: float = 0.0,
     method: Method = "platt_per_label",
 ) -> EffortCurve:
-    """MAP and cost of efforts, as if the images were new; no forward pass is made.
+    """MAP and cost of `EFFORTS`, as if the images were new; no forward pass is made.
 
     Both calibrations and the cutoffs are fitted without a fold and rank all images. An image of that fold keeps its
     rank there, and the ranks of all folds together are judged: fits differ in scale, their ranks do not.
 
     Args:
         scores: of validation images, with image and TDE logits.
-        efforts: to try, besides 0 and 1.
         patch_cost: of all patches of an image, in passes over an image, see `PatchClassifier.patch_cost`.
         closer: the second look of efforts between 0 and 1, where it is not at the patches.
         closer_cost: of that look.
@@ -299,7 +297,7 @@ def effort_curve(
     """
     image, tde, target = scores.get("image"), scores.scaled("tde"), scores.target
     again, cost = (tde, patch_cost) if closer is None else (closer.scaled("tde"), closer_cost)
-    inner = sorted(set(efforts) - {0, 1})
+    inner = EFFORTS[1:-1]
     ranks = torch.empty(len(inner), *image.shape, dtype=torch.int64)
     looked = torch.empty(len(inner), len(scores), dtype=torch.bool)
     for inside in draw_folds(len(scores)):

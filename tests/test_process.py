@@ -7,7 +7,7 @@ pytestmark = pytest.mark.slow
 
 COUNT = """
 import resource, sys, torch
-from pivotpatch.allocator import keep_freed_memory
+from pivotpatch.process import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 for _ in range(3):  # the first round makes the heap as large as it will be
