@@ -14,6 +14,7 @@ import json
 import shutil
 import statistics
 import tempfile
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,25 @@ METHODS = {
     "splice_asl": [*ASL, "mix.share=0.25"],  # a step costs 1.25 passes: +12 is the cost of 15 epochs without
     "splicecl_asl": [*ASL, "mix.share=0.25", "mix.consistent=true"],
     "mcar_asl": ["task.kind=crops"],
+    "hcp_asl": ["task.kind=windows"],
+    "cpsd_asl": [*ASL, "distil.groups=5"],  # its seconds are the student's; ten teachers come before
+    "svm": [*ASL, "model.head=svm", "model.frozen=true", "loss.name=squared_hinge", "optimiser.weight_decay=1e-3"],
     "region": [*PAT, "task.regions=true"],
     # Queries attend once to the whole map and once to each region, by the same keys; +deep decodes regions further.
     "region_mldec": [*PAT, "task.regions=true", "model.head=ml_decoder", "model.head_options={deep_regions=false}"],
 }
 # The other systems, see docs/peers.md: csra_asl, csra_pat and so on.
-PEERS = ("csra", "mlgcn", "addgcn", "ssgrl", "mscma", "ida", "ctran")
-NAMES = {"mlgcn": "ml_gcn", "addgcn": "add_gcn", "mscma": "ms_cma", "ctran": "c_tran"}
+PEERS = ("csra", "mlgcn", "addgcn", "ssgrl", "mscma", "ida", "ctran", "kssnet", "cnnrnn", "rdal", "rarl")
+NAMES = {"mlgcn": "ml_gcn", "addgcn": "add_gcn", "mscma": "ms_cma", "ctran": "c_tran", "cnnrnn": "cnn_rnn"}
 for peer in PEERS:
     METHODS[f"{peer}_asl"] = [*ASL, f"model.head={NAMES.get(peer, peer)}"]
     METHODS[f"{peer}_pat"] = [*PAT, f"model.head={NAMES.get(peer, peer)}"]
+# The recipe whose settings `own` takes in the place of the common ones, by method; sizes and epochs stay.
+OWN = {f"{peer}_asl": f"coco-resnet101-{NAMES.get(peer, peer)}" for peer in ("csra", "mlgcn", "mscma", "ida", "kssnet")}
+OWN |= {"ctran_asl": "coco-resnet101_576-c_tran", "mcar_asl": "coco-resnet101-mcar"}
+OWN |= {"splicecl_asl": "coco-resnet101-splicemix", "max_asl": "coco-resnet101-ml_gcn"}  # the baseline of graph papers
+OWN |= {"addgcn_asl": "voc2007-resnet101_576-add_gcn", "ssgrl_asl": "voc2007-resnet101_576-ssgrl"}
+OWN |= {f"{peer}_asl": f"voc2007-vgg16-{NAMES.get(peer, peer)}" for peer in ("hcp", "cnnrnn", "rdal", "rarl")}
 # What might lift a method further, one change at a time or together: native+flip+lr2.
 CHANGES = {
     "temp0.5": ["task.temperature=0.5"],
@@ -110,7 +120,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="address without its split")
     parser.add_argument("--weights", type=Path, help="weights of the backbone")
-    parser.add_argument("--runs", nargs="+", default=[], metavar="SIZE-METHOD[+CHANGE]", help="such as 224-pat")
+    parser.add_argument(
+        "--runs", nargs="+", default=[], metavar="SIZE-METHOD[+CHANGE]", help="such as 224-pat or 224-csra_asl+own"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--select", action="store_true", help="judge on a tenth of train instead of on test")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further changes, for a trial")
@@ -163,8 +175,8 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
     size, _, rest = name.partition("-")
     method, *extra = rest.split("+")
     data = [f"data.train={args.data}@train", f"data.val_fraction={0.1 if args.select else 0}"]
-    wanted = [change for each in extra for change in CHANGES[each]]
-    wanted += [f"teacher.model={args.teacher}"] if "taught" in extra else []
+    wanted = [change for each in extra for change in (list_own(method) if each == "own" else CHANGES[each])]
+    wanted += [f'distil.teachers=["{args.teacher}"]'] if "taught" in extra else []
     changes = [*COMMON, *SIZES[size], *METHODS[method], *wanted, f"train.seed={seed}", *args.set]
     config = load_config(None, [*data, f"model.weights={args.weights}", *changes])
     folder = Path(tempfile.mkdtemp())
@@ -196,6 +208,17 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
     args.results.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content) + "\n", "utf-8")
     print(name, seed, json.dumps({"mAP": found, "seconds": content["seconds"]}), flush=True)
+
+
+def list_own(method: str) -> list[str]:
+    """The settings of a system's recipe: loss, optimiser, schedule, average, augmentation and images per step."""
+    from pivotpatch.training.config import find_recipe
+
+    stated = tomllib.loads(find_recipe(OWN[method]).read_text("utf-8"))
+    changes = [f"train.batch_size={stated['train']['batch_size']}"] if "batch_size" in stated.get("train", {}) else []
+    for section in ("loss", "optimiser", "schedule", "ema", "augment"):
+        changes += [f"{section}.{key}={json.dumps(value)}" for key, value in stated.get(section, {}).items()]
+    return changes
 
 
 def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -> dict[str, float]:

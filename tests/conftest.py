@@ -8,7 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from file_server import FileServer
+from hypothesis import settings
 from playwright.sync_api import Browser, sync_playwright
+
+settings.register_profile("tests", deadline=None)  # the time of an example depends on who else is at work
+settings.load_profile("tests")
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

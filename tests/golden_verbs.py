@@ -3,11 +3,14 @@
 import inspect
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import pivotpatch
 from pivotpatch.cli.main import main
@@ -44,6 +47,10 @@ VERBS: dict[str, list[str]] = {
 }
 
 
+# Those that show people the same everywhere: the others tell of times, or write a file.
+SHOWN = [name for name in VERBS if not name.startswith("train") and name != "predict file"]
+
+
 @contextmanager
 def inside(folder: Path) -> Iterator[None]:
     """Work in a folder for a while."""
@@ -65,6 +72,23 @@ def say(*words: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return [json.loads(line) for line in text.splitlines()]
+
+
+def show(*words: str) -> str:
+    """What a verb prints for people in 80 columns, without bars and what pads a table."""
+    written = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(written):
+        patch.setenv("COLUMNS", "80")
+        assert main([*words]) == 0, words
+    lines = [re.sub(r"[█-▏]+", "", line).strip() for line in written.getvalue().splitlines()]
+    assert all(len(line) <= 80 or "  " not in line for line in lines), words  # a sentence may go on
+    return "\n".join(re.sub(r" +", " ", line) for line in lines if line)
+
+
+def read_blocks(path: Path) -> dict[str, str]:
+    """Each command of a golden file, a line that begins with $, and what is below it."""
+    blocks = re.split(r"^\$ ", path.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    return dict(block.strip().split("\n", 1) for block in blocks)
 
 
 def describe_api() -> dict[str, Any]:

@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -12,9 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 
 @dataclass
@@ -58,26 +57,19 @@ class HubServer(ThreadingHTTPServer):
         return held
 
 
-def run_with_hub(server: HubServer, cache: Path, code: str, *, offline: bool = False) -> list[str]:
-    """The lines that Python code prints in a process for which a server is the hub; a warning is an error there."""
-    told = {
-        "HF_ENDPOINT": server.address,
-        "HF_HOME": str(cache),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_OFFLINE": str(int(offline)),
-        "NO_PROXY": "127.0.0.1",
-    }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    command = [sys.executable, "-W", "error", "-c", dedent(code)]
-    done = subprocess.run(command, env=kept | told, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def point_client(patch: pytest.MonkeyPatch, address: str) -> None:
+    """Let the client of the hub ask another address."""
+    patch.setattr(constants, "ENDPOINT", address)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
 
 
 @contextmanager
-def serving_hub() -> Iterator[HubServer]:
-    """A hub for a while."""
+def serving_hub(patch: pytest.MonkeyPatch, copies: Path) -> Iterator[HubServer]:
+    """What the client takes for the hub, for a while; it keeps copies in a folder."""
+    patch.setattr(constants, "HF_HUB_CACHE", str(copies))
+    patch.delenv("HF_TOKEN", raising=False)
     with HubServer() as server:
+        point_client(patch, server.address)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server

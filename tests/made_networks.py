@@ -1,6 +1,9 @@
 """Small networks with answers that depend on the picture, for tests that compare answers."""
 
+from typing import Any, TypeVar
+
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from pivotpatch.models.backbone import Backbone
@@ -9,6 +12,7 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.engine import Answer, Engine
 from pivotpatch.runtime.values import Calibration
 
+Made = TypeVar("Made", bound=SharedClassifier)
 LABELS = ("cat", 'a "quoted", comma', "Köln 猫 \n\\")
 HEADS: dict[str, dict[str, int]] = {
     "linear": {},
@@ -24,29 +28,28 @@ PEER_OPTIONS: dict[str, dict[str, int]] = {
     "ms_cma": {"width": 8},
     "ida": {"feedforward": 24},
     "c_tran": {"feedforward": 24},
+    "kssnet": {"vector_width": 6},
+    "cnn_rnn": {"width": 8, "hidden": 12},
+    "rdal": {"hidden": 20},
+    "rarl": {"hidden": 20},
+    "svm": {},
 }
 
 
-def make_network(
-    *,
-    head: str = "linear",
-    patches: bool = True,
-    overlap: float = 0.0,
-    grid: int = 2,
-    source_size: int | None = None,
-    patch_size: int | None = None,
-    image_size: int = 32,
-) -> Classifier:
+def make_network(*, head: str = "linear", image_size: int = 32, **cut: Any) -> PatchClassifier:
     """A model for `LABELS` with drawn weights, whose logits vary by about 1 between images."""
     torch.manual_seed(0)
-    built = Architecture("test_resnet", head, image_size, head_options=HEADS[head])
-    model: SharedClassifier
-    if patches:
-        model = PatchClassifier(
-            built, LABELS, grid=grid, overlap=overlap, source_size=source_size, patch_size=patch_size
-        )
-    else:
-        model = MultiLabelClassifier(built, LABELS)
+    model = PatchClassifier(Architecture("test_resnet", head, image_size, head_options=HEADS[head]), LABELS, **cut)
+    return _spread(model)
+
+
+def make_plain(*, head: str = "linear") -> MultiLabelClassifier:
+    """The like without patches."""
+    torch.manual_seed(0)
+    return _spread(MultiLabelClassifier(Architecture("test_resnet", head, 32, head_options=HEADS[head]), LABELS))
+
+
+def _spread(model: Made) -> Made:
     model.eval()
     with torch.no_grad():
         embedding = model.head.embed(model.backbone(model.preprocessing(make_pictures(16, 32, 32))))
@@ -93,3 +96,18 @@ def make_backbone(name: str) -> Backbone:
             norm.running_mean.copy_(0.1 * torch.randn(norm.num_features, generator=generator))
             norm.running_var.copy_(0.5 + torch.rand(norm.num_features, generator=generator))
     return backbone.eval()
+
+
+def make_graph(batch: str | int, height: int, width: int, *, sigmoid: bool = False) -> tuple[nn.Module, bytes]:
+    """A model of 5 labels without a name, and its ONNX graph for any batch, or for one of a size."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    held = [numpy_helper.from_array(value.detach().numpy(), name) for name, value in model[0].named_parameters()]
+    steps = {"Conv": "images weight bias", "GlobalAveragePool": "Conv", "Flatten": "GlobalAveragePool"}
+    steps |= {"Sigmoid": "Flatten"} if sigmoid else {}
+    nodes = [helper.make_node(name, given.split(), [name]) for name, given in steps.items()]
+    images = helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, height, width])
+    said = helper.make_tensor_value_info(list(steps)[-1], TensorProto.FLOAT, [batch, 5])
+    graph = helper.make_graph(nodes, "graph", [images], [said], held)
+    written = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return model, written.SerializeToString()

@@ -1,70 +1,45 @@
 """The closer look as a user meets it: judged by evaluate, measured and stored by tune."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from verb import KEEP, QUICK, SCENES, SIZE, Errors, read_json, read_refusal, score, train
+from verb import KEEP, QUICK, SCENES, SIZE, Errors, read_json, read_refusal, score, write_run
 
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.data.address import open_records
-from pivotpatch.data.loading import make_loader
+from pivotpatch.data.scenes import SCENE_LABELS
 from pivotpatch.inference.score_file import read_scores
-from pivotpatch.models import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier
+from pivotpatch.models import save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import make_network_views
 from pivotpatch.tuning.tune import tune_scores
-
-pytestmark = pytest.mark.slow
 
 VAL = "scenes:@val?count=40&size=32"
 CLOSER = 48
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small run of PAT-T, and the same model as one that learnt to look closer."""
-    root = tmp_path_factory.mktemp("trained")
-    train(*SCENES, "optimiser.lr=1e-3", "ema.decay=0", "--out", str(root / "plain"))
-    model = load_checkpoint(root / "plain" / "best")
-    assert isinstance(model, PatchClassifier)
+@pytest.fixture(autouse=True)
+def models(here: Path) -> None:
+    """The folder of a run, and the same model as one that learnt to look closer."""
+    torch.manual_seed(0)
+    model = PatchClassifier("test_resnet", SCENE_LABELS.names, image_size=SIZE).eval()
+    write_run("plain", model, f"data.train={SCENES[0]}")
     model.closer_size = CLOSER
-    save_checkpoint(model, root / "closer")
-    return root
+    save_checkpoint(model, "closer")
 
 
-@pytest.fixture
-def here(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+open_network = PatchClassifier.from_pretrained
 
 
-def open_network(folder: str) -> PatchClassifier:
-    model = load_checkpoint(folder)
-    assert isinstance(model, PatchClassifier)
-    return model
-
-
-def test_evaluate_judges_a_closer_look_where_one_is_asked_for(here: Path, capsys: Errors) -> None:
+def test_evaluate_judges_a_closer_look_where_one_is_asked_for(capsys: Errors) -> None:
     words = ("evaluate", "closer", VAL, *QUICK, "--keep-patches", "--save")
     found = read_json(capsys, *words, "c.parquet", "--closer", str(CLOSER))
     read_json(capsys, *words, "p.parquet")
     model, records = open_network("closer"), open_records(VAL)
-    expected = {"p.parquet": score(model, records), "c.parquet": score(model, records, closer_size=CLOSER)}
-    for name, known in expected.items():
-        scores = read_scores(name)
-        for kind, logits in scores.logits.items():
-            torch.testing.assert_close(logits, known.logits[kind], rtol=0, atol=1e-4)
-    with torch.inference_mode():
-        (batch,) = make_loader(records, size=(SIZE, SIZE), batch_size=50)
-        closer = make_network_views(model, batch.images, patches=False, size=CLOSER).image
-        larger = model.head(model.backbone(closer))
-    image = (expected["p.parquet"].logits["image"] + larger) / 2
-    torch.testing.assert_close(scores.logits["image"], image, rtol=0, atol=1e-4)
+    for name, size in (("p.parquet", None), ("c.parquet", CLOSER)):
+        scores, expected = read_scores(name), score(model, records, closer_size=size)
+        torch.testing.assert_close(scores.logits, expected.logits, rtol=0, atol=1e-4)
     for kind, logits in scores.logits.items():
         assert found["mAP"][kind] == pytest.approx(average_precision(logits, scores.target).mean)
     for name, options, message in (
@@ -81,7 +56,7 @@ def assert_curve(found: dict[str, Any], *, cost: float) -> None:
     assert last["passes"] == 5
 
 
-def test_tune_measures_and_stores_it(here: Path, capsys: Errors) -> None:
+def test_tune_measures_and_stores_it(capsys: Errors) -> None:
     model, records = open_network("plain/best"), open_records(VAL)
     near, scores = score(model, records, closer_size=CLOSER), score(model, records)
     words = ("tune", "plain", VAL, "--mixing", "global", "--calibration", "platt")
@@ -98,17 +73,3 @@ def test_tune_measures_and_stores_it(here: Path, capsys: Errors) -> None:
         assert_curve(learnt, cost=cost)
     tuned = open_network("tuned")
     assert (found["closer_size"], tuned.closer_size, model.closer_size) == (CLOSER, CLOSER, None)
-
-
-def test_a_network_that_cannot_look_closer_is_told(here: Path, capsys: Errors) -> None:
-    labels = open_records(VAL).labels.names
-    save_checkpoint(MultiLabelClassifier("test_resnet", labels, image_size=SIZE), "base")
-    save_checkpoint(PatchClassifier("test_vit", labels, image_size=SIZE), "fixed")
-    for words, message in (
-        (("evaluate", "base"), "the model was not trained on images and patches (PAT-T)"),
-        (("evaluate", "fixed"), "the backbone takes images of one size only"),
-        (("tune", "plain", "--calibration", "none"), "without a calibration no effort is fitted"),
-    ):
-        assert read_refusal(capsys, *words[:2], VAL, "--closer", "48", *words[2:]).startswith(f"--closer: {message}")
-    refused = read_refusal(capsys, "tune", "plain", VAL, "--closer", "32")
-    assert refused.startswith("--closer: a closer look at 32 pixels is no closer than the 32 of the first")

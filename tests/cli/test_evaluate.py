@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 from verb import LABELS, QUICK, Errors, read_json, read_refusal, save, score, write_run
 
@@ -13,7 +12,6 @@ from pivotpatch.core.metrics import precision_recall
 from pivotpatch.core.policies import PerLabel, PriorMatched
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
-from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
 from pivotpatch.runtime.values import Calibration
@@ -34,34 +32,6 @@ def read_photos() -> RecordSet:
     return open_records("table:photos.csv").keep_labels(LABELS)
 
 
-def test_a_baseline_is_compared_image_by_image(photos: Path, capsys: Errors) -> None:
-    save("model")
-    evaluate(capsys, "model", "photos.csv", *QUICK, "--save", "mine.parquet")
-    save("other", MultiLabelClassifier)
-    evaluate(capsys, "other", "photos.csv", *QUICK, "--save", "other.parquet")
-    scores = read_scores("other.parquet")
-    write_scores(scores.select(torch.arange(len(scores)).flip(0)), "other.parquet")  # the other way round
-    found = evaluate(capsys, "mine.parquet", "--baseline", "other.parquet", "--resamples", "100")["difference"]
-    means = [evaluate(capsys, name, "--resamples", "0")["mAP"] for name in ("mine.parquet", "other.parquet")]
-    assert (found["of"], found["minus"]) == ("tde", "baseline image")
-    assert found["value"] == pytest.approx(means[0]["tde"] - means[1]["image"])
-    assert found["interval"]["low"] <= found["value"] <= found["interval"]["high"]
-
-
-def test_what_people_see(photos: Path, capsys: Errors) -> None:
-    save("model")
-    words = ["evaluate", "model", "photos.csv", "--workers", "0", "--save", "scores.parquet"]
-    assert main([*words, "--per-label", "--policy", "top:2"]) == 0
-    captured = capsys.readouterr()
-    found = evaluate(capsys, "scores.parquet", "--policy", "top:2")
-    assert "21 images, 3 labels\n" in captured.out
-    assert max(map(len, captured.out.splitlines())) <= 80
-    means = [f"{100 * found['mAP'][kind]:.2f}" for kind in ("image", "patch", "tde")]
-    assert re.search(rf"mAP +{means[0]} +{means[1]} +{means[2]}\n", captured.out)
-    for label, value in zip(LABELS, found["kinds"]["tde"]["precision"]["per_label"], strict=True):
-        assert re.search(rf"{label} .* {100 * value:.1f} ", captured.out)
-
-
 def test_images_that_cannot_be_read_are_counted_and_listed(photos: Path, capsys: Errors) -> None:
     save("model")
     Path("photos4.png").write_bytes(b"no picture")
@@ -75,39 +45,11 @@ def test_images_that_cannot_be_read_are_counted_and_listed(photos: Path, capsys:
     assert evaluate(capsys, *skip, "--baseline", "s.parquet")["difference"]["value"] == 0
 
 
-def test_a_baseline_that_will_not_do_is_refused_before_the_work(photos: Path, capsys: Errors) -> None:
-    save("model")
-    Path("few.csv").write_text("picture,cat,dog,fish\nphotos0.png,1,2,3\n")
-    rows = "".join(f"photos{place}.png,{place},2\n" for place in range(21))
-    Path("other.csv").write_text(f"picture,cat,dog\n{rows}")
-    for baseline, message in (("model", "is a folder"), ("few.csv", "20 "), ("other.csv", "1 labels of the other")):
-        assert main(["evaluate", "model", "photos.csv", "--workers", "0", "--baseline", baseline]) == 1
-        *told, last = capsys.readouterr().err.splitlines()
-        assert last.startswith(f"pivotpatch: {baseline}: {message}")
-        assert not any(line.startswith("score:") for line in told)
-
-
 def forget(label: str) -> None:
     """Write a table of the same images that does not know a label."""
     rows = [row.split(",") for row in Path("photos.csv").read_text().splitlines()[1:]]
     kept = [f"{name},{'|'.join(each for each in labels.split('|') if each != label)}\n" for name, labels in rows]
     Path("few.csv").write_text("image,labels\n" + "".join(kept))
-
-
-def test_the_labels_that_model_and_images_have_in_common_are_judged(photos: Path, capsys: Errors) -> None:
-    save("model")
-    whole = evaluate(capsys, "model", "photos.csv", *QUICK, "--save", "whole.parquet")
-    forget("dog")
-    assert main(["evaluate", "model", "few.csv", *QUICK, "--json"]) == 0
-    captured = capsys.readouterr()
-    line = "judging 2 of 3 labels: cat, fish; not in table:few.csv: dog; not known to the model: horse"
-    assert captured.err.splitlines() == [line, "score: 1 of 1"]
-    found = json.loads(captured.out)
-    assert found["labels"] == ["cat", "fish"]
-    for kind, each in found["kinds"].items():
-        expected = whole["kinds"][kind]
-        assert each["precision"]["per_label"] == [expected["precision"]["per_label"][place] for place in (0, 2)]
-        assert each["decided"]["recall"] == [expected["decided"]["recall"][place] for place in (0, 2)]
 
 
 @pytest.mark.parametrize("policy", ["fitted", "prior", None])
@@ -183,28 +125,3 @@ def test_saved_scores_are_judged_as_the_model_and_a_baseline_by_its_own_rule(pho
         for rule in ("zero", "skip")
     )
     assert [each["kinds"]["tde"]["decided"]["empty"] for each in (zero, skip)] == ["zero", "skip"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("model", "model: a model needs images"),
-        ("model photos.csv --lam 2", "--lam: it is an option of --patch-inference"),
-        ("model photos.csv --patch-inference", "--patch-inference: the model has patches of its own"),
-        ("plain photos.csv --patch-inference --native 32", "--native: 32 pixels are no more than the model sees"),
-        ("model photos.csv --policy prior", "--policy: 'prior' does not say of which training images"),
-        ("model photos.csv --policy fitted", "--policy: no thresholds were fitted"),
-        ("model photos.csv --save no/x.parquet", "no/x.parquet: there is no folder no"),
-        ("model photos.csv --resamples -1", "--resamples: -1 is below 0"),
-        ("model other.csv", "table:other.csv: no image has any of the labels"),
-        ("model horse.csv", "table:horse.csv: the model knows none of its labels (horse)"),
-        ("s.csv --workers 0", "--workers: s.csv holds scores, no model"),
-    ],
-)
-def test_a_mistake_is_one_line(words: str, message: str, photos: Path, capsys: Errors) -> None:
-    save("model")
-    save("plain", MultiLabelClassifier)
-    Path("other.csv").write_text("image,cat,dog,fish\nphotos0.png,0,0,0\n")
-    Path("horse.csv").write_text("image,labels\nphotos0.png,horse\n")
-    Path("s.csv").write_text("picture,cat,target:cat\na,1,1\nb,2,0\n")
-    assert read_refusal(capsys, "evaluate", *words.split()).startswith(message)

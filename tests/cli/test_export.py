@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from made_networks import ask, fit_made_up, make_network, make_pictures
-from verb import Errors, read_refusal
+from verb import Errors
 
 from pivotpatch.cli.main import main
 from pivotpatch.inference.engine import TorchEngine
@@ -29,8 +29,3 @@ def test_a_run_becomes_a_checkpoint_of_half_the_bytes(run: Path, capsys: Errors)
     pictures = make_pictures(2, 32, 32)
     probs, expected = (ask(TorchEngine(model), pictures).probs for model in (small, whole))
     assert 0 < (probs - expected).abs().max() < 0.02
-    wrong = "small: exists already; choose another folder"
-    assert wrong in read_refusal(capsys, "export", str(run), "--format", "checkpoint", "--out", "small")
-    assert "--out: there is no name" in read_refusal(capsys, "export", str(run), "--format", "checkpoint")
-    assert "tags.pt2: is no name for an ONNX file" in read_refusal(capsys, "export", str(run), "--out", "tags.pt2")
-    assert "my-run/best/model.json: is a file" in read_refusal(capsys, "export", "my-run/best/model.json")

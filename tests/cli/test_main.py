@@ -1,8 +1,10 @@
-"""How the command starts: what it does not wait for."""
+"""How the command starts and what it does not wait for; how it ends where nobody can read its output."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -36,6 +38,23 @@ def test_help_imports_nothing_heavy() -> None:
 def test_recipes_do_not_wait_for_torch() -> None:
     loaded = list_loaded("train", "coco-resnet101-pat", "--show-config")
     assert loaded.isdisjoint(("torch", "timm"))
+
+
+def test_a_reader_who_goes_away_is_no_fault_and_a_full_disk_is_told() -> None:
+    def list_recipes(output: IO[bytes]) -> "subprocess.CompletedProcess[bytes]":
+        command = [sys.executable, "-m", "pivotpatch", "recipes"]
+        return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
+
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "wb") as closed:  # noqa: PTH123 - a descriptor has no path
+        done = list_recipes(closed)
+    assert (done.returncode, done.stderr) == (141, b"")
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("wb") as full:
+            done = list_recipes(full)
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+        assert b"output: No space left on device" in done.stderr
 
 
 @pytest.mark.slow

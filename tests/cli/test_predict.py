@@ -1,6 +1,5 @@
 import io
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -49,19 +48,10 @@ def fail(capsys: Errors, *words: str) -> str:
     return read_refusal(capsys, "predict", "--model", "model", *words)
 
 
-def test_a_table_tells_each_opinion_and_the_place_of_the_pivot_patch(here: Path, capsys: Errors) -> None:
+def test_names_are_no_markup_and_the_most_probable_is_told_where_none_is_given(here: Path, capsys: Errors) -> None:
     shown = predict(capsys, "photos/01.png", "photos/02.png", "--top-k", "3")
-    predictor = Predictor.load("model")
-    for name in ("photos/01.png", "photos/02.png"):
-        assert f"{name} (60 x 80 pixels)" in shown
-        for tag in predictor(name).top(3):
-            assert tag.patch_prob is not None
-            assert tag.box is not None
-            place = f"{'top' if tag.box.top == 0 else 'bottom'} {'left' if tag.box.left == 0 else 'right'}"
-            label = re.escape(tag.label if tag.prob > tag.threshold else f"({tag.label})")
-            row = rf" {label} +{tag.prob:.2f}  \S+ +{tag.image_prob:.2f} +{tag.patch_prob:.2f}  {place}"
-            assert re.search(row, shown)
-    assert re.search(r"tag +both \(TDE\) +image +patches +pivot patch", shown)
+    assert shown.count("photos/") == 2
+    assert shown.count("[red]hat") == 2
     assert "no tag; the most probable is" in predict(capsys, "photos/01.png", "--threshold", "0.99")
 
 
@@ -79,8 +69,6 @@ def test_pictures_are_explained(here: Path, capsys: Errors) -> None:
     assert [tag["box"] for tag in json.loads(said)["tags"]] == [[0, 0, 1, 1]] * 2
     predict(capsys, "photos/01.png", "photos/02.png", "--explain", "why")
     assert sorted(path.name for path in Path("why").iterdir()) == ["0001-01.png", "0002-02.png", "one.png"]
-    assert "all.png is no name for a folder of images" in fail(capsys, "photos", "--explain", "all.png")
-    assert "why is no name for one image" in fail(capsys, "photos/01.png", "--explain", "why")
 
 
 def test_what_cannot_be_read_is_told_and_passed_over(here: Path, capsys: Errors) -> None:
@@ -103,27 +91,6 @@ def test_another_network_of_the_same_name_does_not_go_on(here: Path, capsys: Err
     Path("tags.csv.parts/settings.json").write_text(json.dumps(settings))
     save_checkpoint(PatchClassifier("test_resnet", LABELS, image_size=32), "model", overwrite=True)
     assert fail(capsys, "photos", "--out", "tags.csv").startswith("tags.csv.parts: it was begun with other weights (")
-
-
-def test_mistakes_are_told_in_one_line(here: Path, capsys: Errors, monkeypatch: pytest.MonkeyPatch) -> None:
-    for words, message in (
-        (("nowhere",), "nowhere: there is no such file or folder"),
-        (("photos/*.gif",), "photos/*.gif: there is no image in it"),
-        (("photos", "--resume"), "--resume: it is an option of --out"),
-        (("photos", "--out", "t.csv", "--resume"), "--resume: work goes on as it began, without other images"),
-        (("--resume", "--out", "t.csv"), "t.csv.parts: there is no unfinished work"),
-        (("photos", "--out", "t.csv", "--explain", "x.png"), "--explain: nothing is drawn with --out"),
-        (("photos", "--threshold", "2"), "threshold: 2.0 is no probability"),
-        (("photos", "--prefer", "recall", "--top-k", "2"), "--prefer: --top-k decides without the fitted thresholds"),
-        (("photos", "--prefer", "recall", "--model", "model"), "model: has no thresholds that prefer recall"),
-        (("photos", "--batch-size", "0"), "--batch-size: 0 is below 1"),
-        (("photos", "--model", "tagge"), "tagge: is neither a bundled model nor a folder or file that is there"),
-    ):
-        assert fail(capsys, *words).startswith(message)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert fail(capsys, "photos").startswith("WORLD_SIZE: 2 processes would print the same")
-    assert fail(capsys, "-", "--out", "t.csv").startswith("-: several processes would share one stdin")
-    assert sorted(path.name for path in here.iterdir()) == ["model", "photos"]
 
 
 def test_one_network_has_one_digest_however_a_device_wants_it(here: Path) -> None:

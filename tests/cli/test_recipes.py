@@ -5,7 +5,6 @@ from statistics import fmean
 
 import pytest
 import torch
-from verb import Errors, read_refusal
 
 from pivotpatch import average_precision, precision_recall
 from pivotpatch.cli.main import main
@@ -14,29 +13,11 @@ from pivotpatch.inference.scores import Scores
 from pivotpatch.training import list_recipes, load_config
 
 
-def test_all_recipes_are_listed_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines[1:]]
-    assert [row[0] for row in rows] == [recipe.name for recipe in list_recipes()]
-    assert [row[-1] for row in rows] == [f"{r.published:.1f}" if r.published else "-" for r in list_recipes()]
-    assert max(map(len, lines)) <= 80
-
-
 def test_one_recipe_is_printed_to_be_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for recipe in list_recipes():
         assert main(["recipes", recipe.name]) == 0
         (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
         assert load_config(tmp_path / "mine.toml") == load_config(recipe.path)
-
-
-def test_an_unknown_or_broken_recipe_is_one_line(here: Path, capsys: Errors) -> None:
-    Path("mine.toml").write_text("[train]\nepoch = 3\n")
-    for name, message in (
-        ("coco-resnet101-pta", "unknown recipe 'coco-resnet101-pta'; did you mean 'coco-resnet101-pat'?"),
-        ("mine.toml", "mine.toml: unknown key 'train.epoch'; did you mean 'epochs'?"),
-    ):
-        assert message in read_refusal(capsys, "recipes", name)
 
 
 def test_every_figure_of_the_list_is_that_of_the_published_row() -> None:
@@ -66,5 +47,3 @@ def test_scores_are_compared_with_the_published_row(tmp_path: Path, capsys: pyte
     shown = capsys.readouterr().out
     assert re.search(r"^bicycle +98\.8 +\d+\.\d +[+-]\d", shown, re.MULTILINE)
     assert re.search(r"^own +- +\d+\.\d", shown, re.MULTILINE)
-    refused = read_refusal(capsys, "recipes", "tagger", "--compare", str(tmp_path / "s.parquet"))
-    assert "the paper prints no row of it" in refused

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from made_scores import make_scores
-from verb import SCENES, Errors, read_refusal, train
+from verb import SCENES, Errors, train
 
 from pivotpatch.cli.main import main
 from pivotpatch.core.metrics import average_precision
@@ -80,20 +80,3 @@ def test_a_checkpoint_and_its_scores_say_the_same_of_images_that_are_named(runs:
     assert "data:image/jpeg" not in live
     assert "per-label thresholds (0.2 to 0.7)" in live
     assert "may have been fitted" not in live
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nowhere"], "nowhere: is neither a bundled model nor a folder or file"),
-        (["{runs}/pat/best"], "{runs}/pat/best: there are no validation images to judge it by"),
-        (["{runs}/pat", "--baseline", "{runs}/other"], "{runs}/other: it does not know 8 of the 10 labels"),
-        (["{runs}/pat", "--images", "201"], "--images: 201 images; give 0 to 200"),
-        (["{runs}/pat", "--out", "report.pdf"], "report.pdf: is no name for a page; end it in .html"),
-        (["{runs}/pat", "--baseline", "no.parquet"], "no.parquet: there is no such file; check the path"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(words: list[str], message: str, runs: Path, here: Path, capsys: Errors) -> None:
-    line = read_refusal(capsys, "report", *(word.format(runs=runs) for word in words))
-    assert line.startswith(message.format(runs=runs))
-    assert list(here.iterdir()) == []

@@ -4,13 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from verb import make_model, score, write_run
+from verb import make_model, write_run
 
 from pivotpatch.cli.sources import open_source
-from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
-from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.runtime.values import Adaptive, Calibration
 from pivotpatch.training.config import load_config
 
 
@@ -27,17 +24,3 @@ def test_a_run_is_its_best_model_and_its_configuration(tmp_path: Path) -> None:
     (run / "best").rename(tmp_path / "away")
     with pytest.raises(InputError, match="run: the run has no best model yet; train on, or give .*run/last"):
         open_source(run)
-
-
-def test_a_closer_look_is_decided_on_in_its_own_calibration() -> None:
-    model = PatchClassifier("test_resnet", ["zero", "one"], image_size=32, closer_size=48)
-    image, patches, again = (
-        Calibration(kind, "platt_per_label", (slope, 1.0), (0.0, 0.0))
-        for kind, slope in (("image", 1.0), ("tde", 2.0), ("tde", 3.0))
-    )
-    model.calibration, model.adaptive = patches, Adaptive(image, (0.0, 1.0), again)
-    model.thresholds = (0.25, 0.75)
-    records = open_records("scenes:@val?count=2&size=64").keep_labels(["one"])
-    for closer_size, calibration in ((None, patches), (48, again)):
-        scores = score(model, records, closer_size=closer_size)
-        assert (scores.thresholds, scores.calibration) == ((0.75,), calibration.select([1]))

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from together import run_together, run_verb
-from verb import SCENES, SMALL, Errors, read_refusal, save, train, write_images
+from verb import SCENES, SMALL, Errors, read_refusal, train, write_images
 
 from pivotpatch.cli.main import main
 from pivotpatch.cli.train import read_words
 from pivotpatch.data.loading import EpochSampler
 from pivotpatch.models import load_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training import find_recipe, load_config
 from pivotpatch.training.config import settle_config
@@ -57,34 +56,6 @@ def test_images_of_ones_own_take_the_place_of_all_that_a_recipe_names(here: Path
     assert read_words(["theirs.toml", "data.train=mine"])[1].data.test == ("theirs@test",)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["coco-resnet101-pta"], "'coco-resnet101-pta': is neither a recipe nor a table or folder that is there; did"),
-        (["nowhere.toml"], "nowhere.toml: there is no such recipe"),
-        (["train.epohcs=3"], "train.epohcs=3: unknown key 'train.epohcs'; did you mean 'epochs'?"),
-        (["coco-resnet101-pat", "coco-resnet101-asl"], "'coco-resnet101-asl': a second recipe besides 'coco-resnet"),
-        (["a.csv", "b.csv"], "'table:b.csv': a second set of images"),
-        ([], "data.train: no images are named"),
-        (["voc2007-tresnet_l-pat"], "voc:data/voc2007/VOCdevkit@2007-trainval: there is no folder data/voc2007"),
-        (["--resume", "nowhere"], "nowhere: is no run, config.toml is missing"),
-        (["--resume", "nowhere", "train.epochs=3"], "--resume: a run goes on with the configuration it has"),
-        ([*SCENES, "model.backbone=resnet11"], "backbone: timm has no model 'resnet11'; did you mean 'resnet101'?"),
-        ([*SCENES, "data.val=scenes:@val?count=1", "data.labels=zero"], "scenes:@val?count=1: no image has any of"),
-        ([*SCENES, "evaluation.patience=2", "data.val_fraction=0"], "evaluation.patience: there are no validation"),
-        ([*SCENES, "data.test=scenes:@tset-same"], "scenes: there is no split 'tset-same'; did you mean 'test-same'?"),
-        ([*SCENES, "output.trackers=tensorbord"], "output.trackers: there is no 'tensorbord' here"),
-    ],
-)
-def test_a_mistake_is_one_line_and_leaves_nothing(words: list[str], message: str, here: Path, capsys: Errors) -> None:
-    assert main(["train", *words]) == 1
-    captured = capsys.readouterr()
-    (line,) = captured.err.splitlines()
-    assert line.startswith(f"pivotpatch: {message}")
-    assert captured.out == ""
-    assert list(here.iterdir()) == []
-
-
 def test_a_run_leaves_its_folder_and_tells_its_result(here: Path, capsys: Errors) -> None:
     words = [*SCENES, f"data.test=['{ADDRESS}']", "output.trackers=tensorboard", "output.log_every=3"]
     assert main(["train", *words]) == 0
@@ -119,29 +90,12 @@ def test_early_stopping_counts_evaluations_without_a_gain(here: Path) -> None:
     assert [entry["step"] for entry in read_log(here / "run") if "val_mAP_tde" in entry] == [12, 24, 36]
 
 
-def test_what_a_checkpoint_decides_is_not_said_otherwise(here: Path, capsys: Errors) -> None:
-    save("first", MultiLabelClassifier)
-    start = ("train", SCENES[0], *SMALL[3:], "model.start_from=first", "--out", "more")
-    assert "model.backbone: is 'x', but first decides it" in read_refusal(capsys, *start, "model.backbone=x")
-    assert "source_size is 16; give a side of 32 pixels" in read_refusal(capsys, *start, "task.source_size=16")
-
-
 def test_a_dry_run_tells_and_writes_nothing(here: Path, capsys: Errors) -> None:
     assert main(["train", *SCENES, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"images +22 to train on, 2 to validate", shown)
     assert max(map(len, shown.splitlines())) <= 80
     assert list(here.iterdir()) == []
-
-
-def test_images_that_cannot_be_read_are_told(here: Path, capsys: Errors) -> None:
-    write_images("photos", 12, labels=("cat", "dog"))
-    Path("photos3.png").write_bytes(b"no image")
-    words = ["photos.csv", *SMALL, "train.epochs=1"]
-    assert re.match(r".*3\.png: ", read_refusal(capsys, "train", *words, "--out", "stops"))
-    metrics = train(*words, "data.on_error=skip", "data.val_fraction=0.3", "--out", "skips")
-    assert [Path(name).name for name in metrics["not_read"]] == ["photos3.png"]
-    assert "not read: " in capsys.readouterr().err
 
 
 @pytest.mark.slow

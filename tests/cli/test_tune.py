@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from verb import KEEP, LABELS, QUICK, SIZE, Errors, make_model, read_json, read_refusal, score, write_run
+from verb import KEEP, LABELS, QUICK, SIZE, Errors, read_json, read_refusal, score
 
 from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
 from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models import load_checkpoint, save_checkpoint
-from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
@@ -77,52 +76,26 @@ def test_some_labels_are_tuned_and_the_others_keep_what_they_have(here_with_run:
     options = ("--thresholds", "precision:0.4", "--calibration", "platt", "--out", "again", "--closer", "0")
     assert tune(capsys, "all", "--scores", "some.parquet", *options)["thresholds"] == found["thresholds"]
     assert found["labels"] == ["dog", "fish"]
-    before, after = load_checkpoint("all"), load_checkpoint("some")
     expected = tune_scores(
-        score(before, open_records("table:some.csv").keep_labels(["dog", "fish"])),
+        score(load_checkpoint("all"), open_records("table:some.csv").keep_labels(["dog", "fish"])),
         mixing="keep",
         calibration="platt",
         goal=parse_goal("precision:0.4"),
         generator=torch.Generator(),
     )
-    assert before.thresholds is not None
-    assert after.thresholds == pytest.approx((before.thresholds[0], *expected.thresholds.values), abs=1e-4)
-    assert isinstance(before, PatchClassifier)
-    assert isinstance(after, PatchClassifier)
-    assert (after.lam, after.temperature, after.closer_size) == (before.lam, before.temperature, before.closer_size)
-    assert before.adaptive is not None
-    assert after.adaptive is not None
+    assert expected.calibration is not None
     assert expected.adaptive is not None
-    assert after.adaptive.cutoffs == before.adaptive.cutoffs
+    before, after = (json.loads(Path(name, "model.json").read_text()) for name in ("all", "some"))
+    kept = [before["thresholds"][0], *expected.thresholds.values]
+    assert after["thresholds"] == pytest.approx(kept, abs=1e-4)
+    assert after["patching"] == before["patching"]
+    assert after["adaptive"]["cutoffs"] == before["adaptive"]["cutoffs"]
     for old, new, fitted in (
-        (before.calibration, after.calibration, expected.calibration),
-        (before.adaptive.calibration, after.adaptive.calibration, expected.adaptive.calibration),
+        (before["calibration"], after["calibration"], expected.calibration),
+        (before["adaptive"]["calibration"], after["adaptive"]["calibration"], expected.adaptive.calibration),
     ):
-        assert old is not None
-        assert new is not None
-        assert fitted is not None
-        assert (new.slope[0], new.offset[0]) == (old.slope[0], old.offset[0])
-        assert new.slope[1:] == pytest.approx(fitted.slope, rel=1e-3)
-        assert new.offset[1:] == pytest.approx(fitted.offset, rel=1e-3, abs=1e-4)
-
-
-@pytest.mark.slow
-def test_the_tagger_is_tuned_for_some_of_its_labels(here_with_run: Path, capsys: Errors) -> None:
-    words = ("tagger", "val.csv", "--thresholds", "precision:0.4")
-    assert "holds more than a checkpoint" in fail(capsys, *words)
-    refused = fail(capsys, *words, "--out", "mine", "--closer", "256")
-    assert refused.startswith("--closer: table:val.csv has 2 of the model's 80 labels, and all have it in common; ")
-    found = tune(capsys, *words, "--out", "mine")
-    assert found["labels"] == ["cat", "dog"]
-    before, after = load_checkpoint("tagger"), load_checkpoint("mine")
-    assert before.thresholds is not None
-    assert after.thresholds is not None
-    changed = {name for name, *each in zip(before.labels, before.thresholds, after.thresholds, strict=True)
-               if each[0] != each[1]}  # fmt: skip
-    assert changed == {"cat", "dog"}
-    told = {row["label"]: row["threshold"] for row in found["thresholds"]["rows"]}
-    assert told == {name: after.thresholds[after.labels.index(name)] for name in told}
-    assert main(["predict", "val0.png", "--model", "mine", "--effort", "0.5"]) == 0
+        for name in ("slope", "offset"):
+            assert new[name] == pytest.approx([old[name][0], *getattr(fitted, name)], rel=1e-3, abs=1e-4)
 
 
 def test_training_images_are_refused(here_with_run: Path, capsys: Errors) -> None:
@@ -161,28 +134,10 @@ def test_a_run_that_is_being_trained_is_left_alone(here_with_run: Path, capsys: 
     assert tune(capsys, "run", "val.csv", *KEEP)["wrote"] == "run/best"
 
 
-def test_what_people_see(here_with_run: Path, capsys: Errors) -> None:
+def test_figures_are_drawn(here_with_run: Path, capsys: Errors) -> None:
     assert main(["tune", "run", "val.csv", "--plot", "plots/new", "--out", "tuned"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    found = tune(capsys, "run", "val.csv", "--out", "again")
-    assert lines[0] == "30 images, 3 labels, TDE logits"
-    assert all(len(line) <= 80 for line in lines if not line.startswith(("thresholds:", "effort:", found["warning"])))
-    decisions = [f"{100 * found['thresholds']['decisions'][when]['OF1']:.1f}" for when in ("before", "after")]
-    assert ["OF1", *decisions] in [line.split() for line in lines]
-    assert lines[-2:] == ["wrote tuned", found["warning"]]
+    assert capsys.readouterr().out.splitlines()[-2] == "wrote tuned"
     assert sorted(path.name for path in Path("plots/new").iterdir()) == ["effort.png", "lam.png", "reliability.png"]
-
-
-def test_scores_need_no_forward_pass_and_no_images(here_with_run: Path, capsys: Errors) -> None:
-    live = tune(capsys, "run", "val.csv", *KEEP, "--out", "live")
-    save_scores(capsys, "run", "val.csv", "--save", "val.parquet")
-    for path in here_with_run.glob("*.png"):
-        path.unlink()
-    for _ in range(2):  # what is fitted and stored leaves the weights alone
-        found = tune(capsys, "run", "--scores", "val.parquet", *KEEP)
-    assert_stored(found, "run/best")
-    slopes = live["calibration"]["fitted"]["slope"]
-    assert found["calibration"]["fitted"]["slope"] == pytest.approx(slopes, rel=1e-3)
 
 
 def test_scores_are_mixed_as_the_model_is_now(here_with_run: Path, capsys: Errors) -> None:
@@ -215,33 +170,3 @@ def test_scores_of_other_weights_or_of_training_images_are_refused(here_with_run
     rows = torch.tensor([row for row, name in enumerate(scores.pictures) if name in names])
     write_scores(scores.select(rows), "held.parquet")
     assert tune(capsys, "run", "--scores", "held.parquet", *KEEP, "--out", "held")["pictures"] == 24
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("s.csv val.csv", "s.csv: holds scores, no model"),
-        ("run val.csv x.csv", "'x.csv': a third word"),
-        ("run --thresholds f2", "goal: unknown goal 'f2'; did you mean 'f1'?"),
-        ("run --out run", "run: exists already"),
-        ("plain val.csv --mixing global", "--mixing: the model has no patches"),
-        ("run/best", "run/best: a checkpoint knows no images"),
-        ("whole", "whole: the run held out no images"),
-        ("run dog.csv --mixing global", "--mixing: table:dog.csv has 1 of the model's 3 labels, and all have it"),
-        ("run cow.csv", "table:cow.csv: the model knows none of its labels (cow)"),
-        ("run few.csv", "folds: there are 2 images"),
-        ("run --scores s.csv", "s.csv: its 1 labels are not among the 3 of the model"),
-    ],
-)
-def test_a_mistake_is_one_line_and_changes_nothing(
-    words: str, message: str, here_with_run: Path, capsys: Errors
-) -> None:
-    write_run("whole", make_model(), "data.val_fraction=0")
-    write_run("plain", make_model(MultiLabelClassifier))
-    Path("few.csv").write_text("image,cat,dog,fish\nval0.png,0,1,0\nval1.png,1,0,0\n")
-    Path("dog.csv").write_text("image,labels\nval0.png,dog\nval1.png,\n")
-    Path("cow.csv").write_text("image,labels\nval0.png,cow\nval1.png,\n")
-    Path("s.csv").write_text("picture,cow,target:cow\na,1,1\nb,2,0\n")
-    before = Path("run/best/model.json").read_bytes()
-    assert fail(capsys, *words.split()).startswith(message)
-    assert Path("run/best/model.json").read_bytes() == before

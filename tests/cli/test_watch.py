@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from verb import read_refusal
 
 from pivotpatch.cli.main import build_parser, main
 
@@ -78,22 +77,8 @@ def test_what_has_no_tags_yet_gets_them_and_what_arrives_too(photos: Path) -> No
         assert "\nnot read: photos/broken.jpg: is in none of the known formats" in told()
     assert told().splitlines()[-1] == "tagged 2 images: wrote 4 sidecars, 0 unchanged, 1 could not be read"
     assert [tag["label"] for tag in json.loads((photos / "cat.jpg.json").read_text())["tags"]] == ["cat", "seen"]
+    assert (photos / "cat.jpg.xmp").is_file()
     assert (photos / "coffee.jpg.json").stat().st_mtime_ns == before
-
-
-@pytest.mark.slow
-def test_an_image_that_arrives_slowly_is_tagged_when_it_is_whole(photos: Path) -> None:
-    content = (PAGE / "astronaut.jpg").read_bytes()
-    with watching("--every", "1.5"):
-        wait_until(lambda: len(said()) == 2)
-        with (photos / "slow.jpg").open("wb", buffering=0) as file:
-            for start in range(0, len(content), len(content) // 15):
-                file.write(content[start : start + len(content) // 15])
-                time.sleep(0.1)
-        wait_until(lambda: len(said()) == 3)
-        assert said()[2].startswith("photos/slow.jpg: person")
-        assert "not read" not in told()
-    assert (photos / "slow.jpg.xmp").is_file(), "xmp is what is written by default"
 
 
 @pytest.mark.slow
@@ -110,17 +95,6 @@ def test_ctrl_c_does_not_wait_for_a_folder_that_is_full(photos: Path) -> None:
         told().splitlines()[-1]
         == f"tagged {written} images: wrote {written} sidecars, 0 unchanged, 0 could not be read"
     )
-
-
-def test_mistakes_are_told_in_one_line(photos: Path, capsys: Errors) -> None:
-    for words, message in (
-        (("none",), "none: there is no such folder; name the folder to watch"),
-        (("photos/cat.jpg",), "photos/cat.jpg: there is no such folder"),
-        (("photos", "--every", "0"), "--every: 0 seconds; give more than 0"),
-        (("photos", "--effort", "2"), "--effort: effort is 2.0"),
-        (("photos", "--tags", "none.toml"), "none.toml: there is no such file"),
-    ):
-        assert read_refusal(capsys, "watch", *words).startswith(message)
 
 
 def test_it_takes_the_options_of_predict_for_the_model_the_labels_and_the_files(capsys: Errors) -> None:

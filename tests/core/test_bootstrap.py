@@ -39,7 +39,7 @@ def judge(scores: Tensor, target: Tensor, definition: Definition) -> list[float]
     return [torch.nan if value is None else value for value in values]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.integers(2, 40),
     st.integers(1, 4),
@@ -66,7 +66,7 @@ def test_each_resample_is_what_the_metric_says_of_the_drawn_rows(
         np.testing.assert_allclose(found.values[name].numpy(), expected, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(2, 40), st.integers(1, 4), st.sampled_from(["zero", "skip"]), st.integers(0, 1000))
 def test_each_resampled_f1_is_what_the_metric_says_of_the_drawn_rows(
     count: int, labels: int, empty: EmptyRule, seed: int

@@ -48,17 +48,6 @@ def test_a_table_or_folder_needs_no_scheme(tmp_path: Path, monkeypatch: pytest.M
     assert [read_address(word) for word in ("photos", "x" * 300)] == [None, None]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("photos", r"'photos': is neither an address nor a table or folder that is there; check the path"),
-    ("tabel:photos.csv", r"unknown scheme 'tabel'; did you mean 'table'"),
-    ("scenes:?sead=1", r"option sead: value '1': Unexpected keyword argument; did you mean 'seed'"),
-    ("folder:.?missing=none", r"option missing: value 'none': Input should be 'error' or 'empty'"),
-])  # fmt: skip
-def test_mistakes(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        open_records(text)
-
-
 @pytest.mark.parametrize("scheme", ["table", "folder", "coco", "voc", "vg"])
 @pytest.mark.parametrize("name", ["x" * 300, "file/below"])
 def test_a_place_that_the_disk_refuses(tmp_path: Path, scheme: str, name: str) -> None:

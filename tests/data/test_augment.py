@@ -134,3 +134,22 @@ def test_a_gpu_makes_the_same_views() -> None:
             assert close.float().mean() > 0.995
     cut = make_views(images, PREPARE, patching=Patching()).patches
     assert (cut - plain.patches.cpu()).abs().max() < 1.01 / 255 / min(STD)
+
+
+def test_a_crop_is_the_part_that_was_drawn_enlarged_to_the_view() -> None:
+    policy = AugmentPolicy(cutout=0, operations=0, crop=0.5)
+    drawn = draw(4000, policy)
+    first, last = drawn.crop.unbind(2)
+    sides = last - first
+    assert first.min() >= 0
+    assert last.max() <= 1 + 1e-6
+    assert sides.min() >= 0.5
+    assert sides.mean().item() == pytest.approx(0.75, abs=0.01)
+    assert (first / (1 - sides)).mean().item() == pytest.approx(0.5, abs=0.02)
+    views = torch.randint(256, (1, 3, 8, 12), dtype=torch.uint8, generator=generator(0))
+    middle = drawn.select(torch.tensor([0]))._replace(crop=torch.tensor([[[0.25, 0.75], [0.0, 1.0]]]))
+    expected = torch.nn.functional.interpolate(views.float(), size=(8, 24), mode="bilinear")[..., 6:18]
+    assert (middle.apply(views).float() - expected).abs().max() <= 0.5 + 1e-3
+    plain = draw(50, AugmentPolicy(flip=0.5))
+    cropped = draw(50, AugmentPolicy(flip=0.5, crop=0.7))
+    assert all(torch.equal(one, other) for one, other in zip(plain[1:], cropped[1:], strict=True))

@@ -32,7 +32,7 @@ def flat(batches: EpochSampler | Loader) -> list[int]:
     return [index for share in batches for index in share]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     count=st.integers(0, 60),
     batch_size=st.integers(1, 20),

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_records import records_of
 
@@ -42,7 +42,6 @@ def test_pairs_are_packed_and_unknown_wins(pairs: list[tuple[int, int, bool]]) -
     assert packed.has_canonical_format
 
 
-@settings(deadline=None)
 @given(target=targets, names=st.lists(st.sampled_from("abcdef"), min_size=1, unique=True))
 def test_targets_say_what_is_present_absent_and_unknown(target: list[list[float]], names: list[str]) -> None:
     records, expected = make_records(target), torch.tensor(target, dtype=torch.float32)

@@ -19,7 +19,6 @@ from pivotpatch.data.scenes import (
     draw_scene,
     read_scenes,
 )
-from pivotpatch.errors import InputError
 from pivotpatch.runtime.values import PatchBox
 
 
@@ -126,13 +125,3 @@ def test_records_agree_with_plans() -> None:
         assert records[index].positive == records.images.plan(index).labels
         assert records[index].name == f"test-removed/{index}"
     assert records.images.source(0).shape == (48, 48, 3)
-
-
-@pytest.mark.parametrize(("address", "message"), [
-    ("scenes:somewhere", r"location 'somewhere'; scenes are drawn"),
-    ("scenes:@test", r"there is no split 'test'; .*test-same"),
-    ("scenes:?company=nan", r"option company: value 'nan': Input should be"),
-])  # fmt: skip
-def test_bad_addresses_say_what_to_do(address: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        open_records(address)

@@ -37,7 +37,7 @@ def deviation(shown: NDArray[np.bool_], parts: dict[str, NDArray[np.int64]], fra
     return float(np.mean([np.abs(share - asked) for share, asked in zip(shares, fractions.values(), strict=True)]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     count=st.integers(4, 60),
     width=st.integers(1, 6),

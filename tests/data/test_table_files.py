@@ -33,9 +33,8 @@ from pivotpatch.errors import InputError
 ], ids=lambda value: str(value)[:24])  # fmt: skip
 def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message):
         read_table(str(tmp_path / name), None)
-    assert "\n" not in str(caught.value)
 
 
 def test_json_columns_that_begin_or_change_far_down(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from made_networks import LABELS, ask, fit_made_up, make_network, make_pictures
+from made_networks import LABELS, ask, fit_made_up, make_network, make_pictures, make_plain
 from torch import Tensor
 
 from pivotpatch.core.patches import resize_images
@@ -42,8 +42,9 @@ def test_the_graph_says_what_the_engine_says_and_leaves_the_model_alone() -> Non
     assert (graph.description.grid, graph.description.picture_size) == (2, 64)
 
 
+@pytest.mark.slow
 def test_one_trace_serves_all_numbers_and_sizes_of_pictures() -> None:
-    graph = PictureGraph(make_network(patches=False))
+    graph = PictureGraph(make_plain())
     traced = trace_pictures(graph).module()
     for shape in ((1, 32, 32), (5, 32, 32), (2, 41, 7)):
         pictures = make_pictures(*shape).permute(0, 2, 3, 1)
@@ -62,7 +63,7 @@ def test_a_file_passes_with_its_difference_or_is_refused() -> None:
 
 
 def test_what_cannot_be_traced_is_told_in_one_line() -> None:
-    model = make_network(patches=False)
+    model = make_plain()
 
     def look(_module: object, inputs: tuple[Tensor, ...]) -> None:
         if inputs[0].mean() > 0:  # a decision that depends on the picture has no place in a graph

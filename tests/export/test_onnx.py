@@ -6,7 +6,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from made_networks import ask, fit_made_up, make_network, make_pictures
+from made_networks import ask, fit_made_up, make_network, make_pictures, make_plain
 
 from pivotpatch.core.patches import resize_images
 from pivotpatch.errors import InputError
@@ -45,7 +45,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Written:
 @pytest.fixture(scope="module")
 def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """PAT-I."""
-    model = make_network(head="query2label", patches=False)
+    model = make_plain(head="query2label")
     return write(PatchInference(model), tmp_path_factory.mktemp("wrapped"))
 
 
@@ -89,9 +89,9 @@ def test_the_file_explains_itself_to_other_programs(native: Written) -> None:
 
 
 def test_a_network_that_gives_no_numbers_leaves_the_old_file(tmp_path: Path) -> None:
-    model = make_network(patches=False)
+    model = make_plain()
     with torch.no_grad():
-        next(model.backbone.parameters()).fill_(torch.nan)  # type: ignore[union-attr]
+        next(model.backbone.parameters()).fill_(torch.nan)
     path = tmp_path / "network.onnx"
     path.write_text("the old one")
     with pytest.raises(InputError, match="^the MultiLabelClassifier: it answers nan where a probability is due; its"):
@@ -102,7 +102,7 @@ def test_a_network_that_gives_no_numbers_leaves_the_old_file(tmp_path: Path) -> 
 
 def test_what_one_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "LARGEST", 1_000_000)
-    model = make_network(patches=False)
+    model = make_plain()
     with pytest.raises(InputError, match="weights of 0.0 GB do not fit into one ONNX file; store the weights in half"):
         export_onnx(model, tmp_path / "network.onnx")
     monkeypatch.setattr(exporter, "LARGEST", 100_000)

@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from golden_verbs import GOLDEN, IMAGES, KEPT, VERBS, describe_api, inside, say
+from golden_verbs import GOLDEN, IMAGES, KEPT, SHOWN, VERBS, describe_api, inside, read_blocks, say, show
+from refused_verbs import REFUSED, make_place, refuse
 
 NAMES = ("square", "disc", "line")
 MODEL = [
@@ -93,16 +94,36 @@ def write_said() -> None:
     (GOLDEN / "said.json").write_text(json.dumps(said, indent=1) + "\n")
 
 
+def write_shown() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copytree(KEPT, Path(scratch) / "kept")
+        with inside(Path(scratch) / "kept"):
+            shown = [f"$ {' '.join(VERBS[name])}\n{show(*VERBS[name])}\n" for name in SHOWN]
+    (GOLDEN / "shown.txt").write_text("\n".join(shown), "utf-8")
+
+
 def write_api() -> None:
     (GOLDEN / "api.json").write_text(json.dumps(describe_api(), indent=1) + "\n")
 
 
+def write_refused() -> None:
+    """Ask each command that stands there once more; a new one is added as `$ command` with any line below it."""
+    with tempfile.TemporaryDirectory() as scratch, inside(Path(scratch)):
+        make_place()
+        blocks = [f"$ {command}\n{refuse(command)}\n" for command in read_blocks(REFUSED)]
+    REFUSED.write_text("\n".join(blocks), "utf-8")
+
+
 if __name__ == "__main__":
-    wanted = sys.argv[1:] or ["--kept", "--said", "--api"]
+    wanted = sys.argv[1:] or ["--kept", "--said", "--shown", "--refused", "--api"]
     if "--kept" in wanted:
         shutil.rmtree(KEPT, ignore_errors=True)
         write_kept(KEPT)
     if "--said" in wanted:
         write_said()
+    if "--shown" in wanted:
+        write_shown()
+    if "--refused" in wanted:
+        write_refused()
     if "--api" in wanted:
         write_api()

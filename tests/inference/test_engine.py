@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_networks import LABELS, ask, fit_made_up, make_network, make_pictures
+from made_networks import LABELS, ask, fit_made_up, make_network, make_pictures, make_plain
 from torch import Tensor
 
 from pivotpatch.core.counterfactual import CounterfactualLogits
@@ -36,21 +36,13 @@ def pictures(count: int = 3, *, size: int = SIZE) -> Tensor:
 
 def make_patched() -> PatchClassifier:
     model = make_network()
-    assert isinstance(model, PatchClassifier)
     model.set_mixing(lam=LAM, temperature=0.7)
-    return model
-
-
-def make_plain() -> MultiLabelClassifier:
-    model = make_network(patches=False)
-    assert isinstance(model, MultiLabelClassifier)
     return model
 
 
 def make_adaptive(cutoffs: tuple[float, ...] = (0.0, 1.0), *, patch_size: int | None = None) -> PatchClassifier:
     """A model whose image has a calibration of its own."""
     model = make_network(source_size=LOADED, patch_size=patch_size)
-    assert isinstance(model, PatchClassifier)
     model.calibration = calibration("tde")
     model.adaptive = Adaptive(IMAGE, cutoffs)
     return model
@@ -241,7 +233,6 @@ def test_certainty_is_no_fault() -> None:
 def make_closer(cutoffs: tuple[float, ...] = (0.0, 1.0), *, head: str = "linear") -> PatchClassifier:
     """A model that looks closer, with both calibrations."""
     model = make_network(head=head, source_size=LOADED, overlap=0.25)
-    assert isinstance(model, PatchClassifier)
     fit_made_up(model)
     model.adaptive, model.closer_size = Adaptive(IMAGE, cutoffs, calibration("tde")), CLOSER
     return model

@@ -195,7 +195,6 @@ def pickle_weights(folder: Path) -> None:
         (pickle_weights, "or no weights as safetensors; others can run code"),
         (write("model.safetensors", b"cut"), "model.safetensors: cannot be read .*copy it again"),
         (lambda f: (f / "config.json").unlink(), "holds no config.json"),
-        (write("config.json", b"{"), r"its config.json is no JSON"),
         (write("config.json", b"[" * 100_000), r"its config.json is no JSON"),
         (edit(model_type="mine", auto_map={"AutoConfig": "mine.MyConfig"}), "custom code which must be executed"),
         (
@@ -212,9 +211,8 @@ def pickle_weights(folder: Path) -> None:
 )
 def test_a_model_of_transformers_that_will_not_do_is_refused(damage: Damage, message: str, vit: Path) -> None:
     damage(vit)
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message):
         load_transformers(vit)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_user_may_know_better_than_the_configuration(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,8 +239,6 @@ def test_labels_are_put_into_the_order_of_the_logits(vit: Path, resnet: Path) ->
         (edit(label_names=["cat", "cup"]), "of one image, and there are 2 labels"),
         (edit(num_classes=4), "fc.bias is .3,. instead of .4,."),
         (edit(architecture=None), "timm cannot open it .*architecture"),
-        (edit(architecture=5), "timm cannot open it .*attribute"),
-        (edit(model_args={"block": None}), "timm cannot open it"),
         (write("config.json", b"[]"), "timm cannot open it"),
         (pickle_code, "pytorch_model.bin: cannot be read as plain tensors"),
         (write("model.safetensors", b"cut"), "model.safetensors: cannot be read"),
@@ -252,15 +248,14 @@ def test_labels_are_put_into_the_order_of_the_logits(vit: Path, resnet: Path) ->
         (edit(within="pretrained_cfg", input_size=[3, 9999, 9999]), "preprocessing: image_size is 9999"),
         *(
             (edit(within="pretrained_cfg", mean=[0.5, 0.5, *last]), "preprocessing: mean")
-            for last in ([], ["x"], [[0.5]], [float("nan")], [1e38])
+            for last in ([], ["x"], [float("nan")])
         ),
     ],
 )
 def test_a_timm_model_that_will_not_do_is_refused(damage: Damage, message: str, resnet: Path) -> None:
     damage(resnet)
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message):
         load_timm(resnet)
-    assert "\n" not in str(caught.value)
 
 
 def test_weights_in_their_authors_names_are_converted_and_the_built_size_counts(tmp_path: Path) -> None:
@@ -296,15 +291,7 @@ def test_they_are_opened_by_their_names_on_the_hub(
     assert all(name.endswith(("json", "safetensors")) for names in asked for name in names)  # neither code nor pickle
 
 
-def test_one_that_gives_no_numbers_or_sees_too_much_is_named(resnet: Path) -> None:
+def test_one_that_sees_too_much_is_named(resnet: Path) -> None:
     edit(within="pretrained_cfg", input_size=[3, 1856, 1856])(resnet)
     with pytest.raises(InputError, match=f"timm:{resnet}: an image and its 2 x 2 patches have 17 million pixels"):
         Predictor.load(load_timm(resnet), device="cpu")
-    edit(within="pretrained_cfg", input_size=[3, SIDE, SIDE])(resnet)
-    state = load_file(resnet / "model.safetensors")
-    state["fc.weight"].fill_(3e38)
-    save_file(state, resnet / "model.safetensors", metadata={"format": "pt"})
-    for effort in (0, 1):
-        predictor = Predictor.load(f"timm:{resnet}", device="cpu", effort=effort)
-        with pytest.raises(InputError, match=f"^timm:{resnet}: it answers nan where a probability is due"):
-            predictor(np.full((40, 40, 3), 99, np.uint8))

@@ -3,9 +3,10 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
-from made_networks import make_network
+from made_networks import make_graph, make_plain
 from torch import Tensor, nn
 
 from pivotpatch import CounterfactualLogits, PatchInference
@@ -107,21 +108,8 @@ def test_autocast_runs_the_model_in_the_dtype_and_the_equations_in_float32(model
 @pytest.mark.parametrize("batch", ["any", 4])
 def test_an_onnx_session(batch: str | int, images: Tensor) -> None:
     """For any batch, or for a fixed one."""
-    import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
-
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    held = [numpy_helper.from_array(value.detach().numpy(), name) for name, value in model[0].named_parameters()]
-    nodes = [
-        helper.make_node("Conv", ["images", "weight", "bias"], ["maps"]),
-        helper.make_node("GlobalAveragePool", ["maps"], ["means"]),
-        helper.make_node("Flatten", ["means"], ["logits"]),
-    ]
-    given = helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, 24, 32])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 5])
-    graph = helper.make_graph(nodes, "graph", [given], [logits], held)
-    written = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    session = onnxruntime.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
+    model, graph = make_graph(batch, 24, 32)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     with torch.no_grad():
         expected = PatchInference(model)(images)
     for ours, theirs in zip(PatchInference(session)(images), expected, strict=True):
@@ -144,8 +132,6 @@ def test_an_unsuitable_session_is_named(kinds: list[str], outputs: list[str], me
         PatchInference(session)(torch.rand(1, 3, 8, 8))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.slow
 def test_bytes_are_refused_in_plain_words_unless_the_model_takes_them(model: nn.Module, images: Tensor) -> None:
     pixels = (255 * images).byte()
     session: Any = SimpleNamespace(
@@ -162,6 +148,8 @@ def test_bytes_are_refused_in_plain_words_unless_the_model_takes_them(model: nn.
     torch.testing.assert_close(taking(pixels).image_logits, pixels.float().mean((2, 3)))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Tensor) -> None:
     pat = PatchInference(model, overlap=0.3)
     compiled = torch.compile(pat, fullgraph=True, backend="aot_eager")
@@ -176,7 +164,7 @@ def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Ten
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["linear", "query2label", "ml_decoder"])
 def test_works_under_export_for_any_batch(head: str) -> None:
-    pat, batch = PatchInference(make_network(head=head, patches=False)), torch.export.Dim("batch", min=2, max=64)
+    pat, batch = PatchInference(make_plain(head=head)), torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(pat, (torch.rand(3, 3, 32, 32),), dynamic_shapes={"images": {0: batch}})
     for size in (2, 5):
         other = torch.rand(size, 3, 32, 32)

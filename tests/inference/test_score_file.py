@@ -156,7 +156,7 @@ def test_a_wrong_note_is_told(changes: dict[str, Any], message: str, tmp_path: P
         read_scores(path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4))
 @pytest.mark.filterwarnings("ignore")
 def test_damage_gives_scores_or_our_error(changes: list[tuple[int, int]]) -> None:
@@ -255,9 +255,8 @@ def test_a_few_images_without_scores_are_left_out_and_told(photos: RecordSet, tm
     ],
 )
 def test_wrong_tables_are_told(text: str, message: str, photos: RecordSet, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message):
         read_scores(write_csv(tmp_path / "s.csv", text), records=photos)
-    assert "\n" not in str(caught.value)
 
 
 def test_columns_are_taken_by_their_names(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference, load_checkpoint, save_checkpoint
+from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, IndependentClassifier
 from pivotpatch.models.heads import HeadOption
@@ -23,22 +23,6 @@ SMALL: dict[str, dict[str, HeadOption]] = {
 
 def small(backbone: str = "test_resnet", head: str = "linear") -> Architecture:
     return Architecture(backbone, head, 64, head_options=SMALL[head])
-
-
-@pytest.mark.parametrize("head", SMALL)
-@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
-def test_backbones_and_heads(backbone: str, head: str, tmp_path: Path) -> None:
-    """Runs forward and backward in one pass over all views, and survives a round trip."""
-    torch.manual_seed(0)
-    model = PatchClassifier(small(backbone, head), LABELS).eval()
-    images = torch.rand(1, 3, 64, 64)
-    out = model(images)
-    assert out.patch_logits.shape == (1, 4, 4)
-    (out.image_logits.sum() + out.pooled_logits.sum()).backward()
-    assert [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None] == []
-    save_checkpoint(model, tmp_path / "model")
-    with torch.inference_mode():
-        assert torch.equal(load_checkpoint(tmp_path / "model")(images).tde_logits, model(images).tde_logits)
 
 
 @pytest.mark.parametrize("head", SMALL)
@@ -125,19 +109,13 @@ def test_images_that_do_not_suit_the_network_are_named() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"architecture": "resnet_101"}, "timm has no model 'resnet_101'; did you mean 'resnet101'"),
         ({"architecture": "tresnet_l.miil_in1k_488"}, "no weights .*; did you mean 'tresnet_l.miil_in1k_448'"),
         ({"architecture": Architecture("test_resnet", backbone_options={"colour": 1})}, "cannot be built with"),
-        ({"head": "lineal"}, "unknown head 'lineal'; did you mean 'linear'"),
         ({"labels": ["a", "a"]}, "are not different names"),
         ({"labels": "cat"}, "'cat' are not different names"),
         ({"image_size": 0}, "image_size is 0"),
         ({"weights": "no.safetensors"}, "there is no such file"),
-        ({"grid": 0}, "grid is 0"),
-        ({"overlap": 1.0}, "overlap is 1.0"),
         ({"patch_size": 4096}, "patch_size is 4096"),
-        ({"lam": -1.0}, "lam is -1.0"),
-        ({"temperature": 0}, "temperature"),
         ({"image_size": 96, "source_size": 95}, "source_size is 95; give a side of 96 pixels"),
     ],
 )

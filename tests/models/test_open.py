@@ -14,7 +14,7 @@ def test_bundled_models_runs_and_checkpoints_are_opened(tmp_path: Path) -> None:
     save_checkpoint(make_network(), tmp_path / "run" / "best")
     for name in (tmp_path / "run", str(tmp_path / "run" / "best"), f"hub:{tmp_path / 'run' / 'best'}"):
         model = open_model(name)
-        assert isinstance(model, PatchClassifier)
+        assert type(model) is PatchClassifier
         assert not model.training
     assert model.called == name
     (tmp_path / "run" / "best").rename(tmp_path / "run" / "last")

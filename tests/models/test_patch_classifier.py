@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_networks import HEADS, LABELS, ask, make_network, make_pictures
+from made_networks import HEADS, LABELS, ask, make_network, make_pictures, make_plain
 from torch import Tensor
 
-from pivotpatch import PatchClassifier, load_checkpoint, save_checkpoint
+from pivotpatch import PatchClassifier, save_checkpoint
 from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.models.classifier import Architecture, Embeddings, MultiLabelClassifier
+from pivotpatch.models.classifier import Architecture, Embeddings
 from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.values import Adaptive, Calibration
 
@@ -20,7 +20,6 @@ Spans = list[tuple[int, int]]
 
 def make_closer(*, head: str = "linear", grid: int = 2, overlap: float = 0.0) -> PatchClassifier:
     model = make_network(head=head, grid=grid, overlap=overlap)
-    assert isinstance(model, PatchClassifier)
     model.set_mixing(lam=LAM, temperature=TEMPERATURE)
     return model.double()
 
@@ -89,14 +88,12 @@ def test_regions_are_patches_of_the_feature_map_and_take_one_pass(head: str, tmp
     torch.testing.assert_close(found.image_logits, model.head(features))
     torch.testing.assert_close(tuple(again), tuple(found))
     save_checkpoint(model, tmp_path / "model")
-    loaded = load_checkpoint(tmp_path / "model")
-    assert isinstance(loaded, PatchClassifier)
+    loaded = PatchClassifier.from_pretrained(tmp_path / "model")
     assert (loaded.regions, loaded.patch_cost, loaded.patching) == (True, 0.0, model.patching)
 
 
 def test_an_engine_asks_a_model_of_regions_once() -> None:
     model = make_network(image_size=64)
-    assert isinstance(model, PatchClassifier)
     model.regions = True
     pictures = make_pictures(3, 64, 64)
     seen: list[torch.Size] = []
@@ -152,7 +149,6 @@ def test_views_cost_what_their_pixels_are() -> None:
 @pytest.mark.parametrize("patch_size", [None, 16])
 def test_embeddings_and_what_is_projected_from_them_are_all_that_the_model_says(head: str, patch_size: int) -> None:
     model = make_network(head=head, patch_size=patch_size).double()
-    assert isinstance(model, PatchClassifier)
     side = patch_size or 32
     images, patches, closer = draw(2, 3, 32, 32), draw(2, 4, 3, side, side), draw(2, 3, 96, 96)
     with torch.inference_mode():
@@ -168,8 +164,7 @@ def test_embeddings_and_what_is_projected_from_them_are_all_that_the_model_says(
 
 
 def test_a_model_without_patches_is_split_likewise() -> None:
-    model = make_network(patches=False)
-    assert isinstance(model, MultiLabelClassifier)
+    model = make_plain()
     views = make_network_views(model, make_pictures(2, 32, 32))
     with torch.inference_mode():
         torch.testing.assert_close(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from made_networks import make_pictures
+from made_networks import make_graph, make_pictures
 from reference import published
 from reference.published import State
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from pivotpatch import MultiLabelClassifier, PatchClassifier
 from pivotpatch.errors import InputError
 from pivotpatch.models import ForeignClassifier, open_model, open_weights
 from pivotpatch.models.classifier import Architecture
-from pivotpatch.models.foreign import quiet
 
 LABELS = ["cat", "dog", "cow", "elk", "cup"]
 
@@ -57,7 +56,10 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# The map of that ResNet is 2,048 wide, and so are the weights of its decoder.
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=pytest.mark.slow) if name == "query2labels ResNet" else name for name in CASES]
+)
 def test_published_weights_give_the_published_logits(case: str, tmp_path: Path) -> None:
     built, body, prefix, head = CASES[case]
     state, image = State(), torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -148,14 +150,11 @@ def test_training_takes_a_head_only_where_it_fits(tmp_path: Path) -> None:
         assert re.search(f"w.pth: its head is of {why}; this one starts anew", left)
 
 
-@pytest.mark.parametrize(("fixed", "sigmoid"), [(False, False), (True, True)])
-def test_somebodys_onnx_graph_is_asked(fixed: bool, sigmoid: bool, tmp_path: Path) -> None:
-    network, path = make_timm(), tmp_path / "theirs.onnx"
-    whole = nn.Sequential(network, nn.Sigmoid()) if sigmoid else network
-    example = torch.zeros(1 if fixed else 2, 3, 64, 64)
-    shapes = None if fixed else ({0: torch.export.Dim("batch")},)
-    with quiet():
-        torch.onnx.export(whole.eval(), (example,), path, dynamic_shapes=shapes, dynamo=True, verbose=False)
+@pytest.mark.parametrize(("batch", "sigmoid"), [("any", False), (1, True)])
+def test_somebodys_onnx_graph_is_asked(batch: str | int, sigmoid: bool, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.onnx"
+    network, graph = make_graph(batch, 64, 64, sigmoid=sigmoid)
+    path.write_bytes(graph)
     model = open_weights(path, "test_resnet", labels=LABELS)
     images = model.preprocessing(make_pictures(3, 40, 50))
     with torch.inference_mode():

@@ -18,7 +18,7 @@ from pivotpatch.training.build import build_run
 from pivotpatch.training.config import LossSection, RunConfig, load_config
 from pivotpatch.training.loop import fit
 from pivotpatch.training.processes import make_accelerator
-from pivotpatch.training.task import RevealingTask, make_loss, make_task
+from pivotpatch.training.task import RevealingTask, RewardedTask, make_loss, make_task
 
 SCENES = "scenes:@train?count=32&size=64"
 TINY = (
@@ -108,13 +108,50 @@ def test_c_tran_is_judged_by_labels_that_it_was_not_told() -> None:
     torch.testing.assert_close(found[0], expected)
 
 
+def test_rarl_is_rewarded_for_places_that_it_drew() -> None:
+    labels = ["a", "b", "c", "d"]
+    model = MultiLabelClassifier(
+        Architecture("test_resnet", "rarl", 64, head_options={**OPTIONS["rarl"], "steps": 2}), labels
+    )
+    task = make_task(model.eval(), configure("rarl"))
+    assert isinstance(task, RewardedTask)
+    views, target = Views(torch.randn(6, 3, 64, 64), torch.empty(6, 0, 3, 64, 64)), torch.randint(2, (6, 4)).float()
+    head: Any = model.head
+    torch.manual_seed(4)
+    found = task(views, target)
+    found[1].backward()
+    torch.manual_seed(4)
+    features = model.backbone(views.image)
+    logits = head.project(head.walk(features, spread=0.2)[0])
+    torch.manual_seed(4)
+    first = head.walk(features, spread=0.0)[0][:, 0]  # what was seen before the only place that was drawn
+    mean = head.locate(first).tanh()
+    torch.manual_seed(4)
+    drawn = mean + 0.2 * torch.randn(6, 2)
+    rewards = []
+    for row in range(6):
+        wanted = [label for label in range(4) if target[row, label] == 1]
+        ranked = sorted(range(4), key=lambda label: -logits[row, label].item())[: len(wanted)]
+        rewards.append(len(set(wanted) & set(ranked)) / max(len(wanted), 1))
+    total = 0.0
+    for row in range(6):
+        far = sum((drawn[row, axis] - mean[row, axis]).item() ** 2 for axis in (0, 1))
+        total += -(rewards[row] - sum(rewards) / 6) * -far / (2 * 0.2**2)
+    assert found.tolist() == pytest.approx([make_loss(LossSection())(logits, target).item(), total], rel=1e-3, abs=1e-5)
+    assert len(set(rewards)) > 1
+    assert head.locate.weight.grad.any()
+    assert all(weight.grad is None or not weight.grad.any() for weight in model.backbone.parameters())  # by loss alone
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("head", "kind"), [*((head, "image") for head in PEERS), ("add_gcn", "patch")])
 def test_a_system_learns_32_images_by_heart(head: str, kind: str, tmp_path: Path) -> None:
     plain = ["augment.cutout=0", "augment.operations=0", "ema.decay=0", "data.val_fraction=0", f"data.test={SCENES}"]
     paced = ["train.epochs=40", "train.batch_size=16", "optimiser.lr=2e-3", "optimiser.clip_norm=10"]
-    if head == "ssgrl":  # ten numbers behind a tanh are few to learn by heart with
-        paced.append("model.head_options={attention_width = 32, vector_width = 32}")
+    wide = {"ssgrl": "attention_width = 32, vector_width = 32", "cnn_rnn": "width = 32, hidden = 64"}
+    wide |= dict.fromkeys(("rdal", "rarl"), "hidden = 96")
+    if head in wide:  # a few numbers behind a tanh are too few to learn by heart with
+        paced.append(f"model.head_options={{{wide[head]}}}")
     result = fit(configure(head, f"task.kind={kind}", *plain, *paced), tmp_path / "run")
     found = result.metrics["test"][SCENES]
     assert found["image" if kind == "image" else "tde"]["mean"] > 0.95

@@ -196,6 +196,119 @@ def c_tran(state: State, features: Array, label: int, *, known: Sequence[float] 
     return float(judged @ state["project.weight"][label, :, 0] + state["project.bias"][label])
 
 
+def kssnet_edges(counts: Array) -> Array:
+    """Symmetric co-occurrence from 0.03 on, four parts of it and six of the label itself, D^-1/2 on both sides."""
+    size = len(counts)
+    mixed = np.zeros((size, size))
+    for i in range(size):
+        for j in range(size):
+            near = (conditional(counts, i, j) + conditional(counts, j, i)) / 2
+            mixed[i, j] = 0.4 * (near if near >= 0.03 else 0.0) + 0.6 * (i == j)
+    degree = [sum(mixed[i]) for i in range(size)]
+    return np.array([[mixed[i, j] / np.sqrt(degree[i] * degree[j]) for j in range(size)] for i in range(size)])
+
+
+def kssnet_labels(state: State, layers: int) -> list[Array]:
+    """States of labels behind so many layers of KSSNet's graph network."""
+    now, edges = list(state["words.vectors"]), state["graph.edges"]
+    for number in range(layers):
+        into = [leaky(each) if number else each for each in now]
+        heard = [sum(edges[i, j] * into[j] for j in range(len(now))) for i in range(len(now))]
+        first, second, bias = (state[f"layers.{number}.{part}"] for part in ("0.weight", "1.weight", "1.bias"))
+        now = [second @ (first @ each) + bias for each in heard]
+    return [np.tanh(each) for each in now]
+
+
+def kssnet_injected(state: State, features: Array, stage: int) -> Array:
+    """A stage's map (C,h,w) of an image, with what labels found at each place."""
+    labels, added = kssnet_labels(state, stage + 1), features.copy()
+    for row in range(features.shape[1]):
+        for column in range(features.shape[2]):
+            place = features[:, row, column]
+            for number, label in enumerate(labels):
+                added[:, row, column] += (label @ place) * state[f"laterals.{stage}"][number]
+    return added
+
+
+def kssnet(state: State, features: Array, label: int) -> float:
+    pooled = np.mean(list_places(features), axis=0)
+    layers = len({name.split(".")[1] for name in state if name.startswith("layers.")})
+    made = kssnet_labels(state, layers)[label]
+    return float(pooled @ made + pooled @ state["project.weight"][label] + state["project.bias"][label])
+
+
+def lstm(state: State, given: Array, held: tuple[Array, Array]) -> tuple[Array, Array]:
+    """One step of an LSTM: gates in the order in, forget, new, out."""
+    told = state["cell.weight_ih"] @ given + state["cell.bias_ih"] + state["cell.weight_hh"] @ held[0]
+    enter, forget, new, leave = np.split(told + state["cell.bias_hh"], 4)
+    kept = sigmoid(forget) * held[1] + sigmoid(enter) * np.tanh(new)
+    return sigmoid(leave) * np.tanh(kept), kept
+
+
+def start(state: State) -> tuple[Array, Array]:
+    size = state["cell.weight_hh"].shape[1]
+    return np.zeros(size), np.zeros(size)
+
+
+def cnn_rnn(state: State, features: Array, label: int) -> float:
+    image = state["see.weight"] @ np.mean(list_places(features), axis=0) + state["see.bias"]
+    held, given, named, best = start(state), np.zeros(len(image)), list[int](), -np.inf
+    for _ in range(4):
+        held = lstm(state, given, held)
+        judged = np.maximum(state["leave.weight"] @ held[0] + state["leave.bias"] + image, 0)
+        scores = state["project.weight"] @ judged + state["project.bias"]
+        best = max(best, float(scores[label]))
+        named.append(max((each for each in range(len(scores)) if each not in named), key=lambda each: scores[each]))
+        given = state["project.weight"][named[-1]]
+    return best
+
+
+def sample(features: Array, x: float, y: float) -> Array:
+    """A map (D,h,w) between its places; -1 and 1 are its borders, beyond which it goes on as there."""
+    height, width = features.shape[1:]
+    row, column = (min(max(((at + 1) * size - 1) / 2, 0), size - 1) for at, size in ((y, height), (x, width)))
+    top, left = int(row), int(column)
+    total = np.zeros(len(features))
+    for r, down in ((top, 1 - (row - top)), (min(top + 1, height - 1), row - top)):
+        for c, right in ((left, 1 - (column - left)), (min(left + 1, width - 1), column - left)):
+            total += down * right * features[:, r, c]
+    return total
+
+
+def rdal(state: State, features: Array, label: int) -> float:
+    held, glimpse, best = start(state), np.mean(list_places(features), axis=0), -np.inf
+    for x, y in ((-0.5, -0.5), (0.5, -0.5), (-0.5, 0.5), (0.5, 0.5), (np.nan, np.nan)):  # where to look next
+        held = lstm(state, glimpse, held)
+        judged = np.maximum(state["leave.weight"] @ held[0] + state["leave.bias"], 0)
+        best = max(best, float(state["project.weight"][label] @ judged + state["project.bias"][label]))
+        if not np.isnan(x):
+            wide, high, right, down = state["locate.weight"] @ judged + state["locate.bias"]
+            across = [x + np.tanh(right) / 2 + sigmoid(wide) * step for step in (-2 / 3, 0, 2 / 3)]
+            rows = [y + np.tanh(down) / 2 + sigmoid(high) * step for step in (-2 / 3, 0, 2 / 3)]
+            glimpse = np.mean([sample(features, at, row) for row in rows for at in across], axis=0)
+    return best
+
+
+def rarl(state: State, features: Array, label: int) -> float:
+    held, x, y, best = start(state), 0.0, 0.0, -np.inf
+    for _ in range(5):
+        seen = []
+        for half in (0.3, 0.6, 1.0):
+            steps = [half * step for step in (-2 / 3, 0, 2 / 3)]
+            seen.append(np.mean([sample(features, x + right, y + down) for down in steps for right in steps], axis=0))
+        held = lstm(state, np.mean(seen, axis=0), held)
+        judged = np.maximum(state["leave.weight"] @ held[0] + state["leave.bias"], 0)
+        best = max(best, float(state["project.weight"][label] @ judged + state["project.bias"][label]))
+        x, y = np.tanh(state["locate.weight"] @ judged + state["locate.bias"])
+    return best
+
+
+def svm(state: State, features: Array, label: int) -> float:
+    pooled = np.mean(list_places(features), axis=0)
+    scaled = 10 * pooled / np.sqrt(pooled @ pooled)
+    return float(scaled @ state["project.weight"][label] + state["project.bias"][label])
+
+
 ORACLES: dict[str, Callable[..., float]] = {
     "csra": csra,
     "ml_gcn": ml_gcn,
@@ -204,4 +317,9 @@ ORACLES: dict[str, Callable[..., float]] = {
     "ms_cma": ms_cma,
     "ida": ida,
     "c_tran": c_tran,
+    "kssnet": kssnet,
+    "cnn_rnn": cnn_rnn,
+    "rdal": rdal,
+    "rarl": rarl,
+    "svm": svm,
 }

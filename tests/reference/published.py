@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 
 import torch
-from reference.query2label import query2label_logits
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -208,59 +207,71 @@ def _attend_cvt(state: State, at: str, tokens: Tensor, heads: int, size: tuple[i
     return linear(state, f"{at}attn.proj", found, width)
 
 
+def attend_with(state: State, name: str, queries: Tensor, keys: Tensor, values: Tensor, *, heads: int) -> Tensor:
+    """What queries (N,W) find among keys and values (M,W); one matrix holds the weights of all three."""
+    width = queries.shape[1]
+    weight, bias = state(f"{name}.in_proj_weight", 3 * width, width), state(f"{name}.in_proj_bias", 3 * width)
+    q, k, v = (
+        given @ weight[at * width :][:width].T + bias[at * width :][:width]
+        for at, given in enumerate((queries, keys, values))
+    )
+    found = attend(q, k, v, scale=(width // heads) ** -0.5, biases=[0.0] * heads)
+    return linear(state, f"{name}.out_proj", found, width)
+
+
+def feed(state: State, at: str, x: Tensor, inner: int) -> Tensor:
+    return linear(state, f"{at}linear2", linear(state, f"{at}linear1", x, inner).relu(), x.shape[-1])
+
+
+def encode_place(row: float, column: float, width: int) -> Tensor:
+    """The code of a place: sine and cosine in turns, the row first."""
+    code = []
+    for place in (row, column):
+        for step in range(width // 4):
+            angle = 2 * math.pi * place / 10000 ** (step / (width // 4))
+            code += [math.sin(angle), math.cos(angle)]
+    return torch.tensor(code)
+
+
 def query2label(
     state: State, features: Tensor, labels: int, *, outputs: tuple[str, ...], self_attention: bool = False
 ) -> list[Tensor]:
-    """Logits (B,L) of each of Query2Label's outputs; draws its weights first."""
-    width, inner = features.shape[1], 24
-    state("query_embed.weight", labels, width)
-    other = ("self_attn", "multihead_attn") if self_attention else ("multihead_attn",)
-    for layer, kinds in {
-        "encoder.layers.0": ("self_attn",),
-        "decoder.layers.0": other,
-        "decoder.layers.1": other,
-    }.items():
-        name = f"transformer.{layer}."
-        for kind in kinds:
-            state(f"{name}{kind}.in_proj_weight", 3 * width, width), state(f"{name}{kind}.in_proj_bias", 3 * width)
-            state(f"{name}{kind}.out_proj.weight", width, width), state(f"{name}{kind}.out_proj.bias", width)
-        state(f"{name}linear1.weight", inner, width), state(f"{name}linear1.bias", inner)
-        state(f"{name}linear2.weight", width, inner), state(f"{name}linear2.bias", width)
-        norms = {"norm1": "self_attn" in kinds, "norm2": True, "norm3": "multihead_attn" in kinds}
-        for norm in (norm for norm, there in norms.items() if there):
-            state(f"{name}{norm}.weight", width), state(f"{name}{norm}.bias", width)
-    state("transformer.decoder.norm.weight", width), state("transformer.decoder.norm.bias", width)
-    found = []
-    for output in outputs:
-        given = state | {"fc.W": state(f"{output}.W", 1, labels, width), "fc.b": state(f"{output}.b", 1, labels)}
-        found.append(query2label_logits(given, features, heads=4, encoder_layers=1, decoder_layers=2))
-    return found
+    """Logits (B,L) of each of Query2Label's outputs: one layer of an encoder, two of a decoder, 4 heads."""
+    width, (rows, columns), inner, logits = features.shape[1], features.shape[2:], 24, []
+    places = [((row + 1) / rows, (column + 1) / columns) for row in range(rows) for column in range(columns)]
+    codes = torch.stack([encode_place(*place, width) for place in places])
+    queries = state("query_embed.weight", labels, width)
+    for one in features:
+        image, at = one.flatten(1).T, "transformer.encoder.layers.0."
+        found = attend_with(state, f"{at}self_attn", image + codes, image + codes, image, heads=4)
+        image = layer_norm(state, f"{at}norm1", image + found)
+        image = layer_norm(state, f"{at}norm2", image + feed(state, at, image, inner))
+        tokens = torch.zeros_like(queries)
+        for layer in (0, 1):
+            at = f"transformer.decoder.layers.{layer}."
+            if self_attention:
+                found = attend_with(state, f"{at}self_attn", tokens + queries, tokens + queries, tokens, heads=4)
+                tokens = layer_norm(state, f"{at}norm1", tokens + found)
+            found = attend_with(state, f"{at}multihead_attn", tokens + queries, image + codes, image, heads=4)
+            tokens = layer_norm(state, f"{at}norm2", tokens + found)
+            tokens = layer_norm(state, f"{at}norm3", tokens + feed(state, at, tokens, inner))
+        tokens = layer_norm(state, "transformer.decoder.norm", tokens)
+        weights = [(state(f"{name}.W", 1, labels, width)[0], state(f"{name}.b", 1, labels)[0]) for name in outputs]
+        logits.append(torch.stack([(tokens * weight).sum(1) + bias for weight, bias in weights]))
+    return [*torch.stack(logits, 1)]
 
 
 def ml_decoder(state: State, features: Tensor, labels: int, *, groups: int, width: int, name: str) -> Tensor:
     """Logits (B,L) of ML-Decoder: queries are doubled and normed, attend to the image with 8 heads, and are fed on."""
     image = linear(state, f"{name}.embed_standart", features.flatten(2).transpose(1, 2), width).relu()
-    at = f"{name}.layers.0."
+    at, per, logits = f"{name}.layers.0.", -(-labels // groups), []
     queries = layer_norm(state, f"{at}norm1", 2 * state(f"{name}.query_embed.weight", groups, width))
-    weight, bias = (
-        state(f"{at}multihead_attn.in_proj_{part}", *shape)
-        for part, shape in (("weight", (3 * width, width)), ("bias", (3 * width,)))
-    )
-    per = -(-labels // groups)
-    pooling, last = (
-        state(f"{name}.duplicate_pooling", groups, width, per),
-        state(f"{name}.duplicate_pooling_bias", labels),
-    )
-    logits = []
+    pooling = state(f"{name}.duplicate_pooling", groups, width, per)
+    last = state(f"{name}.duplicate_pooling_bias", labels)
     for one in image:
-        q, k, v = (
-            given @ weight[i * width :][:width].T + bias[i * width :][:width]
-            for i, given in enumerate((queries, one, one))
-        )
-        found = attend(q, k, v, scale=(width // 8) ** -0.5, biases=[0.0] * 8)
-        x = layer_norm(state, f"{at}norm2", queries + linear(state, f"{at}multihead_attn.out_proj", found, width))
-        fed = linear(state, f"{at}linear2", linear(state, f"{at}linear1", x, 2048).relu(), width)
-        x = layer_norm(state, f"{at}norm3", x + fed)
+        found = attend_with(state, f"{at}multihead_attn", queries, one, one, heads=8)
+        x = layer_norm(state, f"{at}norm2", queries + found)
+        x = layer_norm(state, f"{at}norm3", x + feed(state, at, x, 2048))
         logits.append(torch.stack([x[i // per] @ pooling[i // per, :, i % per] + last[i] for i in range(labels)]))
     return torch.stack(logits)
 

@@ -313,7 +313,7 @@ WHOLE = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(WHOLE), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=8), st.data())
 def test_damage_gives_an_image_or_our_error(whole: bytes, changes: list[tuple[int, int]], data: st.DataObject) -> None:
     damaged = bytearray(whole[: data.draw(st.integers(0, len(whole)))])

@@ -1,10 +1,12 @@
 import json
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from pivotpatch.errors import InputError
+from pivotpatch.runtime import files
 from pivotpatch.runtime.files import check_name, describe_unread, find_images, read_json, read_text, resolve_inside
 
 
@@ -94,6 +96,28 @@ def test_images_in_other_formats_are_counted_and_other_names_of_jpeg_are_known(t
     raw, other = describe_unread(unread)
     assert raw.startswith("1 raw file was not read; ")
     assert other == "2 JXL or PSD files were not read; export them as JPEG first"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_heic_files_are_images_where_the_extra_is_installed(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.HEIC", "b.jpg", "c.MOV", ".hidden.heic"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(files, "find_spec", lambda name: object() if installed else None)
+    known = (files.image_suffixes, files.unread_suffixes)
+    for cached in known:
+        monkeypatch.setattr(files, cached.__name__, cache(cached.__wrapped__))
+    unread: Counter[str] = Counter()
+    found = [Path(path).name for path in find_images([str(tmp_path)], unread=unread)]
+    assert found == ["a.HEIC", "b.jpg"] if installed else ["b.jpg"]
+    assert unread == ({".mov": 1} if installed else {".heic": 1, ".mov": 1})
+    told = describe_unread(unread)
+    assert told[-1] == "1 video was not read; only images get tags"
+    assert installed or told[0].startswith("1 HEIC file was not read; pip install ")
+    if not installed:
+        with pytest.raises(InputError, match="there is no image in it that can be read; 1 HEIC file was not read; pip"):
+            list(find_images([str(tmp_path / "*.HEIC")]))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,7 @@
-"""A folder that changes while it is watched."""
+"""A folder that changes while it is watched, by a clock that the test moves."""
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,77 +10,7 @@ import pytest
 import pivotpatch.runtime.watching as watching_module
 from pivotpatch.runtime.watching import watch
 
-EVERY, SETTLE, LONGEST = 0.01, 0.05, 20.0
-
-
-class Watched:
-    """What a watch in a thread has handed over so far."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.batches: list[list[str]] = []
-        self.asked: list[str] = []
-
-    @property
-    def names(self) -> list[str]:
-        return [name for batch in self.batches for name in batch]
-
-    def take(self, paths: list[Path]) -> None:
-        self.batches.append([path.relative_to(self.folder).as_posix() for path in paths])
-
-    def is_tagged(self, path: Path) -> bool:
-        self.asked.append(path.name)
-        return "tagged" in path.name
-
-    def wait_for(self, names: list[str]) -> None:
-        wait_until(lambda: len(self.names) >= len(names))
-        time.sleep(4 * SETTLE)  # for what must not come
-        assert self.names == names
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONGEST
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(EVERY)
-
-
-@contextmanager
-def watching(folder: Path) -> Iterator[Watched]:
-    stop, watched = threading.Event(), Watched(folder)
-    thread = threading.Thread(
-        target=watch,
-        args=(folder, watched.take),
-        kwargs={
-            "suffixes": (".jpg", ".png"),
-            "every": EVERY,
-            "settle": SETTLE,
-            "stopping": stop.is_set,
-            "already": watched.is_tagged,
-        },
-    )
-    thread.start()
-    try:
-        yield watched
-    finally:
-        stop.set()
-        thread.join(LONGEST)
-    assert not thread.is_alive()
-
-
-def test_each_image_is_handed_over_once(tmp_path: Path) -> None:
-    for name in ("b.jpg", "a.PNG", "tagged.jpg", ".hidden.jpg", "a.PNG.xmp", "a.txt"):
-        (tmp_path / name).write_bytes(b"1")
-    (tmp_path / "sub" / ".thumbnails").mkdir(parents=True)
-    (tmp_path / "sub" / ".thumbnails" / "x.jpg").write_bytes(b"1")
-    with watching(tmp_path) as watched:
-        watched.wait_for(["a.PNG", "b.jpg"])
-        assert len(watched.batches) == 1
-        (tmp_path / "sub" / "new.jpg").write_bytes(b"1")
-        watched.wait_for(["a.PNG", "b.jpg", "sub/new.jpg"])
-        assert sorted(watched.asked) == ["a.PNG", "b.jpg", "new.jpg", "tagged.jpg"]
-        (tmp_path / "tagged.jpg").write_bytes(b"changed")
-        watched.wait_for(["a.PNG", "b.jpg", "sub/new.jpg", "tagged.jpg"])
+ONCE = partial(watch, suffixes=(".jpg",), every=60, settle=0, already=lambda path: False)
 
 
 class Script:
@@ -103,7 +30,12 @@ class Script:
             self.ended = True
 
 
-def play(monkeypatch: pytest.MonkeyPatch, folder: Path, *steps: Callable[[], object]) -> list[tuple[float, str]]:
+def play(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *steps: Callable[[], object],
+    already: Callable[[Path], bool] = lambda path: False,
+) -> list[tuple[float, str]]:
     """When each image was handed over, with a look every second and two of them to settle."""
     script = Script(*steps)
     monkeypatch.setattr(watching_module, "time", script)
@@ -111,18 +43,37 @@ def play(monkeypatch: pytest.MonkeyPatch, folder: Path, *steps: Callable[[], obj
     taken: list[tuple[float, str]] = []
     watch(
         folder,
-        lambda paths: taken.extend((script.now, path.name) for path in paths),
-        suffixes=(".jpg",),
+        lambda paths: taken.extend((script.now, path.relative_to(folder).as_posix()) for path in paths),
+        suffixes=(".jpg", ".png"),
         every=1,
         settle=2,
         stopping=lambda: script.ended,
-        already=lambda path: False,
+        already=already,
     )
     return taken
 
 
 def nothing() -> None:
     pass
+
+
+def test_each_image_is_handed_over_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub" / ".thumbnails").mkdir(parents=True)
+    names = "b.jpg", "a.PNG", "tagged.jpg", ".hidden.jpg", "a.PNG.xmp", "a.txt", "sub/.thumbnails/x.jpg"
+    for name in names:
+        (tmp_path / name).write_bytes(b"1")
+    asked: list[str] = []
+
+    def is_tagged(path: Path) -> bool:
+        asked.append(path.name)
+        return "tagged" in path.name
+
+    arrives = partial((tmp_path / "sub" / "new.jpg").write_bytes, b"1")
+    changes = partial((tmp_path / "tagged.jpg").write_bytes, b"changed")
+    steps: list[Callable[[], object]] = [*[nothing] * 4, arrives, *[nothing] * 4, changes, *[nothing] * 4]
+    taken = play(monkeypatch, tmp_path, *steps, already=is_tagged)
+    assert taken == [(2, "a.PNG"), (2, "b.jpg"), (7, "sub/new.jpg"), (12, "tagged.jpg")]
+    assert sorted(asked) == ["a.PNG", "b.jpg", "new.jpg", "tagged.jpg"]
 
 
 def test_a_file_that_is_still_written_to_has_to_settle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,28 +110,13 @@ def test_files_and_folders_may_vanish_and_come_back(tmp_path: Path, monkeypatch:
     assert play(monkeypatch, drive, *steps) == [(2, "b.jpg"), (9, "late.jpg")]
 
 
-def test_it_stops_before_it_takes_more(tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_bytes(b"1")
-    taken: list[list[Path]] = []
-    answers = iter([False, True, True, True])  # asked before the first look, and before what it found is taken
-    stopping = partial(next, answers)
-    watch(tmp_path, taken.append, suffixes=(".jpg",), every=60, settle=0, stopping=stopping, already=lambda path: False)
-    assert taken == []
-
-
-def test_what_tagging_raises_ends_the_watch(tmp_path: Path) -> None:
+def test_a_stop_and_a_fault_of_tagging_end_the_watch(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"1")
 
     def fail(paths: list[Path]) -> None:
         raise RuntimeError(paths[0].name)
 
     with pytest.raises(RuntimeError, match="a.jpg"):
-        watch(
-            tmp_path,
-            fail,
-            suffixes=(".jpg",),
-            every=60,
-            settle=0,
-            stopping=lambda: False,
-            already=lambda path: False,
-        )
+        ONCE(tmp_path, fail, stopping=lambda: False)
+    answers = iter([False, True, True, True])  # asked before the first look, and before what it found is taken
+    ONCE(tmp_path, fail, stopping=partial(next, answers))

@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pivotpatch.errors import InputError
@@ -68,7 +68,6 @@ def show(packet: bytes) -> str:
     return ET.canonicalize(packet.removeprefix(b"\xef\xbb\xbf").decode(), strip_text=True, with_comments=True)
 
 
-@settings(deadline=None)
 @given(PACKETS, TAGS)
 def test_a_second_run_changes_nothing(packet: bytes, tags: list[str]) -> None:
     once = merge(packet, tags)
@@ -76,7 +75,6 @@ def test_a_second_run_changes_nothing(packet: bytes, tags: list[str]) -> None:
     assert merge(once, tags[::-1]) == once
 
 
-@settings(deadline=None)
 @given(PACKETS, TAGS.map(lambda tags: [tag for tag in tags if "/" not in tag]))  # digiKam takes it for a hierarchy
 def test_every_tag_is_there_once_and_what_was_there_stays(packet: bytes, tags: list[str]) -> None:
     merged = merge(packet, tags)
@@ -93,7 +91,6 @@ def test_every_tag_is_there_once_and_what_was_there_stays(packet: bytes, tags: l
     assert set(record.tags) == {tag for tag in tags if leaf_of(tag).casefold() not in leaves(packet)}
 
 
-@settings(deadline=None)
 @given(PACKETS, TAGS, TAGS)
 def test_a_later_run_takes_out_its_own_tags_only(packet: bytes, first: list[str], second: list[str]) -> None:
     later, alone = merge(merge(packet, first), second), merge(packet, second)
@@ -102,7 +99,6 @@ def test_a_later_run_takes_out_its_own_tags_only(packet: bytes, first: list[str]
     assert set(read_record(later, where="").tags) == set(read_record(alone, where="").tags)  # type: ignore[union-attr]
 
 
-@settings(deadline=None)
 @given(PACKETS.filter(lambda packet: b" />" not in packet), TAGS)
 def test_tags_that_come_and_go_leave_no_trace(packet: bytes, tags: list[str]) -> None:
     assert show(merge(merge(packet, tags), [])) == show(merge(packet, []))

@@ -65,27 +65,6 @@ def test_overrides_are_toml_or_text(override: str, value: object, tmp_path: Path
     assert getattr(getattr(config, section), key) == value
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("trian.epochs=3", "unknown key 'trian'; did you mean 'train'?"),
-        ("train.epohcs=3", "unknown key 'train.epohcs'; did you mean 'epochs'?"),
-        ("loss.name=assymetric", "loss.name is 'assymetric'; did you mean 'asymmetric'? known: asymmetric, bin"),
-        ("train.epochs=0", "train.epochs is 0; input should be greater than or equal to 1"),
-        ("train.epochs=true", "train.epochs is True; input should be a valid integer"),
-        ("train.epochs=", "train.epochs is None; input should be a valid integer"),
-        ("train.seed=9223372036854775808", "train.seed is 9223372036854775808; input should be less than"),
-        ("optimiser.lr=nan", "optimiser.lr is nan; input should be a finite number"),
-        ("task.source_size=40000", "task.source_size is 40000; input should be less than or equal to 4096"),
-        ("task.grid=17", "task.grid is 17; input should be less than or equal to 16"),
-    ],
-)
-def test_a_wrong_override_is_named_with_what_to_do(override: str, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        load_config(None, ["train.seed=2", override, "train.seed=3"])
-    assert str(caught.value).startswith(f"{override}: {message}")
-
-
 def test_an_override_has_a_section_a_key_and_a_value() -> None:
     for override in ("epochs=3", "train.epochs", ""):
         with pytest.raises(InputError, match="is not like section.key=value"):
@@ -115,7 +94,6 @@ def test_a_wrong_or_hostile_recipe_is_one_line_that_names_its_file(
         load_config(recipe, ["train.epochs=3"])
     assert str(caught.value).startswith(f"{recipe}: {message}")
     assert len(str(caught.value)) < 600
-    assert "\n" not in str(caught.value)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))

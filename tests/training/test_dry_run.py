@@ -65,21 +65,6 @@ def test_numbers_that_can_be_counted_are_exact_and_the_caller_keeps_its_settings
     assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled) == (benchmark, True)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("data.test=scenes:@tset-same", "there is no split 'tset-same'; did you mean 'test-same'?"),
-        ("data.labels=tow", "unknown label 'tow'; did you mean 'two'?"),
-        ("output.trackers=tensorbord", "there is no 'tensorbord' here"),
-        ("model.start_from=nowhere", "nowhere: is neither a bundled model nor a folder"),
-    ],
-)
-def test_what_would_stop_a_run_stops_its_trial(change: str, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        try_changes(*SCENES, change)
-    assert message in str(caught.value)
-
-
 def test_skipped_images_are_named_and_the_next_batch_is_taken(tmp_path: Path) -> None:
     """Of those to train on one batch can be read, of those to validate not the first ones; none is held."""
     order = list(EpochSampler(40, batch_size=2, shuffle=True, seed=1))

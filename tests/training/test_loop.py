@@ -89,7 +89,7 @@ def test_a_run_that_diverges_names_images_and_keeps_its_last_good_state(tmp_path
 
 def test_what_a_finite_loss_hides_is_not_saved(tmp_path: Path) -> None:
     """A variance overflows; what batch norm makes of it is 0, which costs a finite loss."""
-    model = PatchClassifier("test_resnet", open_training_records(make_config()).train.labels.names)
+    model = PatchClassifier("test_resnet", open_training_records(make_config()).train.labels.names, image_size=32)
     next(model.backbone.parameters()).data *= 1e25
     save_checkpoint(model, tmp_path / "start")
     start = (f"model.start_from={tmp_path / 'start'}", "model.backbone=resnet101.tv_in1k", "model.image_size=")

@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pivotpatch.training.config import OptimiserSection
-from pivotpatch.training.optimiser import find_cycle_point, make_optimiser
+from pivotpatch.training.config import OptimiserSection, ScheduleSection
+from pivotpatch.training.optimiser import find_cycle_point, find_point, make_optimiser, set_point
 
 
 def make_small_model() -> nn.Sequential:
@@ -47,3 +47,53 @@ def test_norms_and_biases_do_not_decay_and_frozen_weights_are_left_out(name: str
     names = [f"{layer}.{part}" for layer in (0, 1, 4) for part in ("weight", "bias")]
     assert found == {name: 0.5 if decay_all or name in ("0.weight", "4.weight") else 0 for name in names}
     assert type(optimiser) is (torch.optim.AdamW if name == "adamw" else torch.optim.Adam)
+
+
+@settings(max_examples=30)
+@given(falls=st.lists(st.integers(1, 79), max_size=3, unique=True), epochs=st.just(80), per_epoch=st.integers(1, 5))
+def test_a_rate_that_falls_in_steps_is_that_of_torch(falls: list[int], epochs: int, per_epoch: int) -> None:
+    total = epochs * per_epoch
+    section = ScheduleSection(name="steps", warmup=0, falls=tuple(fall / epochs for fall in sorted(falls)))
+    optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        milestones = [fall * per_epoch for fall in sorted(falls)]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, gamma=0.1)
+        for step in range(total):
+            point = find_point(step, total=total, schedule=section)
+            (group,) = optimiser.param_groups
+            assert point == (pytest.approx(group["lr"]), group["momentum"])
+            schedule.step()
+
+
+def test_a_rate_rises_to_its_peak_within_the_warmup() -> None:
+    section = ScheduleSection(name="steps", warmup=0.1, falls=(0.5,))
+    rates = [find_point(step, total=40, schedule=section).rate for step in range(40)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, *[1.0] * 17, *[0.1] * 20])
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_the_backbone_has_a_rate_of_its_own(name: str) -> None:
+    model = nn.ModuleDict({"backbone": make_small_model(), "head": nn.Linear(2, 2)})
+    section = OptimiserSection.model_validate({"name": name, "lr": 0.5, "weight_decay": 0.0, "backbone_share": 0.1})
+    optimiser = make_optimiser(model, section)
+    set_point(optimiser, find_point(9, total=10, schedule=ScheduleSection(name="steps")), peak=0.5)
+    rates = {id(weight): group["lr"] for group in optimiser.param_groups for weight in group["params"]}
+    for key, weight in model.named_parameters():
+        assert rates[id(weight)] == pytest.approx(0.05 if key.startswith("backbone") else 0.5), key
+    assert optimiser.param_groups[0]["lr"] == 0.5  # the one that is logged
+
+
+def test_sgd_is_that_of_the_textbook() -> None:
+    weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
+    model = nn.Module()
+    model.weight = weight
+    optimiser = make_optimiser(model, OptimiserSection(name="sgd", lr=0.1, weight_decay=0.01))
+    speed, expected = torch.zeros(1, 2), weight.detach().clone()
+    for step in range(3):
+        set_point(optimiser, find_point(step, total=3, schedule=ScheduleSection(name="steps", warmup=0)), peak=0.1)
+        weight.grad = torch.tensor([[0.5, float(step)]])
+        optimiser.step()
+        speed = 0.9 * speed + weight.grad + 0.01 * expected
+        expected = expected - 0.1 * speed
+        torch.testing.assert_close(weight.detach(), expected)

@@ -77,15 +77,6 @@ def test_what_a_model_says_of_an_unknown_label_changes_nothing(name: str, tmp_pa
     assert low != high
 
 
-def test_an_unknown_label_has_no_gradient(tmp_path: Path) -> None:
-    for dog in ("?dog", ""):
-        target = write_target(tmp_path, dog)
-        for loss in (asymmetric_loss, binary_cross_entropy):
-            logits = make_scores(target, score=3.0).get("image").requires_grad_()
-            (gradient,) = torch.autograd.grad(loss(logits, target), logits)
-            assert (gradient[ROW, DOG] == 0) == (dog == "?dog")
-
-
 def test_an_unknown_label_is_no_annotation_error(tmp_path: Path) -> None:
     for dog, found in (("?dog", 0), ("", 1)):
         scores = make_scores(write_target(tmp_path, dog), score=9.0)

@@ -38,7 +38,7 @@ def fuse_activations(network: nn.Module) -> nn.Module:
     tracer.traced_func_name = "forward_features"
     try:
         graph = tracer.trace(network)
-    except (fx.proxy.TraceError, TypeError, RuntimeError, AttributeError):  # it branches on what it is given
+    except (fx.proxy.TraceError, TypeError, RuntimeError, AttributeError, NameError):  # it branches on what it is given
         return network
     held: dict[str, Any] = {
         **dict(network.named_modules()),

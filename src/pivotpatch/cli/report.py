@@ -25,6 +25,7 @@ from pivotpatch.inference.scoring import Progress
 from pivotpatch.models.classifier import Classifier, IndependentClassifier
 from pivotpatch.models.open import is_named
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.peers.hcp import SPANS, HCPClassifier
 from pivotpatch.peers.mcar import CROPS, MCARClassifier
 from pivotpatch.report import Subject, gather_findings, write_report
 from pivotpatch.training.build import open_training_records
@@ -131,6 +132,8 @@ def _describe(model: Classifier) -> dict[str, str]:
         passes = len(model.labels)
     elif isinstance(model, MCARClassifier):
         passes = 1 + min(CROPS, len(model.labels))
+    elif isinstance(model, HCPClassifier):
+        passes = len(SPANS)
     return {
         "model": f"{type(model).__name__}, {built.backbone}, {built.head} head, {side} x {side} pixels",
         "labels that it knows": f"{len(model.labels):,}",

@@ -104,6 +104,33 @@ def cut_patches(source: Tensor, *, grid: int = 2, overlap: float = 0.0, size: tu
     return resized.reshape(-1, len(boxes), *resized.shape[1:])
 
 
+def crop_images(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    """Cut crops out of images and enlarge each to the size of the image, by bilinear interpolation.
+
+    Args:
+        images: (B,C,H,W), floats.
+        across: (B,N,2) first and last column of each of N crops, as parts of the width.
+        down: (B,N,2) rows, likewise.
+
+    Returns:
+        (B,N,C,H,W).
+
+    >>> crop_images(torch.arange(4.0).reshape(1, 1, 1, 4), torch.tensor([[[0.5, 1.0]]]), torch.tensor([[[0.0, 1.0]]]))
+    tensor([[[[[1.7500, 2.2500, 2.7500, 3.0000]]]]])
+    """
+    height, width = images.shape[2:]
+    grids = []
+    for interval, size in ((across, width), (down, height)):
+        place = (torch.arange(size, device=images.device) + 0.5) / size
+        grids.append(2 * (interval[..., :1] + place * (interval[..., 1:] - interval[..., :1])) - 1)  # (B,N,size)
+    columns = grids[0][:, :, None].expand(-1, -1, height, -1)
+    rows = grids[1][..., None].expand(-1, -1, -1, width)
+    grid = torch.stack([columns, rows], dim=4).to(images.dtype)  # (B,N,H,W,2)
+    found = F.grid_sample(images, grid.flatten(1, 2), align_corners=False, padding_mode="border")
+    crops: Tensor = found.unflatten(2, (-1, height)).transpose(1, 2)
+    return crops
+
+
 def stack_views(images: Tensor, patches: Tensor) -> Tensor:
     """Put whole images and their patches into one batch, so that the network runs once.
 

@@ -1,4 +1,4 @@
-"""Augment the views of a batch on its device, each on its own: flip, cutout and RandAugment's operations."""
+"""Augment the views of a batch on its device, each on its own: crop, flip, cutout and RandAugment's operations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as TF
 
 from pivotpatch.accel.device import choose_compiled, send_tensor
+from pivotpatch.core.patches import crop_images
 
 STEPS = 9
 """Magnitudes of the published operations, from 1."""
@@ -29,6 +30,8 @@ class AugmentPolicy:
         randaugment: "torchvision": its fourteen operations, all of one magnitude; "published": the fifteen of the
             paper's training code, each applied with probability 0.5, its magnitude drawn from nine steps.
         magnitude: of torchvision's, 0 to 30.
+        crop: smallest side of a crop that is enlarged to the view, as a part of the view's; both sides are drawn from
+            it to 1, the place from all that there are. 1 for none.
     """
 
     flip: float = 0.0
@@ -36,11 +39,13 @@ class AugmentPolicy:
     operations: int = 2
     randaugment: Literal["torchvision", "published"] = "torchvision"
     magnitude: float = 9
+    crop: float = 1.0
 
 
 class Augmentation(NamedTuple):
     """What happens to each of N views, as drawn; on the CPU."""
 
+    crop: Tensor  # (N,2,2) first and last column, then row, of what is enlarged to the view, as parts of the sides
     flip: Tensor  # (N,) bool
     cutout: Tensor  # (N,4) top, left, bottom, right of the covered box, as parts of the side; may leave the view
     colour: Tensor  # (N,3) uint8 that covers it
@@ -58,7 +63,7 @@ class Augmentation(NamedTuple):
 
     @torch.no_grad()
     def apply(self, views: Tensor, *, compiled: bool = False) -> Tensor:
-        """Flip, cover a box, then apply the drawn operations.
+        """Crop, flip, cover a box, then apply the drawn operations.
 
         Args:
             views: (N,3,H,W) uint8, on any device; left as they are.
@@ -72,12 +77,14 @@ class Augmentation(NamedTuple):
         assert views.shape[:2] == (len(self.flip), 3), views.shape
         with torch.autocast(views.device.type, enabled=False):  # grey levels and positions need more than 8 bits
             views = views.contiguous()
-            flip, cutout, colour = (send_tensor(part, views.device) for part in self[:3])
+            crop, flip, cutout, colour = (send_tensor(part, views.device) for part in self[:4])
+            if (self.crop[..., 1] - self.crop[..., 0] < 1).any():
+                views = choose_compiled(_crop, compiled=compiled)(views, crop)
             if self.flip.any():
                 views = choose_compiled(_flip, compiled=compiled)(views, flip)
             if (self.cutout[:, :2] < self.cutout[:, 2:]).any():
                 views = choose_compiled(_cover, compiled=compiled)(views, cutout, colour)
-            for drawn in zip(*(part.unbind(1) for part in self[3:]), strict=True):
+            for drawn in zip(*(part.unbind(1) for part in self[4:]), strict=True):
                 views = _operate(views, *drawn, compiled=compiled)
             return views
 
@@ -108,7 +115,13 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
         operation = torch.where(applied, operation + len(OPERATIONS), list(OPERATIONS).index("identity"))
     else:
         strength = full * policy.magnitude / _MAX_MAGNITUDE
+    crop = torch.tensor([0.0, 1.0]).expand(count, 2, 2)
+    if policy.crop < 1:  # drawn last, so that all else is what it is without
+        sides = policy.crop + (1 - policy.crop) * torch.rand(count, 2, generator=generator)
+        first = (1 - sides) * torch.rand(count, 2, generator=generator)
+        crop = torch.stack([first, first + sides], dim=2)
     return Augmentation(
+        crop,
         flip,
         torch.cat([centre - policy.cutout / 2, centre + policy.cutout / 2], dim=1),
         colour,
@@ -116,6 +129,11 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
         torch.where(signed & negative, -strength, strength),
         place,
     )
+
+
+def _crop(views: Tensor, crop: Tensor) -> Tensor:
+    """Enlarge a part of each view."""
+    return _to_bytes(crop_images(views.float(), *crop[:, :, None].unbind(1))[:, 0] + 0.5)
 
 
 def _flip(views: Tensor, flip: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ DESCRIPTION = "model.json"
 CARD = "README.md"
 
 
-Kind = Literal["MultiLabelClassifier", "PatchClassifier", "IndependentClassifier", "MCARClassifier"]
+Kind = Literal["MultiLabelClassifier", "PatchClassifier", "IndependentClassifier", "MCARClassifier", "HCPClassifier"]
 Text = Annotated[str, Field(min_length=1)]
 Options = Annotated[dict[str, str | int | float | bool | None], AfterValidator(partial(check_numbers, where="options"))]
 Coefficient = Annotated[float, Field(ge=-1e4, le=1e4)]  # of a logit, of which few are above 100

@@ -268,6 +268,7 @@ class SharedClassifier(Classifier):
         self.backbone = Backbone(chosen.backbone, image_size=seen, options=given, pretrained=pretrained)
         features, count = self.backbone.features, len(self.labels)
         self.head = make_head(chosen.head, features=features, labels=count, options=chosen.head_options)
+        self.head.connect(self.backbone.network)
         for name in self.projections:
             self.add_module(name, self.head.make_projection())
         self.preprocessing = self.backbone.preprocessing

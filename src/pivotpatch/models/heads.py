@@ -35,6 +35,9 @@ class Head(nn.Module):
     project: nn.Module
     per_label: ClassVar[PerLabel] = {}
 
+    def connect(self, network: nn.Module) -> None:
+        """Take part in what a timm model does between image and feature map, where a head does more than follow it."""
+
     def embed(self, features: Tensor) -> Tensor:
         """Embedding of a feature map (B,D,h,w): what `project` turns into logits."""
         raise NotImplementedError
@@ -293,6 +296,11 @@ PEERS: Mapping[str, str] = {
     "ms_cma": "pivotpatch.peers.ms_cma:MSCMAHead",
     "ida": "pivotpatch.peers.ida:IDAHead",
     "c_tran": "pivotpatch.peers.c_tran:CTranHead",
+    "kssnet": "pivotpatch.peers.kssnet:KSSNetHead",
+    "cnn_rnn": "pivotpatch.peers.cnn_rnn:CNNRNNHead",
+    "rdal": "pivotpatch.peers.rdal:RDALHead",
+    "rarl": "pivotpatch.peers.rarl:RARLHead",
+    "svm": "pivotpatch.peers.svm:SVMHead",
 }
 """Heads of other systems, imported when one is asked for: they are built on what this module holds."""
 

@@ -26,7 +26,8 @@ _KINDS: dict[Kind, type[Classifier]] = {
     "PatchClassifier": PatchClassifier,
     "IndependentClassifier": IndependentClassifier,
 }
-MCAR = "pivotpatch.peers.mcar"  # imported where a checkpoint needs it, as heads of other systems are
+# Imported where a checkpoint needs one, as heads of other systems are.
+_PEERS = {"MCARClassifier": "pivotpatch.peers.mcar", "HCPClassifier": "pivotpatch.peers.hcp"}
 _RUN = ("config.toml", "best", "last")  # what a run's folder holds
 
 
@@ -67,8 +68,8 @@ def load_checkpoint(folder: str | Path) -> Classifier:
     """
     folder = find_bundled(str(folder)) or Path(folder)
     described = read_description(folder)
-    if described.kind == "MCARClassifier":
-        kind: type[Classifier] = import_module(MCAR).MCARClassifier
+    if described.kind in _PEERS:
+        kind: type[Classifier] = getattr(import_module(_PEERS[described.kind]), described.kind)
     else:
         kind = _KINDS[described.kind]
     return kind.build_described(described, folder)

@@ -102,8 +102,7 @@ class PatchClassifier(SharedClassifier):
             cut: dict[str, Any] = {"grid": grid, "overlap": overlap, "regions": regions}
             model = cls(trained.architecture, trained.labels, **cut, **sizes, **mixing)
         model.preprocessing = trained.preprocessing
-        model.backbone = deepcopy(trained.backbone)
-        model.head = deepcopy(trained.head)
+        model.backbone, model.head = deepcopy((trained.backbone, trained.head))  # at once: they may be connected
         model.patch_projection = deepcopy(trained.head.project)
         model.weight_projection = deepcopy(trained.head.project)
         return model.train(trained.training)

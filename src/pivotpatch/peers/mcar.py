@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pivotpatch.core.patches import crop_images
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import MultiLabelClassifier
 
@@ -69,18 +70,3 @@ def find_interval(profile: Tensor) -> Tensor:
     middle = middle.clamp(min=half, max=1 - half)
     found = torch.stack([middle - half, middle + half], dim=-1)
     return torch.where(flat, found.new_tensor([LEAST, 1 - LEAST]), found)
-
-
-def crop_images(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """Crops (B,N,C,H,W) of images (B,C,H,W), as large; intervals (B,N,2) of columns and rows in shares."""
-    height, width = images.shape[2:]
-    grids = []
-    for interval, size in ((across, width), (down, height)):
-        place = (torch.arange(size, device=images.device) + 0.5) / size
-        grids.append(2 * (interval[..., :1] + place * (interval[..., 1:] - interval[..., :1])) - 1)  # (B,N,size)
-    columns = grids[0][:, :, None].expand(-1, -1, height, -1)
-    rows = grids[1][..., None].expand(-1, -1, -1, width)
-    grid = torch.stack([columns, rows], dim=4).to(images.dtype)  # (B,N,H,W,2)
-    found = F.grid_sample(images, grid.flatten(1, 2), align_corners=False, padding_mode="border")
-    crops: Tensor = found.unflatten(2, (-1, height)).transpose(1, 2)
-    return crops

@@ -33,6 +33,7 @@ from pivotpatch.models.classifier import (
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.peers.hcp import HCPClassifier
 from pivotpatch.peers.label_priors import LabelPrior, WordVectors, read_vectors
 from pivotpatch.peers.mcar import MCARClassifier
 from pivotpatch.process import count_workers
@@ -46,6 +47,12 @@ SPLIT_SEED = 0  # the same images are held out whatever the seed of the run, so 
 Progress = Callable[[str, int, int | None], None]
 """Told a stage, how much of it is done, and of how much."""
 Kind = TypeVar("Kind", bound=SharedClassifier)
+KINDS: Mapping[str, Any] = {
+    "independent": IndependentClassifier,
+    "crops": MCARClassifier,
+    "windows": HCPClassifier,
+}
+"""Kinds of model by task.kind; all others are plain ones, or have patches."""
 LEAST_FOLDED = 50  # training images that folds are made of; too few say nothing
 _NAMED = 10  # labels in a line about a model or about images
 _FAULTS = 5  # faults that are told in a line each
@@ -68,7 +75,7 @@ class Run:
     task: Task  # model and loss
     step_module: nn.Module  # the task as it is called in training: the same, or wrapped for several processes
     average: ModelEmaV3 | None  # the running average of the model, where one is kept
-    optimiser: torch.optim.Adam
+    optimiser: torch.optim.Optimizer
     dtype: torch.dtype  # of autocast
     held_bytes: int  # of the images that stay decoded
     folds: Tensor  # (N,) the fold of each training image, where the backbone is frozen
@@ -176,12 +183,10 @@ def choose_frozen(config: RunConfig, model: Classifier, device: torch.device) ->
     section, cannot = config.model, ""
     if not isinstance(model, SharedClassifier) or config.task.kind not in ("patch", "image"):
         cannot = f"task.kind is {config.task.kind}"
-    elif model.architecture.head not in ("linear", "max"):
+    elif model.architecture.head not in ("linear", "max", "svm"):
         cannot = f"the {model.architecture.head} head is more than a last step"
-    elif config.mix.share:
-        cannot = "mix.share mixes images"
-    elif config.teacher.model is not None:
-        cannot = "teacher.model looks at images"
+    elif config.mix.share or config.distil.teachers or config.distil.groups:
+        cannot = "mix and distil look at images"
     if section.frozen is True and cannot:
         raise InputError("model.frozen", f"is true, and {cannot}", "give --full, which trains everything")
     if section.frozen != "auto":
@@ -355,8 +360,7 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
     said = section.head_options if vectors is None else {"vector_width": vectors.shape[1], **section.head_options}
     architecture = Architecture(section.backbone, section.head, section.image_size, section.backbone_options, said)
     options: dict[str, Any] = {"pretrained": section.pretrained and not section.weights, "weights": section.weights}
-    kinds: dict[str, type[Classifier]] = {"independent": IndependentClassifier, "crops": MCARClassifier}
-    kind = kinds.get(task.kind, MultiLabelClassifier)
+    kind = KINDS.get(task.kind, MultiLabelClassifier)
     if task.kind in ("patch", "patch_only"):
         kind, options = PatchClassifier, options | _say_patching(task)
     model = kind(architecture, labels, **options)
@@ -405,7 +409,7 @@ def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: T
             raise InputError(f"model.{name}", f"is {value!r}, but {start} decides it", todo)
     patches = task.kind in ("patch", "patch_only")
     if isinstance(model, MultiLabelClassifier) and task.kind != "independent":
-        kind = MCARClassifier if task.kind == "crops" else MultiLabelClassifier
+        kind = KINDS.get(task.kind, MultiLabelClassifier)
         again = _take_over(kind(model.architecture, labels), model, tell=tell)
         return PatchClassifier.from_classifier(again, **_say_patching(task)) if patches else again
     if isinstance(model, PatchClassifier) and patches:

@@ -24,7 +24,22 @@ Count = Annotated[int, Field(ge=0, strict=True)]
 Part = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 HeadName = Literal[
-    "linear", "max", "query2label", "ml_decoder", "csra", "ml_gcn", "add_gcn", "ssgrl", "ms_cma", "ida", "c_tran"
+    "linear",
+    "max",
+    "query2label",
+    "ml_decoder",
+    "csra",
+    "ml_gcn",
+    "add_gcn",
+    "ssgrl",
+    "ms_cma",
+    "ida",
+    "c_tran",
+    "kssnet",
+    "cnn_rnn",
+    "rdal",
+    "rarl",
+    "svm",
 ]
 # One name needs no list around it, so that an override is as easy to write as an address.
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
@@ -85,9 +100,9 @@ class FrozenSection(Section):
 class TaskSection(Section):
     """What is trained."""
 
-    kind: Literal["image", "patch", "patch_only", "independent", "crops"] = Field(
+    kind: Literal["image", "patch", "patch_only", "independent", "crops", "windows"] = Field(
         "patch",
-        description="image: baseline (DeT); patch: PAT-T; patch_only: image scale; independent: InT; crops: MCAR",
+        description="image: baseline; patch: PAT-T; patch_only: scale; independent: InT; crops: MCAR; windows: HCP",
     )
     grid: Grid = Field(2, description="patches per side")
     overlap: Part = Field(0.0, description="part of a patch that its neighbour shares")
@@ -108,17 +123,18 @@ class MixSection(Section):
     consistent: bool = Field(False, description="draw what is said of a cell to what is said of the whole image")
 
 
-class TeacherSection(Section):
-    """A trained PAT-T that a model of regions is drawn to, patch by patch; at inference there is no teacher."""
+class DistilSection(Section):
+    """Whom a model learns from beside the labels: for task.kind=image, and for task.regions from one PAT-T."""
 
-    model: str | None = Field(None, description="a run's best checkpoint, or another; it knows the same labels")
-    weight: NonNegativeFloat = Field(1.0, description="of what the teacher says, beside the two losses")
+    teachers: Names = Field((), description="checkpoints; each teaches the labels that it knows")
+    groups: Count = Field(0, description="CPSD: train twice so many teachers first, each for a group of labels")
+    share: Share = Field(0.5, description="of the loss that is the difference from teachers")
 
 
 class LossSection(Section):
     """What a mistake costs."""
 
-    name: Literal["asymmetric", "binary_cross_entropy"] = Field("asymmetric", description="kind of loss")
+    name: Literal["asymmetric", "binary_cross_entropy", "squared_hinge"] = Field("asymmetric", description="its kind")
     gamma_neg: NonNegativeFloat = Field(4.0, description="asymmetric: focusing power for negatives")
     gamma_pos: NonNegativeFloat = Field(0.0, description="asymmetric: focusing power for positives")
     clip: Part = Field(0.05, description="asymmetric: negatives below it cost nothing")
@@ -129,17 +145,20 @@ class LossSection(Section):
 class OptimiserSection(Section):
     """How weights move."""
 
-    name: Literal["adamw", "adam"] = Field("adamw", description="kind of optimiser")
+    name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="kind of optimiser")
     lr: PositiveFloat = Field(1e-4, description="peak learning rate")
+    backbone_share: float = Field(1.0, gt=0, le=1, description="of that rate, for the backbone")
     weight_decay: NonNegativeFloat = Field(1e-4, description="decay, on weights only")
     decay_all: bool = Field(False, description="decay norms and biases too")
     clip_norm: PositiveFloat | None = Field(None, description="largest norm of the gradient")
 
 
 class ScheduleSection(Section):
-    """How the learning rate moves: one cycle, stepped at every step."""
+    """How the learning rate moves at every step."""
 
+    name: Literal["one_cycle", "steps"] = Field("one_cycle", description="one_cycle: up and down; steps: falls at some")
     warmup: Share = Field(0.2, description="part of the run in which the rate rises")
+    falls: tuple[Share, ...] = Field((), description="steps: parts of the run after which the rate falls to a tenth")
 
 
 class EmaSection(Section):
@@ -153,6 +172,7 @@ class AugmentSection(Section):
     """What happens to each view, each on its own."""
 
     flip: Share = Field(0.0, description="probability of a horizontal flip")
+    crop: float = Field(1.0, gt=0, le=1, description="smallest side of a random crop, as a part of the view's")
     cutout: Share = Field(0.5, description="side of the covered box, as a part of the view's side")
     operations: int = Field(2, ge=0, description="operations of RandAugment")
     randaugment: Literal["torchvision", "published"] = Field("torchvision", description="whose operations")
@@ -200,7 +220,7 @@ class RunConfig(Section):
     model: ModelSection = ModelSection()
     task: TaskSection = TaskSection()
     mix: MixSection = MixSection()
-    teacher: TeacherSection = TeacherSection()
+    distil: DistilSection = DistilSection()
     loss: LossSection = LossSection()
     optimiser: OptimiserSection = OptimiserSection()
     schedule: ScheduleSection = ScheduleSection()

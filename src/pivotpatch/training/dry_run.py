@@ -51,6 +51,8 @@ class DryRun:
 def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore) -> DryRun:
     """Try one batch of a run; nothing is written, and images to be held are not decoded. `tell` as in `make_model`."""
     begun = min(time.time() - psutil.Process().create_time(), STARTING_SECONDS)
+    if config.distil.groups and not config.distil.teachers:
+        tell(f"up to {2 * config.distil.groups} teachers are trained first, each about as long as this says")
     with own_settings(accelerator.device):
         began = time.perf_counter()
         run = build_run(config, accelerator, decode=False, tell=tell)

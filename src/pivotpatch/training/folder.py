@@ -136,13 +136,17 @@ class RunFolder:
         with explaining(str(path), "cannot be read", DAMAGED):
             return RunState.model_validate_json(path.read_text("utf-8"))
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end."""
+        with suppress(OSError, ValueError, KeyError, TypeError):  # what is damaged will be written anew
+            return bool(json.loads((self.root / METRICS).read_text("utf-8"))["finished"])
+        return False
+
     def check_resumable(self, state: RunState) -> None:
         """Refuse a run that is at its end, of which something is gone, or whose configuration was changed."""
         again = f"start another with model.start_from={self.last}"
-        finished = False
-        with suppress(OSError, ValueError, KeyError, TypeError):  # what is damaged will be written anew
-            finished = bool(json.loads((self.root / METRICS).read_text("utf-8"))["finished"])
-        if finished:
+        if self.finished:
             todo = f"start another; model.start_from={self.best} begins with its weights"
             raise InputError(str(self.root), "the run has come to its end", todo)
         if state.best is not None and not self.best.exists():

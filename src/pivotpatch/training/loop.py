@@ -20,12 +20,13 @@ from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError, shorten
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.open import load_checkpoint
+from pivotpatch.peers.cpsd import divide_labels
 from pivotpatch.process import StopSignals
-from pivotpatch.training.build import Progress, Run, build_run, ignore, none_read, open_loader
-from pivotpatch.training.config import RunConfig, settle_config
+from pivotpatch.training.build import Progress, Run, build_run, ignore, none_read, open_loader, open_training_records
+from pivotpatch.training.config import DistilSection, RunConfig, load_config, settle_config
 from pivotpatch.training.dry_run import tell_other_way
 from pivotpatch.training.features import FOLDER, Features
-from pivotpatch.training.folder import RunFolder, RunState
+from pivotpatch.training.folder import CONFIG, RunFolder, RunState
 from pivotpatch.training.gain import measure_gain, score_loader, score_unseen, tune_folds
 from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
 from pivotpatch.training.step import collect_training, compile_run, restore_training, take_step
@@ -64,6 +65,11 @@ def fit(
     accelerator = make_accelerator(config, out)
     folder = RunFolder(out, config, writes=accelerator.is_main_process)
     folder.check_free()
+    if config.distil.groups and not config.distil.teachers:
+        made = _train_teachers(config, out, progress=progress, report=report, tell=tell)
+        if isinstance(made, FitResult):
+            return made
+        config = config.model_copy(update={"distil": config.distil.model_copy(update={"teachers": made})})
     with closing(folder), own_settings(accelerator.device):
         run = build_run(config, accelerator, keep=out.parent / FOLDER, progress=progress, tell=tell)
         compile_run(run, steps_left=run.total_steps)
@@ -71,6 +77,32 @@ def fit(
         folder.config = run.config
         folder.create(run.choices)  # only now: a wrong configuration leaves nothing that the next attempt stumbles on
         return _Trainer(run, folder, RunState(records=len(run.records)), progress, report).train(tell)
+
+
+def _train_teachers(config: RunConfig, out: Path, **told: Any) -> tuple[str, ...] | FitResult:
+    """Train the teachers of CPSD beside a run's folder, or those that are not there yet.
+
+    Returns:
+        Their checkpoints, or how the training ended that somebody stopped.
+    """
+    records, home = open_training_records(config).train, out.parent / f"{out.name}-teachers"
+    labels = divide_labels(records.labels.names, records.count_pairs(), config.distil.groups)
+    for number, (name, group) in enumerate(labels.items(), 1):
+        data = config.data.model_copy(update={"labels": group, "test": ()})
+        wanted, folder = config.model_copy(update={"data": data, "distil": DistilSection()}), home / name
+        told["tell"](f"teacher {number} of {len(labels)}, {name}: {shorten(group)}")
+        begun = (folder / CONFIG).is_file()
+        if begun:
+            held = RunFolder(folder, load_config(folder / CONFIG))
+            if held.config != settle_config(wanted, frozen=held.config.model.frozen is True):
+                wrong = "is a teacher that was trained with other settings"
+                raise InputError(str(folder), wrong, f"remove {home}, or name the teachers in distil.teachers")
+            if held.finished:
+                continue
+        result = resume(folder, **told) if begun else fit(wanted, folder, **told)
+        if result.stopped_by is not None:
+            return result
+    return tuple(str(home / name / "best") for name in labels)
 
 
 def resume(out: Path, *, progress: Progress = ignore, report: Report = ignore, tell: Tell = ignore) -> FitResult:

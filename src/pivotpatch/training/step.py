@@ -19,7 +19,7 @@ from pivotpatch.models.views import Views
 from pivotpatch.models.weights import load_exactly
 from pivotpatch.training.build import Run
 from pivotpatch.training.features import pick_variants
-from pivotpatch.training.optimiser import find_cycle_point
+from pivotpatch.training.optimiser import find_point, set_point
 from pivotpatch.training.processes import COMPILE_SECONDS, pays_to_compile
 from pivotpatch.training.task import Kept
 
@@ -38,10 +38,8 @@ def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> 
         norm of the gradient of the whole batch.
     """
     config = run.config
-    point = find_cycle_point(step, total=run.total_steps, warmup=config.schedule.warmup)
-    for group in run.optimiser.param_groups:
-        group["lr"] = config.optimiser.lr * point.rate
-        group["betas"] = (point.momentum, group["betas"][1])
+    point = find_point(step, total=run.total_steps, schedule=config.schedule)
+    set_point(run.optimiser, point, peak=config.optimiser.lr)
     parts = compute_gradients(run, batch, step=step, rows=rows)
     with record_function("norm"):
         weights, limit = list(run.task.parameters()), config.optimiser.clip_norm

@@ -23,8 +23,12 @@ from pivotpatch.models.open import open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.peers.c_tran import CTranHead, draw_known
+from pivotpatch.peers.cpsd import Teachers
+from pivotpatch.peers.hcp import HCPClassifier
 from pivotpatch.peers.mcar import MCARClassifier
+from pivotpatch.peers.rarl import SPREAD, RARLHead, find_reward
 from pivotpatch.peers.splicemix import draw_cells, find_inconsistency, splice_images, split_cells, unite_targets
+from pivotpatch.peers.svm import SquaredHingeLoss
 from pivotpatch.training.config import LossSection, RunConfig
 
 _TINY = 1e-12  # the least share of a patch that a logarithm is taken of
@@ -111,7 +115,7 @@ class WholeImageTask(Task):
 
     def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
         """Loss (1,) of the image logits."""
-        if isinstance(self.model, IndependentClassifier):
+        if isinstance(self.model, IndependentClassifier | HCPClassifier):
             assert isinstance(seen, Views)
             return torch.stack([self.loss(self.model(seen.image), target)])
         return super().forward(seen, target)
@@ -153,6 +157,24 @@ class SpliceTask(WholeImageTask):
         return torch.stack(costs)
 
 
+class StudentTask(WholeImageTask):
+    """CPSD's student: the loss of labels, and what its logits differ from those of teachers."""
+
+    model: MultiLabelClassifier
+    parts: tuple[str, ...] = ("image", "teachers")
+
+    def __init__(self, model: MultiLabelClassifier, loss: nn.Module, *, teachers: Teachers, share: float) -> None:
+        super().__init__(model, loss)
+        self.teachers, self.share = teachers, share  # not modules of the task: nobody trains or saves them
+
+    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+        """Losses (2,) of both."""
+        assert isinstance(seen, Views)
+        logits = self.model(seen.image)
+        difference = self.teachers.find_difference(seen.image, logits)
+        return torch.stack([(1 - self.share) * self.loss(logits, target), self.share * difference])
+
+
 class CropTask(WholeImageTask):
     """MCAR's training: the loss of the whole image and that of the largest logits of its crops."""
 
@@ -175,6 +197,21 @@ class RevealingTask(WholeImageTask):
         known = draw_known(target)
         logits = head.project(head.embed(self.model.backbone(seen.image), known))  # type: ignore[operator]
         return torch.stack([self.loss(logits, target.masked_fill(known.isfinite(), torch.nan))])
+
+
+class RewardedTask(WholeImageTask):
+    """RARL's training: the loss, and how likely the drawn places were, times what they were worth above the mean."""
+
+    parts: tuple[str, ...] = ("image", "reward")
+
+    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+        """Losses (2,) of both."""
+        assert isinstance(seen, Views)
+        head: Any = self.model.head
+        embedding, likelihood = head.walk(self.model.backbone(seen.image), spread=SPREAD)  # type: ignore[operator]
+        logits = head.project(embedding)
+        reward = find_reward(logits.detach(), target)
+        return torch.stack([self.loss(logits, target), -((reward - reward.mean()) * likelihood).sum()])
 
 
 class PatchTask(Task):
@@ -223,9 +260,9 @@ class TaughtTask(PatchTask):
     sees the label. Regions that are cut in another way than the teacher's patches are first pooled to these.
     """
 
-    def __init__(self, model: PatchClassifier, loss: nn.Module, *, teacher: PatchClassifier, weight: float) -> None:
+    def __init__(self, model: PatchClassifier, loss: nn.Module, *, teacher: PatchClassifier, share: float) -> None:
         super().__init__(model, loss)
-        self.parts, self.weight = (*self.parts, "teacher"), weight
+        self.parts, self.share = (*self.parts, "teacher"), share
         self._teacher = (teacher.requires_grad_(False).eval(),)  # no part of what is trained, saved or averaged
         shares = align_patches(teacher.patching, model.patching)
         self.register_buffer("shares", shares.to(next(model.parameters()).device), persistent=False)
@@ -251,7 +288,8 @@ class TaughtTask(PatchTask):
             wanted = self._teacher[0].forward_views(*seen.shown)
         costs = self.compare(self.model.project_embeddings(embeddings), wanted)
         known = ~target.isnan().all(dim=1)  # of an image that only fills a batch there is nothing to learn
-        return torch.cat([self.judge(self.model, embeddings, target), self.weight * (costs * known).sum()[None]])
+        own = self.judge(self.model, embeddings, target)
+        return torch.cat([(1 - self.share) * own, self.share * (costs * known).sum()[None]])
 
     def compare(self, out: CounterfactualLogits, wanted: CounterfactualLogits) -> Tensor:
         """How far (B,) logits and weights are from those of the teacher, summed over labels, patches on average."""
@@ -287,26 +325,33 @@ class PatchOnlyTask(Task):
 
 def make_task(model: Classifier, config: RunConfig) -> Task:
     """The task that a configuration names, around a model."""
-    loss = make_loss(config.loss)
-    if config.mix.share:
-        if not isinstance(model, MultiLabelClassifier) or isinstance(model, MCARClassifier):
-            raise InputError("mix.share", f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
-        return SpliceTask(model, loss, share=config.mix.share, consistent=config.mix.consistent)
+    loss, mix, distil = make_loss(config.loss), config.mix, config.distil
+    if distil.teachers and isinstance(model, PatchClassifier):
+        return _make_taught(model, loss, config)
+    asked = {"mix.share": mix.share, "distil.teachers": distil.teachers, "distil.groups": distil.groups}
+    for name in (name for name, value in asked.items() if value and type(model) is not MultiLabelClassifier):
+        raise InputError(name, f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
+    if distil.teachers:
+        assert isinstance(model, MultiLabelClassifier)
+        teachers = Teachers([open_model(name) for name in distil.teachers], model)
+        return StudentTask(model, loss, teachers=teachers, share=distil.share)
+    if mix.share:
+        assert isinstance(model, MultiLabelClassifier)
+        return SpliceTask(model, loss, share=mix.share, consistent=mix.consistent)
     if isinstance(model, MCARClassifier):
         return CropTask(model, loss)
-    if config.teacher.model is not None:
-        return _make_taught(model, loss, config)
     if not isinstance(model, PatchClassifier):
-        return (RevealingTask if isinstance(getattr(model, "head", None), CTranHead) else WholeImageTask)(model, loss)
+        kinds: dict[type, type[WholeImageTask]] = {CTranHead: RevealingTask, RARLHead: RewardedTask}
+        return kinds.get(type(getattr(model, "head", None)), WholeImageTask)(model, loss)
     return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
 
 
-def _make_taught(model: Classifier, loss: nn.Module, config: RunConfig) -> TaughtTask:
-    """The task of a model and its teacher, which is opened here."""
-    where, name = "teacher.model", str(config.teacher.model)
-    if not isinstance(model, PatchClassifier) or not model.regions or model.closer_size is not None:
-        wrong = "it teaches models of regions of the feature map, without a closer look, alone"
-        raise InputError(where, wrong, "give task.regions=true, or leave it out")
+def _make_taught(model: PatchClassifier, loss: nn.Module, config: RunConfig) -> TaughtTask:
+    """The task of a model of regions and its teacher, which is opened here."""
+    where, (name, *more) = "distil.teachers", config.distil.teachers
+    if not model.regions or model.closer_size is not None or more or config.mix.share:
+        wrong = "with patches one teaches a model of regions of the feature map, without a closer look and mix.share"
+        raise InputError(where, wrong, "give task.regions=true and one teacher, or leave it out")
     teacher = open_model(name)
     if not isinstance(teacher, PatchClassifier) or teacher.patch_only or teacher.regions:
         raise InputError(where, f"{name} is no PAT-T with patches of its own", "train one by task.kind=patch")
@@ -315,11 +360,13 @@ def _make_taught(model: Classifier, loss: nn.Module, config: RunConfig) -> Taugh
     device = next(model.parameters()).device
     if config.precision.channels_last:
         teacher = teacher.to(memory_format=torch.channels_last)
-    return TaughtTask(model, loss, teacher=teacher.to(device), weight=config.teacher.weight)
+    return TaughtTask(model, loss, teacher=teacher.to(device), share=config.distil.share)
 
 
 def make_loss(section: LossSection) -> nn.Module:
     """The loss that a configuration names, summed: the loop divides where a mean is wanted."""
     if section.name == "binary_cross_entropy":
         return BinaryCrossEntropyLoss()
+    if section.name == "squared_hinge":
+        return SquaredHingeLoss()
     return AsymmetricLoss(**section.model_dump(exclude={"name", "reduction"}))

@@ -1,0 +1,110 @@
+"""CPSD: how labels are divided, what a student learns from teachers, and that all are trained by one command."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pivotpatch import load_checkpoint, save_checkpoint
+from pivotpatch.data.address import open_records
+from pivotpatch.errors import InputError
+from pivotpatch.models.classifier import MultiLabelClassifier
+from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.views import Views
+from pivotpatch.peers.cpsd import Teachers, divide_labels, find_similarity
+from pivotpatch.training.config import load_config
+from pivotpatch.training.loop import fit
+from pivotpatch.training.task import StudentTask, make_task
+
+SCENES = "scenes:@train?count=32&size=64"
+TINY = ["model.backbone=test_resnet", "model.pretrained=false", "model.image_size=64", "output.trackers=[]"]
+PLAIN = ["augment.cutout=0", "augment.operations=0", "ema.decay=0", "data.val_fraction=0", "data.workers=0"]
+
+
+def make(*labels: str, seed: int = 0) -> MultiLabelClassifier:
+    torch.manual_seed(seed)
+    return MultiLabelClassifier("test_resnet", labels, image_size=64).eval()
+
+
+def test_similarity_is_one_entry_at_a_time_that_of_the_published_code() -> None:
+    counts = np.array([[9, 6, 0], [6, 8, 1], [0, 1, 0]])  # of the last there is no image
+    found = find_similarity(counts)
+    for i in range(3):
+        for j in range(3):
+            shares = [counts[i, j] / max(counts[k, k], 1) for k in (i, j)]
+            assert found[i, j] == pytest.approx(0.0 if i == j else (shares[0] ** 0.5 + shares[1] ** 0.5) / 2)
+
+
+def test_labels_are_divided_by_what_they_occur_with() -> None:
+    """Things that occur in one of three rooms only: a group each. The same if a thing never meets those of its room."""
+    rooms = np.arange(9) % 3
+    alike, names = rooms[:, None] == rooms, [f"{thing}{room}" for thing, room in zip("abcdefghi", rooms, strict=True)]
+    expected = {frozenset(name for name in names if name.endswith(str(room))) for room in range(3)}
+    for kind, meet in (("together", alike), ("apart", ~alike)):
+        counts = np.where(meet, 40, 1)
+        np.fill_diagonal(counts, 60)
+        groups = divide_labels(names, counts, 3)
+        assert {frozenset(group) for name, group in groups.items() if name.startswith(kind)} == expected
+        for each in ("together", "apart"):
+            held = [label for name, group in groups.items() if name.startswith(each) for label in group]
+            assert sorted(held) == sorted(names)
+    assert divide_labels(["x", "y"], counts[:2, :2], 5).keys() == {"together-1", "together-2", "apart-1", "apart-2"}
+    assert divide_labels(names, counts, 1).keys() == {"together-1", "apart-1"}
+
+
+def test_a_student_is_judged_by_labels_and_by_the_teachers_of_each(tmp_path: Path) -> None:
+    student, teachers = make("a", "b", "c"), [make("c", "a", seed=1), make("a", seed=2)]
+    for number, teacher in enumerate(teachers):
+        save_checkpoint(teacher, tmp_path / str(number))
+    names = ", ".join(f"'{tmp_path / str(number)}'" for number in range(2))
+    config = load_config(None, ["task.kind=image", f"distil.teachers=[{names}]", "distil.share=0.3"])
+    task = make_task(student, config)
+    assert isinstance(task, StudentTask)
+    assert task.state_dict().keys() == {f"model.{key}" for key in student.state_dict()}
+    images, target = torch.randn(3, 3, 64, 64), torch.tensor([[1.0, 0, 0], [0, float("nan"), 1], [0, 1, 1]])
+    with torch.no_grad():
+        found = task(Views(images, torch.empty(3, 0, 3, 64, 64)), target)
+        told = [teacher(images) for teacher in teachers]
+        logits, total = student(images), 0.0
+        for row in range(3):
+            total += (logits[row, 0] - told[0][row, 1]).item() ** 2 / 2  # "a" has two teachers
+            total += (logits[row, 0] - told[1][row, 0]).item() ** 2 / 2
+            total += (logits[row, 2] - told[0][row, 0]).item() ** 2  # "c" has one, "b" none
+    assert found.tolist() == pytest.approx([0.7 * task.loss(logits, target).item(), 0.3 * total], rel=1e-4)
+    before = {key: value.clone() for key, value in teachers[0].state_dict().items()}
+    task.train()(Views(images, torch.empty(3, 0, 3, 64, 64)), target).sum().backward()
+    held = task.teachers.models[0]
+    assert all(torch.equal(value, before[key]) for key, value in held.state_dict().items())  # norms have seen nothing
+    assert all(weight.grad is None for weight in held.parameters())
+
+
+def test_teachers_that_cannot_teach_are_refused() -> None:
+    with pytest.raises(InputError, match="labels that the student lacks, such as 'z'"):
+        Teachers([make("a", "z")], make("a", "b"))
+    other = MultiLabelClassifier("test_resnet", ["a"], image_size=32)
+    with pytest.raises(InputError, match="does not see images as the student does"):
+        Teachers([other], make("a", "b"))
+    with pytest.raises(InputError, match="distil.groups: task.kind is patch"):
+        make_task(PatchClassifier("test_resnet", ["a"], image_size=64), load_config(None, ["distil.groups=2"]))
+
+
+@pytest.mark.slow
+def test_one_command_trains_teachers_and_then_the_student(tmp_path: Path) -> None:
+    paced = ["train.epochs=40", "train.batch_size=16", "optimiser.lr=2e-3", "task.kind=image", "distil.groups=2"]
+    config = load_config(None, [f"data.train={SCENES}", f"data.test={SCENES}", *TINY, *PLAIN, *paced])
+    lines: list[str] = []
+    result = fit(config, tmp_path / "run", tell=lines.append)
+    assert result.metrics["test"][SCENES]["image"]["mean"] > 0.95
+    homes = sorted((tmp_path / "run-teachers").iterdir())
+    taught = [load_checkpoint(home / "best").labels for home in homes]
+    names = open_records(SCENES).labels.names
+    assert sorted(label for group in taught for label in group) == sorted([*names, *names])
+    assert sum(line.startswith("teacher ") for line in lines) == len(homes) == 4
+    (tmp_path / "run").rename(tmp_path / "first")
+    again = fit(config, tmp_path / "run", tell=lines.append)  # the same teachers: none is trained twice
+    assert again.metrics["test"] == result.metrics["test"]
+    (tmp_path / "run").rename(tmp_path / "second")
+    changed = config.model_copy(update={"train": config.train.model_copy(update={"seed": 2})})
+    with pytest.raises(InputError, match="is a teacher that was trained with other settings"):
+        fit(changed, tmp_path / "run")
