@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from pivotpatch import PatchInference, load_checkpoint, save_checkpoint
+from pivotpatch.core.patches import crop_images
 from pivotpatch.errors import InputError
 from pivotpatch.export.onnx import export_onnx
 from pivotpatch.models.classifier import MultiLabelClassifier
-from pivotpatch.peers.mcar import MCARClassifier, crop_images, find_interval
+from pivotpatch.peers.mcar import MCARClassifier, find_interval
 from pivotpatch.training.config import load_config
 from pivotpatch.training.loop import fit
 from pivotpatch.training.task import CropTask, make_task

@@ -62,7 +62,7 @@ def test_a_rate_that_falls_in_steps_is_that_of_torch(falls: list[int], epochs: i
         for step in range(total):
             point = find_point(step, total=total, schedule=section)
             (group,) = optimiser.param_groups
-            assert point == (pytest.approx(group["lr"]), group["momentum"])
+            assert (point.rate, point.momentum) == pytest.approx((group["lr"], group["momentum"]))
             schedule.step()
 
 

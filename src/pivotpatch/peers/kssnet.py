@@ -91,7 +91,8 @@ class AddedLinear(nn.Linear):
     def forward(self, embedding: Tensor) -> Tensor:
         """Logits (B,L)."""
         pooled, scores = embedding.split([self.in_features, self.out_features], dim=1)
-        return super().forward(pooled) + scores
+        logits: Tensor = super().forward(pooled) + scores
+        return logits
 
 
 def make_layer(width: int, wider: int) -> nn.Sequential:

@@ -353,17 +353,17 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
             raise InputError(f"task.{name}", f"task.kind is {task.kind}", "leave it out, or train task.kind=patch")
     vectors = None if section.vectors is None else read_vectors(Path(section.vectors), labels)
     if section.start_from is not None:
-        model = _continue(section.start_from, config, labels, tell=tell)
+        trained = _continue(section.start_from, config, labels, tell=tell)
         if vectors is not None:
-            teach_vectors(model, vectors)
-        return model
+            teach_vectors(trained, vectors)
+        return trained
     said = section.head_options if vectors is None else {"vector_width": vectors.shape[1], **section.head_options}
     architecture = Architecture(section.backbone, section.head, section.image_size, section.backbone_options, said)
     options: dict[str, Any] = {"pretrained": section.pretrained and not section.weights, "weights": section.weights}
     kind = KINDS.get(task.kind, MultiLabelClassifier)
     if task.kind in ("patch", "patch_only"):
         kind, options = PatchClassifier, options | _say_patching(task)
-    model = kind(architecture, labels, **options)
+    model: Classifier = kind(architecture, labels, **options)
     if model.left_out is not None:
         tell(model.left_out)
     if vectors is not None:
