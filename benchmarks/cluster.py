@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,9 @@ from pivotpatch.runtime.predictor import Predictor
 class Instant:
     """Answers at once, so that the time is that of everything else."""
 
-    name, labels, thresholds = "instant", ("a", "b"), None
+    name, labels = "instant", ("a", "b")
+    thresholds: tuple[float, ...] | None = None
+    preferences: ClassVar[dict[str, tuple[float, ...]]] = {}
     picture_size, grid, overlap, effort = 8, 0, 0.0, 1.0
 
     def ask(self, images: Pixels) -> Answer[Array]:

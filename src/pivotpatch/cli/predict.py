@@ -76,6 +76,9 @@ def check_options(args: argparse.Namespace) -> None:
     """Refuse what cannot be meant, before anything is loaded."""
     check_rule(args.threshold, args.top_k)
     check_effort(args.effort, "--effort")
+    if args.prefer is not None and (args.threshold is not None or args.top_k is not None):
+        other = "--top-k" if args.threshold is None else "--threshold"
+        raise InputError("--prefer", f"{other} decides without the fitted thresholds", "leave out one of them")
     check_model(args.model)
     if args.tags is not None and not args.tags.is_file():
         raise InputError(str(args.tags), "there is no such file", "give a TOML file; docs/photos.md says what is in it")

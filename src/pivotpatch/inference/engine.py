@@ -89,6 +89,7 @@ class TorchEngine:
         self.grid: int = 0 if patching is None or effort == 0 else patching.grid
         self.overlap: float = 0.0 if patching is None else patching.overlap
         self.thresholds: tuple[float, ...] | None = thresholds
+        self.preferences = {} if thresholds is None else classifier.preferences
         self.calibration: Calibration | None = fitted
         self.adaptive: Adaptive | None = classifier.adaptive
         self.exported: Path | None = None

@@ -334,6 +334,7 @@ def add_label(model: Classifier, lesson: Lesson) -> MultiLabelClassifier | Patch
         return replace(fitted, slope=put(fitted.slope, slope), offset=put(fitted.offset, offset))
 
     taught.thresholds = put(model.thresholds or (0.5,) * count, lesson.threshold)
+    taught.preferences = {name: put(values, lesson.threshold) for name, values in model.preferences.items()}
     fitted, adaptive = model.calibration, model.adaptive
     if fitted is not None:
         taught.calibration = put_in(fitted, 1.0, 0.0)  # the row is calibrated
