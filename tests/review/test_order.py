@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-import torch
 
-from pivotpatch.audit import label_errors
 from pivotpatch.review.order import (
     Doubts,
     Floats,
@@ -12,7 +10,6 @@ from pivotpatch.review.order import (
     order_images,
     order_label,
     rate_doubts,
-    rate_self_confidence,
 )
 
 LABELS = ("cup", "fork", "knife")
@@ -55,14 +52,6 @@ def test_a_given_label_that_is_strongly_contradicted_comes_before_every_other_do
     assert doubts.explain_image(7) == f"fork: {word}, but its probability is {probs[7, 1]:.2f}"
 
 
-def test_self_confidence_is_that_of_the_audit() -> None:
-    generator = np.random.default_rng(2)
-    level = generator.random((50, 3)).astype(np.float32)
-    given = generator.choice([0.0, 1.0, np.nan], (50, 3)).astype(np.float32)
-    expected = label_errors.rate_self_confidence(torch.from_numpy(level), torch.from_numpy(given)).numpy()
-    np.testing.assert_allclose(rate_self_confidence(level, given), expected, rtol=1e-5)
-
-
 def test_image_and_patches_that_disagree_and_labels_claimed_from_co_occurrence_are_doubted() -> None:
     probs = np.array([[0.95, 0.02, 0.02], [0.95, 0.02, 0.02], [0.02, 0.95, 0.95], [0.02, 0.02, 0.95]])
     whole, parts = probs.copy(), probs.copy()
@@ -102,6 +91,16 @@ def test_unknown_labels_cost_no_doubt_but_are_asked_about() -> None:
     assert doubts.choose(1) == [1, 2, 0]
     assert order_label(doubts, 0).tolist() == [0]
     assert order_label(doubts, 0, claimed=False).tolist() == [1]
+
+
+def test_images_of_which_nothing_is_known_come_last_as_a_sample() -> None:
+    probs = np.full((200, 3), np.nan)
+    probs[150] = [0.5, 0.01, 0.01]
+    order = order_images(rate(probs))
+    assert order[0] == 150
+    assert sorted(order.tolist()) == list(range(200))
+    assert 60 < order[1:100].mean() < 140  # not the first of a folder first
+    np.testing.assert_array_equal(order, order_images(rate(probs)))
 
 
 def test_a_grid_shows_the_most_doubtful_of_a_label_first() -> None:

@@ -21,6 +21,7 @@ _TIRED = 0.1  # each image that a label has led takes so much from the next that
 _WORTH = 0.3  # of a doubt that is shown beside the tags of an image
 _MORE = 4  # labels at most that are shown so: who reads ten labels an image reads half as many images
 _LEAST = 1e-6
+_SEED = 0
 KEYS = 10
 """Where there are no more labels, all are asked about: one for each number key."""
 
@@ -133,7 +134,7 @@ def rate_doubts(
     known = ~np.isnan(truth)
     near = 4 * level * (1 - level) * np.where(known, 0.5, 1.0)  # what a table says is half settled
     apart = np.abs(_shift(whole, limits) - _shift(parts, limits))
-    wrong = _ERROR * (1 - np.clip(rate_self_confidence(level, truth), 0, 1)) ** 2
+    wrong = _ERROR * (1 - np.clip(_rate_given(level, truth), 0, 1)) ** 2 if known.any() else np.zeros(probs.shape)
     misled, context = np.zeros(probs.shape), np.zeros(probs.shape, np.intp)
     there = np.where(known, truth, np.nan_to_num(level))
     for label, other, rate in pairs:
@@ -158,35 +159,17 @@ def rate_doubts(
     )
 
 
-def rate_self_confidence(level: Floats, given: Floats) -> Floats:
-    """What a model gives to a table's answers, as a part of what it gives to such answers as a rule.
-
-    The same as `audit.label_errors.rate_self_confidence`, for whom torch is not installed.
-
-    Args:
-        level: (N,L) probabilities, NaN where there are none.
-        given: (N,L), 1 present, 0 absent, NaN unknown.
-
-    Returns:
-        (N,L), NaN where either is unknown.
-    """
-    own, rated = np.where(given == 1, level, 1 - level), np.full(level.shape, np.nan)
-    for answer in (0, 1):
-        asked = (given == answer) & ~np.isnan(level)
-        usual = np.where(asked, own, 0).sum(0) / np.maximum(asked.sum(0), 1)
-        rated = np.where(asked, own / np.maximum(usual, _LEAST), rated)
-    return rated
-
-
 def order_images(doubts: Doubts) -> NDArray[np.intp]:
     """All images (N,), the one most worth a look first.
 
     An image counts its largest doubts; of images that one label leads the more doubtful comes first, and the longer one
-    label has led, the sooner it is another's turn, so that no label fills an hour.
+    label has led, the sooner it is another's turn, so that no label fills an hour. Images without any doubt come last,
+    in a random order, always the same: of labels that the model does not know, the first are a sample.
     """
     top = -np.sort(-doubts.doubt, axis=1)[:, : len(_SHARES)]
     score, lead = top @ np.array(_SHARES[: top.shape[1]]), doubts.doubt.argmax(axis=1)
-    queues = {int(label): list(np.flatnonzero(lead == label)) for label in np.unique(lead)}
+    sure = np.random.default_rng(_SEED).permutation(np.flatnonzero(score == 0))
+    queues = {int(label): list(np.flatnonzero((lead == label) & (score > 0))) for label in np.unique(lead[score > 0])}
     for queue in queues.values():
         queue.sort(key=lambda image: (score[image], -image))  # the best last, to be popped
     waiting = [(-score[queue[-1]], queue[-1], label, 0) for label, queue in queues.items()]
@@ -200,7 +183,7 @@ def order_images(doubts: Doubts) -> NDArray[np.intp]:
         if queue:
             tired = score[queue[-1]] / (1 + _TIRED * (led + 1))
             heapq.heappush(waiting, (-tired, queue[-1], label, led + 1))
-    return np.array(order, np.intp)
+    return np.array([*order, *sure], np.intp)
 
 
 def order_label(doubts: Doubts, label: int, *, claimed: bool = True) -> NDArray[np.intp]:
@@ -213,6 +196,17 @@ def order_label(doubts: Doubts, label: int, *, claimed: bool = True) -> NDArray[
     """
     images = np.flatnonzero(doubts.claimed[:, label] == claimed)
     return images[np.argsort(-doubts.doubt[images, label], kind="stable")]
+
+
+def _rate_given(level: Floats, given: Floats) -> Floats:
+    """The audit's self-confidence (N,L) of a table's answers; NaN where they or the probabilities are unknown."""
+    import torch  # there where a table with labels can be read
+
+    from pivotpatch.audit.label_errors import rate_self_confidence
+
+    known = np.where(np.isnan(level), np.nan, given)
+    rated: Floats = rate_self_confidence(torch.from_numpy(np.nan_to_num(level)), torch.from_numpy(known)).numpy()
+    return rated
 
 
 def _shift(probs: Floats, thresholds: Floats) -> Floats:
