@@ -63,6 +63,8 @@ METHODS = {
     "cpsd_asl": [*ASL, "distil.groups=5"],  # its seconds are the student's; ten teachers come before
     "svm": [*ASL, "model.head=svm", "model.frozen=true", "loss.name=squared_hinge", "optimiser.weight_decay=1e-3"],
     "region": [*PAT, "task.regions=true"],
+    # Queries attend once to the whole map and once to each region, by the same keys; +deep decodes regions further.
+    "region_mldec": [*PAT, "task.regions=true", "model.head=ml_decoder", "model.head_options={deep_regions=false}"],
 }
 # The other systems, see docs/peers.md: csra_asl, csra_pat and so on.
 PEERS = ("csra", "mlgcn", "addgcn", "ssgrl", "mscma", "ida", "ctran", "kssnet", "cnnrnn", "rdal", "rarl")
@@ -81,6 +83,10 @@ CHANGES = {
     "temp0.5": ["task.temperature=0.5"],
     "temp2": ["task.temperature=2"],
     "overlap": ["task.overlap=0.25"],
+    "half": ["task.overlap=0.5"],
+    "deep": ["model.head_options={deep_regions=true}"],
+    "two_stages": ["model.backbone_options={stride_in_conv1=true, two_stages=true}"],
+    "taught": [],  # of a model of regions, by --teacher
     "grid3": ["task.grid=3"],
     "grid7": ["task.grid=7"],
     "small64": ["task.patch_size=64"],
@@ -120,6 +126,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--select", action="store_true", help="judge on a tenth of train instead of on test")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further changes, for a trial")
+    parser.add_argument("--teacher", help="checkpoint of a PAT-T on the same data, for +taught")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--scores", type=Path, help="folder to write the scores of each run to, of test and held out")
     parser.add_argument("--checkpoints", type=Path, help="folder to keep the trained networks in")
@@ -169,6 +176,7 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
     method, *extra = rest.split("+")
     data = [f"data.train={args.data}@train", f"data.val_fraction={0.1 if args.select else 0}"]
     wanted = [change for each in extra for change in (list_own(method) if each == "own" else CHANGES[each])]
+    wanted += [f'distil.teachers=["{args.teacher}"]'] if "taught" in extra else []
     changes = [*COMMON, *SIZES[size], *METHODS[method], *wanted, f"train.seed={seed}", *args.set]
     config = load_config(None, [*data, f"model.weights={args.weights}", *changes])
     folder = Path(tempfile.mkdtemp())

@@ -4,10 +4,11 @@
     python benchmarks/front.py --time cuda     # batches of 64 on one GPU: results/front_cuda.json
     python benchmarks/front.py                 # the table, and docs/images/front.png
 
-mAP comes from the runs of `coco256.py` and `ideas.py` (test images, mean of the seeds); nothing is trained here. A cost
+mAP comes from the runs of `coco256.py` (test images, mean of the seeds); nothing is trained here. A cost
 is the time of an image beside that of a plain pass at 224 pixels in the same run; all models take turns and the median
 counts. Weights are drawn, for they do not change the time. Regions of a feature map cost what their plain model costs,
-but for 0.4 % more arithmetic. A * in the table: trained with torchvision's RandAugment only.
+but for 0.4 % more arithmetic; with ML-Decoder they are timed. A * in the table: trained with torchvision's RandAugment
+only.
 """
 
 import argparse
@@ -35,9 +36,11 @@ class Cost(NamedTuple):
     head: str
     size: int
     patches: bool
+    regions: int = 0  # per side
 
     def __str__(self) -> str:
-        return f"{self.head} {self.size}{' + patches' if self.patches else ''}"
+        more = f" + {self.regions} x {self.regions} regions" if self.regions else ""
+        return f"{self.head} {self.size}{' + patches' if self.patches else more}"
 
 
 class Point(NamedTuple):
@@ -86,6 +89,10 @@ def read_points() -> Iterator[Point]:
                 found[PATCHES[method], size, cost][published].append(given["tde lam 1"])
             elif changes == ["flip", "grid7"] and method == "region":
                 found["regions", size, Cost("linear", size, False)][published].append(given["tde lam 1"])
+            elif method == "region_mldec" and changes in (["flip"], ["flip", "grid3"]):
+                grid = 3 if "grid3" in changes else 2
+                cost = Cost("ml_decoder", size, False, grid)
+                found[f"ML-Decoder, {grid} x {grid} regions", size, cost][published].append(given["tde lam 1"])
     for (curve, size, cost), by_kind in found.items():
         kept = by_kind.get(True) or by_kind[False]
         yield Point(curve, size, cost, statistics.mean(kept), len(kept), bool(by_kind.get(True)))
@@ -137,9 +144,12 @@ def time_costs(costs: set[Cost], args: argparse.Namespace) -> None:
 
 def build(cost: Cost) -> Any:
     """A model of such a cost, with drawn weights."""
-    from pivotpatch.models.classifier import MultiLabelClassifier
+    from pivotpatch.models.classifier import Architecture, MultiLabelClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
 
+    if cost.regions:
+        shallow = Architecture("resnet50", cost.head, cost.size, head_options={"deep_regions": False})
+        return PatchClassifier(shallow, LABELS, grid=cost.regions, regions=True).eval()
     kind: Any = PatchClassifier if cost.patches else MultiLabelClassifier
     return kind("resnet50", LABELS, head=cost.head, image_size=cost.size).eval()
 

@@ -4,8 +4,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ class Means:
 
     labels: tuple[str, ...] = ("red", "green", "blue")
     thresholds: tuple[float, ...] | None = None
+    preferences: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
     picture_size: int = 8
     grid: int = 0
     overlap: float = 0.0

@@ -82,6 +82,7 @@ def fit_made_up(model: Classifier) -> None:
         model.set_mixing(lam=0.5, temperature=0.3)
         model.calibration = Calibration("tde", "platt", (0.5, 1.5, -1.0), (0.3, -0.2, 0.1))
     model.thresholds = (0.1, 0.25, 1 / 3)
+    model.preferences = {"precision": (0.2, 0.5, 2 / 3)}
 
 
 def make_backbone(name: str) -> Backbone:

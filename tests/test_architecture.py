@@ -58,7 +58,7 @@ def home(module: str) -> str | None:
     if top != "pivotpatch":
         return None
     if rest and rest[0] in pivotpatch.__all__:  # a public name, found in its layer when first used
-        return pivotpatch._HOMES[rest[0]].partition(".")[0]
+        return str(getattr(pivotpatch, rest[0]).__module__).split(".")[1]
     return rest[0] if rest else "pivotpatch"
 
 
@@ -128,7 +128,7 @@ def test_no_module_of_a_package_imports_itself_by_way_of_others(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "package", ["accel", "cluster", "core", "data", "export", "inference", "models", "runtime", "training"]
+    "package", ["accel", "cluster", "data", "export", "inference", "models", "runtime", "training"]
 )
 def test_a_face_shows_what_type_checkers_see(package: str) -> None:
     source = (PACKAGE / package / "__init__.py").read_text("utf-8")

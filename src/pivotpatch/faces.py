@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from pivotpatch.errors import explain_missing
+
 
 def make_face(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
     """A package's `__getattr__`.
@@ -16,6 +18,9 @@ def make_face(package: str, homes: Mapping[str, str]) -> Callable[[str], object]
     def get(name: str) -> object:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{home_of[name]}"), name)
+        try:
+            return getattr(import_module(f"{package}.{home_of[name]}"), name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"{package}.{name}: {explain_missing(error)}", name=error.name) from None
 
     return get

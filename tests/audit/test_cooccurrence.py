@@ -14,10 +14,12 @@ from torch import Tensor
 
 from pivotpatch.audit.cooccurrence import (
     PairRates,
+    bound_lower,
     compare_pairs,
     conditional_rates,
     decide,
     find_false_positives,
+    match_recall,
     rank_pairs,
     rate_pairs,
 )
@@ -171,3 +173,51 @@ def test_models_of_other_images_or_pairs_are_refused() -> None:
     for other in (replace(rates, fpr_counts=rates.fpr_counts + 1), rates.select(torch.arange(3))):
         with pytest.raises(InputError, match="not judged on the same images and pairs; score the same data"):
             compare_pairs(rates, other)
+
+
+def decide_slowly(scores: Scores, wanted: list[int]) -> Tensor:
+    """Image after image from the highest score on, until so many of a label's positives are found."""
+    given_labels = torch.zeros_like(scores.target, dtype=torch.bool)
+    for label, count in enumerate(wanted):
+        logits, truth = scores.get(scores.ranking)[:, label].tolist(), scores.target[:, label].tolist()
+        found = 0
+        for row in sorted(range(len(truth)), key=lambda row: -logits[row]):
+            if found == count:
+                break
+            given_labels[row, label] = not math.isnan(truth[row])
+            found += truth[row] == 1
+    return given_labels
+
+
+BETTER = make_scores(SCORES.labels, count=300, patches=False, seed=7, skill=2.3)
+
+
+def test_at_equal_recall_both_find_as_many_and_give_no_more_than_that_takes() -> None:
+    found = [int(each) for each in (decide(SCORES) & (SCORES.target == 1)).sum(0)]
+    for matched, scores in zip(match_recall(BETTER, SCORES), (BETTER, SCORES), strict=True):
+        torch.testing.assert_close(matched.decisions, decide_slowly(scores, found))
+        assert (matched.decisions & (scores.target == 1)).sum(0).tolist() == found
+    with pytest.raises(InputError, match="match_recall: the two are not of the same images and labels"):
+        match_recall(BETTER, SCORES.select(torch.arange(299)))
+
+
+def test_the_interval_of_lower_rates_is_that_of_resampled_images_with_thresholds_of_their_own() -> None:
+    policies = match_recall(BETTER, SCORES)
+    rates = [rate_pairs(scores, policy=each) for scores, each in zip((BETTER, SCORES), policies, strict=True)]
+    curve, recall = compare_pairs(*rates).cfpr, policies[0].recall
+    interval = bound_lower(
+        BETTER, SCORES, rates[0].names, recall=recall, resamples=60, generator=torch.Generator().manual_seed(0)
+    )
+    assert interval.value == pytest.approx(curve.improved / (curve.improved + curve.worse))
+    generator, shares = torch.Generator().manual_seed(1), []
+    for _ in range(60):
+        rows = torch.randint(300, (300,), generator=generator)
+        drawn = [scores.select(rows) for scores in (BETTER, SCORES)]
+        wanted = [round(float(each)) for each in recall * (drawn[0].target == 1).sum(0)]
+        counts = [conditional_rates(decide_slowly(scores, wanted), scores.target).fpr for scores in drawn]
+        places = [(SCORES.labels.index(label), SCORES.labels.index(context)) for label, context in rates[0].names]
+        signs = [float((counts[0] - counts[1])[place].sign()) for place in places]
+        shares.append(signs.count(-1) / (signs.count(-1) + signs.count(1)))
+    spread = torch.tensor(shares).quantile(torch.tensor([0.025, 0.975]))
+    assert interval.high - interval.low == pytest.approx(float(spread[1] - spread[0]), abs=0.12)
+    assert interval.low < interval.value < interval.high

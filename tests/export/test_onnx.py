@@ -15,6 +15,7 @@ from pivotpatch.export.onnx import Agreement, export_onnx
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.engine import Description, open_onnx
 
 pytestmark = pytest.mark.slow
@@ -48,7 +49,16 @@ def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write(PatchInference(model), tmp_path_factory.mktemp("wrapped"))
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("native", 2e-2), ("wrapped", 1e-4)])
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Regions of the feature map, which overlap, with a decoder that reads the map once."""
+    model = make_network(head="ml_decoder", overlap=0.25, image_size=64)
+    assert isinstance(model, PatchClassifier)
+    model.regions = True
+    return write(model, tmp_path_factory.mktemp("regions"))
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("native", 2e-2), ("wrapped", 1e-4), ("regions", 1e-4)])
 def test_a_network_says_in_a_file_what_it_says_in_torch(
     name: str, tolerance: float, request: pytest.FixtureRequest
 ) -> None:
@@ -57,7 +67,7 @@ def test_a_network_says_in_a_file_what_it_says_in_torch(
     assert agreement.size == path.stat().st_size
     assert agreement.difference < tolerance
     written, side = open_onnx(path), engine.picture_size
-    for field in ("labels", "thresholds", "grid", "overlap", "picture_size"):
+    for field in ("labels", "thresholds", "preferences", "grid", "overlap", "picture_size"):
         assert getattr(written, field) == getattr(engine, field)
     for count, height, width in ((1, side, side), (5, side, side), (2, 2 * side, side // 2)):
         pictures = make_pictures(count, height, width)

@@ -79,22 +79,18 @@ def ask(network: Any, views: Tensor) -> Tensor:
     return logits
 
 
-def edit_json(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads((folder / name).read_text())
-    change(content)
-    (folder / name).write_text(json.dumps(content))
-
-
 def edit(name: str = "config.json", within: str | None = None, **changes: Any) -> Damage:
     """Another value in a JSON file; None takes it away."""
 
-    def change(content: dict[str, Any]) -> None:
+    def damage(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
         part = content[within] if within else content
         part.update(changes)
         for key in [key for key, value in changes.items() if value is None]:
             del part[key]
+        (folder / name).write_text(json.dumps(content))
 
-    return lambda folder: edit_json(folder, name, change)
+    return damage
 
 
 def write(name: str, content: bytes) -> Damage:

@@ -10,6 +10,7 @@ import skimage.data
 
 from pivotpatch import Predictor
 from pivotpatch.inference.engine import open_engine
+from pivotpatch.runtime.checks import PREFERENCES
 from pivotpatch.runtime.decoding import ImageSource, decode_image
 from pivotpatch.runtime.engine import LookEngine
 
@@ -40,14 +41,26 @@ def test_the_package_stays_small() -> None:
 @pytest.mark.parametrize("effort", [0.5, 1])
 def test_photographs_are_tagged_right_and_grey_gets_nothing(effort: float) -> None:
     shown = [PHOTOGRAPHS / f"{name}.png" for name in ("chelsea", "coffee", "astronaut", "motorcycle_left")]
-    *found, grey = Predictor.load(effort=effort)([*shown, np.full((300, 400, 3), 128, np.uint8)])
+    predictor = Predictor.load(effort=effort)
+    *found, grey = predictor([*shown, np.full((300, 400, 3), 128, np.uint8)])
     assert [each.tags[0].label for each in found] == ["cat", "cup", "person", "motorcycle"]
     assert max(len(each.tags) for each in found) <= 6
     if effort == 1:
         assert grey.tags == ()
         # A motorcycle alone brings no rider: the whole image says so, from co-occurrence; the patches do not.
         rider = found[3].get("person")
-        assert rider.image_prob > rider.threshold > rider.prob
+        assert rider.image_prob > predictor.engine.preferences["balance"][0] > rider.prob
+
+
+def test_few_wrong_tags_are_the_default_and_preferences_are_in_order() -> None:
+    engine = Predictor.load().engine
+    precision, balance, recall = (np.array(engine.preferences[name]) for name in ("precision", "balance", "recall"))
+    assert engine.thresholds == engine.preferences["precision"]
+    assert (precision > balance).all()
+    assert (balance > recall).all()
+    counts = [len(Predictor.load(prefer=name)(PHOTOGRAPHS / "coffee.png").tags) for name in PREFERENCES]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
 
 
 @pytest.mark.parametrize("effort", [0, 0.5, 1])
@@ -55,7 +68,7 @@ def test_onnx_runtime_says_what_torch_says(effort: float) -> None:
     """Probabilities within 0.01 and the same tags."""
     found, expected = Predictor.load(effort=effort).engine, open_engine("tagger", device="cpu", effort=effort)
     assert isinstance(found, LookEngine)
-    for field in ("labels", "thresholds", "picture_size", "grid", "overlap", "effort"):
+    for field in ("labels", "thresholds", "preferences", "picture_size", "grid", "overlap", "effort"):
         assert getattr(found, field) == getattr(expected, field)
     side = found.picture_size
     paths = [*PAGE.glob("*.jpg"), *(PHOTOGRAPHS / f"{name}.png" for name in ("chelsea", "coffee", "motorcycle_left"))]

@@ -9,10 +9,11 @@ import transformers
 from PIL import Image
 from safetensors.torch import save_file
 from timm.layers import DropPath
+from torch import Tensor
 
 from pivotpatch import MultiLabelClassifier
 from pivotpatch.errors import InputError
-from pivotpatch.models.backbone import Cvt, Preprocessing
+from pivotpatch.models.backbone import Backbone, Cvt, Preprocessing
 from pivotpatch.models.classifier import Architecture
 
 LABELS = ["cat", "dog"]
@@ -117,6 +118,11 @@ def test_options_that_cannot_be_set_are_refused(backbone: str, option: str, mess
         MultiLabelClassifier(Architecture(backbone, backbone_options={option: True}), LABELS)
 
 
+def test_an_option_below_zero_is_refused_for_timm_would_build_what_cannot_run() -> None:
+    with pytest.raises(InputError, match="option 'num_heads' is -1; give a number from 0 on"):
+        MultiLabelClassifier(Architecture("test_vit", backbone_options={"num_heads": -1}), LABELS)
+
+
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8))
 
 
@@ -135,3 +141,20 @@ def test_wrong_channels_are_named() -> None:
     for pixels in (torch.zeros(30, 50, 3), torch.zeros(3, 30, 50, dtype=torch.int64)):
         with pytest.raises(InputError, match=r"Preprocessing: pixels are torch.\w+ of shape .*; give \(3, H, W\)"):
             Preprocessing(8)(pixels)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
+def test_two_stages_are_the_maps_that_both_have_alone(name: str) -> None:
+    torch.manual_seed(0)
+    backbone = Backbone(name, image_size=64, options={"two_stages": True}).eval()
+    last, images = Backbone(name, image_size=64).eval(), torch.rand(2, 3, 64, 64)
+    last.load_state_dict(backbone.state_dict())  # it has no weights of its own
+    both = backbone(images)
+    before = backbone.network.feature_info[-2]["num_chs"]
+    found: list[Tensor] = []
+    stage = last.network.get_submodule(backbone.network.feature_info[-2]["module"])
+    stage.register_forward_hook(lambda _module, _given, made: found.append(made))
+    expected = last(images)
+    assert both.shape == (2, backbone.features, 4, 4)
+    torch.testing.assert_close(both[:, :before], found[0])
+    torch.testing.assert_close(both[:, before:], expected.repeat_interleave(2, 2).repeat_interleave(2, 3))

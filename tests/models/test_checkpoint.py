@@ -54,6 +54,7 @@ def folder(model: PatchClassifier, tmp_path: Path) -> Path:
 
 def test_everything_comes_back(model: PatchClassifier, tmp_path: Path) -> None:
     model.thresholds = (0.1, 0.2, 0.3)
+    model.preferences = {"precision": (0.5, 0.6, 0.7), "recall": (0.0, 1 / 3, 0.1)}
     model.calibration = Calibration("tde", "platt_per_label", (0.5, 1.0, -2.0), (0.1, 0.0, -3.0))
     image = Calibration("image", "platt_per_label", (0.25, 1.0, 2.0), (1.0, 2.0, 1 / 3))
     again = Calibration("tde", "platt_per_label", (0.75, 1.0, 1.5), (0.0, -1.0, 1 / 7))
@@ -64,7 +65,8 @@ def test_everything_comes_back(model: PatchClassifier, tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
     loaded = PatchClassifier.from_pretrained(tmp_path / "deep" / "model")
     assert torch.equal(torch.random.get_rng_state(), state)
-    for name in ("patching", "patch_only", "thresholds", "calibration", "adaptive", "preprocessing", "architecture"):
+    fitted = ("thresholds", "preferences", "calibration", "adaptive")
+    for name in ("patching", "patch_only", *fitted, "preprocessing", "architecture"):
         assert getattr(loaded, name) == getattr(model, name), name
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
     assert not loaded.training
@@ -76,7 +78,7 @@ def test_a_file_from_before_some_options_is_read(folder: Path) -> None:
     edit_json(lambda d: [d.pop(name) for name in ("calibration", "adaptive")])(folder)
     loaded = load_checkpoint(folder)
     assert [getattr(loaded, name) for name in ("grid", *newer)] == [3, 0.0, None, None, None, False]
-    assert (loaded.calibration, loaded.adaptive) == (None, None)
+    assert (loaded.calibration, loaded.adaptive, loaded.preferences) == (None, None, {})
 
 
 def test_a_failed_save_leaves_the_last_good_one(model: PatchClassifier, folder: Path) -> None:

@@ -13,6 +13,7 @@ from pivotpatch.models.heads import (
     make_head,
 )
 from pivotpatch.models.weights import rename_published
+from pivotpatch.runtime.values import patch_boxes
 
 
 @pytest.mark.parametrize("name", ["linear", "max"])
@@ -65,3 +66,33 @@ def test_images_of_a_batch_do_not_mix() -> None:
 def test_bad_choices_are_named(name: str, options: dict[str, HeadOption], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_head(name, features=4, labels=2, options=options)
+
+
+def test_ml_decoder_says_what_timms_layer_says() -> None:
+    head, features = MLDecoderHead(6, 5, width=16).eval(), torch.randn(2, 6, 3, 4)
+    image = head.enter(features.flatten(2).permute(2, 0, 1)).relu()
+    expected = head.decoder(head.queries[:, None].expand(-1, 2, -1), image).transpose(0, 1)
+    torch.testing.assert_close(head.embed(features), expected)
+
+
+@pytest.mark.parametrize("name", ["linear", "max", "query2label", "ml_decoder"])
+def test_the_embedding_of_a_region_is_that_of_the_map_cut_to_it(name: str) -> None:
+    options: dict[str, HeadOption] = {"width": 16} if name in ("query2label", "ml_decoder") else {}
+    head, features = make_head(name, features=6, labels=3, options=options).eval(), torch.randn(2, 6, 5, 4)
+    boxes = patch_boxes(5, 4, grid=2, overlap=0.5)  # 4 x 3 places each, which overlap
+    whole, parts = head.embed_regions(features, boxes)
+    torch.testing.assert_close(whole, head.embed(features))
+    for part, box in zip(parts.unbind(1), boxes, strict=True):
+        torch.testing.assert_close(part, head.embed(features[:, :, box.top : box.bottom, box.left : box.right]))
+
+
+def test_shallow_regions_end_before_the_feed_forward_part() -> None:
+    deep, features = MLDecoderHead(6, 3, width=16).eval(), torch.randn(2, 6, 4, 4)
+    shallow = MLDecoderHead(6, 3, width=16, deep_regions=False).eval()
+    shallow.load_state_dict(deep.state_dict())
+    boxes = patch_boxes(4, 4, grid=2)
+    (whole, parts), (other, early) = (head.embed_regions(features, boxes) for head in (deep, shallow))
+    torch.testing.assert_close(other, whole)
+    layer = deep.decoder
+    fed = early + layer.linear2(layer.linear1(early).relu())
+    torch.testing.assert_close(layer.norm3(fed), parts)

@@ -123,6 +123,9 @@ def test_what_cannot_be_opened_is_told_in_one_line(tmp_path: Path, monkeypatch: 
         path.write_bytes(held)
         with pytest.raises(InputError, match=r"^.*other.onnx: ONNX Runtime cannot open it \(.+\); export.*$"):
             open_onnx(path)
+    path.write_bytes(content.replace(b"pivotpatch", b"pivot\x88atch"))
+    with pytest.raises(InputError, match=r"other.onnx: its description cannot be read \(.*\); export"):
+        open_onnx(path)
     with pytest.raises(InputError, match="there is no such file"):
         open_onnx(tmp_path / "none.onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -138,6 +141,8 @@ def test_what_cannot_be_opened_is_told_in_one_line(tmp_path: Path, monkeypatch: 
         (describe(picture_size=4097), {}, r"sizes are \[4097\]"),
         (describe(grid=17), {}, "grid is 17"),
         (describe(thresholds=[0.5]), {}, "1 thresholds for 3 labels"),
+        (describe(preferences={"recall": [0.5]}), {}, "1 thresholds for 3 labels"),
+        (describe(preferences={"speed": [0.5] * 3}), {}, "preferences are speed"),
         (describe(labels=["a", "b", "a"]), {}, "a label comes twice"),
         (
             describe(labels=["a", "b"], thresholds=None),
@@ -158,6 +163,7 @@ def test_what_the_description_or_the_graph_gets_wrong_is_told(
 
 
 TAGGER_TELLS = json.loads(next(each.value for each in onnx.load(TAGGER).metadata_props if each.key == "pivotpatch"))
+LESS = TAGGER_TELLS["labels"][:-1]
 FITTED = {"kind": "tde", "method": "platt", "slope": [1.0], "offset": [0.0]}
 
 
@@ -165,7 +171,7 @@ FITTED = {"kind": "tde", "method": "platt", "slope": [1.0], "offset": [0.0]}
     ("changes", "said"),
     [
         ({"labels": "abc", "thresholds": None}, "labels are no list"),
-        ({"labels": TAGGER_TELLS["labels"][:-1], "thresholds": None}, "a calibration of 80 labels and 'tde' for 79"),
+        ({"labels": LESS, "thresholds": None, "preferences": None}, "a calibration of 80 labels and 'tde' for 79"),
         ({"calibration": FITTED}, "a calibration of 1 labels and 'tde' for 80"),
         ({"calibration": {**TAGGER_TELLS["calibration"], "kind": "x"}}, "a calibration of 80 labels and 'x' for 80"),
         ({"picture_size": True}, r"sizes are \[True, "),

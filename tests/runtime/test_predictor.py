@@ -175,6 +175,19 @@ def test_a_threshold_takes_the_place_of_the_fitted_ones() -> None:
             predictor(red, threshold=odd)
 
 
+def test_a_preference_chooses_among_fitted_thresholds(checkpoint: Path, tmp_path: Path) -> None:
+    model = load_checkpoint(checkpoint)
+    model.preferences = {"precision": (0.9, 0.8), "balance": (0.25, 0.75), "recall": (0.05, 0.1)}
+    save_checkpoint(model, tmp_path / "tuned")
+    for prefer, thresholds in (*model.preferences.items(), (None, (0.25, 0.75))):
+        prediction = Predictor.load(tmp_path / "tuned", prefer=prefer)(PIXELS)  # type: ignore[arg-type]
+        assert prediction.thresholds.tolist() == pytest.approx(thresholds)
+    with pytest.raises(InputError, match="has no thresholds that prefer recall; tune it"):
+        Predictor.load(checkpoint, prefer="recall")
+    with pytest.raises(InputError, match="Predictor: unknown preference 'precison'; did you mean 'precision'"):
+        Predictor.load(checkpoint, prefer="precison")  # type: ignore[arg-type]
+
+
 def test_a_predictor_tells_what_it_is() -> None:
     assert repr(Predictor(Means())) == "<Predictor of means: 3 labels, torch, effort 1>"
     assert repr(Predictor.load(effort=0.5)) == "<Predictor of tagger: 80 labels, ONNX Runtime, effort 0.5>"

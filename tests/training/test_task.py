@@ -1,19 +1,23 @@
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from reference import losses, pat
 from torch import Tensor, nn
 
+from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.patches import cut_patches, resize_images
 from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
+from pivotpatch.errors import InputError
+from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views
-from pivotpatch.training.config import LossSection, OptimiserSection
+from pivotpatch.training.config import LossSection, OptimiserSection, load_config
 from pivotpatch.training.optimiser import make_optimiser
-from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, WholeImageTask, make_loss
+from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, TaughtTask, WholeImageTask, make_loss, make_task
 
 LABELS = ["cat", "dog", "car"]
 NAN = math.nan
@@ -129,6 +133,99 @@ def test_regions_are_trained_by_both_losses_of_one_view() -> None:
         return [image, region]
 
     check_task(task, views, slow)
+
+
+def make_taught(tmp_path: Path, *, grid: int = 2) -> TaughtTask:
+    """A student of regions, four places a side, and a teacher that cuts native patches of images of 80 pixels."""
+    torch.manual_seed(1)
+    teacher = PatchClassifier("test_resnet", LABELS, image_size=64, source_size=80, overlap=0.25)
+    save_checkpoint(teacher, tmp_path / "teacher")
+    student = PatchClassifier("test_resnet", LABELS, image_size=64, regions=True, grid=grid)
+    task = make_task(student, load_config(None, [f'distil.teachers=["{tmp_path / "teacher"}"]']))
+    assert isinstance(task, TaughtTask)
+    return task
+
+
+def test_a_teacher_sees_the_same_augmented_image_and_its_native_patches(tmp_path: Path) -> None:
+    task = make_taught(tmp_path)
+    images = torch.randint(256, (2, 3, 80, 80), dtype=torch.uint8)
+    assert (task.picture_size, task.views_per_image, task.parts) == (80, 1, ("image", "patch", "teacher"))
+    policy = AugmentPolicy(flip=1.0, cutout=0.0, operations=0)
+    views = task.make_views(images, augmentation=draw_augmentation(2, policy=policy, generator=torch.Generator()))
+    mean, std = (torch.tensor(getattr(task.model.preprocessing, name)).reshape(3, 1, 1) for name in ("mean", "std"))
+    flipped = images.flip(-1)
+    small = (resize_images(flipped, (64, 64)) / 255 - mean) / std
+    patches = (cut_patches(flipped, grid=2, overlap=0.25, size=(64, 64)) / 255 - mean) / std
+    assert views.shown is not None
+    for found, expected in zip((views.image, *views.shown), (small, small, patches), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_teacher_costs_is_the_definition(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    task = make_taught(tmp_path, grid=4)
+    out = combine_logits(torch.randn(2, 3), torch.randn(2, 16, 3), weight_logits=torch.randn(2, 16, 3))
+    wanted = combine_logits(torch.randn(2, 3), torch.randn(2, 4, 3), weight_logits=torch.randn(2, 4, 3))
+
+    def diverge(logit: Tensor, other: Tensor) -> float:
+        s, t = (1 / (1 + math.exp(-float(value))) for value in (logit, other))
+        return t * math.log(t / s) + (1 - t) * math.log((1 - t) / (1 - s))
+
+    side, spans = 1 / (2 - 0.25), ((0.0, 4 / 7), (3 / 7, 1.0))  # patches overlap by a quarter of their side
+    assert spans[0][1] == pytest.approx(side)
+
+    def share(place: int, span: tuple[float, float]) -> float:  # of a quarter of the side
+        return max(0.0, min((place + 1) / 4, span[1]) - max(place / 4, span[0])) * 4
+
+    for image, total in enumerate(task.compare(out, wanted).tolist()):
+        expected = 0.0
+        for label in range(3):
+            expected += diverge(out.image_logits[image, label], wanted.image_logits[image, label])
+            masses = []
+            for patch, (rows, columns) in enumerate((rows, columns) for rows in spans for columns in spans):
+                inside = [share(place // 4, rows) * share(place % 4, columns) for place in range(16)]
+                held = torch.tensor(inside) * out.weights[image, :, label]
+                masses.append(float(held.sum()))
+                logit = (held * out.patch_logits[image, :, label]).sum() / held.sum()
+                expected += diverge(logit, wanted.patch_logits[image, patch, label]) / 4
+            pairs = zip(wanted.weights[image, :, label].tolist(), masses, strict=True)
+            apart = sum(t * math.log(t / (mass / sum(masses))) for t, mass in pairs)
+            expected += apart * float(wanted.pooled_logits[image, label].sigmoid())
+        assert total == pytest.approx(expected, rel=1e-3)
+    assert task.compare(out, out._replace(patch_logits=wanted.patch_logits, weights=wanted.weights)).min() > 0
+
+
+def test_a_student_that_says_the_same_costs_nothing_and_only_the_student_learns(tmp_path: Path) -> None:
+    task = make_taught(tmp_path)
+    task.shares = torch.eye(4)
+    same = combine_logits(torch.randn(2, 3), torch.randn(2, 4, 3))
+    torch.testing.assert_close(task.compare(same, same), torch.zeros(2))
+    views = task.make_views(torch.randint(256, (3, 3, 80, 80), dtype=torch.uint8))
+    parts = task(views, TARGET.float())
+    parts.sum().backward()
+    assert all(weight.grad is not None for weight in task.parameters())
+    assert not any("teacher" in name for name in (*task.state_dict(), *dict(task.named_parameters())))
+    (teacher,) = task._teacher
+    assert not teacher.training
+    assert all(weight.grad is None for weight in teacher.parameters())
+    unknown = task(views, torch.full_like(TARGET, NAN).float())  # as of an image that only fills a batch
+    torch.testing.assert_close(unknown, torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("labels", "changes", "message"),
+    [
+        (LABELS, {}, "with patches one teaches a model of regions of the feature map"),
+        (LABELS[::-1], {"regions": True}, "has other labels, or in another order"),
+    ],
+)
+def test_a_teacher_that_cannot_teach_is_refused(
+    labels: list[str], changes: dict[str, bool], message: str, tmp_path: Path
+) -> None:
+    save_checkpoint(PatchClassifier("test_resnet", LABELS, image_size=32), tmp_path / "teacher")
+    student = PatchClassifier("test_resnet", labels, image_size=32, **changes)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=message):
+        make_task(student, load_config(None, [f'distil.teachers=["{tmp_path / "teacher"}"]']))
 
 
 def make_closer_model() -> PatchClassifier:

@@ -37,6 +37,7 @@ def tuned(model: PatchClassifier | MultiLabelClassifier) -> None:
     kind = "tde" if isinstance(model, PatchClassifier) else "image"
     fitted = Calibration(kind, "platt", (0.5, 1.5, 2.5), (-1.0, -2.0, 0.5))
     model.calibration, model.thresholds = fitted, (0.1, 0.2, 0.3)
+    model.preferences = {"recall": (0.01, 0.02, 0.03)}
     if kind == "tde":
         model.adaptive = Adaptive(replace(fitted, kind="image"), (0.0, 0.5, 1.0), replace(fitted, offset=(0, 0, 0.0)))
 
@@ -98,6 +99,7 @@ def test_other_labels_stay_bit_by_bit(kind: type) -> None:
     assert taught.calibration.select(range(COUNT)) == model.calibration
     assert taught.thresholds is not None
     assert taught.thresholds[:COUNT] == model.thresholds
+    assert taught.preferences == {"recall": (0.01, 0.02, 0.03, taught.thresholds[-1])}
     if model.adaptive is not None:
         assert taught.adaptive is not None
         assert taught.adaptive.again is not None

@@ -14,7 +14,7 @@ from pivotpatch.errors import InputError
 from pivotpatch.tuning.thresholds import BEST_F1, fit_thresholds, parse_goal
 
 NAN = float("nan")
-GOALS = ["f1", "precision:0.6", "precision:1", "cost:1:1", "cost:1:5"]
+GOALS = ["f1", "precision:0.6", "precision:1", "recall:0.7", "recall:1", "cost:1:1", "cost:1:5"]
 
 
 def draw(rows: int = 400, labels: int = 6) -> tuple[Tensor, Tensor]:
@@ -32,6 +32,8 @@ def worth(goal: str, decided: list[bool], truth: list[float]) -> float:
         return 2 * hits / (2 * hits + false + missed) if hits else 0.0
     if name == "precision":
         return sum(decided) if hits and hits / (hits + false) >= float(numbers[0]) else -np.inf
+    if name == "recall":
+        return -sum(decided) if hits >= float(numbers[0]) * truth.count(1) else -np.inf
     return -(float(numbers[0]) * false + float(numbers[1]) * missed)
 
 
@@ -101,6 +103,27 @@ def test_labels_with_few_positives_share_the_threshold_of_all() -> None:
     kept = fit_thresholds(probs[:, [0, 1, 3, 5]], target[:, [0, 1, 3, 5]], goal=BEST_F1)
     assert [fitted.values[k] for k in (0, 1, 3, 5)] == list(kept.values)
     assert "fewer than 10 positives, so the threshold of all labels" in str(fitted)
+
+
+def test_one_threshold_for_all_labels_gives_the_most_right_tags_at_a_precision() -> None:
+    """Of probabilities that are true: no threshold per label of a coarse grid does better on the whole."""
+    generator = torch.Generator().manual_seed(4)
+    probs = torch.rand(4000, 2, generator=generator) ** torch.tensor([1.0, 3.0])
+    target = (torch.rand(probs.shape, generator=generator) < probs).float()
+    fitted = fit_thresholds(probs, target, goal=parse_goal("precision:0.8"), shared=True)
+    assert fitted.values == (fitted.pooled,) * 2
+    assert not any(row.fell_back for row in fitted.rows)
+    assert "for all labels, for precision of 0.8 or more over all of them" in str(fitted)
+    given_labels = fitted.policy.decide(probs)
+    hits = int((given_labels & (target == 1)).sum())
+    assert hits / int(given_labels.sum()) == pytest.approx(0.8, abs=1e-3)
+    assert hits / int(given_labels.sum()) >= 0.8
+    for first in torch.linspace(0, 1, 41):
+        for second in torch.linspace(0, 1, 41):
+            other = probs > torch.stack([first, second])
+            right = int((other & (target == 1)).sum())
+            if right >= 0.8 * int(other.sum()):
+                assert right < 1.02 * hits
 
 
 def test_a_goal_out_of_reach_is_said_and_the_label_never_given() -> None:

@@ -8,13 +8,13 @@ import torch
 from made_scores import make_scores
 
 from pivotpatch.core.metrics import average_precision, precision_recall
-from pivotpatch.core.policies import PerLabel
+from pivotpatch.core.policies import Fixed, PerLabel
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.tuning.calibration import METHODS, calibrate_out_of_fold, draw_folds, fit_calibration, judge_calibration
 from pivotpatch.tuning.mixing import MixingStudy, fit_mixing
-from pivotpatch.tuning.thresholds import BEST_F1, fit_thresholds, parse_goal
+from pivotpatch.tuning.thresholds import BEST_F1, PREFERRED, fit_thresholds, parse_goal
 from pivotpatch.tuning.tune import Mixing, Scaling, Tuning, effort_curve, fit_adaptive, tune_scores
 
 LABELS = tuple("abcde")
@@ -36,7 +36,7 @@ def tune(
         scores,
         mixing=mixing,
         calibration=calibration,
-        goal=parse_goal(goal),
+        goal=goal if goal in PREFERRED else parse_goal(goal),
         closer=closer,
         closer_cost=2.25,
         resamples=50,
@@ -91,6 +91,37 @@ def test_decisions_are_judged_out_of_fold() -> None:
     rule = PerLabel(found.thresholds.values)
     fitted_to = precision_recall(found.calibration.apply(logits), target, policy=rule, labels=LABELS)
     assert found.after.macro_f1 < fitted_to.macro_f1  # thresholds flatter the images that chose them
+
+
+def test_preferences_are_fitted_besides_and_judged_out_of_fold() -> None:
+    found, other = tune(PLAIN), tune(PLAIN, goal="recall")
+    assert found.calibration is not None
+    probs = found.calibration.apply(PLAIN.get("image"))
+    judged = {
+        name: precision_recall(probs, PLAIN.target, policy=fitted.policy) for name, fitted in found.preferences.items()
+    }
+    assert judged["precision"].OP >= 0.86
+    assert judged["recall"].OR >= 0.8
+    cuts = (Fixed(step / 400) for step in range(401))
+    best = max(precision_recall(probs, PLAIN.target, policy=cut).OF1 for cut in cuts)
+    assert best - 1e-9 <= judged["balance"].OF1 <= best + 0.01
+    assert other.preferences == found.preferences
+    assert (other.thresholds, other.after) == (found.preferences["recall"], found.preferred["recall"])
+    decided = {name: (each.OP, each.OR) for name, each in found.preferred.items()}  # on images that had no part in it
+    assert decided["precision"][0] == pytest.approx(0.86, abs=0.05)
+    assert decided["recall"][1] == pytest.approx(0.8, abs=0.05)
+    model = MultiLabelClassifier("test_vit", LABELS, image_size=32)
+    other.store(model)
+    assert model.preferences == {name: fitted.values for name, fitted in found.preferences.items()}
+    some = tune(PLAIN.keep_labels([1, 3]), goal="recall")
+    before = dict(model.preferences)
+    some.store(model)
+    for name, values in model.preferences.items():
+        expected = [*before[name]]
+        expected[1], expected[3] = some.preferences[name].values
+        assert list(values) == expected
+    model.thresholds = None
+    assert model.preferences == {}
 
 
 def test_targets_of_noise_gain_nothing() -> None:

@@ -31,7 +31,8 @@ def quicken_inference(backbone: Model, *, side: int, device: torch.device, dtype
     if device.type == "cuda":
         held: Any = folded
         rewrite_for_inference(held)
-        held.network = fuse_activations(held.network)
+        if not getattr(held, "two_stages", False):  # what is traced gives the last map alone
+            held.network = fuse_activations(held.network)
         for part in held.modules():
             if type(part) is nn.Conv2d:  # not one that makes its weights anew at every look
                 part.to(dtype)  # once, not at every look

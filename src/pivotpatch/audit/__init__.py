@@ -8,6 +8,7 @@ from pivotpatch.audit.cooccurrence import compare_pairs as compare_pairs
 from pivotpatch.audit.cooccurrence import conditional_rates as conditional_rates
 from pivotpatch.audit.cooccurrence import decide as decide
 from pivotpatch.audit.cooccurrence import find_false_positives as find_false_positives
+from pivotpatch.audit.cooccurrence import match_recall as match_recall
 from pivotpatch.audit.cooccurrence import rank_pairs as rank_pairs
 from pivotpatch.audit.cooccurrence import rate_pairs as rate_pairs
 from pivotpatch.audit.evaluation import evaluate_scores as evaluate_scores

@@ -6,13 +6,14 @@ the `label` and the second its `context`; they co-occur where P(label | context)
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pivotpatch.audit.evaluation import Policy, find_rule
-from pivotpatch.core.bootstrap import wilson_interval
+from pivotpatch.core.bootstrap import Interval, resample, wilson_interval
+from pivotpatch.core.policies import Given
 from pivotpatch.errors import InputError, check_known
 from pivotpatch.inference.scores import Scores
 
@@ -127,6 +128,19 @@ class PairComparison:
         return {name: getattr(self, name).to_dict() for name in ("cfpr", "ctpr", "model", "baseline")}
 
 
+@dataclass(frozen=True, eq=False)
+class RecallMatched(Given):
+    """Decisions (N,L) of a model that finds as many positives of each label as another, with the fewest labels given.
+
+    Attributes:
+        recall: (L,) of each label; NaN for one that no image shows.
+    """
+
+    recall: Tensor
+
+    definition: ClassVar[str] = "thresholds of equal recall"
+
+
 class FalsePositive(NamedTuple):
     """An image that is given a label which it does not show: its name, its row in the scores, the probability."""
 
@@ -236,6 +250,88 @@ def find_false_positives(
     rows = rows[scores.get(scores.ranking)[rows, i].argsort(descending=True, stable=True)]
     probs = scores.select(rows).probs(scores.ranking)[:, i].tolist()
     return [FalsePositive(scores.pictures[row], row, prob) for row, prob in zip(rows.tolist(), probs, strict=True)]
+
+
+def match_recall(model: Scores, baseline: Scores, *, policy: Policy = "target") -> tuple[RecallMatched, RecallMatched]:
+    """Decisions of a model and of a baseline that find the same number of positives of each label.
+
+    The baseline's recall by `policy` is the one of both. Each gives a label to its highest images down to the last of
+    these positives and no further, so that none of them has false positives which its recall does not need.
+
+    Args:
+        model: scores of the same images and labels as those of the baseline.
+        baseline: of the model to compare with.
+        policy: how the baseline decides.
+    """
+    if model.labels != baseline.labels or not torch.equal(model.target.nan_to_num(-1), baseline.target.nan_to_num(-1)):
+        raise InputError("match_recall", "the two are not of the same images and labels", "score the same data")
+    present = model.target == 1
+    recall = (decide(baseline, policy=policy) & present).sum(0) / present.sum(0)
+    ranked = (_Ranked.make(scores) for scores in (model, baseline))
+    once = torch.ones(len(model))
+    first, second = (RecallMatched(each.decide(once, recall), recall) for each in ranked)
+    return first, second
+
+
+def bound_lower(
+    model: Scores,
+    baseline: Scores,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    recall: Tensor,
+    resamples: int,
+    generator: torch.Generator,
+) -> Interval:
+    """The share of pairs with a lower conditional FPR among those that moved, of two models at equal recall.
+
+    Each resample of the images has thresholds of its own, for the same recall.
+
+    Args:
+        model: the scores.
+        baseline: of the same images and labels.
+        pairs: names of label and context, of which some must have moved.
+        recall: (L,) of `RecallMatched`.
+        resamples: how many.
+        generator: draws them.
+    """
+    place = {name: number for number, name in enumerate(model.labels)}
+    label, context = torch.tensor([[place[name] for name in pair] for pair in pairs]).reshape(-1, 2).T
+    missing, ranked = model.target == 0, [_Ranked.make(scores) for scores in (model, baseline)]
+    shown = (model.target == 1).T.to_sparse().float()
+
+    def measure(counts: Tensor) -> Tensor:
+        shares = []
+        for drawn in counts.T:
+            given = [torch.sparse.mm(shown, drawn[:, None] * (each.decide(drawn, recall) & missing)) for each in ranked]
+            moved = (given[0] - given[1])[context, label].sign()  # the same images are behind both rates
+            shares.append((moved < 0).sum() / (moved != 0).sum())
+        return torch.stack(shares)[:, None].double()
+
+    return resample({"lower": measure}, len(model), resamples, generator).bound_mean("lower")
+
+
+class _Ranked(NamedTuple):
+    """What no resample changes: scores (N,L), the images of each label by them, and which of these show it, (N,L)."""
+
+    scores: Tensor
+    order: Tensor
+    present: Tensor
+    known: Tensor
+
+    @classmethod
+    def make(cls, scores: Scores) -> "_Ranked":
+        """Rank by the logits to rank by."""
+        logits = scores.get(scores.ranking)
+        order = logits.argsort(dim=0, descending=True)
+        return cls(logits, order, (scores.target == 1).gather(0, order), ~scores.target.isnan())
+
+    def decide(self, drawn: Tensor, recall: Tensor) -> Tensor:
+        """Decisions (N,L) that find a share `recall` (L,) of the positives where each image was drawn (N,) times."""
+        found = (drawn[self.order] * self.present).cumsum(0)
+        wanted = (recall.nan_to_num(0.0) * found[-1]).round()
+        last = (found < wanted).sum(0).clamp(max=len(found) - 1)
+        threshold = self.scores.gather(0, self.order.gather(0, last[None]))
+        return (self.scores >= threshold) & (wanted > 0) & self.known
 
 
 def compare_pairs(model: PairRates, baseline: PairRates) -> PairComparison:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pivotpatch.audit.cooccurrence import Curve
+    from pivotpatch.audit.evaluation import Policy
     from pivotpatch.data.records import RecordSet
     from pivotpatch.inference.scores import Scores
 
@@ -93,23 +94,39 @@ def _run_part(args: argparse.Namespace) -> int:
 def _audit_pairs(scores: "Scores", records: "RecordSet | None", args: argparse.Namespace) -> _Told:
     import torch
 
-    from pivotpatch.audit import compare_pairs, decide, find_false_positives, rank_pairs, rate_pairs
-    from pivotpatch.audit.cooccurrence import FEW
+    from pivotpatch.audit import compare_pairs, decide, find_false_positives, match_recall, rank_pairs, rate_pairs
+    from pivotpatch.audit.cooccurrence import FEW, RecallMatched, bound_lower
     from pivotpatch.cli.sources import read_policy, read_score_file
 
     pairs = None if args.pair is None else [_split_pair(text) for text in args.pair]
-    policy = read_policy(args.policy, scores.labels)
-    rate = partial(rate_pairs, min_probability=args.min_probability, pairs=pairs)
-    rates, comparison = rate(scores, policy=policy), None
-    lines = [f"{len(rates):,} pairs, rates in per cent; decisions by {rates.definition}"]
+    other = comparison = lower = None
     if args.baseline is not None:
         like = scores
         if pairs is not None:  # they need their own labels alone, such as an InT of a few
             named = {name for pair in pairs for name in pair}
             like = scores.keep_labels([place for place, name in enumerate(scores.labels) if name in named])
         other = read_score_file(args.baseline, like=like)
-        comparison = compare_pairs(rates, rate(other, policy=read_policy(args.policy, other.labels)))
+    rate = partial(rate_pairs, min_probability=args.min_probability, pairs=pairs)
+    policy: Policy = read_policy(args.policy, scores.labels)
+    if other is not None:
+        others: Policy = read_policy(args.policy, other.labels)
+        if args.equal_recall:
+            scores = like
+            policy, others = match_recall(scores, other, policy=others)
+        comparison = compare_pairs(rate(scores, policy=policy), rate(other, policy=others))
+    elif args.equal_recall:
+        raise InputError("--equal-recall", "there is nothing to compare with", "give --baseline SCORES")
+    rates = rate(scores, policy=policy) if comparison is None else comparison.model
+    lines = [f"{len(rates):,} pairs, rates in per cent; decisions by {rates.definition}"]
+    if comparison is not None:
         lines += [f"conditional FPR: {_tell(comparison.cfpr)}", f"conditional TPR: {_tell(comparison.ctpr)}"]
+    moved = 0 if comparison is None else comparison.cfpr.improved + comparison.cfpr.worse
+    if moved and isinstance(policy, RecallMatched):
+        assert other is not None
+        draw: Any = {"resamples": args.resamples, "generator": torch.Generator().manual_seed(0)}
+        lower = bound_lower(scores, other, rates.names, recall=policy.recall, **draw)
+        told = f"{100 * lower.value:.1f} % are lower (95 %: {100 * lower.low:.1f} to {100 * lower.high:.1f})"
+        lines.append(f"of the {moved:,} conditional FPRs that moved at equal recall {told}")
     worst = rank_pairs(rates, by=args.order)
     worst = worst.select(torch.arange(min(args.count, len(worst))))
     decided = decide(scores, policy=policy)
@@ -153,7 +170,8 @@ def _audit_pairs(scores: "Scores", records: "RecordSet | None", args: argparse.N
         {"label": label, "company": context, "false_positives": [found._asdict() for found in images]}
         for (label, context), images in zip(worst.names, behind, strict=True)
     ]
-    return _Told({"worst": plain, **(comparison or rates).to_dict()}, shown, figures)
+    more = {} if lower is None else {"lower": asdict(lower)}
+    return _Told({"worst": plain, **more, **(comparison or rates).to_dict()}, shown, figures)
 
 
 def _split_pair(text: str) -> tuple[str, str]:
@@ -293,6 +311,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "min-probability": {"type": float, "default": 0.2, "metavar": "P", "help": "of pairs, P(label | context) (0.2)"},
     "policy": {"default": "target", "help": f"{POLICY_HELP}; target by default: models are compared at equal counts"},
+    "equal-recall": {
+        "action": "store_true",
+        "help": "compare where both find the same share of each label: that which the baseline finds by --policy",
+    },
+    "resamples": {"type": int, "default": 500, "metavar": "N", "help": "behind the interval at equal recall (500)"},
     "order": {"choices": ["rate", "gap"], "default": "rate", "help": "pairs by conditional FPR (rate), or by its rise"},
     "kind": {"choices": ["image", "patch", "tde"], "help": "of logits; by default those to rank by"},
     "definition": {"choices": ["step", "envelope"], "default": "step", "help": "of average precision (step)"},
@@ -302,7 +325,7 @@ _PARTS: dict[str, tuple[_Part, str, tuple[str, ...]]] = {
     "pairs": (
         _audit_pairs,
         "FPR and TPR of labels that co-occur, the worst first",
-        ("baseline", "pair", "min-probability", "policy", "order", "kind", "count"),
+        ("baseline", "equal-recall", "resamples", "pair", "min-probability", "policy", "order", "kind", "count"),
     ),
     "steps": (_audit_steps, "AP of image, patch and TDE logits, label by label", ("definition", "count")),
     "scale": (_audit_scale, "TDE logits against a model of patches alone", ("definition",)),

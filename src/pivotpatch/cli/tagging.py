@@ -44,7 +44,7 @@ def open_predictor(args: argparse.Namespace, *, device: str | None = None) -> Pr
         from pivotpatch.cli.sources import open_given
 
         model = open_given(args.model, architecture=args.architecture, labels=args.labels)
-    predictor = Predictor.load(model, device=args.device or device, effort=args.effort)
+    predictor = Predictor.load(model, device=args.device or device, effort=args.effort, prefer=args.prefer)
     predictor.batch_size = getattr(args, "batch_size", None) or predictor.batch_size
     return predictor
 

@@ -24,12 +24,13 @@ from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS, fingerprint, save
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.checks import PREFERENCES
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
 from pivotpatch.training.processes import join_processes
 from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
-from pivotpatch.tuning.thresholds import parse_goal
+from pivotpatch.tuning.thresholds import Goal, parse_goal
 from pivotpatch.tuning.tune import Tuning, tune_scores
 
 SEED = 0  # of the resamples: the same scores have the same intervals
@@ -38,7 +39,7 @@ WARNING = "what is measured on these images from now on is worth nothing: never 
 
 def run_tune(args: argparse.Namespace) -> int:
     """Score where need be, fit, store and tell it in the first process alone."""
-    parse_goal(args.thresholds)
+    goal = args.thresholds if args.thresholds in PREFERENCES else parse_goal(args.thresholds)
     source = sources.open_source(args.words[0])
     model = source.model
     if model is None:
@@ -68,7 +69,7 @@ def run_tune(args: argparse.Namespace) -> int:
                 scored = score(records)
             closer = score(records, closer_size=closer_size).scores if closer_size and records else None
         if state.is_main_process:
-            _finish(source, model, scored, closer, args)
+            _finish(source, model, scored, closer, goal, args)
     state.destroy_process_group()
     return 0
 
@@ -181,7 +182,14 @@ def _read(source: Source, model: Classifier, records: RecordSet | None, args: ar
     return scores.remix(lam=model.lam, temperature=model.temperature)
 
 
-def _finish(source: Source, model: Classifier, scored: Scored, closer: Scores | None, args: argparse.Namespace) -> None:
+def _finish(
+    source: Source,
+    model: Classifier,
+    scored: Scored,
+    closer: Scores | None,
+    goal: Goal | str,
+    args: argparse.Namespace,
+) -> None:
     """Fit, store, draw and print."""
     place, patch_cost, closer_cost = args.out or source.checkpoint, 0.0, 0.0
     assert place is not None
@@ -194,7 +202,7 @@ def _finish(source: Source, model: Classifier, scored: Scored, closer: Scores | 
         scored.scores,
         mixing=args.mixing,
         calibration=args.calibration,
-        goal=parse_goal(args.thresholds),
+        goal=goal,
         patch_cost=patch_cost,
         closer=closer,
         closer_cost=closer_cost,
@@ -242,12 +250,15 @@ def _print_tuning(found: Tuning) -> None:
         table.add_row(name, *errors, f"{overall.brier:.4f}", f"{overall.log_loss:.4f}")
     screen.print(table)
     screen.print(f"calibration: {found.method}\n")
-    table = make_table(["decisions", "before, at 0.5", "by thresholds"])
+    table = make_table(["decisions", "before, at 0.5", "by thresholds", *(f"for {name}" for name in found.preferred)])
     for name in (*MEASURES, "macro_f1"):
-        values = [f"{100 * getattr(result, name):.1f}" for result in (found.before, found.after)]
+        judged = (found.before, found.after, *found.preferred.values())
+        values = [f"{100 * getattr(result, name):.1f}" for result in judged]
         table.add_row("mean F1" if name == "macro_f1" else name, *values)
     screen.print(table)
     screen.print(f"thresholds: {found.thresholds}")
+    for name, fitted in found.preferences.items():
+        screen.print(f"predict --prefer {name}: {fitted}")
     if found.effort is not None:
         screen.print(f"effort: {found.effort}")
         if found.closer_size is not None:

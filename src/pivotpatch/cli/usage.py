@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pivotpatch.runtime.checks import PREFERENCES
+
 Verbs = Any  # what `add_subparsers` gives
 BULK_BATCH = 64  # images at once with `predict --out`
 ADDRESS_HELP = "a table, a folder of images, or an address such as coco:/data/coco@train2014 or scenes:@train"
@@ -213,8 +215,6 @@ def _add_predict(verbs: Verbs) -> None:
     bulk.add_argument("--resume", action="store_true", help="go on with the images that unfinished work began with")
     told = "begin anew whatever is there; of --write, replace other captions"
     bulk.add_argument("--overwrite", action="store_true", help=told)
-    told = "each process leaves a file of its own, FILE-0000N-of-0000M"
-    bulk.add_argument("--shards", action="store_true", help=told)
     cluster = predict.add_argument_group("on a cluster (docs/cluster.md)")
     cluster.add_argument("--engine", choices=["ray"], help="share the work out by Ray; all machines must see the files")
     cluster.add_argument("--address", help="of a Ray cluster, or auto for this machine's; else Ray starts here for it")
@@ -259,6 +259,11 @@ def _add_weights_options(parser: argparse.ArgumentParser) -> None:
 def _add_tag_options(parser: argparse.ArgumentParser) -> None:
     """Add which labels an image gets, and what they are called."""
     choice = parser.add_argument_group("which labels")
+    told = (
+        "thresholds of a tuned model: few wrong tags, the best F1, or few that are missing (its own choice; of the "
+        "bundled tagger, precision)"
+    )
+    choice.add_argument("--prefer", choices=PREFERENCES, help=told)
     choice.add_argument("--threshold", type=float, metavar="P", help="above which a label is given; the fitted ones")
     choice.add_argument("--top-k", type=int, metavar="K", help="the K most probable; with --threshold, K at most")
     told = "which of them become tags, and their names (docs/photos.md)"
@@ -364,7 +369,11 @@ def _add_tune(verbs: Verbs) -> None:
         "auto takes the least log loss out of fold",
     )
     tune.add_argument("--calibration", choices=kinds, default="auto", help=told)
-    told = "f1, precision:0.9, or cost:1:5 of mistakes (f1)"
+    told = (
+        "what predict decides by where nothing is preferred: for each label f1, precision:0.9, recall:0.8 or cost:1:5 "
+        "of mistakes; or one threshold for all, precision, balance or recall, which are always fitted for predict "
+        "--prefer (f1)"
+    )
     tune.add_argument("--thresholds", default="f1", metavar="GOAL", help=told)
     tune.add_argument(
         "--closer",

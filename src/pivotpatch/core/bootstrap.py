@@ -128,7 +128,7 @@ def resample_average_precision(
         check_scores(matrix, target, labels=None, where="bootstrap")
         by_label = matrix.detach().cpu().T.contiguous()
         measures[name] = partial(measure, ranked=[Ranking.make(by_label[label], truth[label]) for label in labels])
-    return _resample(measures, len(target), resamples, generator)
+    return resample(measures, len(target), resamples, generator)
 
 
 def resample_f1(
@@ -162,13 +162,18 @@ def resample_f1(
         return torch.stack([found[name] for name in F1_MEASURES], dim=1)
 
     measures = {name: partial(measure, decided=each.cpu() & known) for name, each in given.items()}
-    return _resample(measures, len(target), resamples, generator)
+    return resample(measures, len(target), resamples, generator)
 
 
-def _resample(
+def resample(
     measures: Mapping[str, Callable[[Tensor], Tensor]], count: int, resamples: int, generator: torch.Generator
 ) -> Resampled:
-    """What each of `measures` (r,K) says of resamples in which images were drawn so often (N,r)."""
+    """What each of `measures` (r,K) says of resamples in which images were drawn so often (N,r).
+
+    >>> measures = {"mean": lambda counts: (counts * torch.tensor([[0.0], [1.0]])).mean(0)[:, None]}
+    >>> resample(measures, 2, 3, torch.Generator().manual_seed(0)).values["mean"].shape
+    torch.Size([4, 1])
+    """
     if resamples < 1:
         raise InputError("bootstrap", f"{resamples} resamples", "give 1 or more; 1,000 are usual")
     parts: dict[str, list[Tensor]] = {name: [] for name in measures}

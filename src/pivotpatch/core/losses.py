@@ -38,6 +38,21 @@ def binary_cross_entropy(logits: Tensor, target: Tensor, *, reduction: Reduction
     return _reduce(F.binary_cross_entropy_with_logits(logits, target, reduction="none"), known, reduction)
 
 
+def binary_divergence(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of each label's probability from the one that is wanted; 0 where they are equal.
+
+    Args:
+        logits: of any shape.
+        wanted: logits of the same shape, such as a teacher's.
+
+    >>> divergence = binary_divergence(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]))
+    >>> [round(value, 4) for value in divergence.tolist()]  # log(cosh(1 / 2))
+    [0.0, 0.1201]
+    """
+    logits, wanted = at_least_float32(logits), at_least_float32(wanted)
+    return wanted.sigmoid() * (wanted - logits) + F.softplus(logits) - F.softplus(wanted)
+
+
 def asymmetric_loss(
     logits: Tensor,
     target: Tensor,

@@ -164,6 +164,29 @@ def split_views(outputs: Tensor, *, patches: int) -> SplitViews:
     return SplitViews(outputs[:batch], outputs[batch:].reshape(batch, patches, *outputs.shape[1:]))
 
 
+def align_patches(patching: Patching, other: Patching) -> Tensor:
+    """The share (P,Q) of each of Q other patches of an image that lies in each of P patches.
+
+    Patches that are cut in the same way stand each for itself, however they overlap.
+
+    >>> align_patches(Patching(grid=1), Patching(grid=2)).tolist()
+    [[1.0, 1.0, 1.0, 1.0]]
+    >>> align_patches(Patching(grid=2), Patching(grid=3))[0].tolist()
+    [1.0, 0.5, 0.0, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0]
+    """
+    if (patching.grid, patching.overlap) == (other.grid, other.overlap):
+        return torch.eye(patching.count)
+    side = 5040  # which many numbers divide
+    spans, others = (
+        torch.tensor([(box.left, box.right) for box in patch_boxes(side, side, grid=cut.grid, overlap=cut.overlap)])
+        for cut in (patching, other)
+    )
+    low, high = spans[: patching.grid].T[..., None]
+    start, end = others[: other.grid].T
+    shares = (torch.minimum(high, end) - torch.maximum(low, start)).clamp(min=0) / (end - start)
+    return torch.kron(shares, shares)
+
+
 def cut_views(patching: Patching, images: Tensor, *, source: Tensor | None = None) -> Tensor:
     """Patches (B,P,C,h,w) of images (B,C,H,W), cut from a larger `source` (B,C,H',W') where one is given.
 

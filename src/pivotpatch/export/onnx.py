@@ -185,7 +185,9 @@ class LookGraph(nn.Module):
 def _describe(engine: TorchEngine) -> Description:
     """What a file has to say of a model besides the graph."""
     same = ("labels", "thresholds", "grid", "overlap", "picture_size")
-    return Description(__version__, torch.__version__, **{name: getattr(engine, name) for name in same})
+    fitted = engine.preferences or None
+    told = {name: getattr(engine, name) for name in same}
+    return Description(__version__, torch.__version__, **told, preferences=fitted)
 
 
 def trace_pictures(graph: PictureGraph | LookGraph) -> ExportedProgram:

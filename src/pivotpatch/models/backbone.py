@@ -14,6 +14,7 @@ from timm.layers import DropPath
 from timm.models import get_pretrained_cfg, model_entrypoint
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
+from torch.nn import functional
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
@@ -108,9 +109,10 @@ class Backbone(nn.Module):
             name: a timm model, with its weights' tag after a dot where `pretrained` needs one, or one of `CVTS`.
             image_size: rows and columns of the images; the model's own by default. Models of
                 convolutions take any other size too.
-            options: further arguments of timm's constructor, such as `drop_path_rate`, and one of our own:
+            options: further arguments of timm's constructor, such as `drop_path_rate`, and two of our own:
                 `stride_in_conv1` makes a ResNet of bottleneck blocks stride in their first convolution, as its
                 first version did, where timm's does in the second. Weights are right for one of the two only.
+                `two_stages` puts the map of the stage before the last one under the last, enlarged to its places.
             pretrained: fetch timm's weights from the hub.
         """
         super().__init__()
@@ -119,7 +121,11 @@ class Backbone(nn.Module):
         refused = sorted(_REFUSED & arguments.keys())
         if refused:
             raise InputError(where, f"option {refused[0]!r} is not yours to set", "leave it out")
+        negative = [name for name, value in arguments.items() if isinstance(value, int | float) and value < 0]
+        if negative:  # timm builds what then cannot be run
+            raise InputError(where, f"option {negative[0]!r} is {arguments[negative[0]]}", "give a number from 0 on")
         stride_in_conv1 = arguments.pop("stride_in_conv1", False)
+        self.two_stages = bool(arguments.pop("two_stages", False))
         self.network: Any
         self.fixed_size: int | None = None
         flexible = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
@@ -139,6 +145,9 @@ class Backbone(nn.Module):
         if stride_in_conv1:
             _move_strides(self.network, name)
         self.features: int = self.network.num_features
+        if self.two_stages:
+            with explaining(where, "two_stages is set, and its stages cannot be told", "leave the option out"):
+                self.features += self.network.feature_info[-2]["num_chs"]
         self.preprocessing: Preprocessing = read_preprocessing(self.network.pretrained_cfg, image_size=image_size)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -149,7 +158,11 @@ class Backbone(nn.Module):
         if self.fixed_size is not None and images.shape[-2:] != (self.fixed_size, self.fixed_size):
             todo = f"resize them to {self.fixed_size}, or build the model with another image_size"
             raise InputError("backbone", f"images are {images.shape[2]} x {images.shape[3]} pixels", todo)
-        features: Tensor = self.network.forward_features(images)
+        if self.two_stages:
+            last, (before,) = self.network.forward_intermediates(images, indices=[-2])
+            features: Tensor = torch.cat([before, functional.interpolate(last, size=before.shape[-2:])], dim=1)
+            return features
+        features = self.network.forward_features(images)
         if not isinstance(features, Tensor):
             raise InputError("backbone", f"it gives a {type(features).__name__}, no map", "choose another backbone")
         if features.ndim == 4:

@@ -18,6 +18,7 @@ from pivotpatch import __version__
 from pivotpatch.errors import InputError, explaining, quote
 from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.limits import Grid, Side, check_numbers
+from pivotpatch.runtime.checks import Preference
 from pivotpatch.runtime.values import Patching, check_views
 from pivotpatch.writing import explain_disk_faults, replacing_folder
 
@@ -30,6 +31,7 @@ Kind = Literal["MultiLabelClassifier", "PatchClassifier", "IndependentClassifier
 Text = Annotated[str, Field(min_length=1)]
 Options = Annotated[dict[str, str | int | float | bool | None], AfterValidator(partial(check_numbers, where="options"))]
 Coefficient = Annotated[float, Field(ge=-1e4, le=1e4)]  # of a logit, of which few are above 100
+Threshold = Annotated[float, Field(ge=0, le=1)]
 Mean = Annotated[float, Field(gt=-1e30, lt=1e30)]  # torch could not compute with more
 Deviation = Annotated[float, Field(gt=0, lt=1e30)]
 
@@ -90,7 +92,8 @@ class Description(_Part):
     architecture: _Architecture
     labels: list[Text]
     preprocessing: _Preprocessing
-    thresholds: list[Annotated[float, Field(ge=0, le=1)]] | None
+    thresholds: list[Threshold] | None
+    preferences: dict[Preference, list[Threshold]] = {}
     calibration: _Calibration | None = None
     adaptive: _Adaptive | None = None
     patching: _Patching | None
@@ -102,7 +105,11 @@ class Description(_Part):
         fitted = [self.calibration]
         if self.adaptive is not None:
             fitted += [self.adaptive.calibration, self.adaptive.again]
-        values = [self.thresholds, *(part for each in fitted if each for part in (each.slope, each.offset))]
+        values = [
+            self.thresholds,
+            *self.preferences.values(),
+            *(part for each in fitted if each for part in (each.slope, each.offset)),
+        ]
         if any(each is not None and len(each) != len(self.labels) for each in values):
             raise ValueError(f"thresholds or a calibration are not of {len(self.labels)} labels")
         return self
@@ -172,6 +179,7 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "labels": given.labels,
         "preprocessing": asdict(given.preprocessing),
         "thresholds": given.thresholds,
+        **({"preferences": given.preferences} if given.preferences else {}),
         "calibration": None if given.calibration is None else given.calibration.to_dict(),
         "adaptive": None if given.adaptive is None else given.adaptive.to_dict(),
         "patching": {name: getattr(given, name) for name in _Patching.model_fields} if patched else None,

@@ -69,6 +69,8 @@ class Classifier(nn.Module):
         labels: names of the L labels, in the order of the logits.
         preprocessing: what must be done to images first.
         thresholds: probabilities above which each label is given, where they were fitted.
+        preferences: other thresholds, by what a user may prefer ("precision", "balance", "recall"), where they were
+            fitted; forgotten with `thresholds`.
         calibration: of those probabilities, where one was fitted.
         adaptive: when one look is enough, where that was fitted.
         closer_size: see `PatchClassifier`; None for all others.
@@ -116,7 +118,7 @@ class Classifier(nn.Module):
         if size is not None and not (isinstance(size, int) and size >= 1):
             raise InputError(type(self).__name__, f"image_size is {size!r}", "give a whole number of pixels per side")
         self.labels = names
-        self._thresholds: tuple[float, ...] | None = None
+        self.thresholds = None
         self.calibration: Calibration | None = None
         self.adaptive: Adaptive | None = None
         self._build(pretrained=pretrained and weights is None, weights=None if weights is None else Path(weights))
@@ -135,7 +137,8 @@ class Classifier(nn.Module):
         if numbers is not None and (len(numbers) != len(self.labels) or not all(0 <= each <= 1 for each in numbers)):
             todo = f"give {len(self.labels)} numbers from 0 to 1, one per label"
             raise InputError("thresholds", f"they are {quote(values)}", todo)
-        self._thresholds = numbers
+        self._thresholds: tuple[float, ...] | None = numbers
+        self.preferences: dict[str, tuple[float, ...]] = {}
 
     def find_calibration(self, *, closer_size: int | None) -> Calibration | None:
         """The calibration of what is decided on; a closer look at the size that it was fitted to may have its own.
@@ -194,6 +197,7 @@ class Classifier(nn.Module):
                 model = cls(Architecture(**described.architecture.model_dump()), described.labels, **patching)
             model.preprocessing = described.preprocessing.build()
             model.thresholds = described.thresholds
+            model.preferences = {name: tuple(values) for name, values in described.preferences.items()}
             if described.calibration is not None:
                 model.calibration = Calibration.from_dict(described.calibration.model_dump())
             if described.adaptive is not None:

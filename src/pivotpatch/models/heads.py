@@ -5,7 +5,7 @@ that the decoder heads share one decoder among image, patch and weight logits.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pivotpatch.errors import InputError, check_known, explaining, quote
+from pivotpatch.runtime.values import PatchBox
 
 HeadOption = int | float | bool | None
 PerLabel = Mapping[str, tuple[int, ...]]
@@ -40,6 +41,12 @@ class Head(nn.Module):
     def embed(self, features: Tensor) -> Tensor:
         """Embedding of a feature map (B,D,h,w): what `project` turns into logits."""
         raise NotImplementedError
+
+    def embed_regions(self, features: Tensor, boxes: Sequence[PatchBox]) -> tuple[Tensor, Tensor]:
+        """Embeddings (B,...) of a feature map (B,D,h,w), and (B,P,...) of P regions of it, boxes of one size."""
+        cut = torch.stack([features[..., box.top : box.bottom, box.left : box.right] for box in boxes], dim=1)
+        parts: Tensor = self.embed(cut.flatten(0, 1)).unflatten(0, cut.shape[:2])
+        return self.embed(features), parts
 
     def make_projection(self) -> nn.Module:
         """A new last step, embedding -> logits (B,L), with weights of its own."""
@@ -206,13 +213,26 @@ class AttentionLayer(nn.Module):
 class MLDecoderHead(Head):
     """ML-Decoder: fixed queries attend to the image, each decodes a group of labels.
 
-    The embedding is (B,G,W). The layer is timm's; timm's whole head is not used because its
-    decoder loop no longer runs on current torch.
+    The embedding is (B,G,W). The weights are those of timm's layer; timm's whole head is not used because its
+    decoder loop no longer runs on current torch, and its layer cannot attend to regions with keys that they share.
     """
 
-    def __init__(self, features: int, labels: int, *, groups: int | None = None, width: int = 768) -> None:
+    def __init__(
+        self, features: int, labels: int, *, groups: int | None = None, width: int = 768, deep_regions: bool = True
+    ) -> None:
+        """Build one.
+
+        Args:
+            features: channels D of the feature map.
+            labels: how many.
+            groups: G; one per label by default, 100 at most.
+            width: W, of queries.
+            deep_regions: decode a region as far as the whole image. Else the embedding of a region is what its queries
+                have found there, before the feed-forward part, most of what a region costs.
+        """
         super().__init__()
         groups = min(labels, 100 if groups is None else groups)
+        self.deep_regions = deep_regions
         self.enter = nn.Linear(features, width)
         self.decoder = TransformerDecoderLayerOptimal(width, nhead=8, dim_feedforward=2048, dropout=0.1)
         self.register_buffer("queries", torch.randn(groups, width))
@@ -221,10 +241,45 @@ class MLDecoderHead(Head):
 
     def embed(self, features: Tensor) -> Tensor:
         """Group embeddings (B,G,W) of a feature map (B,D,h,w)."""
-        image = F.relu(self.enter(features.flatten(2).transpose(1, 2)))
-        queries = self.queries[:, None].expand(-1, image.shape[0], -1)
-        decoded: Tensor = self.decoder(queries, image.transpose(0, 1))
-        return decoded.transpose(0, 1)
+        keys, values = self._read(features)
+        return self._feed(self._attend(keys, values))
+
+    def embed_regions(self, features: Tensor, boxes: Sequence[PatchBox]) -> tuple[Tensor, Tensor]:
+        """Group embeddings (B,G,W) of a feature map (B,D,h,w), and (B,P,G,W) of regions, whose keys are the map's."""
+        keys, values = self._read(features)
+        places = torch.arange(keys.shape[-2], device=keys.device).reshape(features.shape[-2:])
+        inside = torch.stack([places[box.top : box.bottom, box.left : box.right].flatten() for box in boxes])
+        found = self._attend(*(each[..., inside, :].movedim(-3, 1) for each in (keys, values)))
+        return self._feed(self._attend(keys, values)), self._feed(found) if self.deep_regions else found
+
+    def _read(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B,H,h*w,W/H) of a feature map (B,D,h,w), for H attention heads."""
+        image, attention = F.relu(self.enter(features.flatten(2).transpose(1, 2))), self.decoder.multihead_attn
+        weights, biases = (each.tensor_split(3)[1:] for each in (attention.in_proj_weight, attention.in_proj_bias))
+        read = (F.linear(image, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+        keys, values = (each.unflatten(2, (attention.num_heads, -1)).transpose(1, 2) for each in read)
+        return keys, values
+
+    def _attend(self, keys: Tensor, values: Tensor) -> Tensor:
+        """What queries find (...,G,W) where they attend to N places, with keys and values (...,H,N,W/H)."""
+        layer, attention = self.decoder, self.decoder.multihead_attn
+        queries = self.queries.expand(*keys.shape[:-3], -1, -1)
+        queries = layer.norm1(queries + layer.dropout1(queries))
+        asked = F.linear(
+            queries, attention.in_proj_weight.tensor_split(3)[0], attention.in_proj_bias.tensor_split(3)[0]
+        )
+        asked = asked.unflatten(-1, (attention.num_heads, -1)).transpose(-3, -2)
+        share = attention.dropout if self.training else 0.0
+        found = F.scaled_dot_product_attention(asked, keys, values, dropout_p=share).transpose(-3, -2).flatten(-2)
+        normed: Tensor = layer.norm2(queries + layer.dropout2(attention.out_proj(found)))
+        return normed
+
+    def _feed(self, found: Tensor) -> Tensor:
+        """Embeddings (...,G,W) of what queries have found (...,G,W): the feed-forward part."""
+        layer = self.decoder
+        fed = layer.linear2(layer.dropout(layer.activation(layer.linear1(found))))
+        normed: Tensor = layer.norm3(found + layer.dropout3(fed))
+        return normed
 
 
 HEADS: Mapping[str, Callable[..., Head]] = {

@@ -216,8 +216,7 @@ class PatchClassifier(SharedClassifier):
         """Embeddings (B,...) of images (B,C,H,W), and (B,P,...) of regions of their feature maps."""
         features = self.backbone(images)
         boxes = patch_boxes(*features.shape[-2:], grid=self.grid, overlap=self.overlap)
-        cut = torch.stack([features[..., box.top : box.bottom, box.left : box.right] for box in boxes], dim=1)
-        return self.head.embed(features), _for_each(cut, self.head.embed)
+        return self.head.embed_regions(features, boxes)
 
     def _add_closer(self, image_logits: Tensor, closer: Tensor, parts: Tensor) -> CounterfactualLogits:
         """All logits, from image logits (B,L) of a first look and the embeddings of a closer one."""

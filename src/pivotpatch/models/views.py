@@ -24,6 +24,7 @@ class Views(NamedTuple):
     closer: Tensor | None = None  # (B,C,S,S) the whole image once more, larger; None where it is not wanted
     spliced: Tensor | None = None  # (M,C,H,W) grids of images of the batch; None where they are not wanted
     cells: Tensor | None = None  # (M,rows,columns) which image lies in each cell of them, -1 for none
+    shown: tuple[Tensor, Tensor] | None = None  # image and patches, likewise, as a teacher sees them
 
 
 class Drawn(Protocol):

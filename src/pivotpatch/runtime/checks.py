@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Literal, get_args
 
 from pivotpatch.errors import InputError, choose_one_of
 
@@ -9,6 +10,9 @@ BUNDLED = ("tagger",)
 """Models that come with the package."""
 SCHEMES = ("hub", "timm", "transformers")
 """What may stand before a colon, in front of a folder or of `owner/name` on the Hugging Face hub."""
+Preference = Literal["precision", "balance", "recall"]
+PREFERENCES: tuple[Preference, ...] = get_args(Preference)
+"""What a user may prefer where a model has thresholds for each: right tags, the best F1, or few that are missing."""
 EXPORTED = ".onnx"
 """How the names of exported models end."""
 

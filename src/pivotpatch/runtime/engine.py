@@ -7,7 +7,7 @@ so that one graph serves every effort. The bundled tagger is one.
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError, choose_one_of, explaining, import_extra, quote_fault
-from pivotpatch.runtime.checks import check_effort
+from pivotpatch.runtime.checks import PREFERENCES, check_effort
 from pivotpatch.runtime.decoding import resize_pixels
 from pivotpatch.runtime.values import (
     GRID,
@@ -74,6 +74,7 @@ class Engine(Protocol):
         name: what messages call it.
         labels: names of the L labels.
         thresholds: L numbers; a label is given where its `probs` are above. None where none were fitted: 0.5.
+        preferences: other thresholds, by what a user may prefer, see `PREFERENCES`; empty where none were fitted.
         picture_size: S, rows and columns of the images that it takes.
         grid: patches per side; 0 where none are looked at.
         overlap: share of a patch's side that it has in common with its neighbour.
@@ -84,8 +85,11 @@ class Engine(Protocol):
     def name(self) -> str: ...  # noqa: D102
     @property
     def labels(self) -> tuple[str, ...]: ...  # noqa: D102
+
+    thresholds: tuple[float, ...] | None
+
     @property
-    def thresholds(self) -> tuple[float, ...] | None: ...  # noqa: D102
+    def preferences(self) -> Mapping[str, tuple[float, ...]]: ...  # noqa: D102
     @property
     def picture_size(self) -> int: ...  # noqa: D102
     @property
@@ -129,6 +133,7 @@ class Description:
         patching: how patches are cut and mixed.
         calibration: of the patches' answer; None where none was fitted.
         adaptive: when to look again; None where that was not fitted.
+        preferences: L numbers for each of `PREFERENCES`, of both kinds; None where none were fitted.
     """
 
     pivotpatch: str
@@ -143,9 +148,11 @@ class Description:
     patching: Patching | None = None
     calibration: Calibration | None = None
     adaptive: Adaptive | None = None
+    preferences: Mapping[str, tuple[float, ...]] | None = None
 
     def __post_init__(self) -> None:
-        numbers, many = self.thresholds or (), len(self.labels)
+        decided, many = [self.thresholds or (), *(self.preferences or {}).values()], len(self.labels)
+        numbers, counts = [value for each in decided for value in each], {len(each) for each in decided} - {0, many}
         cut = self.patching or Patching(self.grid or 1, self.overlap)
         given = self.picture_size, self.image_size, cut.source_size, cut.patch_size, cut.closer_size
         sizes = [side for side in given if side is not None]
@@ -158,7 +165,8 @@ class Description:
             (all(isinstance(name, str) and name for name in self.labels), "labels are no names"),
             (len(set(self.labels)) == many, "a label comes twice"),
             (all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in numbers), "a threshold is none"),
-            (len(numbers) in (0, many), f"{len(numbers)} thresholds for {many} labels"),
+            (not counts, f"{', '.join(map(str, counts))} thresholds for {many} labels"),
+            ({*(self.preferences or ())} <= {*PREFERENCES}, f"preferences are {', '.join(self.preferences or ())}"),
             (isinstance(self.grid, int) and 0 <= self.grid <= GRID, f"grid is {self.grid!r}"),
             (isinstance(self.overlap, (int, float)) and 0 <= self.overlap < 1, f"overlap is {self.overlap!r}"),
             (all(type(side) is int and 1 <= side <= SIDE for side in sizes), f"sizes are {sizes}"),
@@ -191,6 +199,7 @@ class Description:
             "patching": lambda told: Patching(**told),
             "calibration": Calibration.from_dict,
             "adaptive": Adaptive.from_dict,
+            "preferences": lambda told: {name: tuple(values) for name, values in told.items()},
         }
         try:
             read: dict[str, Any] = json.loads(text)
@@ -269,9 +278,11 @@ class OnnxEngine:
         self.path, self.session, self.description = Path(path), session, description
         self.name, self.effort = str(path), float(effort)
         self.labels, self.thresholds = description.labels, description.thresholds
+        self.preferences: Mapping[str, tuple[float, ...]] = description.preferences or {}
         self.picture_size, self.overlap = description.picture_size, description.overlap
         self.grid = description.grid if effort > 0 else 0
-        found = tuple(each.name for each in session.get_outputs())
+        with explaining(self.name, "its names cannot be read", _AGAIN):  # they are when they are asked for
+            found = tuple(each.name for each in session.get_outputs())
         if found != description.outputs:
             wrong = f"its outputs are {', '.join(found)}, not {', '.join(description.outputs)}"
             raise InputError(self.name, wrong, _AGAIN)
@@ -392,7 +403,8 @@ def open_onnx(path: str | Path, *, effort: float = 1.0, device: str | None = Non
     """
     check_effort(effort, "effort")
     session = open_session(Path(path), device=device)
-    told = session.get_modelmeta().custom_metadata_map.get(PROPERTY)
+    with explaining(str(path), "its description cannot be read", _AGAIN):
+        told = session.get_modelmeta().custom_metadata_map.get(PROPERTY)
     if told is None:
         todo = "give --architecture and --labels, or a file that pivotpatch export wrote"
         raise InputError(str(path), "says nothing of labels and thresholds", todo)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from pivotpatch.errors import EXTRAS, InputError, check_known, import_extra
 from pivotpatch.process import count_workers
-from pivotpatch.runtime.checks import EXPORTED, check_effort
+from pivotpatch.runtime.checks import EXPORTED, PREFERENCES, Preference, check_effort
 from pivotpatch.runtime.decoding import Decoded, ImageSource, decode_image, decode_with_size, read_ahead
 from pivotpatch.runtime.engine import Engine, OnnxEngine, is_present, open_onnx
 from pivotpatch.runtime.prediction import Prediction, TagRule, fit
@@ -66,6 +66,7 @@ class Predictor:
         *,
         device: Any = None,
         effort: float = 1.0,
+        prefer: Preference | None = None,
         fold: bool = True,
     ) -> "Predictor":
         """Open a trained model.
@@ -81,10 +82,24 @@ class Predictor:
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
                 their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`). Exported
                 files know only 1 unless written with `--format looks`, PAT-I only 0 and 1.
+            prefer: which of the thresholds of a tuned model decide: "precision" gives few wrong tags, "recall" misses
+                few, "balance" has the best F1. None for the model's own choice, of the bundled tagger "precision".
             fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
                 False leaves the model as it is.
         """
         check_effort(effort, "Predictor")
+        engine = cls._open(name_or_folder, device=device, effort=effort, fold=fold)
+        if prefer is not None:
+            check_known(prefer, PREFERENCES, where="Predictor", what="preference")
+            if prefer not in engine.preferences:
+                todo = "tune it (pivotpatch tune), or leave the preference out"
+                raise InputError(engine.name, f"has no thresholds that prefer {prefer}", todo)
+            engine.thresholds = engine.preferences[prefer]
+        return cls(engine)
+
+    @staticmethod
+    def _open(name_or_folder: Any, *, device: Any, effort: float, fold: bool) -> Engine:
+        """The engine of what `load` is given."""
         name = os.fspath(name_or_folder) if isinstance(name_or_folder, str | os.PathLike) else None
         kind = str(device).lower().partition(":")[0]
         lacking = kind in _TORCH and find_spec("torch") is not None and not is_present(kind)  # in this ONNX Runtime
@@ -93,11 +108,12 @@ class Predictor:
             path = name if exported else TAGGER
             opened = open_onnx(path, effort=effort, device=None if device is None else str(device))
             opened.name = name
-            return cls(opened)
+            return opened
         scheme = "" if name is None else name.partition(":")[0]
         import_extra("torch", scheme if scheme in EXTRAS.values() else None)  # such as hub, which brings torch too
         torch_engines = import_module("pivotpatch.inference.engine")
-        return cls(torch_engines.open_engine(name_or_folder, device=device, effort=effort, fold=fold))
+        engine: Engine = torch_engines.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
+        return engine
 
     @property
     def labels(self) -> tuple[str, ...]:

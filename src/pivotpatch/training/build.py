@@ -139,7 +139,7 @@ def build_run(
     if config.ema.decay:  # not before, for the wrapper may move the weights
         average = ModelEmaV3(task.model, decay=config.ema.decay, use_warmup=config.ema.warmup)
     count = len(records) + (0 if val is None else len(val))
-    image_bytes = count_held_bytes(count, (model.picture_size, model.picture_size))
+    image_bytes = count_held_bytes(count, (task.picture_size, task.picture_size))
     hold, why, dtype = config.data.hold, "", choose_dtype(config, accelerator.device)
     held: list[Features | None] = [None, None]
     embedder = None
@@ -160,7 +160,7 @@ def build_run(
         config=config,
         accelerator=accelerator,
         records=records,
-        loader=load(records, training=True, held=held[0]),
+        loader=load(records, training=True, size=task.picture_size, held=held[0]),
         val_loader=None if val is None else load(val, held=held[1]),
         tests=tests,
         task=task,

@@ -124,7 +124,7 @@ class MixSection(Section):
 
 
 class DistilSection(Section):
-    """Whom a model learns from beside the labels, for task.kind=image."""
+    """Whom a model learns from beside the labels: for task.kind=image, and for task.regions from one PAT-T."""
 
     teachers: Names = Field((), description="checkpoints; each teaches the labels that it knows")
     groups: Count = Field(0, description="CPSD: train twice so many teachers first, each for a group of labels")

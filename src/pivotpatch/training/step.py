@@ -161,7 +161,7 @@ def _compile_something(device: torch.device) -> None:
 
 def time_step(run: Run) -> float:
     """Seconds of a forward and backward pass of the slowest process; the run stays what it was."""
-    accelerator, size = run.accelerator, run.task.model.picture_size
+    accelerator, size = run.accelerator, run.task.picture_size
     count = -(-run.config.train.batch_size // accelerator.num_processes)
     black = Batch(
         torch.zeros(count, size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2),

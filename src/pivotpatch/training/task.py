@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from pivotpatch.accel.device import send_tensor
-from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss
+from pivotpatch.core.counterfactual import CounterfactualLogits
+from pivotpatch.core.losses import AsymmetricLoss, BinaryCrossEntropyLoss, binary_divergence
+from pivotpatch.core.patches import align_patches
 from pivotpatch.data.augment import Augmentation
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import (
@@ -28,6 +30,8 @@ from pivotpatch.peers.rarl import SPREAD, RARLHead, find_reward
 from pivotpatch.peers.splicemix import draw_cells, find_inconsistency, splice_images, split_cells, unite_targets
 from pivotpatch.peers.svm import SquaredHingeLoss
 from pivotpatch.training.config import LossSection, RunConfig
+
+_TINY = 1e-12  # the least share of a patch that a logarithm is taken of
 
 
 class Kept(NamedTuple):
@@ -64,6 +68,11 @@ class Task(nn.Module):
         if not isinstance(model, PatchClassifier):
             return 1
         return 1 + (0 if model.regions else model.grid**2) + (model.closer_size is not None)
+
+    @property
+    def picture_size(self) -> int:
+        """Rows and columns of the images that a loader is to give."""
+        return self.model.picture_size
 
     def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
         """The views of images (B,3,h,w) uint8 from the loader, on their device."""
@@ -245,6 +254,59 @@ class PatchTask(Task):
         return torch.stack(costs)
 
 
+class TaughtTask(PatchTask):
+    """PAT-T of regions that is drawn to a trained PAT-T, which sees the same augmented image and patches cut from it.
+
+    The divergence of the image logits, that of each patch's logits, and that of the patch weights where the teacher
+    sees the label. Regions that are cut in another way than the teacher's patches are first pooled to these.
+    """
+
+    def __init__(self, model: PatchClassifier, loss: nn.Module, *, teacher: PatchClassifier, share: float) -> None:
+        super().__init__(model, loss)
+        self.parts, self.share = (*self.parts, "teacher"), share
+        self._teacher = (teacher.requires_grad_(False).eval(),)  # no part of what is trained, saved or averaged
+        shares = align_patches(teacher.patching, model.patching)
+        self.register_buffer("shares", shares.to(next(model.parameters()).device), persistent=False)
+        self.shares: Tensor
+
+    @property
+    def picture_size(self) -> int:
+        """Rows and columns of the images that a loader is to give: enough for the teacher's patches."""
+        return max(self.model.picture_size, self._teacher[0].picture_size)
+
+    def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
+        """The views of images (B,3,h,w) uint8: each is augmented once, for both models."""
+        drawn = images if augmentation is None else augmentation.apply(images, compiled=compiled)
+        shown = make_network_views(self._teacher[0], drawn, compiled=compiled)
+        return super().make_views(drawn, compiled=compiled)._replace(shown=(shown.image, shown.patches))
+
+    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+        """Losses (3,): of image and pooled logits, and what the teacher says otherwise."""
+        assert isinstance(seen, Views)
+        assert seen.shown is not None
+        embeddings = self.model.embed_views(*seen[:2])
+        with torch.no_grad():
+            wanted = self._teacher[0].forward_views(*seen.shown)
+        costs = self.compare(self.model.project_embeddings(embeddings), wanted)
+        known = ~target.isnan().all(dim=1)  # of an image that only fills a batch there is nothing to learn
+        own = self.judge(self.model, embeddings, target)
+        return torch.cat([(1 - self.share) * own, self.share * (costs * known).sum()[None]])
+
+    def compare(self, out: CounterfactualLogits, wanted: CounterfactualLogits) -> Tensor:
+        """How far (B,) logits and weights are from those of the teacher, summed over labels, patches on average."""
+        parts = self.shares[..., None] * out.weights[:, None]  # (B,P,Q,L); no product of matrices, which would round
+        mass = parts.sum(dim=2)
+        logits = (parts * out.patch_logits[:, None]).sum(dim=2) / mass.clamp(min=_TINY)
+        weights = (mass / mass.sum(dim=1, keepdim=True)).clamp(min=_TINY)
+        apart = (wanted.weights * (wanted.weights.clamp(min=_TINY) / weights).log()).sum(dim=1)
+        costs = (
+            binary_divergence(out.image_logits, wanted.image_logits),
+            binary_divergence(logits, wanted.patch_logits).mean(dim=1),
+            wanted.pooled_logits.sigmoid() * apart,
+        )
+        return torch.stack(costs).sum(dim=(0, 2))
+
+
 class PatchOnlyTask(Task):
     """The paper's study of image scale: loss(q, y); no whole image passes the model."""
 
@@ -265,6 +327,8 @@ class PatchOnlyTask(Task):
 def make_task(model: Classifier, config: RunConfig) -> Task:
     """The task that a configuration names, around a model."""
     loss, mix, distil = make_loss(config.loss), config.mix, config.distil
+    if distil.teachers and isinstance(model, PatchClassifier):
+        return _make_taught(model, loss, config)
     asked = {"mix.share": mix.share, "distil.teachers": distil.teachers, "distil.groups": distil.groups}
     for name in (name for name, value in asked.items() if value and type(model) is not MultiLabelClassifier):
         raise InputError(name, f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
@@ -281,6 +345,23 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
         kinds: dict[type, type[WholeImageTask]] = {CTranHead: RevealingTask, RARLHead: RewardedTask}
         return kinds.get(type(getattr(model, "head", None)), WholeImageTask)(model, loss)
     return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
+
+
+def _make_taught(model: PatchClassifier, loss: nn.Module, config: RunConfig) -> TaughtTask:
+    """The task of a model of regions and its teacher, which is opened here."""
+    where, (name, *more) = "distil.teachers", config.distil.teachers
+    if not model.regions or model.closer_size is not None or more or config.mix.share:
+        wrong = "with patches one teaches a model of regions of the feature map, without a closer look and mix.share"
+        raise InputError(where, wrong, "give task.regions=true and one teacher, or leave it out")
+    teacher = open_model(name)
+    if not isinstance(teacher, PatchClassifier) or teacher.patch_only or teacher.regions:
+        raise InputError(where, f"{name} is no PAT-T with patches of its own", "train one by task.kind=patch")
+    if teacher.labels != model.labels:
+        raise InputError(where, f"{name} has other labels, or in another order", "train it on the same data")
+    device = next(model.parameters()).device
+    if config.precision.channels_last:
+        teacher = teacher.to(memory_format=torch.channels_last)
+    return TaughtTask(model, loss, teacher=teacher.to(device), share=config.distil.share)
 
 
 def make_loss(section: LossSection) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Thresholds per label, fitted on validation scores: by F1, by precision or by cost."""
+"""Thresholds per label, fitted on validation scores: by F1, by precision, by recall or by cost."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from pivotpatch.errors import InputError, check_known, shorten
 
 NEVER = 1.0
 """A threshold that no probability is above."""
-_NUMBERS = {"f1": 0, "precision": 1, "cost": 2}  # that stand behind the name of each goal
+_NUMBERS = {"f1": 0, "precision": 1, "recall": 1, "cost": 2}  # that stand behind the name of each goal
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Goal:
 
 
 def parse_goal(text: str) -> Goal:
-    """A goal as a person writes it: "f1", "precision:0.9", or "cost:1:5" (a false positive, a false negative).
+    """A goal as a person writes it: "f1", "precision:0.9", "recall:0.8" or "cost:1:5" (a false positive, a negative).
 
-    "f1" has the highest F1, "precision" the highest recall at so much precision or more, "cost" the least cost of all
-    labels that are given and not there, or there and not given.
+    "f1" has the highest F1, "precision" the highest recall at so much precision or more, "recall" the other way round,
+    "cost" the least cost of all labels that are given and not there, or there and not given.
 
     >>> parse_goal("cost:1:5").definition
     'least cost (1 a false positive, 5 a false negative)'
@@ -44,9 +44,9 @@ def parse_goal(text: str) -> Goal:
     numbers = []
     with suppress(ValueError):
         numbers = [float(part) for part in rest]
-    sound = all(0 < number <= 1 if name == "precision" else 0 < number < math.inf for number in numbers)
+    sound = all(0 < number <= 1 if _NUMBERS[name] == 1 else 0 < number < math.inf for number in numbers)
     if not sound or not len(numbers) == len(rest) == _NUMBERS[name]:
-        todo = "write f1, precision:0.9 (a share above 0, up to 1) or cost:1:5 (two numbers above 0)"
+        todo = "write f1, precision:0.9 or recall:0.8 (a share above 0, up to 1), or cost:1:5 (two numbers above 0)"
         raise InputError("goal", f"{text!r} cannot be read", todo)
 
     def value(hits: Tensor, given: Tensor, positives: Tensor) -> Tensor:
@@ -55,14 +55,22 @@ def parse_goal(text: str) -> Goal:
         if name == "precision":  # the lowest threshold of those that are precise enough
             enough = (given > 0) & (hits / given.clamp(min=1) >= numbers[0])
             return given.masked_fill(~enough, -torch.inf)
+        if name == "recall":  # the highest threshold of those that find enough
+            return -given.masked_fill(hits < numbers[0] * positives, torch.inf)
         return -(numbers[0] * (given - hits) + numbers[1] * (positives - hits))
 
-    words = {"f1": "best F1", "precision": "precision of {:g} or more"}
+    words = {"f1": "best F1", "precision": "precision of {:g} or more", "recall": "recall of {:g} or more"}
     cost = "least cost ({:g} a false positive, {:g} a false negative)"
     return Goal(words.get(name, cost).format(*numbers), value)
 
 
 BEST_F1 = parse_goal("f1")
+PREFERRED = {
+    "precision": parse_goal("precision:0.86"),  # so that 85 % are right on other images
+    "balance": BEST_F1,
+    "recall": parse_goal("recall:0.8"),
+}
+"""What one threshold for all labels is to achieve over all tags, for each of `PREFERENCES`."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +93,16 @@ class LabelThreshold:
 
 @dataclass(frozen=True)
 class FittedThresholds:
-    """Thresholds of all labels for a goal, in words; those with fewer than `min_positives` have the `pooled` one."""
+    """Thresholds of all labels for a goal, in words; those with fewer than `min_positives` have the `pooled` one.
+
+    Where it is `shared`, all have it.
+    """
 
     goal: str
     pooled: float
     min_positives: int
     rows: tuple[LabelThreshold, ...]
+    shared: bool = False
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -103,6 +115,8 @@ class FittedThresholds:
         return PerLabel(self.values)
 
     def __str__(self) -> str:
+        if self.shared:
+            return f"{self.pooled:.3g} for all labels, for {self.goal} over all of them"
         text = f"{len(self.rows)} thresholds for {self.goal}, {min(self.values):.3g} to {max(self.values):.3g}"
         few = [row.label for row in self.rows if row.fell_back]
         unreached = [row.label for row in self.rows if not row.reached]
@@ -118,6 +132,7 @@ def fit_thresholds(
     *,
     goal: Goal,
     min_positives: int = 10,
+    shared: bool = False,
     labels: Sequence[str] | None = None,
 ) -> FittedThresholds:
     """Fit a threshold per label on validation scores.
@@ -130,6 +145,8 @@ def fit_thresholds(
         target: (N,L), 1 present, 0 absent, NaN unknown.
         goal: from `parse_goal`.
         min_positives: a label with fewer gets the threshold that is best for all labels together.
+        shared: every label gets that one. Where probabilities are calibrated per label, no others give more right tags
+            with a share of so many right ones.
         labels: names of the L labels.
     """
     target, names = check_scores(probs, target, labels=labels, where="fit_thresholds")
@@ -140,8 +157,9 @@ def fit_thresholds(
     own, reached = _choose(probs, target, goal)
     pooled, pooled_reached = _choose(probs.reshape(-1, 1), target.reshape(-1, 1), goal)
     present = target == 1
-    fell_back = present.sum(0) < min_positives
-    values, reached = torch.where(fell_back, pooled, own), torch.where(fell_back, pooled_reached, reached)
+    fell_back = (present.sum(0) < min_positives) & (not shared)
+    common = fell_back | shared
+    values, reached = torch.where(common, pooled, own), torch.where(common, pooled_reached, reached)
     decided = PerLabel(tuple(values.tolist())).decide(probs)
     counts = (decided & present).sum(0), (decided & ~torch.isnan(target)).sum(0), present.sum(0)
     columns = (each.tolist() for each in (values, *counts, fell_back, reached))
@@ -158,7 +176,14 @@ def fit_thresholds(
         )
         for name, value, hits, given, positives, fell, reach in zip(names, *columns, strict=True)
     )
-    return FittedThresholds(goal.definition, pooled.item(), min_positives, rows)
+    return FittedThresholds(goal.definition, pooled.item(), min_positives, rows, shared)
+
+
+def fit_preferences(probs: Tensor, target: Tensor, *, labels: Sequence[str]) -> dict[str, FittedThresholds]:
+    """Thresholds for each of `PREFERRED`; probs and target are those of `fit_thresholds`, best calibrated per label."""
+    return {
+        name: fit_thresholds(probs, target, goal=goal, shared=True, labels=labels) for name, goal in PREFERRED.items()
+    }
 
 
 def _choose(probs: Tensor, target: Tensor, goal: Goal) -> tuple[Tensor, Tensor]:

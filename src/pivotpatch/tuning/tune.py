@@ -1,6 +1,6 @@
 """All that is fitted after training, in order: lam and temperature, calibration, thresholds, effort."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -25,7 +25,7 @@ from pivotpatch.tuning.calibration import (
     reliability,
 )
 from pivotpatch.tuning.mixing import MixingStudy, count_below, fit_mixing
-from pivotpatch.tuning.thresholds import BEST_F1, FittedThresholds, Goal, fit_thresholds
+from pivotpatch.tuning.thresholds import BEST_F1, FittedThresholds, Goal, fit_preferences, fit_thresholds
 
 Mixing = Literal["auto", "keep", "global"]
 """Lam and temperature: "auto" fits them and keeps what was scored with where the gain is within noise."""
@@ -90,8 +90,10 @@ class Tuning:
     qualities: Mapping[str, CalibrationQuality]  # of each method's probabilities, out of fold; "before" as it was
     curves: Mapping[str, Reliability]  # "before" and "after", the latter out of fold
     thresholds: FittedThresholds  # from now on
+    preferences: Mapping[str, FittedThresholds]  # that `predict --prefer` takes
     before: PrecisionRecall  # decisions as they were, at 0.5
     after: PrecisionRecall  # decisions by calibration and thresholds that were fitted without the image's fold
+    preferred: Mapping[str, PrecisionRecall]  # the same of each preference
     # When one look is enough, and what that costs and keeps, out of fold. None without patches or calibration, where
     # images with and without a second look could not be compared.
     adaptive: Adaptive | None
@@ -117,12 +119,20 @@ class Tuning:
             if self.adaptive is not None:  # else no effort was fitted, and the model's own stays
                 model.closer_size = self.closer_size
         model.calibration, model.thresholds, model.adaptive = self.calibration, self.thresholds.values, self.adaptive
+        model.preferences = {name: fitted.values for name, fitted in self.preferences.items()}
 
     def _store_some(self, model: Classifier) -> None:
         places, adaptive = [model.labels.index(name) for name in self.labels], model.adaptive
-        thresholds = np.array(model.thresholds or (0.5,) * len(model.labels))
-        thresholds[places] = self.thresholds.values
-        model.thresholds, model.adaptive = tuple(thresholds.tolist()), None
+        held = model.preferences
+
+        def lay_over(values: Sequence[float], fitted: FittedThresholds) -> tuple[float, ...]:
+            numbers = np.array(values)
+            numbers[places] = fitted.values
+            return tuple(numbers.tolist())
+
+        model.thresholds = lay_over(model.thresholds or (0.5,) * len(model.labels), self.thresholds)
+        model.preferences = {name: lay_over(values, self.preferences[name]) for name, values in held.items()}
+        model.adaptive = None
         old, new = (  # one that changes nothing, where there is none
             fitted or Calibration(self.kind, "none", (1.0,) * count, (0.0,) * count)
             for fitted, count in ((model.calibration, len(model.labels)), (self.calibration, len(places)))
@@ -145,6 +155,10 @@ class Tuning:
                 "qualities": {name: asdict(quality) for name, quality in self.qualities.items()},
             },
             "thresholds": {**asdict(self.thresholds), "decisions": decisions},
+            "preferences": {
+                name: {**asdict(fitted), "decisions": asdict(self.preferred[name])}
+                for name, fitted in self.preferences.items()
+            },
             "adaptive": self.adaptive and self.adaptive.to_dict(),
             "closer_size": self.closer_size,
             "effort": self.effort and self.effort.to_dict(),
@@ -156,7 +170,7 @@ def tune_scores(
     *,
     mixing: Mixing = "auto",
     calibration: Scaling = "auto",
-    goal: Goal = BEST_F1,
+    goal: Goal | str = BEST_F1,
     patch_cost: float = 4.0,
     closer: Scores | None = None,
     closer_cost: float = 0.0,
@@ -171,7 +185,7 @@ def tune_scores(
         scores: of validation images. Without patches there is no lam to fit.
         mixing: what to do about lam and temperature.
         calibration: how to calibrate.
-        goal: of the thresholds.
+        goal: of the thresholds; the name of a preference for its own.
         patch_cost: of an image's patches in passes over an image, see `PatchClassifier.patch_cost`; only told.
         closer: of a closer look at the same images (`PatchClassifier.look_closer`), which then is the second look of
             efforts between 0 and 1. It is mixed as the patches are, out of fold too; its own must have been kept.
@@ -196,15 +210,20 @@ def tune_scores(
     tried = METHODS if calibration == "auto" else (calibration,)
     chosen = min(tried, key=lambda method: qualities[method].overall.log_loss)
 
-    def fit_rule(logits: Tensor, truth: Tensor) -> tuple[Calibration, FittedThresholds]:
+    def fit_rules(logits: Tensor, truth: Tensor) -> tuple[Calibration, FittedThresholds, dict[str, FittedThresholds]]:
         fitted = fit_calibration(logits, truth, kind=kind, method=chosen)
-        return fitted, fit_thresholds(fitted.apply(logits), truth, goal=goal, labels=labels)
+        probs = fitted.apply(logits)
+        preferences = fit_preferences(probs, truth, labels=labels)
+        own = preferences[goal] if isinstance(goal, str) else fit_thresholds(probs, truth, goal=goal, labels=labels)
+        return fitted, own, preferences
 
-    decided = torch.zeros_like(target)
+    fitted, thresholds, preferences = fit_rules(final.scaled(kind), target)
+    decided = {name: torch.zeros_like(target) for name in ("own", *preferences)}
     for inside in draw_folds(len(scores)):
-        fitted, thresholds = fit_rule(logits[~inside], target[~inside])
-        decided[inside] = thresholds.policy.decide(fitted.apply(logits[inside])).float()
-    fitted, thresholds = fit_rule(final.scaled(kind), target)
+        calibrated, rule, others = fit_rules(logits[~inside], target[~inside])
+        for name, each in {"own": rule, **others}.items():
+            decided[name][inside] = each.policy.decide(calibrated.apply(logits[inside])).float()
+    judged = {name: precision_recall(given, target, labels=labels) for name, given in decided.items()}
     adaptive = effort = None
     if kind == "tde" and calibration != "none":
         adaptive = fit_adaptive(final.get("image"), target)
@@ -226,8 +245,10 @@ def tune_scores(
         qualities=qualities,
         curves={"before": reliability(probs["before"], target), "after": reliability(probs[chosen], target)},
         thresholds=thresholds,
+        preferences=preferences,
         before=precision_recall(probs["before"], target, labels=labels),
-        after=precision_recall(decided, target, labels=labels),
+        after=judged.pop("own"),
+        preferred=judged,
         adaptive=adaptive,
         closer_size=None if closer is None else closer.closer_size,
         effort=effort,
