@@ -112,7 +112,7 @@ def test_views_are_flipped_then_covered_then_operated_on(kind: Literal["torchvis
     kinds = (*OPERATIONS.values(), *PUBLISHED.values())
     y, x = ((torch.arange(side) + 0.5) / side for side in (24, 16))
     for row in range(0, 300, 3):
-        flip, (top, left, bottom, right), colour, operation, strength, place = (part[row] for part in drawn)
+        _, flip, (top, left, bottom, right), colour, operation, strength, place = (part[row] for part in drawn)
         inside = ((top <= y) & (y < bottom))[:, None] & ((left <= x) & (x < right))  # the pixels whose centre is
         expected = torch.where(inside, colour[:, None, None], views[row].flip(-1) if flip else views[row])[None]
         for slot in range(2):

@@ -58,7 +58,7 @@ def test_parts_are_disjoint_complete_and_of_the_asked_size(
         assert np.array_equal(indices, np.sort(indices))
         # Parts that were below one record took theirs from the others.
         below = sum(fraction * count < 1 for fraction in fractions.values())
-        assert abs(len(indices) - fractions[name] * count) < max(1, below) + 1e-6
+        assert abs(len(indices) - fractions[name] * count) < 1 + below + 1e-6
 
 
 def covered(shown: NDArray[np.bool_], parts: NDArray[np.int64], count: int) -> int:

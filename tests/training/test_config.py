@@ -76,11 +76,11 @@ def test_an_override_has_a_section_a_key_and_a_value() -> None:
     [
         ("[trian]\nepochs = 3", "unknown key 'trian'; did you mean 'train'?"),
         ("train = 3", "train is 3; "),
-        ("[train\n", "is not valid TOML (TOMLDecodeError: Expected ']'"),
+        ("[train\n", "is not valid TOML (Expected ']'"),
         ("a = " + "[" * 100_000, "is not valid TOML ("),
         ("[train]\nseed = " + "9" * 5000, "is not valid TOML ("),
         (f"[{'z' * 100_000}]\nx = 1", "unknown key 'zz"),
-        ('[data]\ntrain = "\udcff"', "is not valid TOML (UnicodeDecodeError: 'utf-8' codec"),
+        ('[data]\ntrain = "\udcff"', "is not valid TOML ('utf-8' codec"),
         (None, "there is no such recipe; see pivotpatch recipes"),
     ],
 )
