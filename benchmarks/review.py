@@ -1,7 +1,8 @@
 """What an order of review is worth: mAP against the number of reviewed images, beside random order.
 
 A pool of images that nobody has looked at, ten labels. Reviewing begins with 100 at random; a linear head is trained on
-what was reviewed, on frozen features; the next 100 are the first of an order. Embeddings are those of `teach.py`.
+what was reviewed, on frozen features; the next 100 are the first of an order of all images that were not reviewed yet.
+Embeddings are those of `teach.py`. `--judge 0.3` judges on the last 30 % of the pool, to choose by, and not on test.
 
     python benchmarks/review.py --model tagger --images table:pool.parquet --test table:coco256@test \
         --labels held.json --cache cache --out benchmarks/results/review.json --figure docs/images/review_order.png
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from teach import choose, embed
+from teach import choose, embed, take_first
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,7 +28,7 @@ from pivotpatch.review.order import order_images, rate_doubts
 from pivotpatch.tuning.teach import Background
 from pivotpatch.tuning.thresholds import BEST_F1, fit_thresholds
 
-STEP, MOST, SEEDS = 100, 1000, 3
+STEP, MOST = 100, 1000
 RIDGE = 3e-3  # of the head's weights, on axes of about unit variance
 STEPS = 60
 
@@ -92,8 +93,12 @@ ORDERS: dict[str, Callable[..., np.ndarray]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("--images", "--test"):
-        parser.add_argument(name, required=True)
+    parser.add_argument("--images", required=True)
+    parser.add_argument("--count", type=int, help="of which only the first so many")
+    judges = parser.add_mutually_exclusive_group(required=True)
+    judges.add_argument("--test")
+    judges.add_argument("--judge", type=float, metavar="SHARE")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--model", default="tagger")
     for name in ("--labels", "--cache", "--out"):
         parser.add_argument(name, type=Path, required=True)
@@ -102,16 +107,22 @@ def main() -> None:
     args = parser.parse_args()
     model, names = open_model(args.model), json.loads(args.labels.read_text("utf-8"))
     assert isinstance(model, PatchClassifier)
-    pool, tests = open_records(args.images), open_records(args.test)
+    pool = take_first(open_records(args.images), args.count)
     seen = embed(model, pool, args.cache / f"{Path(args.model).name}-images.npy")
-    shown = embed(model, tests, args.cache / f"{Path(args.model).name}-test.npy")
+    if args.judge is None:
+        tests = open_records(args.test)
+        shown = embed(model, tests, args.cache / f"{Path(args.model).name}-test.npy")
+    else:
+        kept = round(len(pool) * (1 - args.judge))
+        tests, pool = pool.select(np.arange(kept, len(pool))), pool.select(np.arange(kept))
+        shown, seen = seen[kept:], seen[:kept]
     background = Background.measure(choose(seen, np.arange(len(seen))))
     scale = (background.spread + background.level).rsqrt()  # small variances are noise as much as anything
     places, judged = (background.locate(choose(part, np.arange(len(part)))) * scale for part in (seen, shown))
     truth, target = (records.target()[:, [records.labels.index(name) for name in names]] for records in (pool, tests))
     curves: dict[str, list[list[float]]] = {name: [] for name in ORDERS}
     for name, order in ORDERS.items():
-        for seed in range(SEEDS):
+        for seed in range(args.seeds):
             generator = np.random.default_rng(seed)
             reviewed, curve = list(generator.permutation(len(places))[:STEP]), []
             while True:
@@ -119,10 +130,10 @@ def main() -> None:
                 curve.append(average_precision(answer(judged, *head).both, target).mean)
                 if len(reviewed) >= MOST:
                     break
-                rest = np.setdiff1d(np.arange(len(places)), reviewed)
-                fitted = fit_thresholds(answer(places[reviewed], *head).both.sigmoid(), truth[reviewed], goal=BEST_F1)
-                ranked = order(answer(places[rest], *head), np.array(fitted.values), names, generator)
-                reviewed += rest[ranked[:STEP]].tolist()
+                said = answer(places, *head)
+                fitted = fit_thresholds(said.both[reviewed].sigmoid(), truth[reviewed], goal=BEST_F1)
+                ranked = order(said, np.array(fitted.values), names, generator)
+                reviewed += ranked[~np.isin(ranked, reviewed)][:STEP].tolist()
             curves[name].append(curve)
             print(name, seed, [round(100 * value, 1) for value in curve], flush=True)
     result = {

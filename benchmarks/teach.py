@@ -21,6 +21,7 @@ from pivotpatch.core.metrics import average_precision
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import make_loader
 from pivotpatch.data.records import RecordSet
+from pivotpatch.inference.embedding import AT_ONCE, quicken_model
 from pivotpatch.models.classifier import Embeddings
 from pivotpatch.models.open import open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -29,12 +30,14 @@ from pivotpatch.tuning.teach import Background, add_label, teach
 
 COUNTS = (5, 20, 100)
 DRAWS = 3
+TOLD = ("AP", "precision", "precision_told", "precision_kept", "recall", "recall_told", "recall_covered")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tagger")
     parser.add_argument("--images", required=True, help="address of images that the model has never seen")
+    parser.add_argument("--count", type=int, help="of which only the first so many")
     parser.add_argument("--background", type=int, default=1000, help="the first so many are ordinary images")
     parser.add_argument("--test", help="address of images to judge by")
     parser.add_argument("--first", type=int, help="of which only the first so many")
@@ -46,14 +49,13 @@ def main() -> None:
     args = parser.parse_args()
     model = open_model(args.model)
     assert isinstance(model, PatchClassifier)
-    images = open_records(args.images)
+    images = take_first(open_records(args.images), args.count)
     seen = embed(model, images, args.cache / f"{Path(args.model).name}-images.npy")
     usual = choose(seen, np.arange(args.background))
     if args.write_background:
         Background.measure(usual).save(args.write_background, model)
         return
-    tests = open_records(args.test)
-    tests = tests.select(np.arange(args.first or len(tests)))
+    tests = take_first(open_records(args.test), args.first)
     shown = embed(model, tests, args.cache / f"{Path(args.model).name}-test.npy")
     found = measure(model, (images, seen), (tests, shown), Background.measure(usual), args)
     text = json.dumps(found, indent=1)
@@ -62,15 +64,21 @@ def main() -> None:
         args.out.write_text(text + "\n", "utf-8")
 
 
+def take_first(records: RecordSet, count: int | None) -> RecordSet:
+    """The first images of a set, or all of them."""
+    return records if count is None else records[:count]
+
+
 def embed(model: PatchClassifier, records: RecordSet, path: Path) -> Tensor:
     """Embeddings (N,1+P,D) of images and their patches, from the cache where they are there."""
     if path.exists():
         return torch.from_numpy(np.load(path)[: len(records)]).float()
     size, found = (model.picture_size, model.picture_size), []
+    quick = quicken_model(model, device=torch.device("cpu"), dtype=torch.float32)
     with torch.inference_mode():
-        for batch in make_loader(records, size=size, batch_size=8, every_batch=True):
-            views = make_network_views(model, batch.images)
-            seen = model.embed_views(views.image, views.patches)
+        for batch in make_loader(records, size=size, batch_size=AT_ONCE, every_batch=True):
+            views = make_network_views(quick, batch.images)
+            seen = quick.embed_views(views.image, views.patches)
             assert seen.patches is not None
             found.append(torch.cat([seen.image[:, None], seen.patches], dim=1).half())
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +120,12 @@ def measure(
                 logits = out.tde_logits[:, -1]
                 scale = 1 if model.calibration is None else 1 + model.lam  # an untuned model's rows are for p + lam q
                 decided = (logits / scale).sigmoid() > lesson.threshold
-                hits = (decided & (target == 1)).sum().item()
+                recall = decided[target == 1].double().mean().item()
+                alarms = decided[target == 0].double().mean().item()
+                expected = lesson.share * recall + (1 - lesson.share) * alarms
+                precision = (
+                    lesson.share * recall / expected if expected else 0.0
+                )  # at the share that the lesson is told for
                 rows.append(
                     {
                         "label": name,
@@ -120,17 +133,19 @@ def measure(
                         "images": len(chosen),
                         "draw": draw,
                         "AP": average_precision(logits[:, None], target[:, None]).mean,
-                        "AP_expected": lesson.average_precision.value,
-                        "precision": hits / max(int(decided.sum()), 1),
-                        "recall": hits / max(int((target == 1).sum()), 1),
-                        "recall_expected": lesson.recall.value,
+                        "precision": precision,
+                        "recall": recall,
+                        "recall_told": lesson.recall.value,
+                        "recall_covered": lesson.recall.low <= recall <= lesson.recall.high,
+                        "precision_told": lesson.precision,
+                        "precision_kept": precision >= lesson.precision,
                         "share_given": decided.float().mean().item(),
                     }
                 )
     for count in COUNTS:
         here = [row for row in rows if row["asked"] == count]
         told: dict[str, object] = {"images": float(np.mean([float(row["images"]) for row in here]))}
-        for key in ("AP", "AP_expected", "precision", "recall", "recall_expected"):
+        for key in TOLD:
             means = [np.mean([float(row[key]) for row in here if row["draw"] == draw]) for draw in range(DRAWS)]
             told[key] = {"mean": float(np.mean(means)), "low": float(min(means)), "high": float(max(means))}
         result[str(count)] = told

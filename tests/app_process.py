@@ -1,5 +1,6 @@
 """`pivotpatch app` in a process of its own, watched for what it asks and writes; or in a thread, with any engine."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -111,6 +112,19 @@ class AppProcess(Asked):
         """Bytes of memory that it holds."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return 1024 * int(status.partition(f"{kind}:")[2].split()[0])
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def count_open(self) -> int:
+        """Files and connections that it has open."""
+        return len(list(Path(f"/proc/{self._process.pid}/fd").iterdir()))
+
+    def read_written_bytes(self) -> int:
+        """Bytes that it has had written to a disk."""
+        told = Path(f"/proc/{self._process.pid}/io").read_text()
+        return int(re.search(r"^write_bytes: (\d+)", told, re.MULTILINE)[1])  # type: ignore[index]
 
     def read_peak(self) -> int:
         """Bytes of memory that it has held at most."""

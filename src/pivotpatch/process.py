@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
@@ -23,18 +22,6 @@ class Share(NamedTuple):
 
     rank: int = 0  # the number of the process
     world: int = 1  # how many there are
-    # Whether each makes a file of its own, so that they need not see each other's disk; else the last one to finish
-    # makes the one file.
-    shards: bool = False
-
-    @property
-    def alone(self) -> bool:
-        """Whether no other process works for the same file."""
-        return self.shards or self.world == 1
-
-    def name(self, out: Path) -> Path:
-        """The file that this process works for."""
-        return out.with_stem(f"{out.stem}-{self.rank:05d}-of-{self.world:05d}") if self.shards else out
 
     def stretch(self, count: int) -> range:
         """The images that are this process's.

@@ -17,11 +17,21 @@ _SYSTEM_CODE = re.compile(r"(?:os error|code:) (\d+)")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; it becomes `path` at the end, and vanishes where anything fails."""
+def replacing(path: Path, *, through: Path | None = None) -> Iterator[Path]:
+    """A temporary name to write to; it becomes `path` at the end, and vanishes where anything fails.
+
+    Args:
+        path: the file.
+        through: a folder of the same disk for the temporary file, where several processes may write the same one: it
+            has a name that nobody else has, and is on the disk before it becomes `path`.
+    """
     written = path.with_name(f"{path.name}.tmp")
+    if through is not None:
+        written = hide(through / path.name)
     try:
         yield written
+        if through is not None:
+            flush(written)
         written.replace(path)
     finally:
         written.unlink(missing_ok=True)
@@ -35,7 +45,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     renames leaves the old one beside as `<folder>.old`. Whatever has that name gives way.
     """
     folder = folder.resolve()
-    scratch = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    scratch = hide(folder)
     scratch.mkdir(parents=True)
     try:
         yield scratch
@@ -45,6 +55,11 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     flush(folder.parent)
+
+
+def hide(path: Path) -> Path:
+    """A hidden name that nobody else has, in the same folder."""
+    return path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from verb import LABELS, QUICK, Errors, read_json, read_refusal, save, score, wr
 
 from pivotpatch.cli.main import main
 from pivotpatch.core.metrics import precision_recall
-from pivotpatch.core.policies import PerLabel, PriorMatched
+from pivotpatch.core.policies import PerLabel, PriorMatched, TopK
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
 from pivotpatch.models.checkpoint import save_checkpoint
@@ -120,6 +120,8 @@ def test_saved_scores_are_judged_as_the_model_and_a_baseline_by_its_own_rule(pho
     assert change["interval"]["low"] <= change["value"] <= change["interval"]["high"]
     assert main(["evaluate", "plain.parquet", "--baseline", "s.parquet", "--policy", "best-fixed"]) == 0
     assert re.search(r"best fixed threshold 0\.\d+", " ".join(capsys.readouterr().out.split()))
+    top = evaluate(capsys, "s.parquet", "--resamples", "0", "--policy", "top:2")
+    assert top["kinds"]["tde"]["decided"]["definition"] == TopK(2).definition
     zero, skip = (
         evaluate(capsys, "s.parquet", "--resamples", "0", "--policy", "fixed:0.99", "--empty", rule)
         for rule in ("zero", "skip")

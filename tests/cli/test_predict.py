@@ -15,6 +15,7 @@ from together import run_together, run_verb
 from verb import read_refusal
 
 from pivotpatch.cli.main import main
+from pivotpatch.inference.engine import open_engine
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.predictor import Predictor
@@ -98,6 +99,12 @@ def test_one_network_has_one_digest_however_a_device_wants_it(here: Path) -> Non
     assert one.digest() == other.digest()
 
 
+def test_the_bundled_tagger_is_one_model_with_torch_and_without() -> None:
+    one, other = Predictor.load().engine, open_engine("tagger", device="cpu")
+    assert (one.digest(), one.labels) == (other.digest(), other.labels)
+    assert one.thresholds == other.thresholds
+
+
 def read_rows(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
 
@@ -108,13 +115,8 @@ def test_processes_of_a_launcher_share_the_work(here: Path, capsys: Errors) -> N
     both = ["predict", "--model", str(here / "model"), *words, "--out"]
     said = run_together(run_verb, [*both, str(here / "both.jsonl")])
     assert [each.status for each in said] == [0, 0], said
-    said = run_together(run_verb, [*both, str(here / "s.jsonl"), "--shards"])
-    assert [each.status for each in said] == [0, 0], said
     predict(capsys, *words, "--out", "one.jsonl")
     assert read_rows("both.jsonl") == read_rows("one.jsonl")
-    parts = [read_rows(f"s-0000{rank}-of-00002.jsonl") for rank in range(2)]
-    assert [len(part) for part in parts] == [COUNT // 2, COUNT // 2]
-    assert parts[0] + parts[1] == read_rows("one.jsonl")
 
 
 @pytest.mark.slow

@@ -7,24 +7,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from made_engines import Trouble
 from PIL import Image
 from run_process import write_pictures
 from verb import read_refusal
 
+import pivotpatch.app
 from pivotpatch.cli.main import main
 from pivotpatch.cluster import on_ray
 from pivotpatch.cluster.on_ray import tag_on_ray
 from pivotpatch.errors import InputError
+from pivotpatch.inference.engine import open_engine
 from pivotpatch.runtime.bulk import tag_pictures
 from pivotpatch.runtime.files import find_images
 from pivotpatch.runtime.parts import Summary
+from pivotpatch.runtime.predictor import Predictor
 
 COUNT, BROKEN = 400, (0, 77, 399)
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (pip install 'pivotpatch[ray]')")
@@ -181,6 +186,24 @@ class TestCluster:
         assert Path("a.jsonl").read_text() == Path("b.jsonl").read_text()
         assert "wrote b.jsonl, 98 images" in capsys.readouterr().err
 
+    def test_workers_with_half_a_gpu_each_say_what_onnx_runtime_says(self, address: str, here: Path) -> None:
+        """Or with torch on the CPU, where there is no GPU."""
+        gpu = torch.cuda.is_available()
+        images = list(find_images([str(Path(pivotpatch.app.__file__).parent / "page")])) * 4
+        engine = Predictor.load(effort=0).engine
+        tag_pictures(engine, iter(images), Path("cpu.jsonl"))
+        opened = partial(open_engine, "tagger", device="cuda" if gpu else "cpu", effort=0)
+        work = tag_on_ray(opened, engine.digest(), workers=2, gpus=0.5 if gpu else 0)
+        tag_pictures(engine, iter(images), Path("gpu.jsonl"), work=work)
+        one, other = (
+            [json.loads(line) for line in Path(name).read_text("utf-8").splitlines()]
+            for name in ("cpu.jsonl", "gpu.jsonl")
+        )
+        assert len(one) == 12
+        for expected, row in zip(one, other, strict=True):
+            assert (row["picture"], row["labels"]) == (expected["picture"], expected["labels"])
+            assert row["probs"] == pytest.approx(expected["probs"], abs=0.02)
+
     def test_what_is_wrong_everywhere_ends_the_work(self, address: str, here: Path) -> None:
         engine = Trouble(folder=str(here / "workers"))
         with pytest.raises(InputError, match="a worker has opened another one"):
@@ -198,10 +221,13 @@ def test_options_of_a_cluster_are_refused_without_it(
     for words, message in (
         (["--address", "auto"], "--address: it is an option of --engine ray"),
         (["--engine", "ray"], "--engine: it is an option of --out"),
-        (["--engine", "ray", "--out", "a.csv", "--gpus-per-worker", "-1"], "--gpus-per-worker: -1 is no number"),
-        (["--engine", "ray", "--out", "a.csv", "--shards"], "--engine: Ray makes the processes itself"),
+        (["--engine", "ray", "--out", "a.csv", "--gpus-per-worker", "-1"], "--gpus-per-worker: -1 is below 0"),
     ):
         assert message in read_refusal(capsys, "predict", "a.png", *words)
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        refused = read_refusal(capsys, "predict", "a.png", "--engine", "ray", "--out", "a.csv")
+        assert "--engine: Ray makes the processes itself" in refused
     monkeypatch.setitem(sys.modules, "ray", None)
     refused = read_refusal(capsys, "predict", "a.png", "--engine", "ray", "--out", "a.csv")
     assert "ray: is not installed; pip install " in refused

@@ -130,6 +130,7 @@ def test_separators_and_marks_of_spreadsheets(tmp_path: Path, rows: str, suffix:
     (".csv", {"image": ["a", " "], "labels": ["x", "y"]}, r"row 3: the row has no path of an image in column 'image'"),
     (".jsonl", {"image": ["a", "0\0.jpg"], "labels": ["x", "y"]}, r"row 2: the row has no path of an image"),
     (".csv", {"image": ["a", "b"]}, r"t\.csv: no column of labels beside 'image'; name it with \?labels=COLUMN"),
+    (".csv", {"image": ["a", "b"], "": ["cat", "dog"]}, r"t\.csv, row 2: no column of labels was found, and column ''"),
     (".csv", {"jpeg": ["a"], "labels": ["x"]}, r"no column of images among jpeg, labels; name it with \?image=COLUMN"),
     (".jsonl", {"image": ["a", "b"], "labels": [["x"], ["?\x1b[2J"]]}, r"labels: the name .* is blank or holds"),
     (".jsonl", {"image": [1, 2], "labels": [["x"], []]}, r"column 'image' holds int64, neither paths nor encoded ima"),

@@ -118,6 +118,11 @@ def test_options_that_cannot_be_set_are_refused(backbone: str, option: str, mess
         MultiLabelClassifier(Architecture(backbone, backbone_options={option: True}), LABELS)
 
 
+def test_an_option_below_zero_is_refused_for_timm_would_build_what_cannot_run() -> None:
+    with pytest.raises(InputError, match="option 'num_heads' is -1; give a number from 0 on"):
+        MultiLabelClassifier(Architecture("test_vit", backbone_options={"num_heads": -1}), LABELS)
+
+
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8))
 
 

@@ -62,9 +62,11 @@ def test_a_student_is_judged_by_labels_and_by_the_teachers_of_each(tmp_path: Pat
     task = make_task(student, config)
     assert isinstance(task, StudentTask)
     assert task.state_dict().keys() == {f"model.{key}" for key in student.state_dict()}
-    images, target = torch.randn(3, 3, 64, 64), torch.tensor([[1.0, 0, 0], [0, float("nan"), 1], [0, 1, 1]])
+    nan = float("nan")  # the last image is one that only fills a batch
+    images = torch.randn(4, 3, 64, 64)
+    target = torch.tensor([[1.0, 0, 0], [0, nan, 1], [0, 1, 1], [nan, nan, nan]])
     with torch.no_grad():
-        found = task(Views(images, torch.empty(3, 0, 3, 64, 64)), target)
+        found = task(Views(images, torch.empty(4, 0, 3, 64, 64)), target)
         told = [teacher(images) for teacher in teachers]
         logits, total = student(images), 0.0
         for row in range(3):
@@ -73,7 +75,7 @@ def test_a_student_is_judged_by_labels_and_by_the_teachers_of_each(tmp_path: Pat
             total += (logits[row, 2] - told[0][row, 0]).item() ** 2  # "c" has one, "b" none
     assert found.tolist() == pytest.approx([0.7 * task.loss(logits, target).item(), 0.3 * total], rel=1e-4)
     before = {key: value.clone() for key, value in teachers[0].state_dict().items()}
-    task.train()(Views(images, torch.empty(3, 0, 3, 64, 64)), target).sum().backward()
+    task.train()(Views(images, torch.empty(4, 0, 3, 64, 64)), target).sum().backward()
     held = task.teachers.models[0]
     assert all(torch.equal(value, before[key]) for key, value in held.state_dict().items())  # norms have seen nothing
     assert all(weight.grad is None for weight in held.parameters())

@@ -31,7 +31,7 @@ def test_a_system_goes_through_every_verb(
     stated = "{" + ", ".join(f"{key} = {value}" for key, value in options.items()) + "}"
     tiny = ["model.backbone=test_resnet", "model.pretrained=false", "model.image_size=64", "output.trackers=[]"]
     paced = ["train.epochs=1", "train.batch_size=8", "data.workers=0", f"model.head_options={stated}", *KINDS[name]]
-    train, test = (SCENES.format(split=split) for split in ("train", "test"))
+    train, held = (SCENES.format(split=split) for split in ("train", "val"))
 
     def say(*words: str) -> str:
         assert main(list(words)) == 0, words
@@ -40,7 +40,7 @@ def test_a_system_goes_through_every_verb(
     assert "steps" in say("train", train, *tiny, *paced, "--out", "run", "--dry-run")
     say("train", train, *tiny, *paced, "--out", "run")
     around = ["--patch-inference"] if not name.endswith(" pat") else []
-    found = json.loads(say("evaluate", "run", test, *around, "--resamples", "0", "--save", "scores.parquet", "--json"))
+    found = json.loads(say("evaluate", "run", held, *around, "--resamples", "0", "--save", "scores.parquet", "--json"))
     assert {"image", "patch", "tde"} <= found["kinds"].keys()
     assert json.loads(say("audit", "pairs", "scores.parquet", "--json"))
     Image.new("RGB", (80, 60), (200, 30, 30)).save("photo.png")

@@ -99,6 +99,16 @@ def test_unknown_labels_cost_no_doubt_but_are_asked_about() -> None:
     assert order_label(doubts, 0, claimed=False).tolist() == [1]
 
 
+def test_images_of_which_nothing_is_known_come_last_as_a_sample() -> None:
+    probs = np.full((200, 3), np.nan)
+    probs[150] = [0.5, 0.01, 0.01]
+    order = order_images(rate(probs))
+    assert order[0] == 150
+    assert sorted(order.tolist()) == list(range(200))
+    assert 60 < order[1:100].mean() < 140  # not the first of a folder first
+    np.testing.assert_array_equal(order, order_images(rate(probs)))
+
+
 def test_a_grid_shows_the_most_doubtful_of_a_label_first() -> None:
     probs = np.stack([np.array([0.9, 0.55, 0.7, 0.45, 0.02, 0.2]), *np.full((2, 6), 0.5)], axis=1)
     doubts = rate(probs)

@@ -123,6 +123,9 @@ def test_what_cannot_be_opened_is_told_in_one_line(tmp_path: Path, monkeypatch: 
         path.write_bytes(held)
         with pytest.raises(InputError, match=r"^.*other.onnx: ONNX Runtime cannot open it \(.+\); export.*$"):
             open_onnx(path)
+    path.write_bytes(content.replace(b"pivotpatch", b"pivot\x88atch"))
+    with pytest.raises(InputError, match=r"other.onnx: its description cannot be read \(.*\); export"):
+        open_onnx(path)
     with pytest.raises(InputError, match="there is no such file"):
         open_onnx(tmp_path / "none.onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

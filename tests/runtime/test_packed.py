@@ -1,5 +1,6 @@
 import io
 import os
+import resource
 import sys
 import tarfile
 from collections.abc import Sequence
@@ -146,6 +147,25 @@ def test_damage_is_a_row_and_the_rest_is_tagged(here: Path) -> None:
     Path("bytes.parquet").write_bytes(content[:1000])
     _, _, summary = tag(["bytes.parquet", "pictures"])
     assert (summary.tagged, summary.failed) == (98, 3)
+
+
+def test_a_page_that_claims_gigabytes_gets_none(here: Path) -> None:
+    write_table("bytes.parquet", "bytes")
+    content = bytearray(Path("bytes.parquet").read_bytes())
+    at = pq.ParquetFile("bytes.parquet").metadata.row_group(1).column(1).dictionary_page_offset
+    assert content[at : at + 3 : 2] == b"\x15\x15"  # the kind of the page, then its size, in Thrift's compact form
+    at += 3
+    while content[at] & 0x80:
+        at += 1
+    at, end = at + 2, at + 2  # its compressed size
+    while content[end] & 0x80:
+        end += 1
+    content[at : end + 1] = b"\xfe\xff\xff\xff\x0f"  # 2 GiB - 1
+    Path("bytes.parquet").write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _, _, summary = tag(["bytes.parquet"])
+    assert (summary.pictures, summary.failed >= 33) == (COUNT, True)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
 def test_limits_and_missing_images_are_rows(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """`make torture`: kills, damaged inputs, faults of the system, and a server under load; TORTURE=long for hours.
 
-`PYTHONPATH=tests python -m torture [kills|damage|faults|server ...]`. The counts are printed as JSON; what was found is
-a line each on stderr, and the exit status is 1. docs/reliability.md says what was run and found.
+`PYTHONPATH=tests python -m torture [kills|damage|guided|faults|server ...]`. The counts are printed as JSON; what was
+found is a line each on stderr, and the exit status is 1. docs/reliability.md says what was run and found.
 """
 
 import json
@@ -12,7 +12,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-PARTS = ("kills", "damage", "faults", "server")
+PARTS = ("kills", "damage", "guided", "faults", "server")
 
 
 def main() -> int:

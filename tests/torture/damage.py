@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import tarfile
+import time
 import warnings
 import zipfile
 from collections import Counter
@@ -34,34 +35,46 @@ _NUMBERS = (b"0", b"-1", b"1e999", b"NaN", b"99999999999999999999", b"null", b'"
 
 
 def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, object], list[str]]:
-    """Damage files of every kind in processes that may die."""
+    """Damage files of every kind in processes that may die; what is found is left in the folder `TORTURE_KEPT`."""
     wanted = int(os.environ.get("DAMAGED", 100_000 if long else 2_000))
     files = {kind: write() for kind, write in WRITERS.items()}
-    found, counts, at, last = list[str](), Counter[str](), 0, ""
+    found, counts, at, last, since = list[str](), Counter[str](), 0, "", 0.0
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torture.damage", "pivotpatch.inference.engine", "pivotpatch.data.table"])
-    with warnings.catch_warnings():
-        while at < wanted:
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_try_many, args=(files, range(at, wanted), seed, there))
-            process.start()
-            there.close()
-            try:
-                while True:
-                    kind, number, result = here.recv()
-                    if result == "begun":
-                        at, last = number + 1, kind
-                        continue
-                    counts[f"{kind} {result.partition(':')[0]}"] = (
-                        counts.get(f"{kind} {result.partition(':')[0]}", 0) + 1
-                    )
-                    if result not in ("answered", "refused"):
-                        found.append(f"{kind}, seed {seed}, number {number}: {result}")
-            except EOFError:
-                process.join()
-            if process.exitcode:
-                found.append(f"{last}, seed {seed}, number {at - 1}: the process ended with {process.exitcode}")
+
+    def note(kind: str, number: int, result: str) -> None:
+        found.append(f"{kind}, seed {seed}, number {number}: {result}")
+        if kept := os.environ.get("TORTURE_KEPT"):
+            name, content = damage(files[kind], seed, number)
+            Path(kept, f"{seed}-{number}-{name}").write_bytes(content)
+
+    while at < wanted:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_try_many, args=(files, range(at, wanted), seed, there))
+        process.start()
+        there.close()
+        try:
+            while True:
+                kind, number, result = here.recv()
+                if result == "begun":
+                    at, last, since = number + 1, kind, time.monotonic()
+                    continue
+                counts[f"{kind} {result.partition(':')[0]}"] += 1
+                if result not in ("answered", "refused"):
+                    note(kind, number, result)
+        except EOFError:
+            process.join()
+        if process.exitcode:
+            seconds = time.monotonic() - since
+            note(last, at - 1, f"the process ended with {process.exitcode} after {seconds:.1f} s")
     return {"damaged": wanted, **dict(sorted(counts.items()))}, found
+
+
+def damage(files: list[tuple[str, bytes]], seed: int, number: int) -> tuple[str, bytes]:
+    """The name and content of a file with the damage of that number."""
+    draw = random.Random(f"{seed} {number}")
+    name, content = draw.choice(files)
+    return name, mutate(content, draw)
 
 
 def _try_many(files: dict[str, list[tuple[str, bytes]]], numbers: range, seed: int, told: Connection) -> None:
@@ -71,12 +84,11 @@ def _try_many(files: dict[str, list[tuple[str, bytes]]], numbers: range, seed: i
     os.dup2(devnull, 2)
     warnings.simplefilter("ignore")
     for number in numbers:
-        draw = random.Random(f"{seed} {number}")
         kind = kinds[number % len(kinds)]
-        name, content = draw.choice(files[kind])
+        name, content = damage(files[kind], seed, number)
         told.send((kind, number, "begun"))
         faulthandler.dump_traceback_later(SECONDS, exit=True)
-        told.send((kind, number, _try_one(kind, name, mutate(content, draw))))
+        told.send((kind, number, _try_one(kind, name, content)))
         faulthandler.cancel_dump_traceback_later()
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > BYTES:
             told.send((kind, number, f"memory above {BYTES:,} bytes"))

@@ -1,13 +1,18 @@
 """SIGKILL at random moments, again and again, until the work is finished; then it must be that of one quiet run."""
 
+import json
+import os
 import random
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from run_process import SHORT, TaggingProcess, TrainingProcess, WorkProcess, read_run, write_pictures
+
+from pivotpatch.training.folder import LOCK
 
 IMAGES, BROKEN = 150, (0, 9, 10)
 
@@ -15,6 +20,7 @@ IMAGES, BROKEN = 150, (0, 9, 10)
 def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, int], list[str]]:
     """Kill tagging and training."""
     draw, found = random.Random(seed), list[str]()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU adds in another order each time
     write_pictures(Path("pictures"), IMAGES, broken=BROKEN)
     kills, rounds = torment(
         folder / "tags",
@@ -24,16 +30,16 @@ def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, int], list[st
             (out / "tags.jsonl").exists() and not list(out.glob("*.parts")) + list(out.glob(".*.parts"))
         ),
         draw=draw,
-        wanted=1000 if long else 100,
+        wanted=int(os.environ.get("KILLS", 1000 if long else 100)),
         found=found,
     )
     trained, runs = torment(
         folder / "run",
         lambda out: TrainingProcess(out, None if can_resume(out) else SHORT),
-        read_run,
-        is_done=lambda _: False,  # a finished run goes on to its end once more
+        lambda out: {name: content for name, content in read_run(out).items() if name != LOCK},
+        is_done=is_finished,
         draw=draw,
-        wanted=200 if long else 12,
+        wanted=int(os.environ.get("TRAIN_KILLS", 200 if long else 12)),
         found=found,
     )
     return {"predict_kills": kills, "predict_finished": rounds, "train_kills": trained, "train_finished": runs}, found
@@ -44,6 +50,13 @@ def can_resume(out: Path) -> bool:
     if any((out / name / "state.json").exists() for name in ("last", "last.old")):
         return True
     shutil.rmtree(out, ignore_errors=True)
+    return False
+
+
+def is_finished(out: Path) -> bool:
+    """Whether a run says that it has come to its end."""
+    with suppress(OSError, ValueError):
+        return bool(json.loads((out / "metrics.json").read_text("utf-8"))["finished"])
     return False
 
 
@@ -71,7 +84,7 @@ def torment(
         seconds, expected = time.monotonic() - begun, read(quiet)
     kills = finished = 0
     out.mkdir()
-    while kills < wanted or any(out.iterdir()):
+    while kills < wanted or any(out.glob("*")):  # not even the folder, where a kill came before it
         process = start(out)
         deadline = time.monotonic() + draw.uniform(0, 1.2 * seconds if kills < wanted else 60)
         while time.monotonic() < deadline and process.alive():

@@ -23,7 +23,7 @@ RAY_NUMBERS = ("cpus_per_worker", "gpus_per_worker")
 def run_predict(args: argparse.Namespace) -> int:
     """Tag a few images for people, or many for machines; what cannot be meant is refused before anything is loaded."""
     try:
-        share = Share(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), args.shards)
+        share = Share(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
     except ValueError:
         raise InputError("RANK, WORLD_SIZE", "they are no numbers", "start with torchrun, or unset them") from None
     _check(args, share)
@@ -46,7 +46,7 @@ def _check(args: argparse.Namespace, share: Share) -> None:
     """Refuse options that contradict each other."""
     few, several = args.out is None, share.world > 1
     for given, what, options in (
-        (args.out, "--out", ("all_probs", "resume", "shards", "workers", "engine")),
+        (args.out, "--out", ("all_probs", "resume", "workers", "engine")),
         (args.engine, "--engine ray", ("address", *RAY_NUMBERS)),
         (args.out or args.write, "--out and --write", ("overwrite",)),
         (args.write, "--write", ("skip_tagged",)),
@@ -58,12 +58,12 @@ def _check(args: argparse.Namespace, share: Share) -> None:
     for name, (number, least) in numbers.items():
         if number is not None and not number >= least:
             raise InputError(name, f"{number:g} is below {least}", f"give {least} or more")
-    ray = f"Ray makes the processes itself; {'--shards' if args.shards else 'WORLD_SIZE'} is for torchrun"
+    ray = "Ray makes the processes itself; WORLD_SIZE is for torchrun"
     beside = f"tags go beside the images, not to {'--explain' if few else '--out'}"
     begun = f"work goes on as it began, without {'other images' if args.words else '--overwrite'}"
     refuse_first(
         (not args.words and not args.resume, *NO_IMAGE),
-        (args.engine and (several or args.shards), "--engine", ray, "leave out one of them"),
+        (args.engine and several, "--engine", ray, "leave out one of them"),
         (args.write and not (few and args.explain is None), "--write", beside, "give one after the other"),
         (few and several, "WORLD_SIZE", f"{share.world} processes would print the same", "write to a file with --out"),
         (not few and args.explain, "--explain", "nothing is drawn with --out", "explain a few images without it"),

@@ -10,8 +10,9 @@ from pivotpatch.cli.telling import list_not_read, refuse_first
 from pivotpatch.errors import InputError, shorten
 
 if TYPE_CHECKING:
+    from pivotpatch.inference.embedding import Seen
     from pivotpatch.models.classifier import Classifier
-    from pivotpatch.tuning.teach import Background, Lesson, Seen
+    from pivotpatch.tuning.teach import Background, Lesson
 
 FEW = 5  # images below which little is learned
 ENOUGH = 20
@@ -123,7 +124,11 @@ def _look(
 ) -> "tuple[Seen, Seen | None]":
     """What the model sees of images with and without the label."""
     from pivotpatch.cli.console import StageProgress
-    from pivotpatch.tuning.teach import LEAST, embed_files
+    from pivotpatch.inference.embedding import embed_files
+    from pivotpatch.models.classifier import SharedClassifier
+    from pivotpatch.tuning.teach import LEAST
+
+    assert isinstance(model, SharedClassifier)
 
     if background is None and len(others) < LEAST:
         wrong = f"it does not see as the bundled tagger does, and {len(others)} images without the label are given"
@@ -157,12 +162,10 @@ def _print_lesson(lesson: "Lesson", unlike: list[str], labels: int, out: Path) -
         tell(f"{lesson.repeated} of {lesson.images} images are almost the same as another: they teach little")
     if unlike:
         tell(f"looks unlike the others, is it a mistake? {shorten(unlike)}")
-    found, recall = lesson.average_precision, lesson.recall
+    recall = lesson.recall
     print(f"{lesson.label}: learned from {lesson.images} images, each judged by the others alone")
     print(f"finds {100 * recall.value:.0f} % of them ({100 * recall.low:.0f} to {100 * recall.high:.0f})", end="")
     print(f" above its threshold {lesson.threshold:.2f}")
-    print(
-        f"if {100 * lesson.share:.3g} % of images show it: precision {100 * lesson.precision:.0f} % or more,", end=" "
-    )
-    print(f"average precision {100 * found.value:.0f} % or more ({100 * found.low:.0f} to {100 * found.high:.0f})")
+    print(f"gives it to {100 * lesson.given:.1f} % of ordinary images", end="; ")
+    print(f"if {100 * lesson.share:.3g} % of images show it, precision is {100 * lesson.precision:.0f} % or more")
     print(f"wrote {out}: {labels} labels; pivotpatch predict IMAGES --model {out}")

@@ -215,8 +215,6 @@ def _add_predict(verbs: Verbs) -> None:
     bulk.add_argument("--resume", action="store_true", help="go on with the images that unfinished work began with")
     told = "begin anew whatever is there; of --write, replace other captions"
     bulk.add_argument("--overwrite", action="store_true", help=told)
-    told = "each process leaves a file of its own, FILE-0000N-of-0000M"
-    bulk.add_argument("--shards", action="store_true", help=told)
     cluster = predict.add_argument_group("on a cluster (docs/cluster.md)")
     cluster.add_argument("--engine", choices=["ray"], help="share the work out by Ray; all machines must see the files")
     cluster.add_argument("--address", help="of a Ray cluster, or auto for this machine's; else Ray starts here for it")

@@ -11,12 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pivotpatch.errors import InputError, import_extra, quote_fault
-from pivotpatch.runtime.bulk import Tagging, Work, tag_stretch
+from pivotpatch.runtime.bulk import Work
 from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.parts import SHARD, TagJob
 
@@ -57,7 +58,7 @@ def tag_on_ray(
     """
     ray = import_extra("ray", "ray")
 
-    def work(job: TagJob, gaps: list[range], how: Tagging, goes_on: Callable[[int], bool]) -> bool:
+    def work(job: TagJob, gaps: list[range], tag: Callable[..., bool], goes_on: Callable[[int], bool]) -> bool:
         with _connected(ray, address):
             room = _count_room(ray, cpus, gpus)
             if room == 0 and address is None:
@@ -65,9 +66,8 @@ def tag_on_ray(
                 raise InputError("--engine ray", wrong, "ask for less, or name a cluster with --address")
             count = workers or max(room, 1)
             shards = _cut(gaps, count)
-            how = replace(how, threads=max(int(cpus), 1))
             start = ray.remote(num_cpus=cpus, num_gpus=gpus, max_concurrency=2)(_Worker).remote
-            given = open_engine, job.out.absolute(), how
+            given = open_engine, job.out.absolute(), partial(tag, threads=max(int(cpus), 1))
             driver = _Driver(ray, job, lambda: start(*given), digest, shards, silence, say)
             return driver.run(min(count, len(shards)), goes_on)
 
@@ -124,8 +124,8 @@ def _explain(error: Exception) -> str:
 class _Worker:
     """An actor: tags shards in one thread, and tells how far it is in another."""
 
-    def __init__(self, open_engine: Callable[[], Engine], out: Path, how: Tagging) -> None:
-        self._open, self._how, self._job = open_engine, how, TagJob(out)
+    def __init__(self, open_engine: Callable[[], Engine], out: Path, tag: Callable[..., bool]) -> None:
+        self._open, self._tag, self._job = open_engine, tag, TagJob(out)
         self._done, self._stopping = 0, False
 
     def prepare(self) -> str | InputError:
@@ -141,7 +141,7 @@ class _Worker:
         """Tag a stretch of the list; whether all of it is done, or why the work must end."""
         self._done = 0
         try:
-            return tag_stretch(self._job, self._engine, range(first, after), self._how, self._count)
+            return self._tag(self._job, self._engine, range(first, after), self._count)
         except InputError as error:
             return error
 

@@ -14,7 +14,7 @@ from PIL import Image
 from pivotpatch.errors import InputError, import_extra, shorten
 from pivotpatch.process import count_workers
 from pivotpatch.runtime.decoding import decode_image, read_ahead
-from pivotpatch.runtime.prediction import TagRule
+from pivotpatch.runtime.prediction import TagRule, tag_batch
 from pivotpatch.runtime.predictor import Predictor
 
 COLUMNS = ("bytes", "image", "path")
@@ -68,8 +68,6 @@ class PatchTagger:
         self.rule, self.results = rule, tuple(prefix + name for name in RESULTS)
         self.engine = Predictor.load(model, effort=effort, device=device).engine
         self._made_of = os.fspath(model), effort, device, self.columns, rule, prefix
-        limits = self.engine.thresholds or (0.5,) * len(self.engine.labels)
-        self._thresholds = np.array(limits, dtype=np.float32)
         self._asking = threading.Lock()  # models need not answer two threads at once; decoding goes on meanwhile
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,16 +107,13 @@ class PatchTagger:
     def _tag(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[list[str], NDArray[np.float32], str | None]]:
         """Labels, their probabilities and the error of each row."""
         for batch in read_ahead(rows, self._read, batch_size=_AT_ONCE, threads=_count_threads()):
-            pixels = [each for each in batch if not isinstance(each, InputError)]
             with self._asking:
-                answers = iter(list(self.engine.ask(np.stack(pixels)).probs) if pixels else [])
-            for each in batch:
+                tagged = tag_batch(self.engine, batch, self.rule)
+            for each in tagged:
                 if isinstance(each, InputError):
-                    yield [], self._thresholds[:0], str(each)
+                    yield [], np.empty(0, np.float32), str(each)
                 else:
-                    found = next(answers)
-                    given = self.rule.rank(found, self._thresholds)
-                    yield [self.engine.labels[label] for label in given], found[given], None
+                    yield each.labels, each.probs, None
 
     def _read(self, row: Mapping[str, Any]) -> NDArray[np.uint8]:
         """Pixels (S,S,3) of a row's image."""

@@ -95,7 +95,8 @@ def read_table(
         wrong = f"no column of labels beside {image!r}"
         raise InputError(str(paths[0]), wrong, "name it with ?labels=COLUMN, or add it")
     pixels, named = _find_fields(schema, image)
-    pieces = [read_columns(path, [name for name in (named, *of_labels, split_column) if name]) for path in paths]
+    wanted = [name for name in (named, *of_labels, split_column) if name is not None]  # one may be called ""
+    pieces = [read_columns(path, wanted) for path in paths]
     rows = _Rows(join_tables(pieces, where=tables.where), tables, np.cumsum([0, *map(len, pieces)]))
     if labels is None:
         space, states = _encode_label_columns(rows.table.select(of_labels), name_row=rows.name)

@@ -31,6 +31,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _CHUNK = 256  # lines of JSON held at once: too few objects to start the garbage collector
 _CSV_BLOCK = 1 << 24  # bytes of CSV that Arrow parses at once; no row can be longer
 _SAMPLE = 5  # rows that tell what separates their values
+_WHOLE = 1 << 28  # bytes of a Parquet file up to which Arrow does not make room for all that a damaged page claims
 _UNPACKING = Lock()  # else each thread that finds a file still packed unpacks all of it
 
 
@@ -282,8 +283,9 @@ def _map_images(path: Path, leaf: str, unpacked: Path) -> pa.ChunkedArray:
                 raise InputError(str(path), "the file has changed since it was opened", "open it again")
             unpacked.parent.mkdir(parents=True, exist_ok=True)
             schema = pa.schema([("image", pa.large_binary())])
+            pieces = 1 << 20 if path.stat().st_size > _WHOLE else 0
             with (
-                pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file,
+                pq.ParquetFile(path, buffer_size=pieces, pre_buffer=False) as file,
                 pa.OSFile(str(part), "wb") as stream,
                 pa.ipc.new_file(stream, schema) as writer,
             ):

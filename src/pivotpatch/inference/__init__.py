@@ -1,7 +1,8 @@
 """Trained models at work, with torch.
 
 `patch_inference` is PAT-I around anything that gives logits. `engine` answers a `Predictor`'s question with torch.
-`scoring` scores a data set, `scores` is what comes of it and `score_file` the same as a file.
+`embedding` is what a backbone makes of images. `scoring` scores a data set, `scores` is what comes of it and
+`score_file` the same as a file.
 """
 
 from typing import TYPE_CHECKING

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.checks import check_effort
 from pivotpatch.runtime.engine import Answer, Array, Pixels, check_answer
+from pivotpatch.runtime.predictor import TAGGER
 from pivotpatch.runtime.values import Adaptive, Calibration, check_views
 
 _TRIED = 512  # rows and columns of images on which folding is tried, at most: more would only take longer
@@ -90,6 +92,7 @@ class TorchEngine:
         self.preferences = {} if thresholds is None else classifier.preferences
         self.calibration: Calibration | None = fitted
         self.adaptive: Adaptive | None = classifier.adaptive
+        self.exported: Path | None = None
 
     def ask(self, images: Pixels) -> Answer[Array]:
         """What the model says of images (B,S,S,3), B >= 1."""
@@ -106,8 +109,11 @@ class TorchEngine:
         """Of what the model is made of, whatever device it runs on.
 
         A backbone of ours is made into what a device is fastest with. It is left out, for no training changes a
-        backbone and not what stands on it.
+        backbone and not what stands on it. A model that also comes as an ONNX file goes by that, so that one engine
+        goes on with what the other began.
         """
+        if self.exported is not None:
+            return sha256(self.exported.read_bytes()).hexdigest()
         fitted = self.thresholds, self.calibration, self.adaptive, getattr(self.model, "patching", None)
         content = sha256(repr((self.labels, fitted)).encode())
         for name, value in self.model.state_dict().items():
@@ -200,7 +206,9 @@ def open_engine(
     if fold and isinstance(model, SharedClassifier):
         side = seen if model.backbone.fixed_size else min(seen, _TRIED)
         model.backbone = quicken_inference(model.backbone, side=side, device=chosen, dtype=dtype)
-    return TorchEngine(model.to(memory_format=torch.channels_last), device=chosen, dtype=dtype, effort=effort)
+    engine = TorchEngine(model.to(memory_format=torch.channels_last), device=chosen, dtype=dtype, effort=effort)
+    engine.exported = TAGGER if name == "tagger" else None
+    return engine
 
 
 def _choose_device(device: str | torch.device | None) -> torch.device:

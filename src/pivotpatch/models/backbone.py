@@ -121,6 +121,9 @@ class Backbone(nn.Module):
         refused = sorted(_REFUSED & arguments.keys())
         if refused:
             raise InputError(where, f"option {refused[0]!r} is not yours to set", "leave it out")
+        negative = [name for name, value in arguments.items() if isinstance(value, int | float) and value < 0]
+        if negative:  # timm builds what then cannot be run
+            raise InputError(where, f"option {negative[0]!r} is {arguments[negative[0]]}", "give a number from 0 on")
         stride_in_conv1 = arguments.pop("stride_in_conv1", False)
         self.two_stages = bool(arguments.pop("two_stages", False))
         self.network: Any

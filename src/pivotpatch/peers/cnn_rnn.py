@@ -41,7 +41,7 @@ class CNNRNNHead(Head):
         image = self.see(features.mean(dim=(2, 3)))
         given, found = torch.zeros_like(image), list[Tensor]()
         state: tuple[Tensor, Tensor] | None = None
-        named = image.new_zeros(len(image), len(self.project.weight))
+        named = image.new_zeros(image.shape[0], self.project.weight.shape[0])
         for _ in range(self.steps):
             state = self.cell(given, state)
             found.append((self.leave(state[0]) + image).relu())

@@ -96,12 +96,12 @@ class Teachers:
             logits: (B,L) of the student.
 
         Returns:
-            Their sum over images and labels.
+            Their sum (B,) over labels.
         """
-        total = logits.new_zeros(())
+        total = torch.zeros(len(logits), device=logits.device)
         for model, places in zip(self.models, self.places, strict=True):
             with torch.no_grad():
                 wanted = model(images)
             cost = F.mse_loss(logits[:, places].float(), wanted.float(), reduction="none")
-            total = total + (cost * self.shares[places]).sum()
+            total = total + (cost * self.shares[places]).sum(dim=1)
         return total

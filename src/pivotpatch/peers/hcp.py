@@ -29,7 +29,9 @@ class HCPClassifier(MultiLabelClassifier):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B,L) of preprocessed images (B,C,H,W): the largest of those of windows."""
         top, left, side = images.new_tensor(SPANS).t()
-        across, down = (torch.stack([first, first + side], dim=1).expand(len(images), -1, -1) for first in (left, top))
+        across, down = (
+            torch.stack([first, first + side], dim=1).expand(images.shape[0], -1, -1) for first in (left, top)
+        )
         windows = crop_images(images, across, down)
         logits: Tensor = self.head(self.backbone(windows.flatten(0, 1))).unflatten(0, windows.shape[:2])
         return logits.amax(dim=1)

@@ -54,9 +54,9 @@ class RARLHead(Head):
         Returns:
             (B,S,W), and the logarithm (B,) of the likelihood of all places, but for a constant.
         """
-        place, found = features.new_zeros(len(features), 2), list[Tensor]()
+        place, found = features.new_zeros(features.shape[0], 2), list[Tensor]()
         state: tuple[Tensor, Tensor] | None = None
-        likelihood = features.new_zeros(len(features))
+        likelihood = features.new_zeros(features.shape[0])
         for number in range(self.steps):
             glimpses = [look_at(features, torch.full_like(place, half), place, side=self.side) for half in HALVES]
             state = self.cell(torch.stack(glimpses).mean(dim=0), state)

@@ -23,6 +23,7 @@ _TIRED = 0.1  # each image that a label has led takes so much from the next that
 _WORTH = 0.3  # of a doubt that is shown beside the tags of an image
 _MORE = 4  # labels at most that are shown so: who reads ten labels an image reads half as many images
 _LEAST = 1e-6
+_SEED = 0
 KEYS = 10
 """Where there are no more labels, all are asked about: one for each number key."""
 
@@ -135,7 +136,9 @@ def rate_doubts(
     known = ~np.isnan(truth)
     near = 4 * level * (1 - level) * np.where(known, 0.5, 1.0)  # what a table says is half settled
     apart = np.abs(_shift(whole, limits) - _shift(parts, limits))
-    wrong = _ERROR * (1 - np.clip(rate_self_confidence(level, truth), 0, 1)) ** 2
+    wrong = (
+        _ERROR * (1 - np.clip(rate_self_confidence(level, truth), 0, 1)) ** 2 if known.any() else np.zeros(probs.shape)
+    )
     misled, context = np.zeros(probs.shape), np.zeros(probs.shape, np.intp)
     there = np.where(known, truth, np.nan_to_num(level))
     for label, other, rate in pairs:
@@ -164,11 +167,13 @@ def order_images(doubts: Doubts) -> NDArray[np.intp]:
     """All images (N,), the one most worth a look first.
 
     An image counts its largest doubts; of images that one label leads the more doubtful comes first, and the longer one
-    label has led, the sooner it is another's turn, so that no label fills an hour.
+    label has led, the sooner it is another's turn, so that no label fills an hour. Images without any doubt come last,
+    in a random order, always the same: of labels that the model does not know, the first are a sample.
     """
     top = -np.sort(-doubts.doubt, axis=1)[:, : len(_SHARES)]
     score, lead = top @ np.array(_SHARES[: top.shape[1]]), doubts.doubt.argmax(axis=1)
-    queues = {int(label): list(np.flatnonzero(lead == label)) for label in np.unique(lead)}
+    sure = np.random.default_rng(_SEED).permutation(np.flatnonzero(score == 0))
+    queues = {int(label): list(np.flatnonzero((lead == label) & (score > 0))) for label in np.unique(lead[score > 0])}
     for queue in queues.values():
         queue.sort(key=lambda image: (score[image], -image))  # the best last, to be popped
     waiting = [(-score[queue[-1]], queue[-1], label, 0) for label, queue in queues.items()]
@@ -182,7 +187,7 @@ def order_images(doubts: Doubts) -> NDArray[np.intp]:
         if queue:
             tired = score[queue[-1]] / (1 + _TIRED * (led + 1))
             heapq.heappush(waiting, (-tired, queue[-1], label, led + 1))
-    return np.array(order, np.intp)
+    return np.array([*order, *sure], np.intp)
 
 
 def order_label(doubts: Doubts, label: int, *, claimed: bool = True) -> NDArray[np.intp]:

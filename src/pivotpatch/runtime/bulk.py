@@ -3,57 +3,30 @@
 How a job lies on the disk, unfinished and finished, is told in `parts`.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
+from itertools import tee
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError, import_extra
 from pivotpatch.process import Share
 from pivotpatch.runtime.decoding import decode_image, read_ahead
 from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.packed import Found, Opened
-from pivotpatch.runtime.parts import BETWEEN, SUFFIXES, Row, Summary, TagJob
-from pivotpatch.runtime.prediction import TagRule
+from pivotpatch.runtime.parts import BETWEEN, SUFFIXES, Progress, Row, Summary, TagJob
+from pivotpatch.runtime.prediction import Tagged, TagRule, tag_batch
 from pivotpatch.runtime.tag_names import TagRules
 from pivotpatch.writing import holding
 
-Progress = Callable[[str, int, int | None], None]
-"""Told what is done, how much of it, and of how much."""
-
 FITTED = TagRule()
 ALONE = Share()
-_TOLD = 10_000  # images between two words of progress while they are found
 
-
-@dataclass(frozen=True)
-class Tagging:
-    """How the rows of a stretch are made.
-
-    Attributes:
-        rule: which labels an image gets.
-        rules: which of them become tags, and what those are called.
-        all_probs: whether the probability of every label is kept.
-        batch_size: images at once.
-        threads: that decode.
-        stop: an image that cannot be read ends the work.
-    """
-
-    rule: TagRule
-    rules: TagRules | None
-    all_probs: bool
-    batch_size: int
-    threads: int
-    stop: bool
-
-
-Work = Callable[[TagJob, list[range], Tagging, Callable[[int], bool]], bool]
-"""Does the stretches that are left of a job; tells how many more images are done, and is told whether to go on."""
+Work = Callable[[TagJob, list[range], Callable[..., bool], Callable[[int], bool]], bool]
+"""Does the stretches that are left of a job, each by `tag_stretch`, which comes with its options set; tells how many
+more images are done, and is told whether to go on. Whether all are done."""
 
 
 def tag_pictures(
@@ -120,15 +93,14 @@ def tag_pictures(
         **asdict(rule),
         "tags": rules and {**asdict(rules), "rename": dict(zip(engine.labels, names, strict=False))},
         "all_probs": all_probs,
-        "share": [share.rank, share.world] if share.shards else None,
     }
     tell = progress or (lambda *_: None)
-    with holding(job.lock, shared=not share.alone) as held:
+    with holding(job.lock, shared=share.world > 1) as held:
         if not held:
             raise InputError(str(job.out), "another process is at work on it", "wait for it, or write to another file")
-        if share.alone:
+        if share.world == 1:
             job.clear_away(everything=overwrite)
-        if not (job.resume(settings) if paths is None else job.begin(settings, _watch(paths, tell), unread)):
+        if not (job.resume(settings) if paths is None else job.begin(settings, paths, unread, tell)):
             return job.read_summary()
         mine = share.stretch(job.settings["pictures"])
         gaps = job.find_gaps(mine)
@@ -142,75 +114,53 @@ def tag_pictures(
             tell("tag", done, len(mine))
             return not (stopping and stopping())
 
-        how = Tagging(rule, rules, all_probs, batch_size, max(threads, 1), on_error == "error")
+        options: dict[str, Any] = {"rule": rule, "rules": rules, "all_probs": all_probs, "batch_size": batch_size}
+        tag: Callable[..., bool] = partial(tag_stretch, **options, threads=max(threads, 1), stop=on_error == "error")
         try:
-            if work is None:
-                finished = all(tag_stretch(job, engine, gap, how, goes_on) for gap in gaps)
+            if gaps and work:
+                finished = work(job, gaps, tag, goes_on)
             else:
-                finished = work(job, gaps, how, goes_on) if gaps else True
-            if not finished:
-                return None
-            whole = mine if share.shards else range(job.settings["pictures"])
-            return None if job.find_gaps(whole) else job.join(whole)
+                finished = all(tag(job, engine, gap, goes_on) for gap in gaps)
+            return None if not finished or job.find_gaps() else job.join()
         except (OSError, InputError):
             if not job.out.exists():
                 raise
             return job.read_summary()  # another process has finished it
 
 
-def _watch(paths: Iterable[Found], tell: Progress) -> Iterator[Found]:
-    """The same paths; tell how many have been found."""
-    for number, path in enumerate(paths, 1):
-        if number % _TOLD == 0:
-            tell("find images", number, None)
-        yield path
-
-
-def tag_stretch(job: TagJob, engine: Engine, stretch: range, how: Tagging, goes_on: Callable[[int], bool]) -> bool:
+def tag_stretch(
+    job: TagJob,
+    engine: Engine,
+    stretch: range,
+    goes_on: Callable[[int], bool],
+    *,
+    rule: TagRule,
+    rules: TagRules | None,
+    all_probs: bool,
+    batch_size: int,
+    threads: int,
+    stop: bool,
+) -> bool:
     """Tag a stretch of the list and keep its rows as parts; whether `goes_on` let all come."""
-    read = read_ahead(
-        job.list_images(stretch),
-        lambda image: _read(image, engine.picture_size),
-        batch_size=how.batch_size,
-        threads=how.threads,
-    )
-    tagged = _tag(read, engine, how)
-    with closing(tagged), closing(read):
-        return job.keep(stretch.start, tagged, goes_on)
+    images, named = tee(job.list_images(stretch))
+    size = engine.picture_size, engine.picture_size
 
+    def make_row(tagged: Tagged | InputError, image: Opened) -> Row:
+        if isinstance(tagged, InputError):
+            if stop:
+                raise tagged
+            return {"picture": image.name, "error": str(tagged)}
+        tags = list(zip(tagged.labels, tagged.probs.tolist(), strict=True))
+        tags = tags if rules is None else rules.apply(tags)
+        row = {"picture": image.name, "labels": [label for label, _ in tags], "probs": [prob for _, prob in tags]}
+        return {**row, "all_probs": tagged.all_probs.tolist()} if all_probs else row
 
-_Read = tuple[str, NDArray[np.uint8] | InputError]
+    def decode(image: Opened) -> Any:
+        return decode_image(image.read(), size=size, name=image.name)
 
-
-def _read(image: Opened, side: int) -> _Read:
-    """An image's name and its pixels (S,S,3), or why there are none."""
-    try:
-        return image.name, decode_image(image.read(), size=(side, side), name=image.name)
-    except InputError as error:
-        return image.name, copy(error)  # a copy holds no frames, hence no pixels
-
-
-def _tag(read: Iterable[list[_Read | InputError]], engine: Engine, how: Tagging) -> Generator[list[Row], None, None]:
-    """The rows of each batch, one for each image, read or not."""
-    thresholds = np.array(engine.thresholds or (0.5,) * len(engine.labels), dtype=np.float32)
-    for batch in read:
-        images = [each for each in batch if not isinstance(each, InputError)]  # none is: `_read` has caught them
-        pixels = [each for _, each in images if not isinstance(each, InputError)]
-        answers: Iterator[NDArray[np.float32]] = iter(engine.ask(np.stack(pixels)).probs if pixels else ())
-        rows: list[Row] = []
-        for name, each in images:
-            if isinstance(each, InputError):
-                if how.stop:
-                    raise each
-                rows.append({"picture": name, "error": str(each)})
-                continue
-            probs = next(answers)
-            given = how.rule.rank(probs, thresholds)
-            tags = [(engine.labels[label], float(probs[label])) for label in given]
-            tags = tags if how.rules is None else how.rules.apply(tags)
-            row = {"picture": name, "labels": [label for label, _ in tags], "probs": [prob for _, prob in tags]}
-            rows.append({**row, "all_probs": probs.tolist()} if how.all_probs else row)
-        yield rows
+    with closing(read_ahead(images, decode, batch_size=batch_size, threads=threads)) as read:
+        batches = (list(map(make_row, tag_batch(engine, batch, rule), named)) for batch in read)
+        return job.keep(stretch.start, batches, goes_on)
 
 
 def check_out(out: Path, share: Share, *, overwrite: bool = False, resume: bool = False) -> TagJob:
@@ -223,8 +173,8 @@ def check_out(out: Path, share: Share, *, overwrite: bool = False, resume: bool 
         import_extra("pyarrow", "parquet")
     if not out.absolute().parent.is_dir():
         raise InputError(str(out), f"there is no folder {out.parent}", "make it first")
-    job = TagJob(share.name(out))
-    if overwrite and not share.alone:
+    job = TagJob(out)
+    if overwrite and share.world > 1:
         wrong = f"{share.world} processes cannot tell what is old from what one of them has begun"
         raise InputError("--overwrite", wrong, f"remove {job.out} and {job.parts} first")
     # One of several processes may come when the others have finished; an end in the last moment leaves its parts.

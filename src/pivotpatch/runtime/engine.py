@@ -281,7 +281,8 @@ class OnnxEngine:
         self.preferences: Mapping[str, tuple[float, ...]] = description.preferences or {}
         self.picture_size, self.overlap = description.picture_size, description.overlap
         self.grid = description.grid if effort > 0 else 0
-        found = tuple(each.name for each in session.get_outputs())
+        with explaining(self.name, "its names cannot be read", _AGAIN):  # they are when they are asked for
+            found = tuple(each.name for each in session.get_outputs())
         if found != description.outputs:
             wrong = f"its outputs are {', '.join(found)}, not {', '.join(description.outputs)}"
             raise InputError(self.name, wrong, _AGAIN)
@@ -402,7 +403,8 @@ def open_onnx(path: str | Path, *, effort: float = 1.0, device: str | None = Non
     """
     check_effort(effort, "effort")
     session = open_session(Path(path), device=device)
-    told = session.get_modelmeta().custom_metadata_map.get(PROPERTY)
+    with explaining(str(path), "its description cannot be read", _AGAIN):
+        told = session.get_modelmeta().custom_metadata_map.get(PROPERTY)
     if told is None:
         todo = "give --architecture and --labels, or a file that pivotpatch export wrote"
         raise InputError(str(path), "says nothing of labels and thresholds", todo)

@@ -153,7 +153,9 @@ def _list_parquet(stream: IO[bytes], file: str) -> Iterator[Found]:
 
 
 def _open_table(stream: IO[bytes]) -> Any:
-    return import_extra("pyarrow.parquet", "parquet").ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
+    """A Parquet file; only a large one is read by pieces, for there Arrow makes room for all that a page claims."""
+    pieces = 1 << 20 if stream.seek(0, os.SEEK_END) > MAX_BYTES else 0
+    return import_extra("pyarrow.parquet", "parquet").ParquetFile(stream, buffer_size=pieces, pre_buffer=False)
 
 
 def _choose_column(schema: Any, file: str) -> tuple[str, bool]:

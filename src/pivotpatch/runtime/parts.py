@@ -13,10 +13,10 @@ import os
 import re
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -24,10 +24,13 @@ from typing import Any
 
 from pivotpatch.errors import InputError, cut, import_extra
 from pivotpatch.runtime.packed import Found, Opened, open_sources, to_json
-from pivotpatch.writing import explain_disk_faults, flush
+from pivotpatch.writing import explain_disk_faults, flush, hide, replacing
 
 Row = dict[str, Any]
 """What is known of one image: its name as `picture`, and its `labels` and their `probs`, or an `error`."""
+
+Progress = Callable[[str, int, int | None], None]
+"""Told what is done, how much of it, and of how much."""
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 BETWEEN = "|"
@@ -98,18 +101,20 @@ class TagJob:
 
     def remove_parts(self) -> None:
         """Remove unfinished work, for others to see in one step."""
-        gone = _hide(self.parts)
+        gone = hide(self.parts)
         with suppress(FileNotFoundError):
             self.parts.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def begin(self, settings: dict[str, Any], paths: Iterable[Found], unread: Mapping[str, int] | None) -> bool:
+    def begin(
+        self, settings: dict[str, Any], paths: Iterable[Found], unread: Mapping[str, int] | None, tell: Progress
+    ) -> bool:
         """List the images and begin, or go on where the same was begun; False where the same is finished."""
-        scratch = _hide(self.parts)
+        scratch = hide(self.parts)
         with explain_disk_faults(self.parts):
             scratch.mkdir()
             try:
-                length, digest, index = _write_list(paths, scratch / _IMAGES)
+                length, digest, index = _write_list(paths, scratch / _IMAGES, tell)
                 if length == 0:
                     raise InputError(str(self.out), "no image is named", "name files, folders or patterns")
                 settings |= {"root": str(Path.cwd()), "pictures": length, "list": digest}
@@ -157,8 +162,9 @@ class TagJob:
             wanted = islice(lines, stretch.start - place * SHARD, stretch.stop - place * SHARD)
             yield from open_sources(map(json.loads, wanted), Path(self.settings["root"]))
 
-    def find_gaps(self, stretch: range) -> list[range]:
-        """What is left to do of a stretch of the list."""
+    def find_gaps(self, stretch: range | None = None) -> list[range]:
+        """What is left to do of the list, or of a stretch of it."""
+        stretch = range(self.settings["pictures"]) if stretch is None else stretch
         gaps, at = [], stretch.start
         for first, after in [*self._find_parts(), (stretch.stop, stretch.stop)]:
             gaps.append(range(at, min(first, stretch.stop)))
@@ -183,42 +189,37 @@ class TagJob:
         """Write a part; where the next one starts."""
         after = start + len(rows)
         if rows:
-            written = _hide(self.parts / "part")  # where it stays after a crash, it goes with the folder
             with explain_disk_faults(self.parts):
-                written.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-                flush(written)
-                written.replace(self._name(start, after))
+                with replacing(self._name(start, after), through=self.parts) as written:
+                    written.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
                 flush(self.parts)
         return after
 
-    def join(self, stretch: range) -> Summary:
-        """Make the file of a stretch all of which is done, then remove the parts."""
-        out, failures, told = (_hide(self.parts / path.name) for path in (self.out, self.failures, self.summary))
+    def join(self) -> Summary:
+        """Make the file of a list all of which is done, then remove the parts."""
         failed = 0
 
-        def list_tagged() -> Iterator[Row]:
+        def list_tagged(failures: Path) -> Iterator[Row]:
             nonlocal failed
             with failures.open("w", encoding="utf-8", errors=_ODD) as listed:
-                for row in self._read(stretch):
+                for row in self._read():
                     if "error" in row:
                         listed.write(json.dumps(row, ensure_ascii=False) + "\n")
                         failed += 1
                     else:
                         yield row
 
+        write = _write_parquet if self.out.suffix.lower() == ".parquet" else _write_text
+        place = partial(replacing, through=self.parts)  # what a crash leaves goes with the folder
         with explain_disk_faults(self.parts):
-            write = _write_parquet if self.out.suffix.lower() == ".parquet" else _write_text
-            write(out, list_tagged(), self.settings)
-            summary = Summary(len(stretch), len(stretch) - failed, failed, self.settings, self.unread)
-            told.write_text(json.dumps(asdict(summary), indent=2, ensure_ascii=False) + "\n", "utf-8", _ODD)
-            for path in (out, failures, told):
-                flush(path)
-            if failed:
-                failures.replace(self.failures)
-            else:
-                self.failures.unlink(missing_ok=True)  # of earlier work
-            told.replace(self.summary)
-            out.replace(self.out)  # the last: now the work is finished
+            with place(self.out) as out:  # the last to be there: then the work is finished
+                with place(self.failures) as failures, place(self.summary) as told:
+                    write(out, list_tagged(failures), self.settings)
+                    count = self.settings["pictures"]
+                    summary = Summary(count, count - failed, failed, self.settings, self.unread)
+                    told.write_text(json.dumps(asdict(summary), indent=2, ensure_ascii=False) + "\n", "utf-8", _ODD)
+                if not failed:
+                    self.failures.unlink(missing_ok=True)
             flush(self.out.absolute().parent)
             self.remove_parts()
         return summary
@@ -239,24 +240,23 @@ class TagJob:
         names = (re.fullmatch(r"(\d+)-(\d+)\.jsonl", name) for name in os.listdir(self.parts))  # noqa: PTH208
         return sorted((int(name[1]), int(name[2])) for name in names if name)
 
-    def _read(self, stretch: range) -> Iterator[Row]:
-        """Rows of a stretch, each image's once, in order; parts overlap where two runs have worked side by side."""
-        at = stretch.start
+    def _read(self) -> Iterator[Row]:
+        """All rows, each image's once, in order; parts overlap where two runs have worked side by side."""
+        at = 0
         for first, after in self._find_parts():
-            if first < stretch.stop and after > at:
-                assert first <= at, "nothing is missing"
-                path = self._name(first, after)
-                try:
-                    rows = [json.loads(line) for line in path.read_bytes().splitlines()]
-                except ValueError:
-                    rows = []
-                if len(rows) != after - first:
-                    raise InputError(str(path), "damaged or cut short", "remove it, and its images are tagged again")
-                yield from rows[at - first : stretch.stop - first]
-                at = after
+            assert first <= at, "nothing is missing"
+            path = self._name(first, after)
+            try:
+                rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+            except ValueError:
+                rows = []
+            if len(rows) != after - first:
+                raise InputError(str(path), "damaged or cut short", "remove it, and its images are tagged again")
+            yield from rows[at - first :]
+            at = max(at, after)
 
 
-def _write_list(paths: Iterable[Found], path: Path) -> tuple[int, str, list[int]]:
+def _write_list(paths: Iterable[Found], path: Path, tell: Progress) -> tuple[int, str, list[int]]:
     """Write a list of images as JSON, one per line; how many, a digest of it, and where each SHARD of them begins."""
     count, digest, index = 0, sha256(), list[int]()
     with path.open("wb") as file:
@@ -266,6 +266,8 @@ def _write_list(paths: Iterable[Found], path: Path) -> tuple[int, str, list[int]
             line = json.dumps(name, default=to_json).encode() + b"\n"
             digest.update(line)
             file.write(line)
+            if count % SHARD == 0:
+                tell("find images", count, None)
     return count, digest.hexdigest(), index
 
 
@@ -279,11 +281,6 @@ def _compare(begun: Mapping[str, Any], settings: Mapping[str, Any], *, where: st
         if before != value:
             wrong = f"it was begun with other {name.replace('_', ' ')} ({cut(str(before))} then, {cut(str(value))} now)"
             raise InputError(where, wrong, "give the same, begin anew with --overwrite, or write to another file")
-
-
-def _hide(path: Path) -> Path:
-    """A hidden name that nobody else has, in the same folder."""
-    return path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
 
 
 def _count_rows(settings: Mapping[str, Any]) -> int:

@@ -14,10 +14,11 @@ from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.loading import Batch, Loader
 from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError
+from pivotpatch.inference.embedding import AT_ONCE
 from pivotpatch.inference.scoring import score_images
 from pivotpatch.training.build import Run, build_run, choose_frozen, ignore, none_read
 from pivotpatch.training.config import RunConfig, settle_config
-from pivotpatch.training.features import AT_ONCE, Embedder, Features
+from pivotpatch.training.features import Embedder, Features
 from pivotpatch.training.gain import score_unseen, tune_folds
 from pivotpatch.training.processes import gather_named, own_settings
 from pivotpatch.training.step import compile_run, take_step, time_again, time_step

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -15,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pivotpatch.accel.inference import quicken_inference
 from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.data.augment import Augmentation, AugmentPolicy, draw_augmentation
 from pivotpatch.data.loading import Batch, Failure, Loader, OnError, hold_images
 from pivotpatch.data.records import RecordSet
+from pivotpatch.inference.embedding import AT_ONCE, quicken_model
 from pivotpatch.inference.scores import Scores
-from pivotpatch.inference.scoring import evaluating, score_pictures
+from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.checkpoint import fingerprint
 from pivotpatch.models.classifier import Embeddings, SharedClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -30,7 +29,6 @@ from pivotpatch.writing import explain_disk_faults, replacing
 
 FOLDER = ".features"
 """Beside the folders of runs, which share it."""
-AT_ONCE = 8  # images whose views pass the backbone together
 _VERSION = 1  # of what is kept
 
 
@@ -118,11 +116,7 @@ class Embedder:
         model = self.task.model
         assert isinstance(model, SharedClassifier)
         self.model, device = model, self.accelerator.device
-        with evaluating(model.backbone):
-            side = model.preprocessing.image_size
-            quick = quicken_inference(model.backbone, side=side, device=device, dtype=self.dtype)
-            quick = quick.to(memory_format=torch.channels_last)
-        self._quick = deepcopy(model, {id(model.backbone): quick}).eval()
+        self._quick = quicken_model(model, device=device, dtype=self.dtype)
         cut: tuple[object, ...] = ()
         if isinstance(model, PatchClassifier):
             sizes = (model.source_size, model.patch_size, model.closer_size)

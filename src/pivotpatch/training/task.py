@@ -171,7 +171,8 @@ class StudentTask(WholeImageTask):
         """Losses (2,) of both."""
         assert isinstance(seen, Views)
         logits = self.model(seen.image)
-        difference = self.teachers.find_difference(seen.image, logits)
+        known = ~target.isnan().all(dim=1)  # of an image that only fills a batch there is nothing to learn
+        difference = (self.teachers.find_difference(seen.image, logits) * known).sum()
         return torch.stack([(1 - self.share) * self.loss(logits, target), self.share * difference])
 
 

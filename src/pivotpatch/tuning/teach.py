@@ -4,20 +4,17 @@ The backbone and all that belongs to other labels stay as they are. D features o
 ordinary images differ most, K images of the label, P patches of each, N ordinary images.
 """
 
-from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pivotpatch.accel.inference import quicken_inference
 from pivotpatch.core.bootstrap import Interval, wilson_interval
 from pivotpatch.core.counterfactual import pool_patches, tde_logits
 from pivotpatch.errors import InputError
@@ -25,9 +22,6 @@ from pivotpatch.models.checkpoint import fingerprint
 from pivotpatch.models.classifier import Classifier, Embeddings, MultiLabelClassifier
 from pivotpatch.models.open import find_bundled
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import make_network_views
-from pivotpatch.process import count_workers
-from pivotpatch.runtime.decoding import decode_image, read_ahead
 from pivotpatch.runtime.values import Calibration
 from pivotpatch.tuning.calibration import minimise_log_loss
 
@@ -44,16 +38,6 @@ _OWN = 20  # images without the label that count as much as the background does
 _UNLIKE = 0.75  # share of ordinary images that a likely mistake looks less like the label than
 _FLOOD = 2.0
 _SAME = 0.98  # cosine of two embeddings of what is almost one image
-_RESAMPLES = 1000
-_AT_ONCE = 8  # images that pass the backbone together
-
-
-class Seen(NamedTuple):
-    """Embeddings of images, the names of these, and what was wrong with those that could not be read, by name."""
-
-    embeddings: Embeddings
-    names: list[str]
-    not_read: dict[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,35 +125,6 @@ def check_teachable(model: Classifier) -> None:
         raise InputError(model.called, "it was trained on patches alone and does not see the whole image", todo)
 
 
-def embed_files(model: Classifier, paths: Sequence[str], *, progress: Callable[[int], None]) -> Seen:
-    """What a model sees of image files, in evaluation mode, on the CPU; `progress` is told how many are done."""
-    assert isinstance(model, MultiLabelClassifier | PatchClassifier)
-    side, cpu = model.preprocessing.image_size, torch.device("cpu")
-    quick = deepcopy(model).eval()
-    quick.backbone = quicken_inference(quick.backbone, side=side, device=cpu, dtype=torch.float32)
-    quick = quick.to(memory_format=torch.channels_last)
-    size, threads = (model.picture_size, model.picture_size), count_workers()
-    parts, names, not_read = list[Embeddings](), list[str](), dict[str, str]()
-    batches = read_ahead(paths, lambda path: decode_image(Path(path), size=size), batch_size=_AT_ONCE, threads=threads)
-    for number, batch in enumerate(batches):
-        named = list(zip(paths[number * _AT_ONCE :], batch, strict=False))
-        not_read |= {name: str(each) for name, each in named if isinstance(each, InputError)}
-        read = {name: each for name, each in named if not isinstance(each, InputError)}
-        if read:
-            with torch.inference_mode():
-                views = make_network_views(quick, torch.from_numpy(np.stack([*read.values()])).permute(0, 3, 1, 2))
-                parts.append(
-                    quick.embed_views(views.image.contiguous(memory_format=torch.channels_last), views.patches)
-                )
-            names += read
-        progress(len(names) + len(not_read))
-    if not parts:
-        raise InputError(paths[0], "none of the images could be read", "give others")
-    patches = [part.patches for part in parts if part.patches is not None]
-    joined = Embeddings(torch.cat([part.image for part in parts]), torch.cat(patches) if patches else None)
-    return Seen(joined, names, not_read)
-
-
 @dataclass(frozen=True, eq=False)
 class Lesson:
     """What a label's images teach, and what that is worth, each image judged by all others alone.
@@ -183,9 +138,10 @@ class Lesson:
         image_calibration: slope and offset of the image's logit alone.
         threshold: of the probability, for the best F1.
         share: of images that are taken to show the label.
-        average_precision: expected among images of which `share` show it.
-        recall: likewise, at the threshold.
-        precision: likewise.
+        recall: at the threshold, with its 95 % interval.
+        given: share of ordinary images that get the label; some of them may show it, nobody has looked.
+        precision: the least to be expected where `share` of images show it: no ordinary image is taken to do so. What
+            share of them does is not known, so that no average precision can be told.
         uncertainty: p (1 - p) of the label in an ordinary image, judged by the image alone.
         unlike: places of images that look unlike the others.
         repeated: number of images that are almost the same as an earlier one.
@@ -199,8 +155,8 @@ class Lesson:
     image_calibration: tuple[float, float]
     threshold: float
     share: float
-    average_precision: Interval
     recall: Interval
+    given: float
     precision: float
     uncertainty: float
     unlike: tuple[int, ...]
@@ -208,10 +164,8 @@ class Lesson:
 
     def to_dict(self) -> dict[str, Any]:
         """What is told of it, in plain types."""
-        told = {
-            name: getattr(self, name) for name in ("label", "images", "share", "threshold", "precision", "repeated")
-        }
-        return told | {"average_precision": asdict(self.average_precision), "recall": asdict(self.recall)}
+        names = ("label", "images", "share", "threshold", "given", "precision", "repeated")
+        return {name: getattr(self, name) for name in names} | {"recall": asdict(self.recall)}
 
 
 def fit_axis(places: Tensor, background: Background, *, away: Tensor) -> Tensor:
@@ -276,18 +230,21 @@ def teach(
         others = torch.cat([others, own])
     lam = model.lam if isinstance(model, PatchClassifier) else 0.0
     axis = fit_axis(places, background, away=away)
-    rows = torch.arange(len(places))
-    alone = [fit_axis(places[rows != row], background, away=away) for row in rows]
-    found = [score(places[row : row + 1], each, lam=lam) for row, each in zip(rows, alone, strict=True)]
-    image, both = (torch.cat(part) for part in zip(*found, strict=True))
     usual_image, usual = score(others, axis, lam=lam)
+    rows, found = torch.arange(len(places)), list[tuple[Tensor, Tensor]]()
+    for row in rows:
+        alone = fit_axis(places[rows != row], background, away=away)
+        mine, theirs = (score(part, alone, lam=lam) for part in (places[row : row + 1], others))
+        # Each axis has a scale of its own: ordinary images say how far above them this one is.
+        found.append((_rescale(mine[0], theirs[0], usual_image), _rescale(mine[1], theirs[1], usual)))
+    image, both = (torch.cat(part) for part in zip(*found, strict=True))
     slope, offset = _calibrate(both, usual, share)
     probs, usual_probs = ((slope * part + offset).sigmoid() for part in (both, usual))
     threshold = _choose_threshold(probs, usual_probs, share)
     image_fit = _calibrate(slope * image + offset, slope * usual_image + offset, share)
     first = (image_fit[0] * (slope * usual_image + offset) + image_fit[1]).sigmoid()
     hits, alarms = (probs > threshold).float().mean().item(), (usual_probs > threshold).float().mean().item()
-    given = share * hits + (1 - share) * alarms
+    expected = share * hits + (1 - share) * alarms
     bounds = wilson_interval(torch.tensor(hits), torch.tensor(len(places)))
     bias = -(background.means @ background.axes @ axis)
     scale = slope if model.calibration is not None else slope / (1 + lam)
@@ -304,9 +261,9 @@ def teach(
         image_calibration=image_fit,
         threshold=threshold,
         share=share,
-        average_precision=_estimate_precision(both, usual, share),
         recall=Interval(hits, *(bound.item() for bound in bounds)),
-        precision=share * hits / given if given else 0.0,
+        given=alarms,
+        precision=share * hits / expected if expected else 0.0,
         uncertainty=(first * (1 - first)).mean().item(),
         unlike=tuple(rows[both < usual.quantile(_UNLIKE)].tolist()),
         repeated=int(((alike @ alike.T).tril(-1) > _SAME).any(1).sum()),
@@ -369,6 +326,11 @@ def _lay_in(layer: nn.Linear, weight: Tensor, bias: float, *, place: int) -> nn.
     return made
 
 
+def _rescale(logits: Tensor, usual: Tensor, wanted: Tensor) -> Tensor:
+    """Logits (B,) moved as those of ordinary images (N,) must be to have the mean and the spread of others (N,)."""
+    return (logits - usual.mean()) / usual.std().clamp(min=1e-6) * wanted.std() + wanted.mean()
+
+
 def _calibrate(shown: Tensor, usual: Tensor, share: float) -> tuple[float, float]:
     """Slope and offset of logits (K,) of images that show a label and (N,) of others, where a share shows it.
 
@@ -397,18 +359,3 @@ def _choose_threshold(probs: Tensor, usual: Tensor, share: float) -> float:
     best = int(expected.argmax())
     chosen = float((mixed[best] + (mixed[best + 1] if best + 1 < len(mixed) else 0)) / 2)
     return max(chosen, usual.quantile(1 - min(_FLOOD * share, 0.5)).item())
-
-
-def _estimate_precision(shown: Tensor, usual: Tensor, share: float) -> Interval:
-    """Average precision where a share shows a label, from logits (K,) and (N,); the interval resamples the images."""
-    alarms = (usual[None] >= shown[:, None]).double().mean(1)
-
-    def measure(chosen: Tensor) -> Tensor:  # (M,K) places of images
-        logits = shown[chosen]
-        found = (logits[:, None, :] >= logits[:, :, None]).double().mean(2)
-        return (share * found / (share * found + (1 - share) * alarms[chosen])).mean(1)
-
-    drawn = torch.randint(len(shown), (_RESAMPLES, len(shown)), generator=torch.Generator().manual_seed(0))
-    means = torch.cat([measure(part) for part in drawn.split(50)])
-    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
-    return Interval(measure(torch.arange(len(shown))[None]).item(), low, high)
