@@ -263,14 +263,18 @@ class MLDecoderHead(Head):
     def _attend(self, keys: Tensor, values: Tensor) -> Tensor:
         """What queries find (...,G,W) where they attend to N places, with keys and values (...,H,N,W/H)."""
         layer, attention = self.decoder, self.decoder.multihead_attn
-        queries = self.queries.expand(*keys.shape[:-3], -1, -1)
+        # Regions ask what the image asks, and without dropout all images ask the same.
+        images = keys.shape[0] if self.training else 1
+        queries = self.queries.expand(images, *(1 for _ in keys.shape[1:-3]), -1, -1)
         queries = layer.norm1(queries + layer.dropout1(queries))
         asked = F.linear(
             queries, attention.in_proj_weight.tensor_split(3)[0], attention.in_proj_bias.tensor_split(3)[0]
         )
-        asked = asked.unflatten(-1, (attention.num_heads, -1)).transpose(-3, -2)
+        asked = asked.unflatten(-1, (attention.num_heads, -1)).transpose(-3, -2).expand(*keys.shape[:-2], -1, -1)
         share = attention.dropout if self.training else 0.0
-        found = F.scaled_dot_product_attention(asked, keys, values, dropout_p=share).transpose(-3, -2).flatten(-2)
+        asked, at, held = (each.flatten(0, -4) for each in (asked, keys, values))  # exporters know four dimensions
+        found = F.scaled_dot_product_attention(asked, at, held, dropout_p=share).transpose(1, 2).flatten(2)
+        found = found.unflatten(0, (-1, *keys.shape[1:-3]))
         normed: Tensor = layer.norm2(queries + layer.dropout2(attention.out_proj(found)))
         return normed
 
