@@ -1,7 +1,7 @@
 """mAP against what an image costs at inference: is a model with patches better than a plain one of equal cost?
 
     python benchmarks/front.py --time cpu      # ONNX Runtime, two threads: results/front_cpu.json
-    python benchmarks/front.py --time cuda     # batches of 64 on one GPU: results/front_cuda.json
+    python benchmarks/front.py --time cuda     # batches of 512 on one GPU: results/front_cuda.json
     python benchmarks/front.py                 # the table, and docs/images/front.png
 
 mAP comes from the runs of `coco256.py` (test images, mean of the seeds); nothing is trained here. A cost
@@ -110,7 +110,7 @@ def time_costs(costs: set[Cost], args: argparse.Namespace) -> None:
     from pivotpatch.runtime import engine as runtime
 
     torch.set_num_threads(args.threads)
-    device, batch = torch.device(args.time), 64 if args.time == "cuda" else 4
+    device, batch = torch.device(args.time), 512 if args.time == "cuda" else 4
     costs |= {Cost("linear", 224, False)}
     ways, flops = {}, {}
     with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +198,8 @@ def show(points: list[Point]) -> None:
                     str(point.size), (cost, point.mean), fontsize=6, xytext=(3, -7), textcoords="offset points"
                 )
         axes.set_xscale("log", base=2)
-        axes.set_xlabel(f"time of an image ({each['device']}), plain at 224 = 1")
+        threads = "" if "CUDA" in each["device"] or "NVIDIA" in each["device"] else f", {each['threads']} threads"
+        axes.set_xlabel(f"time of an image ({each['device'].split(',')[0]}{threads}), plain at 224 = 1")
         axes.set_ylabel("mAP, 5,000 test images (%)")
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
