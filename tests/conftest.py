@@ -4,12 +4,15 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from file_server import FileServer
 from hypothesis import settings
-from playwright.sync_api import Browser, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 settings.register_profile("tests", deadline=None)  # the time of an example depends on who else is at work
 settings.load_profile("tests")
@@ -42,7 +45,7 @@ def picture_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> "Iterator[Browser]":
     """A real one without a window; PIVOTPATCH_BROWSER names it where it is not on the path."""
     named = os.environ.get("PIVOTPATCH_BROWSER")
     place = named or next((found for found in map(shutil.which, BROWSERS) if found), None)
@@ -50,6 +53,8 @@ def browser() -> Iterator[Browser]:
         missing = f"no browser: none of {', '.join(BROWSERS)} is installed and PIVOTPATCH_BROWSER names none"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
     root = hasattr(os, "geteuid") and os.geteuid() == 0  # Chromium refuses a sandbox there
+    from playwright.sync_api import sync_playwright  # the tests of a GPU run without it
+
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=place, args=["--no-sandbox"] if root else [])
         yield launched
