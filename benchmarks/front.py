@@ -198,7 +198,7 @@ def show(points: list[Point]) -> None:
                     str(point.size), (cost, point.mean), fontsize=6, xytext=(3, -7), textcoords="offset points"
                 )
         axes.set_xscale("log", base=2)
-        threads = "" if "CUDA" in each["device"] or "NVIDIA" in each["device"] else f", {each['threads']} threads"
+        threads = f", {each['threads']} threads" if each["device"].startswith("CPU") else ""
         axes.set_xlabel(f"time of an image ({each['device'].split(',')[0]}{threads}), plain at 224 = 1")
         axes.set_ylabel("mAP, 5,000 test images (%)")
         axes.legend(frameon=False, fontsize=8)

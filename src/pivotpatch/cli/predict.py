@@ -48,11 +48,11 @@ def _check(args: argparse.Namespace, share: Share) -> None:
     for given, what, options in (
         (args.out, "--out", ("all_probs", "resume", "workers", "engine")),
         (args.engine, "--engine ray", ("address", *RAY_NUMBERS)),
-        (args.out or args.write, "--out and --write", ("overwrite",)),
+        (args.out or args.write, "--out or --write", ("overwrite",)),
         (args.write, "--write", ("skip_tagged",)),
     ):
         if not given:
-            refuse_options(args, options, f"it is an option of {what}", "give that too")
+            refuse_options(args, options, f"it is an option of {what}", f"give {what} too")
     numbers = {"--batch-size": (args.batch_size, 1), "--workers": (args.workers, 0)}
     numbers |= {f"--{name.replace('_', '-')}": (getattr(args, name), 0) for name in RAY_NUMBERS}
     for name, (number, least) in numbers.items():

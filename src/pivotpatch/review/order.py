@@ -136,9 +136,7 @@ def rate_doubts(
     known = ~np.isnan(truth)
     near = 4 * level * (1 - level) * np.where(known, 0.5, 1.0)  # what a table says is half settled
     apart = np.abs(_shift(whole, limits) - _shift(parts, limits))
-    wrong = (
-        _ERROR * (1 - np.clip(rate_self_confidence(level, truth), 0, 1)) ** 2 if known.any() else np.zeros(probs.shape)
-    )
+    wrong = _ERROR * (1 - np.clip(rate_self_confidence(level, truth), 0, 1)) ** 2
     misled, context = np.zeros(probs.shape), np.zeros(probs.shape, np.intp)
     there = np.where(known, truth, np.nan_to_num(level))
     for label, other, rate in pairs:
