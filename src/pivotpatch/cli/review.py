@@ -77,7 +77,7 @@ def run_review(args: argparse.Namespace) -> int:
     choose_token(args.token)
     found = find_source(args.source)
     out = choose_out(args.out, found.source.paths)
-    predictor = Predictor.load(args.model or found.model, device=args.device)
+    predictor = Predictor.load(args.model or found.model, device=args.device, effort=1)
     labels = read_labels(args.labels) if args.labels else found.source.given_labels or predictor.labels
     check_labels(labels)
     from pivotpatch.cli.console import StageProgress, tell
