@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from pivotpatch.audit.cooccurrence import compare_pairs, rate_pairs
 from pivotpatch.audit.plots import plot_pair_curves
 from pivotpatch.training.plots import plot_curves
+from pivotpatch.tuning.plots import plot_effort
+from pivotpatch.tuning.tune import EffortCurve, EffortPoint
 
 LABELS = ("cat", "$\\frac$ cash", "a label with a very long name & more", "hat")
 COMPARISON = compare_pairs(*(rate_pairs(make_scores(LABELS, patches=False, seed=seed)) for seed in (1, 2)))
@@ -29,6 +31,16 @@ def test_curves_are_the_rates_of_both_models_and_titles_the_shares() -> None:
         np.testing.assert_array_equal(ours, curve.model.numpy())
         np.testing.assert_array_equal(theirs, curve.baseline.numpy())
         assert f"better in {100 * (curve.share_improved or 0):.0f} %" in axes.get_title()
+
+
+def test_effort_shows_cost_and_mean_and_marks_most_of_the_gain() -> None:
+    points = tuple(EffortPoint(step / 3, step / 3, 1 + step, mean) for step, mean in enumerate((0.6, 0.65, 0.695, 0.7)))
+    (axes,) = draw(plot_effort(EffortCurve(points)))
+    line, level, mark = axes.lines
+    np.testing.assert_allclose(np.asarray(line.get_xydata()), np.array([[1, 60], [2, 65], [3, 69.5], [4, 70]]))
+    np.testing.assert_allclose(np.asarray(level.get_ydata()), [69, 69])
+    np.testing.assert_allclose(np.asarray(mark.get_xydata()), [[3, 69.5]])
+    assert len(draw(plot_effort(EffortCurve(points[::-1])))[0].lines) == 1  # patches that harm have no gain to keep
 
 
 def test_curves_of_training_are_the_log() -> None:
