@@ -176,8 +176,7 @@ class RecordSet(Sequence[Record]):
     def count_pairs(self) -> NDArray[np.int64]:
         """How many images show both of two labels, (L,L); on the diagonal those that show one. Unknown is not shown."""
         shown = (self.states == 1).astype(np.int64)
-        counted: NDArray[np.int64] = (shown.T @ shown).toarray()
-        return counted
+        return (shown.T @ shown).toarray()
 
     def target(self, indices: NDArray[np.int64] | None = None) -> Tensor:
         """Target (N,L) of the records, or of those `indices` names: 1 present, 0 absent, NaN unknown."""

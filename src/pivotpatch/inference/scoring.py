@@ -69,13 +69,11 @@ def score_images(
     if isinstance(classifier, PatchClassifier):
         return classifier.forward_views(views.image, views.patches)
     if not isinstance(model, PatchInference):
-        logits: Tensor = classifier(views.image)
-        return logits
+        return classifier(views.image)
     own, source = images.shape[-1], None
     if own > classifier.preprocessing.image_size:
         source = make_network_views(classifier, images, size=own).image
-    out: CounterfactualLogits = model(views.image, source=source)
-    return out
+    return model(views.image, source=source)
 
 
 def split_for_device(images: Tensor) -> tuple[Tensor, ...]:

@@ -56,8 +56,7 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B,L) of a feature map (B,D,h,w)."""
-        logits: Tensor = self.project(self.embed(features))
-        return logits
+        return self.project(self.embed(features))
 
 
 class LinearHead(Head):
@@ -166,8 +165,7 @@ class Query2LabelHead(Head):
         labels = self.queries.new_zeros(image.shape[0], *self.queries.shape)
         for layer in self.decoder:
             labels = layer(labels, positions=self.queries, image=image, image_positions=positions)
-        normed: Tensor = self.norm(labels)
-        return normed
+        return self.norm(labels)
 
 
 class AttentionLayer(nn.Module):
@@ -206,8 +204,7 @@ class AttentionLayer(nn.Module):
             assert image_positions is not None
             found = self.image_attention(tokens + positions, image + image_positions, image, need_weights=False)[0]
             tokens = self.image_norm(tokens + self.dropout(found))
-        normed: Tensor = self.feedforward_norm(tokens + self.dropout(self.feedforward(tokens)))
-        return normed
+        return self.feedforward_norm(tokens + self.dropout(self.feedforward(tokens)))
 
 
 class MLDecoderHead(Head):
@@ -275,15 +272,13 @@ class MLDecoderHead(Head):
         asked, at, held = (each.flatten(0, -4) for each in (asked, keys, values))  # exporters know four dimensions
         found = F.scaled_dot_product_attention(asked, at, held, dropout_p=share).transpose(1, 2).flatten(2)
         found = found.unflatten(0, (-1, *keys.shape[1:-3]))
-        normed: Tensor = layer.norm2(queries + layer.dropout2(attention.out_proj(found)))
-        return normed
+        return layer.norm2(queries + layer.dropout2(attention.out_proj(found)))
 
     def _feed(self, found: Tensor) -> Tensor:
         """Embeddings (...,G,W) of what queries have found (...,G,W): the feed-forward part."""
         layer = self.decoder
         fed = layer.linear2(layer.dropout(layer.activation(layer.linear1(found))))
-        normed: Tensor = layer.norm3(found + layer.dropout3(fed))
-        return normed
+        return layer.norm3(found + layer.dropout3(fed))
 
 
 HEADS: Mapping[str, Callable[..., Head]] = {

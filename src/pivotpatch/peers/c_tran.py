@@ -68,8 +68,7 @@ class CTranHead(Head):
         tokens = self.norm(torch.cat([features.flatten(2).transpose(1, 2), labels], dim=1))
         for layer in self.layers:
             tokens = layer(tokens, positions=tokens.new_zeros(1))
-        embedding: Tensor = tokens[:, -labels.shape[1] :]
-        return embedding
+        return tokens[:, -labels.shape[1] :]
 
 
 def draw_known(target: Tensor) -> Tensor:

@@ -50,8 +50,7 @@ class IDAHead(Head):
         tokens = samples.flatten(0, 1)
         for layer in self.second:
             tokens = layer(tokens, positions=tokens.new_zeros(1))
-        embedding: Tensor = self.leave(tokens.flatten(1)).unflatten(0, samples.shape[:2])
-        return embedding
+        return self.leave(tokens.flatten(1)).unflatten(0, samples.shape[:2])
 
 
 class ScaledFilters(nn.Module):
@@ -69,8 +68,7 @@ class ScaledFilters(nn.Module):
 
     def scale(self) -> Tensor:
         """Filters (L,S,D/S), each divided by its length and a little."""
-        scaled: Tensor = self.weight / (torch.linalg.vector_norm(self.weight, dim=2, keepdim=True) + 1 / 32)
-        return scaled
+        return self.weight / (torch.linalg.vector_norm(self.weight, dim=2, keepdim=True) + 1 / 32)
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Logits (B,L) of embeddings (B,L,D)."""

@@ -91,8 +91,7 @@ class AddedLinear(nn.Linear):
     def forward(self, embedding: Tensor) -> Tensor:
         """Logits (B,L)."""
         pooled, scores = embedding.split([self.in_features, self.out_features], dim=1)
-        logits: Tensor = super().forward(pooled) + scores
-        return logits
+        return super().forward(pooled) + scores
 
 
 def make_layer(width: int, wider: int) -> nn.Sequential:

@@ -71,8 +71,7 @@ class GraphClassifiers(nn.Module):
         """Logits (B,L) of pooled images (B,D)."""
         edges = self.graph.edges
         hidden = F.leaky_relu(edges @ self.words.vectors @ self.first, 0.2)
-        logits: Tensor = embedding @ (edges @ hidden @ self.second).t()
-        return logits
+        return embedding @ (edges @ hidden @ self.second).t()
 
 
 def make_edges(counts: Tensor, *, threshold: float, share: float) -> Tensor:

@@ -66,8 +66,7 @@ class SSGRLHead(Head):
         state = first
         for _ in range(self.steps):
             state = self._pass_messages(state)
-        embedding: Tensor = self.leave(torch.cat([state, first], dim=2)).tanh()
-        return embedding
+        return self.leave(torch.cat([state, first], dim=2)).tanh()
 
     def _pass_messages(self, state: Tensor) -> Tensor:
         """Features of labels (B,L,D) after one step: a gated recurrent unit, told by both ends of each edge."""

@@ -27,21 +27,13 @@ States = dict[str, dict[str, int]]
 
 
 class Entry(NamedTuple):
-    """A decision.
+    """A decision."""
 
-    Attributes:
-        id: given by whoever decides, so that the same decision sent twice counts once.
-        who: the person.
-        when: in local time, as ISO 8601 writes it.
-        states: what was decided.
-        mode: "image", one image is done; "grid", one label of many images.
-    """
-
-    id: str
-    who: str
-    when: str
-    states: States
-    mode: Literal["image", "grid"] = "image"
+    id: str  # given by whoever decides, so that the same decision sent twice counts once
+    who: str  # the person
+    when: str  # in local time, as ISO 8601 writes it
+    states: States  # what was decided
+    mode: Literal["image", "grid"] = "image"  # "image", one image is done; "grid", one label of many images
 
 
 class Session:

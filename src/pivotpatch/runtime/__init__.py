@@ -1,7 +1,7 @@
 """Tags without torch: decode, ask an ONNX file, decide, write; numpy, Pillow and onnxruntime alone.
 
 `predictor` turns images into tags and asks an `engine`; `prediction` is its answer, `drawing` shows it. `bulk` tags
-millions. `sidecars`, `tag_names` and `watching` bring tags to where people keep their photos.
+millions. `sidecars` and `tag_names` bring tags to where people keep their photos.
 """
 
 from typing import TYPE_CHECKING

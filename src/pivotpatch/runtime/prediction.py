@@ -100,17 +100,11 @@ class TagRule:
 
 
 class Tagged(NamedTuple):
-    """The labels that one image gets.
+    """The labels that one image gets."""
 
-    Attributes:
-        labels: K of L labels, the most probable first.
-        probs: (K,) theirs.
-        all_probs: (L,) of every label.
-    """
-
-    labels: list[str]
-    probs: NDArray[np.float32]
-    all_probs: NDArray[np.float32]
+    labels: list[str]  # K of L labels, the most probable first
+    probs: NDArray[np.float32]  # (K,) theirs
+    all_probs: NDArray[np.float32]  # (L,) of every label
 
 
 def tag_batch(
