@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.errors import InputError, choose_one_of, shorten
+from pivotpatch.errors import InputError, check_known, choose_one_of, shorten
 from pivotpatch.runtime.decoding import ImageSource as ImageSource
 from pivotpatch.runtime.files import check_name
 
@@ -43,10 +43,8 @@ class LabelSpace:
 
     def index(self, name: str) -> int:
         """Position of a label; an unknown name is answered with the nearest one."""
-        try:
-            return self.names.index(name)
-        except ValueError:
-            raise InputError("labels", f"unknown label {name!r}", choose_one_of(name, self.names)) from None
+        check_known(name, self.names, where="labels", what="label")
+        return self.names.index(name)
 
 
 @dataclass(frozen=True, slots=True)

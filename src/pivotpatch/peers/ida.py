@@ -20,17 +20,14 @@ class IDAHead(Head):
     project: "ScaledFilters"
 
     def __init__(
-        self, features: int, labels: int, *, samples: int = 4, layers: int = 2, feedforward: int = 2048
+        self,
+        features: int,
+        labels: int,
+        *,
+        samples: int = 4,  # S parts of the channels, each attended to on its own
+        layers: int = 2,  # of the second attention
+        feedforward: int = 2048,  # inner width of their feed-forward part
     ) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            samples: S parts of the channels, each attended to on its own.
-            layers: of the second attention.
-            feedforward: inner width of their feed-forward part.
-        """
         super().__init__()
         if features % samples:
             raise InputError("IDA", f"{features} channels and {samples} samples", "give a number that divides them")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError
+from pivotpatch.process import Progress, ignore
 from pivotpatch.review.order import Doubts, Pair, order_images, rate_doubts
 from pivotpatch.runtime.prediction import Prediction
 from pivotpatch.runtime.predictor import Predictor
@@ -57,7 +58,7 @@ def make_pile(
     out: Path,
     order: Order = "doubt",
     tell: Callable[[str], None],
-    progress: Callable[[str, int, int | None], None] = lambda *_: None,
+    progress: Progress = ignore,
 ) -> Pile:
     """Have the model look at all images, unless it has before, and put them in order.
 
@@ -129,7 +130,7 @@ def look_at(
     paths: Sequence[Path],
     cache: Path,
     *,
-    progress: Callable[[str, int, int | None], None] = lambda *_: None,
+    progress: Progress = ignore,
 ) -> Looks:
     """Ask a model about images that it was not asked about before.
 

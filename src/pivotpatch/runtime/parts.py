@@ -23,14 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pivotpatch.errors import InputError, cut, explaining, import_extra
+from pivotpatch.process import Progress
 from pivotpatch.runtime.packed import Found, Opened, open_sources, to_json
 from pivotpatch.writing import explain_disk_faults, flush, hide, replacing
 
 Row = dict[str, Any]
 """What is known of one image: its name as `picture`, and its `labels` and their `probs`, or an `error`."""
-
-Progress = Callable[[str, int, int | None], None]
-"""Told what is done, how much of it, and of how much."""
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 BETWEEN = "|"

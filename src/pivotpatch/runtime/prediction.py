@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, check_known
 from pivotpatch.runtime.checks import check_rule
 from pivotpatch.runtime.decoding import ImageSource, decode_image
 from pivotpatch.runtime.engine import Engine
@@ -166,8 +166,7 @@ class Prediction:
 
     def get(self, label: str) -> Tag:
         """What is known of one label, given or not."""
-        if label not in self.labels:
-            raise InputError("label", f"unknown label {label!r}", choose_one_of(label, self.labels))
+        check_known(label, self.labels, where="label", what="label")
         return self.tag_at(self.labels.index(label))
 
     def tag_at(self, place: int) -> Tag:
