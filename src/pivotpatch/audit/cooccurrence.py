@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.audit.evaluation import Policy, find_rule
+from pivotpatch.audit.evaluation import Policy, check_paired, find_rule
 from pivotpatch.core.bootstrap import Interval, resample, wilson_interval
 from pivotpatch.core.policies import Given
 from pivotpatch.errors import InputError, check_known
@@ -232,8 +232,7 @@ def match_recall(model: Scores, baseline: Scores, *, policy: Policy = "target") 
         baseline: of the model to compare with.
         policy: how the baseline decides.
     """
-    if model.labels != baseline.labels or not torch.equal(model.target.nan_to_num(-1), baseline.target.nan_to_num(-1)):
-        raise InputError("match_recall", "the two are not of the same images and labels", "score the same data")
+    check_paired(model, baseline)
     present = model.target == 1
     recall = (decide(baseline, policy=policy) & present).sum(0) / present.sum(0)
     ranked = (_Ranked.make(scores) for scores in (model, baseline))

@@ -6,8 +6,9 @@ import sys
 import webbrowser
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pivotpatch.cli.app import choose_token, listen
 from pivotpatch.cli.console import StageProgress, tell
@@ -29,24 +30,17 @@ OUT = "review.csv"
 _TAKEN = ("split", "labels", "label", "tags", "tag", "categories", "category", "classes", "class", "image")
 
 
-class Found(NamedTuple):
-    """What a user named, and the model to ask where none is named."""
-
-    source: Source
-    model: str = "tagger"
-
-
 def run_review(args: argparse.Namespace) -> int:
     """Look at all images, then serve the page until the process is told to end."""
     choose_token(args.token)
-    found = find_source(args.source)
-    out = choose_out(args.out, found.source.paths)
-    predictor = Predictor.load(args.model or found.model, device=args.device)
-    labels = read_labels(args.labels) if args.labels else found.source.given_labels or predictor.labels
+    source = find_source(args.source)
+    out = choose_out(args.out, source.paths)
+    predictor = Predictor.load(args.model or source.model, device=args.device)
+    labels = read_labels(args.labels) if args.labels else source.given_labels or predictor.labels
     check_labels(labels)
     with Session(out, labels) as session:
         with StageProgress("images") as shown:
-            pile = make_pile(found.source, predictor, labels, out=out, order=args.order, tell=tell, progress=shown.tell)
+            pile = make_pile(source, predictor, labels, out=out, order=args.order, tell=tell, progress=shown.tell)
         done = sum(map(session.is_done, pile.names))
         if done:
             tell(f"{done:,} of {len(pile.names):,} images are reviewed already; going on with {out}")
@@ -58,7 +52,7 @@ def run_review(args: argparse.Namespace) -> int:
     return 0
 
 
-def find_source(name: str) -> Found:
+def find_source(name: str) -> Source:
     """What a user names: a run, a folder or pattern of images, tags of `predict --out`, or anything with labels."""
     place, address, unread = Path(name), read_address(name), Counter[str]()
     if (place / "config.toml").is_file() and (place / "best").is_dir():
@@ -67,25 +61,25 @@ def find_source(name: str) -> Found:
         paths = [Path(path) for path in find_images([name], lines=(), unread=unread)]
         for line in describe_unread(unread):
             print(line, file=sys.stderr)
-        return Found(Source(name, paths))
+        return Source(name, paths)
     if place.is_file() and (table := read_tags(place)) is not None:
         if table.settings.get("tags"):
             raise InputError(name, "its tags have names of their own (--tags)", "write it without --tags")
         tags, labels = table.tags, table.settings["labels"]
         if table.all_probs is not None:
             tags = [dict(zip(labels, probs, strict=True)) for probs in table.all_probs]
-        return Found(Source(name, table.images, tags=tags), str(table.settings["model"]))
-    return Found(_take_records(open_records(address), name))
+        return Source(name, table.images, tags=tags, model=str(table.settings["model"]))
+    return _take_records(open_records(address), name)
 
 
-def _find_held_out(run: Path) -> Found:
+def _find_held_out(run: Path) -> Source:
     from pivotpatch.training.build import open_training_records
     from pivotpatch.training.config import load_config
 
     held = open_training_records(load_config(run / "config.toml")).val
     if held is None:
         raise InputError(str(run), "the run holds no images out", "name a table or a folder, and --model the run")
-    return Found(_take_records(held, f"{run}, held out"), str(run))
+    return replace(_take_records(held, f"{run}, held out"), model=str(run))
 
 
 def _take_records(records: "RecordSet", name: str) -> Source:

@@ -37,6 +37,7 @@ class Source:
     # By image, labels and their probabilities that an earlier `predict --out` wrote, so that no model need look
     # at all images first; None without.
     tags: list[dict[str, float]] | None = None
+    model: str = "tagger"  # to ask where a user names none
 
 
 @dataclass(frozen=True, eq=False)

@@ -217,11 +217,8 @@ class TagJob:
 
     def read_summary(self) -> Summary:
         """What came of finished work."""
-        try:
+        with explaining(str(self.out), "is there, but its summary cannot be read", "replace it with --overwrite"):
             return Summary(**json.loads(self.summary.read_text("utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            wrong = f"is there, but its summary cannot be read ({error})"
-            raise InputError(str(self.out), wrong, "replace it with --overwrite") from None
 
     def _name(self, first: int, after: int) -> Path:
         return self.parts / f"{first:010d}-{after:010d}.jsonl"
