@@ -143,7 +143,7 @@ def make_engine(model: PatchClassifier, way: Way, *, device: torch.device) -> To
     for part in backbone.modules():
         if type(part) is nn.Conv2d:
             part.to(dtype)
-    engine = TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype)
+    engine = TorchEngine(model.to(memory_format=torch.channels_last), device=device, dtype=dtype, effort=1)
     if way.compiled:
         model.forward_views = torch.compile(model.forward_views, dynamic=False)  # type: ignore[method-assign]
     return engine

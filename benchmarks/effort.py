@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pivotpatch import PatchClassifier, load_checkpoint
-from pivotpatch.core.metrics import average_precision
+from pivotpatch.core.metrics import average_precision, precision_recall
+from pivotpatch.core.policies import PerLabel
 from pivotpatch.inference.score_file import read_scores
 
 
@@ -46,19 +47,25 @@ def main() -> None:
         cost = model.closer_cost(closer.closer_size)
     bottom, top = (100 * average_precision(probs, scores.target).mean for probs in (alone, both))
     beside = "" if args.plain is None else "  of the gain over plain"
-    print(f"effort  pictures  passes    mAP  of what patches add{beside}")
+    policies = {name: PerLabel(values) for name, values in model.preferences.items()}
+    decisions = "".join(f"  {name + ': OP, OR':22}" for name in policies)
+    print(f"effort  pictures  passes    mAP  of what patches add{beside}{decisions}")
     for effort in args.efforts:
         looked = torch.full((len(scores),), effort == 1) if effort in (0, 1) else model.adaptive.choose(alone, effort)
         second = both if effort == 1 else again
-        mean = 100 * average_precision(torch.where(looked[:, None], second, alone), scores.target).mean
+        mixed = torch.where(looked[:, None], second, alone)
+        mean = 100 * average_precision(mixed, scores.target).mean
         share = looked.double().mean().item()
         passes = 1 + share * (model.patch_cost if effort == 1 else cost)
         line = f"{effort:6.3g}  {share:8.1%}  {passes:6.2f}  {mean:5.2f}  {(mean - bottom) / (top - bottom):19.0%}"
         line = line if args.plain is None else f"{line}  {(mean - args.plain) / (top - args.plain):22.0%}"
         if args.plain_scores is not None:
             plain = read_scores(args.plain_scores, like=scores).get("image")
-            low, high = resample(plain, torch.where(looked[:, None], second, alone), both, target=scores.target)
+            low, high = resample(plain, mixed, both, target=scores.target)
             line = f"{line}  {low:.0%} to {high:.0%}"
+        for policy in policies.values():
+            decided = precision_recall(mixed, scores.target, policy=policy)
+            line += f"  {100 * decided.OP:9.1f}, {100 * decided.OR:11.1f}"
         print(line)
 
 

@@ -118,11 +118,11 @@ def time_costs(costs: set[Cost], args: argparse.Namespace) -> None:
             model = build(cost)
             flops[cost] = count_flops(model, cost)
             if args.time == "cuda":
-                asked: Any = open_engine(model, device=device)
+                asked: Any = open_engine(model, device=device, effort=1)
             else:
                 path = Path(folder, f"{cost}.onnx")
                 export_onnx(model, path)
-                asked = runtime.open_onnx(path, device="cpu")
+                asked = runtime.open_onnx(path, device="cpu", effort=1)
             pixels = np.random.default_rng(0).integers(256, size=(batch, cost.size, cost.size, 3), dtype=np.uint8)
             ways[str(cost)] = partial(asked.ask, pixels)
             print(f"{cost} is ready", flush=True)

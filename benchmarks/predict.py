@@ -82,7 +82,7 @@ def main() -> None:
 def make_ways(args: argparse.Namespace, folder: Path) -> dict[str, Way]:
     """All that is to be timed, by name."""
     paths = write_photographs(folder, args.pictures)
-    engine = open_engine(args.model, device="cpu")
+    engine = open_engine(args.model, device="cpu", effort=1)
     if not isinstance(engine.model, PatchClassifier):
         raise SystemExit(f"{args.model} has no patches, so that there is nothing to compare")
     model, size = engine.model, (engine.picture_size, engine.picture_size)
@@ -95,8 +95,8 @@ def make_ways(args: argparse.Namespace, folder: Path) -> dict[str, Way]:
         "plain": (TorchEngine(model, effort=0), 1.0),
         "PAT": (engine, 1 + model.patch_cost),
         **{f"effort {e:g}": (TorchEngine(model, effort=e), 1 + e * again) for e in args.efforts},
-        "PAT, ONNX, whole": (open_onnx(whole, device="cpu"), 1 + model.patch_cost),
-        "PAT, ONNX, looks": (open_onnx(looks, device="cpu"), 1 + model.patch_cost),
+        "PAT, ONNX, whole": (open_onnx(whole, device="cpu", effort=1), 1 + model.patch_cost),
+        "PAT, ONNX, looks": (open_onnx(looks, device="cpu", effort=1), 1 + model.patch_cost),
         **{f"effort {e:g}, looks": (open_onnx(looks, device="cpu", effort=e), 1 + e * again) for e in args.efforts},
     }
     ways = {
@@ -110,7 +110,7 @@ def make_ways(args: argparse.Namespace, folder: Path) -> dict[str, Way]:
 
 
 def make_published_way(args: argparse.Namespace, paths: list[Path]) -> Callable[[], object]:
-    engine = open_engine(args.model, device="cpu", fold=False)
+    engine = open_engine(args.model, device="cpu", effort=1, fold=False)
     assert isinstance(engine.model, PatchClassifier)
     model = engine.model.to(memory_format=torch.contiguous_format)
     look, side = make_published(model), model.preprocessing.image_size

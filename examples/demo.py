@@ -99,7 +99,7 @@ Answers = dict[str, Answer]
 
 def tag_photographs() -> None:
     """Tag the photographs of the package, and draw why for one."""
-    predictor, screen = Predictor.load(), Screen()
+    predictor, screen = Predictor.load(effort=1), Screen()
     for photograph in sorted(files("pivotpatch").joinpath("app", "page").iterdir(), key=lambda each: each.name):
         if photograph.name.endswith(".jpg"):
             prediction = predictor(photograph.read_bytes())

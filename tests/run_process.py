@@ -214,3 +214,22 @@ def _tag(folder: Path, out: Path, share: Share, threads: int, dies_at_touch: int
         threads=threads,
         progress=lambda _what, done, _total: told.send(done),
     )
+
+
+class PredictProcess(WorkProcess):
+    """`pivotpatch predict pictures --out FILE` with the bundled tagger, a part for every four images."""
+
+    def __init__(self, out: Path, *, threads: int = 1) -> None:
+        super().__init__(_predict, Path.cwd(), out, threads)
+
+
+def _predict(folder: Path, out: Path, threads: int, _told: Connection) -> NoReturn:
+    from pivotpatch.cli.main import main
+
+    os.chdir(folder)
+    parts._PART_SECONDS = 0.0
+    with Path(os.devnull).open("w") as nothing:  # its progress and summary
+        os.dup2(nothing.fileno(), 2)
+        os.dup2(nothing.fileno(), 1)
+    options = ["--effort", "0", "--top-k", "3", "--batch-size", "4", "--workers", str(threads)]
+    sys.exit(main(["predict", "pictures", "--out", str(out), *options]))

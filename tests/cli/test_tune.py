@@ -11,6 +11,7 @@ import pytest
 import torch
 from verb import KEEP, LABELS, QUICK, SIZE, Errors, read_json, read_refusal, score
 
+from pivotpatch import Predictor
 from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
 from pivotpatch.inference.score_file import read_scores, write_scores
@@ -62,7 +63,9 @@ def test_a_run_is_tuned_on_what_it_held_out_and_keeps_the_result(here_with_run: 
     after = load_checkpoint("run/best").state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.state_dict().items())
     old = Path("run/best/model.json").read_text()
-    assert_stored(tune(capsys, "run", "val.csv", *KEEP, "--out", "new/tuned"), "new/tuned")
+    assert_stored(tune(capsys, "run", "val.csv", *KEEP, "--out", "new/tuned", "--effort", "0.4"), "new/tuned")
+    taken = [Predictor.load(name, device="cpu").engine.effort for name in ("run", "new/tuned")]
+    assert taken == [1, 0.4]
     assert Path("run/best/model.json").read_text() == old
 
 

@@ -78,12 +78,17 @@ def test_one_graph_of_looks_answers_with_every_effort_as_in_torch(options: dict[
         with torch.no_grad():
             doubt = measure_uncertainty(plain.apply(model.forward_images(make_network_views(model, images).image)))
         cutoff = float(doubt.sort().values[2:4].mean())
-        model.adaptive = Adaptive(plain, (0.0, cutoff, 1.0), again)
+        model.adaptive = Adaptive(plain, (0.0, cutoff, 1.0), again, effort=0.5)
         assert export_onnx(model, tmp_path / "looks.onnx", looks=True).difference < 1e-3
-        for effort in (0, 0.5, 1):
+        for effort in (0, None, 0.5, 1):
             found, expected = open_onnx(tmp_path / "looks.onnx", effort=effort), TorchEngine(model, effort=effort)
             assert (found.grid, found.labels) == (expected.grid, LABELS)
+            assert found.effort == expected.effort == (0.5 if effort is None else effort)
             torch.testing.assert_close(ask(found, images), ask(expected, images), rtol=0, atol=1e-3, equal_nan=True)
+    export_onnx(model, tmp_path / "whole.onnx")  # which looks at every patch, whatever effort the model has
+    found, expected = open_onnx(tmp_path / "whole.onnx"), TorchEngine(model, effort=1)
+    assert found.effort == 1
+    torch.testing.assert_close(ask(found, images), ask(expected, images), rtol=0, atol=1e-3)
 
 
 PRESENT = {name: [PROVIDERS[name], PROVIDERS["cpu"]] for name in PROVIDERS if name != "cpu"}

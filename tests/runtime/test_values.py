@@ -51,7 +51,7 @@ def test_a_cutoff_is_read_between_the_quantiles(effort: float) -> None:
 
 
 def test_numbers_that_do_not_fit_are_refused() -> None:
-    for effort in (-0.1, 1.01, float("nan"), "1", None):
+    for effort in (-0.1, 1.01, float("nan"), "1"):
         with pytest.raises(InputError, match="here: effort is .*; give a number from 0, no second look, to 1, one at"):
             check_effort(effort, "here")  # type: ignore[arg-type]
     for slope, offset, message in (

@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from run_process import SHORT, TaggingProcess, TrainingProcess, WorkProcess, read_run, write_pictures
+from run_process import SHORT, PredictProcess, TrainingProcess, WorkProcess, read_run, write_pictures
 
 from pivotpatch.training.folder import LOCK
 
-IMAGES, BROKEN = 150, (0, 9, 10)
+IMAGES, BROKEN = 60, (0, 9, 10)
 
 
 def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, int], list[str]]:
@@ -24,7 +24,7 @@ def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, int], list[st
     write_pictures(Path("pictures"), IMAGES, broken=BROKEN)
     kills, rounds = torment(
         folder / "tags",
-        lambda out: TaggingProcess(out / "tags.jsonl", threads=draw.choice([1, 3])),
+        lambda out: PredictProcess(out / "tags.jsonl", threads=draw.choice([1, 3])),
         read_tags,
         is_done=lambda out: (
             (out / "tags.jsonl").exists() and not list(out.glob("*.parts")) + list(out.glob(".*.parts"))

@@ -16,7 +16,7 @@ def run_export(args: argparse.Namespace) -> int:
         import_extra("torch", "onnx")
     from pivotpatch.inference.engine import open_engine
 
-    engine = open_engine(args.what, device="cpu", fold=False)
+    engine = open_engine(args.what, device="cpu", effort=1, fold=False)
     if args.format != "checkpoint":
         from pivotpatch.export.onnx import export_onnx
 

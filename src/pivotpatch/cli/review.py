@@ -35,7 +35,7 @@ def run_review(args: argparse.Namespace) -> int:
     choose_token(args.token)
     source = find_source(args.source)
     out = choose_out(args.out, source.paths)
-    predictor = Predictor.load(args.model or source.model, device=args.device)
+    predictor = Predictor.load(args.model or source.model, device=args.device, effort=1)
     labels = read_labels(args.labels) if args.labels else source.given_labels or predictor.labels
     check_labels(labels)
     with Session(out, labels) as session:

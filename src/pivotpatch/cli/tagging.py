@@ -44,7 +44,9 @@ def open_predictor(args: argparse.Namespace, *, device: str | None = None) -> Pr
         from pivotpatch.cli.sources import open_given
 
         model = open_given(args.model, architecture=args.architecture, labels=args.labels)
-    predictor = Predictor.load(model, device=args.device or device, effort=args.effort, prefer=args.prefer)
+    explained = getattr(args, "explain", None) is not None  # by patches, which every image then has
+    effort = 1.0 if args.effort is None and explained else args.effort
+    predictor = Predictor.load(model, device=args.device or device, effort=effort, prefer=args.prefer)
     predictor.batch_size = getattr(args, "batch_size", None) or predictor.batch_size
     return predictor
 
@@ -286,7 +288,7 @@ def gather_tags(args: argparse.Namespace, share: Share, found: Iterator[Found], 
                 "model": args.model,
                 "architecture": args.architecture,
                 "weights": engine.digest(),
-                "effort": args.effort,
+                "effort": engine.effort,
             },
             share=share,
             overwrite=args.overwrite,

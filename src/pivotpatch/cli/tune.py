@@ -207,6 +207,7 @@ def _finish(
         patch_cost=patch_cost,
         closer=closer,
         closer_cost=closer_cost,
+        effort=args.effort,
         generator=torch.Generator().manual_seed(SEED),
     )
     if not args.json:

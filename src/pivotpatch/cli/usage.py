@@ -68,7 +68,7 @@ def _add_app(verbs: Verbs) -> None:
     told = "a run, a checkpoint, an exported file, or a name such as hub:owner/name (tagger)"
     app.add_argument("--model", default="tagger", help=told)
     app.add_argument("--device", help=_GPU)
-    app.add_argument("--effort", type=float, default=1.0, help="from 0 to 1 (1)")
+    app.add_argument("--effort", type=float, default=1.0, help="from 0 to 1 (1: patches, which the page shows)")
     _add_address_options(app, port=7860)
 
 
@@ -265,7 +265,9 @@ def _add_predict(verbs: Verbs) -> None:
     output = predict.add_argument_group("output")
     told = "write one JSON object per line; of --out and --write, a summary"
     output.add_argument("--json", action="store_true", help=told)
-    output.add_argument("--explain", type=Path, metavar="FILE.png", help="draw why; a folder for several images")
+    output.add_argument(
+        "--explain", type=Path, metavar="FILE.png", help="draw why, by patches; a folder for several images"
+    )
     beside = predict.add_argument_group("tags beside the images")
     _add_write_option(beside)
     beside.add_argument("--skip-tagged", action="store_true", help="leave images alone that an earlier run has tagged")
@@ -307,8 +309,8 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     _add_weights_options(parser)
     told = "cpu, cuda or cuda:1; of ONNX files also openvino, coreml, directml (the fastest there is)"
     parser.add_argument("--device", help=told)
-    told = "share of images that get a second look, from 0 to 1 (1: all, at patches)"
-    parser.add_argument("--effort", type=float, default=1.0, help=told)
+    told = "share of images that get a second look, from 0 to 1: all, at patches (the model's own)"
+    parser.add_argument("--effort", type=float, help=told)
 
 
 def _add_weights_options(parser: argparse.ArgumentParser) -> None:
@@ -492,6 +494,8 @@ def _add_tune(verbs: Verbs) -> None:
         "about 1.5 times those of the image cost less and keep most; by default as the checkpoint has it, 0 for "
         "patches",
     )
+    told = "what predict takes where none is asked for, from 0 to 1 (1)"
+    tune.add_argument("--effort", type=float, default=1.0, help=told)
     tune.add_argument("--out", type=Path, metavar="FOLDER", help="write a new checkpoint and leave the old one alone")
     tune.add_argument("--plot", type=Path, metavar="FOLDER", help="draw reliability, mAP against lam and against cost")
     tune.add_argument("--json", action="store_true", help=_EVERYTHING)

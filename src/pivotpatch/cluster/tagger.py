@@ -41,7 +41,7 @@ class PatchTagger:
     def __init__(
         self,
         model: str | os.PathLike[str] = "tagger",
-        effort: float = 1.0,
+        effort: float | None = None,
         *,
         device: str | None = None,
         columns: str | Sequence[str] = COLUMNS,
@@ -127,7 +127,13 @@ class PatchTagger:
 
 
 def _open_again(
-    model: str, effort: float, device: str | None, columns: Sequence[str], rule: TagRule, prefix: str, _digest: str
+    model: str,
+    effort: float | None,
+    device: str | None,
+    columns: Sequence[str],
+    rule: TagRule,
+    prefix: str,
+    _digest: str,
 ) -> PatchTagger:
     return PatchTagger(model, effort, device=device, columns=columns, rule=rule, prefix=prefix)
 

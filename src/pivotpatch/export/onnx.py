@@ -66,7 +66,7 @@ def export_onnx(
     if looks:
         if not isinstance(model, PatchClassifier):
             raise InputError("export", "the model was not trained for patches (PAT-T)", "leave --format looks out")
-        graph, expected = LookGraph(model), TorchEngine(model)
+        graph, expected = LookGraph(model), TorchEngine(model, effort=1)
     else:
         graph = PictureGraph(model)
         expected = graph.engine
@@ -80,7 +80,7 @@ def export_onnx(
     with explain_disk_faults(path.absolute().parent), replacing(path) as written:
         written.write_bytes(content.SerializeToString())
         tolerance = LOOSE_TOLERANCE if half or not _resizes_evenly(model) else TOLERANCE
-        found = open_onnx(written, device="cpu")
+        found = open_onnx(written, device="cpu", effort=1)
         difference = check_difference(found, expected, tolerance=tolerance, sizes=(1,) if looks else (1, 2))
         if looks and expected.adaptive is not None:
             found, expected = (open_onnx(written, device="cpu", effort=0.5), TorchEngine(model, effort=0.5))
@@ -103,7 +103,7 @@ class PictureGraph(nn.Module):
         """Take a copy of a model, or of PAT-I around one."""
         super().__init__()
         self.model = deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format)
-        self.engine = TorchEngine(self.model)
+        self.engine = TorchEngine(self.model, effort=1)
         self.description = _describe(self.engine)
         self.eval()
 
@@ -148,7 +148,7 @@ class LookGraph(nn.Module):
             if holds:
                 raise InputError("export", wrong, "leave --format looks out")
         self.model = deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format)
-        engine, prepare = TorchEngine(self.model), self.model.preprocessing
+        engine, prepare = TorchEngine(self.model, effort=1), self.model.preprocessing
         self.description = replace(
             _describe(engine),
             kind="looks",

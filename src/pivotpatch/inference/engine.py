@@ -24,7 +24,7 @@ from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.checks import check_effort
 from pivotpatch.runtime.engine import Answer, Array, Pixels, check_answer
 from pivotpatch.runtime.predictor import TAGGER
-from pivotpatch.runtime.values import Adaptive, Calibration, check_views
+from pivotpatch.runtime.values import Adaptive, Calibration, check_views, choose_effort
 
 _TRIED = 512  # rows and columns of images on which folding is tried, at most: more would only take longer
 
@@ -50,7 +50,7 @@ class TorchEngine:
         *,
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.float32,
-        effort: float = 1.0,
+        effort: float | None = None,
     ) -> None:
         """Ask a model.
 
@@ -59,10 +59,11 @@ class TorchEngine:
             device: where to run; the model is moved there. It stays where it is by default.
             dtype: of autocast; float32 for none.
             effort: share of images that get a second look, among such as the model was tuned on: 1 for all,
-                0 for none, anything between where `Classifier.adaptive` was fitted.
+                0 for none, anything between where `Classifier.adaptive` was fitted, which has the default.
         """
         classifier = get_classifier(model, "TorchEngine")
         check_effort(effort, "TorchEngine")
+        effort = choose_effort(effort, model.adaptive if isinstance(model, PatchClassifier) else None)
         if isinstance(model, PatchInference) and effort < 1:
             wrong = f"is {effort:g}, but PAT-I looks at the patches of all images or of none"
             raise InputError("effort", wrong, "give 1, or 0 for the model without PAT-I")
@@ -82,7 +83,7 @@ class TorchEngine:
         self.model = model if device is None else model.to(device)
         self.device = next(classifier.parameters()).device
         self.dtype = dtype
-        self.effort = float(effort)
+        self.effort = effort
         self.name = classifier.called
         self.labels: tuple[str, ...] = classifier.labels
         self.picture_size: int = classifier.picture_size
@@ -183,7 +184,7 @@ def open_engine(
     name: str | os.PathLike[str] | Classifier,
     *,
     device: str | torch.device | None = None,
-    effort: float = 1.0,
+    effort: float | None = None,
     fold: bool = True,
 ) -> TorchEngine:
     """As `Predictor.load`, for what is no ONNX file.

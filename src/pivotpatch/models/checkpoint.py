@@ -81,6 +81,7 @@ class _Adaptive(_Part):
     calibration: _Calibration
     again: _Calibration | None = None
     cutoffs: list[Annotated[float, Field(ge=0)]]
+    effort: float = Field(1.0, ge=0, le=1)
 
 
 class Description(_Part):

@@ -17,12 +17,12 @@ EXPORTED = ".onnx"
 """How the names of exported models end."""
 
 
-def check_effort(effort: float, where: str) -> None:
-    """Refuse an effort that is no number from 0 to 1.
+def check_effort(effort: float | None, where: str) -> None:
+    """Refuse an effort that is no number from 0 to 1; None is for the model's own.
 
     >>> check_effort(0.5, "here")
     """
-    if not isinstance(effort, (int, float)) or not 0 <= effort <= 1:
+    if effort is not None and not (isinstance(effort, (int, float)) and 0 <= effort <= 1):
         todo = "give a number from 0, no second look, to 1, one at every image"
         raise InputError(where, f"effort is {effort!r}", todo)
 

@@ -28,6 +28,7 @@ from pivotpatch.runtime.values import (
     Patching,
     Values,
     check_views,
+    choose_effort,
     patch_boxes,
     squash,
 )
@@ -236,7 +237,7 @@ class OnnxEngine:
         description: what it says of itself.
     """
 
-    def __init__(self, path: str | Path, session: Any, description: Description, *, effort: float = 1.0) -> None:
+    def __init__(self, path: str | Path, session: Any, description: Description, *, effort: float) -> None:
         """Take what `open_onnx` has opened."""
         self.path, self.session, self.description = Path(path), session, description
         self.name, self.effort = str(path), float(effort)
@@ -276,7 +277,7 @@ class OnnxEngine:
 class LookEngine(OnnxEngine):
     """Runs a graph from views to logits per place, with every effort; says what `TorchEngine` says of its model."""
 
-    def __init__(self, path: str | Path, session: Any, description: Description, *, effort: float = 1.0) -> None:
+    def __init__(self, path: str | Path, session: Any, description: Description, *, effort: float) -> None:
         super().__init__(path, session, description, effort=effort)
         assert description.patching is not None
         assert description.image_size is not None
@@ -356,12 +357,12 @@ class LookEngine(OnnxEngine):
         return image.mean(axis=(2, 3)), cut[0], cut[1]
 
 
-def open_onnx(path: str | Path, *, effort: float = 1.0, device: str | None = None) -> OnnxEngine:
+def open_onnx(path: str | Path, *, effort: float | None = None, device: str | None = None) -> OnnxEngine:
     """The engine of an ONNX file that `pivotpatch export` wrote.
 
     Args:
         path: the file.
-        effort: share of images that get a second look; a "whole" file knows only 1.
+        effort: share of images that get a second look, by default the model's own; a "whole" file knows only 1.
         device: as in `open_session`.
     """
     check_effort(effort, "effort")
@@ -375,6 +376,8 @@ def open_onnx(path: str | Path, *, effort: float = 1.0, device: str | None = Non
         description = Description.from_json(told)
     except InputError as error:
         raise InputError(str(path), ": ".join(error.parts[:2]), _AGAIN) from None
+    adaptive = None if description.kind == "whole" else description.adaptive
+    effort = choose_effort(effort, adaptive)
     if description.kind == "whole" and effort != 1:
         wrong = f"this file looks at every patch, effort is {effort:g}"
         raise InputError(str(path), wrong, "leave effort out, or give the run or checkpoint")

@@ -65,7 +65,7 @@ class Predictor:
         name_or_folder: "str | os.PathLike[str] | Any" = "tagger",
         *,
         device: Any = None,
-        effort: float = 1.0,
+        effort: float | None = None,
         prefer: Preference | None = None,
         fold: bool = True,
     ) -> "Predictor":
@@ -81,7 +81,8 @@ class Predictor:
                 files a name of `runtime.engine.PROVIDERS`, such as "cpu", "cuda:1" or "coreml".
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
                 their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`). Exported
-                files know only 1 unless written with `--format looks`, PAT-I only 0 and 1.
+                files know only 1 unless written with `--format looks`, PAT-I only 0 and 1. None for the model's own,
+                1 where `tune --effort` set nothing else.
             prefer: which of the thresholds of a tuned model decide: "precision" gives few wrong tags, "recall" misses
                 few, "balance" has the best F1. None for the model's own choice, of the bundled tagger "precision".
             fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
@@ -98,7 +99,7 @@ class Predictor:
         return cls(engine)
 
     @staticmethod
-    def _open(name_or_folder: Any, *, device: Any, effort: float, fold: bool) -> Engine:
+    def _open(name_or_folder: Any, *, device: Any, effort: float | None, fold: bool) -> Engine:
         """The engine of what `load` is given."""
         name = os.fspath(name_or_folder) if isinstance(name_or_folder, str | os.PathLike) else None
         kind = str(device).lower().partition(":")[0]

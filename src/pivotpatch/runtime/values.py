@@ -5,13 +5,14 @@ Plain values without torch; what is applied to scores takes arrays and tensors a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.checks import check_effort
 
 SIDE = 4096
 """Most rows and columns of an image that a model sees or cuts patches from."""
@@ -240,6 +241,7 @@ class Adaptive:
             be compared with the calibrated ones of those that are.
         cutoffs: quantiles of the uncertainty of validation images at even steps from 0 to 1, rising.
         again: calibration of the TDE logits of a closer look; None where they have that of the patches.
+        effort: share of images that get a second look where nobody asks for another.
 
     >>> adaptive = Adaptive(Calibration("image", "platt", (1.0,), (0.0,)), (0.0, 0.1, 0.2))
     >>> adaptive.find_cutoff(0.5), adaptive.find_cutoff(0.75)
@@ -249,8 +251,10 @@ class Adaptive:
     calibration: Calibration
     cutoffs: tuple[float, ...]
     again: Calibration | None = None
+    effort: float = field(default=1.0, repr=False)  # a digest of the model is made of the rest; work notes its own
 
     def __post_init__(self) -> None:
+        check_effort(self.effort, "Adaptive")
         for fitted, kind in ((self.calibration, "image"), (self.again, "tde")):
             if fitted is not None and fitted.kind != kind:
                 raise InputError("Adaptive", f"the calibration is of {fitted.kind!r} logits", f"fit one of {kind}")
@@ -283,4 +287,15 @@ class Adaptive:
             Calibration.from_dict(content["calibration"]),
             tuple(content["cutoffs"]),
             None if again is None else Calibration.from_dict(again),
+            content.get("effort", 1.0),
         )
+
+
+def choose_effort(asked: float | None, adaptive: Adaptive | None) -> float:
+    """The effort that is asked for; where it is None, the model's own.
+
+    >>> choose_effort(None, None), choose_effort(0.5, None)
+    (1.0, 0.5)
+    """
+    own = 1.0 if adaptive is None else adaptive.effort
+    return float(own if asked is None else asked)

@@ -174,6 +174,7 @@ def tune_scores(
     patch_cost: float = 4.0,
     closer: Scores | None = None,
     closer_cost: float = 0.0,
+    effort: float = 1.0,
     resamples: int = 1000,
     generator: torch.Generator,
 ) -> Tuning:
@@ -190,6 +191,7 @@ def tune_scores(
         closer: of a closer look at the same images (`PatchClassifier.look_closer`), which then is the second look of
             efforts between 0 and 1. It is mixed as the patches are, out of fold too; its own must have been kept.
         closer_cost: of that look, likewise.
+        effort: of the model where none is asked for.
         resamples: of the interval of lam's gain.
         generator: draws them.
     """
@@ -224,16 +226,16 @@ def tune_scores(
         for name, each in {"own": rule, **others}.items():
             decided[name][inside] = each.policy.decide(calibrated.apply(logits[inside])).float()
     judged = {name: precision_recall(given, target, labels=labels) for name, given in decided.items()}
-    adaptive = effort = None
+    adaptive = curve = None
     if kind == "tde" and calibration != "none":
-        adaptive = fit_adaptive(final.get("image"), target)
+        adaptive = replace(fit_adaptive(final.get("image"), target), effort=effort)
         if closer is not None:
             again = closer.remix(lam=final.lam, temperature=final.temperature)
             closer = again if study is None else study.chosen.mix(closer)
             if chosen != "none":
                 own = fit_calibration(again.scaled(kind), target, kind=kind, method=chosen)
                 adaptive = replace(adaptive, again=own)
-        effort = effort_curve(honest, patch_cost=patch_cost, closer=closer, closer_cost=closer_cost, method=chosen)
+        curve = effort_curve(honest, patch_cost=patch_cost, closer=closer, closer_cost=closer_cost, method=chosen)
     return Tuning(
         pictures=len(scores),
         labels=labels,
@@ -251,7 +253,7 @@ def tune_scores(
         preferred=judged,
         adaptive=adaptive,
         closer_size=None if closer is None else closer.closer_size,
-        effort=effort,
+        effort=curve,
     )
 
 
