@@ -12,10 +12,10 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,10 +30,13 @@ from pivotpatch.runtime.predictor import Predictor
 class Instant:
     """Answers at once, so that the time is that of everything else."""
 
-    name, labels = "instant", ("a", "b")
+    name = "instant"
+    labels: tuple[str, ...] = ("a", "b")
     thresholds: tuple[float, ...] | None = None
-    preferences: ClassVar[dict[str, tuple[float, ...]]] = {}
     picture_size, grid, overlap, effort = 8, 0, 0.0, 1.0
+
+    def __init__(self) -> None:
+        self.preferences: Mapping[str, tuple[float, ...]] = {}
 
     def ask(self, images: Pixels) -> Answer[Array]:
         """Half of everything."""

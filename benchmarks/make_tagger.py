@@ -28,7 +28,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the tagger")
     args = parser.parse_args()
     if args.split:
-        write_held_out(*args.split, args.images)
+        address, share = args.split
+        write_held_out(address, share, args.images)
     if args.checkpoint:
         make(args.checkpoint, args.images, args.out)
 

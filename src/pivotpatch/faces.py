@@ -1,25 +1,28 @@
 """What a package shows to others, imported when it is first used: `pivotpatch --help` must not wait for torch."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 
 from pivotpatch.errors import explain_missing
 
 
-def make_face(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """A package's `__getattr__`.
+def list_face(file: str) -> dict[str, str]:
+    """The names that a package's `__init__` imports for type checkers alone, and the module that each lies in."""
+    source = Path(file).read_text("utf-8")
+    return {name: home for home, name in re.findall(r"^    from (\S+) import (\w+) as \2$", source, re.MULTILINE)}
 
-    Args:
-        package: its name.
-        homes: the names that it shows, separated by spaces, by the module that each lies in.
-    """
-    home_of = {name: home for home, names in homes.items() for name in names.split()}
+
+def make_face(package: str, file: str) -> Callable[[str], object]:
+    """The `__getattr__` of a package, whose `__init__` is in `file`, for the names of `list_face`."""
+    homes = list_face(file)
 
     def get(name: str) -> object:
-        if name not in home_of:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            return getattr(import_module(f"{package}.{home_of[name]}"), name)
+            return getattr(import_module(homes[name]), name)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{package}.{name}: {explain_missing(error)}", name=error.name) from None
 

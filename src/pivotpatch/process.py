@@ -1,4 +1,4 @@
-"""This process among others: the signals that ask it to stop, its share of the cores, its memory."""
+"""This process among others: signals that ask it to stop, its share of the cores, its memory, who hears of its work."""
 
 import ctypes
 import os
@@ -6,8 +6,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple
+
+Progress = Callable[[str, int, int | None], None]
+"""Told what is being done, how much of it is done, and of how much; None where that is not known."""
 
 _ASKING = (signal.SIGINT, signal.SIGTERM)
 # Seconds in which signals are one request: Ctrl-C reaches a process from the terminal and again from its launcher.
@@ -15,6 +19,10 @@ _TOGETHER = 1.0
 # Of mallopt(3): how much may be free at the end of the heap before it goes back to the system; from which size on a
 # block is asked of the system alone; how many heaps threads may have: all but the first are too small for it.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+
+
+def ignore(*_: object) -> None:
+    """Hear nothing: what is told where nobody listens."""
 
 
 class Share(NamedTuple):

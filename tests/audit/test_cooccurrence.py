@@ -197,7 +197,7 @@ def test_at_equal_recall_both_find_as_many_and_give_no_more_than_that_takes() ->
     for matched, scores in zip(match_recall(BETTER, SCORES), (BETTER, SCORES), strict=True):
         torch.testing.assert_close(matched.decisions, decide_slowly(scores, found))
         assert (matched.decisions & (scores.target == 1)).sum(0).tolist() == found
-    with pytest.raises(InputError, match="match_recall: the two are not of the same images and labels"):
+    with pytest.raises(InputError, match="scores: images differ"):
         match_recall(BETTER, SCORES.select(torch.arange(299)))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from verb import LABELS, SMALL, make_model, read_json, write_images, write_run
 
-import pivotpatch.review.server as server
+import pivotpatch.cli.review as verb
 from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
 from pivotpatch.models.checkpoint import save_checkpoint
@@ -32,7 +32,7 @@ def review(monkeypatch: pytest.MonkeyPatch, *words: str, decide: Any = lambda de
         desks.append(desk)
         decide(desk)
 
-    monkeypatch.setattr(server, "serve_review", serve)
+    monkeypatch.setattr(verb, "serve_review", serve)
     assert main(["review", *words, "--port", "0", "--no-browser"]) == 0
     return desks[0]
 

@@ -104,6 +104,15 @@ def test_the_loss_is_that_of_images_grids_and_cells() -> None:
     assert found.tolist() == pytest.approx(expected, rel=1e-4)
 
 
+def test_an_image_that_only_fills_a_batch_costs_nothing() -> None:
+    model = MultiLabelClassifier("test_resnet", LABELS, image_size=64).eval()
+    task = make_task(model, load_config(None, CHANGES))
+    views = task.make_views(torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8))
+    nothing = torch.full((2, len(LABELS)), float("nan"))
+    assert task(views, nothing).tolist() == [0.0, 0.0, 0.0]
+    assert task(views, torch.zeros_like(nothing))[2] > 0
+
+
 def test_a_whole_image_is_not_drawn_to_its_cell() -> None:
     whole, cell = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 1, 2, requires_grad=True)
     find_inconsistency(cell, whole, torch.zeros(1, 1, 1, dtype=torch.long)).backward()

@@ -19,8 +19,9 @@ from pivotpatch.errors import InputError
 from pivotpatch.inference.scoring import evaluating
 from pivotpatch.models import Architecture, Embeddings, IndependentClassifier, MultiLabelClassifier, PatchClassifier
 from pivotpatch.models.open import load_checkpoint
+from pivotpatch.process import ignore
 from pivotpatch.training import fit, load_config, resume
-from pivotpatch.training.build import Run, build_run, choose_frozen, ignore
+from pivotpatch.training.build import Run, build_run, choose_frozen
 from pivotpatch.training.config import RunConfig, settle_config
 from pivotpatch.training.features import FOLDER, Embedder, Features, pick_variants
 from pivotpatch.training.processes import make_accelerator

@@ -249,8 +249,7 @@ class QuickBlur(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Of x (B,C,H,W)."""
         if not _is_large(x):
-            pooled: Tensor = self.pool(x)
-            return pooled
+            return self.pool(x)
         from pivotpatch.accel.kernels import blur
 
         return blur(x)

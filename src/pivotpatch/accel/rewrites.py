@@ -161,5 +161,4 @@ class PaddedNorm(nn.Module):
             self.running_mean.copy_(mean[:own])
             self.running_var.copy_(variance[:own])
             self.num_batches_tracked.add_(1)
-        activated: Tensor = self.act(out)
-        return activated
+        return self.act(out)

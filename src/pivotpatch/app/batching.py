@@ -41,19 +41,9 @@ class Batcher:
     while it works, the next batch gathers.
     """
 
-    def __init__(
-        self, predictor: Predictor, *, batch_size: int = BATCH, wait: float = WAIT, capacity: int = CAPACITY
-    ) -> None:
-        """Ask a predictor.
-
-        Args:
-            predictor: answers the images.
-            batch_size: most images that it is asked about at once.
-            wait: seconds that the first image of a batch waits for others.
-            capacity: most images that may be on their way; `ask` refuses one more.
-        """
+    def __init__(self, predictor: Predictor, *, batch_size: int = BATCH, capacity: int = CAPACITY) -> None:
+        """Ask a predictor about at most `batch_size` images at once; `capacity` may be on their way."""
         self.predictor = Predictor(predictor.engine, batch_size=batch_size)
-        self._wait = wait
         self._room = capacity
         self._decoders = ThreadPoolExecutor(_DECODERS, "decoder")
         self._model = ThreadPoolExecutor(1, "model")
@@ -93,7 +83,7 @@ class Batcher:
         most = self.predictor.batch_size
         while self._waiting:
             if len(self._waiting) < most:
-                await asyncio.sleep(self._wait)
+                await asyncio.sleep(WAIT)
             batch, self._waiting = self._waiting[:most], self._waiting[most:]
             found = await self._answer([decoded for decoded, _ in batch])
             for place, (_, answer) in enumerate(batch):

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from pivotpatch import __version__
 from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
-from pivotpatch.errors import InputError, choose_one_of, quote
+from pivotpatch.errors import InputError, check_known, quote
 from pivotpatch.runtime.prediction import TagRule
 
 MAX_HELD = 8 * MAX_BYTES
@@ -140,8 +140,7 @@ def _read_rule(query: Mapping[str, str]) -> TagRule:
     """Which labels a request asks for."""
     values: dict[str, Any] = {}
     for name, text in query.items():
-        if name not in _PARAMETERS:
-            raise InputError("request", f"unknown parameter {quote(name)}", choose_one_of(name, _PARAMETERS))
+        check_known(name, _PARAMETERS, where="request", what="parameter")
         try:
             values[name] = _PARAMETERS[name](text)
         except ValueError:

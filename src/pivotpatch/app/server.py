@@ -47,18 +47,14 @@ _HEADERS = {
 
 
 class Access(NamedTuple):
-    """Who may ask.
+    """Who may ask."""
 
-    Attributes:
-        token: what requests to the endpoint must carry (`Authorization: Bearer TOKEN`); None asks for none.
-        numbers: whether the server may be called by a number of any machine (`http://192.0.2.7:7860`). A name that
-            is not its own is refused either way: a web site could have it lead here, and ask in a visitor's stead.
-        names: what else it may be called.
-    """
-
+    # What requests to the endpoint must carry (`Authorization: Bearer TOKEN`); None asks for none.
     token: str | None = None
+    # Whether the server may be called by a number of any machine (`http://192.0.2.7:7860`). A name that is not
+    # its own is refused either way: a web site could have it lead here, and ask in a visitor's stead.
     numbers: bool = False
-    names: Collection[str] = ()
+    names: Collection[str] = ()  # what else it may be called
 
 
 def open_socket(host: str = "127.0.0.1", port: int = 7860) -> socket.socket:

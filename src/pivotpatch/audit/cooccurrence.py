@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pivotpatch.audit.evaluation import Policy, find_rule
+from pivotpatch.audit.evaluation import Policy, check_paired, find_rule
 from pivotpatch.core.bootstrap import Interval, resample, wilson_interval
 from pivotpatch.core.policies import Given
 from pivotpatch.errors import InputError, check_known
@@ -21,44 +21,26 @@ FEW = 20  # images behind a rate; with fewer its interval is wider than 0.3 at a
 
 
 class ConditionalRates(NamedTuple):
-    """How often label i is given where label j is shown, all (L,L); float32 rates, NaN where no image tells.
+    """How often label i is given where label j is shown, all (L,L); float32 rates, NaN where no image tells."""
 
-    Attributes:
-        tpr: [i, j] is the share, among images that show i and j, of those that are given i.
-        fpr: [i, j] is the share, among images that show j but not i, of those that are given i.
-        tpr_counts: images that show i and j.
-        fpr_counts: images that show j but not i.
-    """
-
-    tpr: Tensor
-    fpr: Tensor
-    tpr_counts: Tensor
-    fpr_counts: Tensor
+    tpr: Tensor  # [i, j] is the share, among images that show i and j, of those that are given i
+    fpr: Tensor  # [i, j] is the share, among images that show j but not i, of those that are given i
+    tpr_counts: Tensor  # images that show i and j
+    fpr_counts: Tensor  # images that show j but not i
 
 
 @dataclass(frozen=True, eq=False)
 class PairRates:
-    """Conditional rates of M ordered pairs of labels, for the decisions of one model.
+    """Conditional rates of M ordered pairs of labels, for the decisions of one model."""
 
-    Attributes:
-        definition: the policy that decided, in words.
-        names: M pairs of a label that is decided about and a context that is shown.
-        probability: (M,) P(label | context), from the target.
-        tpr: (M,) conditional TPR; NaN where no image shows both.
-        fpr: (M,) conditional FPR; NaN where no image shows the context alone.
-        tpr_counts: (M,) images behind `tpr`.
-        fpr_counts: (M,) images behind `fpr`.
-        overall_fpr: (M,) FPR of the label over all images.
-    """
-
-    definition: str
-    names: tuple[tuple[str, str], ...]
-    probability: Tensor
-    tpr: Tensor
-    fpr: Tensor
-    tpr_counts: Tensor
-    fpr_counts: Tensor
-    overall_fpr: Tensor
+    definition: str  # the policy that decided, in words
+    names: tuple[tuple[str, str], ...]  # M pairs of a label that is decided about and a context that is shown
+    probability: Tensor  # (M,) P(label | context), from the target
+    tpr: Tensor  # (M,) conditional TPR; NaN where no image shows both
+    fpr: Tensor  # (M,) conditional FPR; NaN where no image shows the context alone
+    tpr_counts: Tensor  # (M,) images behind `tpr`
+    fpr_counts: Tensor  # (M,) images behind `fpr`
+    overall_fpr: Tensor  # (M,) FPR of the label over all images
 
     def __len__(self) -> int:
         return len(self.names)
@@ -86,23 +68,14 @@ class PairRates:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One rate of the K pairs that have it, of a model beside a baseline, sorted by the baseline.
+    """One rate of the K pairs that have it, of a model beside a baseline, sorted by the baseline."""
 
-    Attributes:
-        baseline: (K,) the baseline's rates, rising.
-        model: (K,) the model's rates of the same pairs.
-        improved: pairs whose rate is better in the model: a lower FPR, a higher TPR.
-        worse: pairs whose rate is worse.
-        tied: pairs whose rates are equal.
-        undefined: pairs that no image tells this rate of; they are in no other count.
-    """
-
-    baseline: Tensor
-    model: Tensor
-    improved: int
-    worse: int
-    tied: int
-    undefined: int
+    baseline: Tensor  # (K,) the baseline's rates, rising
+    model: Tensor  # (K,) the model's rates of the same pairs
+    improved: int  # pairs whose rate is better in the model: a lower FPR, a higher TPR
+    worse: int  # pairs whose rate is worse
+    tied: int  # pairs whose rates are equal
+    undefined: int  # pairs that no image tells this rate of; they are in no other count
 
     @property
     def share_improved(self) -> float | None:
@@ -130,13 +103,9 @@ class PairComparison:
 
 @dataclass(frozen=True, eq=False)
 class RecallMatched(Given):
-    """Decisions (N,L) of a model that finds as many positives of each label as another, with the fewest labels given.
+    """Decisions (N,L) of a model that finds as many positives of each label as another, with the fewest tags."""
 
-    Attributes:
-        recall: (L,) of each label; NaN for one that no image shows.
-    """
-
-    recall: Tensor
+    recall: Tensor  # (L,) of each label; NaN for one that no image shows
 
     definition: ClassVar[str] = "thresholds of equal recall"
 
@@ -263,8 +232,7 @@ def match_recall(model: Scores, baseline: Scores, *, policy: Policy = "target") 
         baseline: of the model to compare with.
         policy: how the baseline decides.
     """
-    if model.labels != baseline.labels or not torch.equal(model.target.nan_to_num(-1), baseline.target.nan_to_num(-1)):
-        raise InputError("match_recall", "the two are not of the same images and labels", "score the same data")
+    check_paired(model, baseline)
     present = model.target == 1
     recall = (decide(baseline, policy=policy) & present).sum(0) / present.sum(0)
     ranked = (_Ranked.make(scores) for scores in (model, baseline))

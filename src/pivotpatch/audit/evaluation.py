@@ -276,7 +276,6 @@ def study_scale(
     patch_only: Scores,
     *,
     definition: Definition = "step",
-    resamples: int = 1000,
     generator: torch.Generator,
 ) -> ScaleStudy:
     """TDE logits of PAT-T beside the patch logits of a model that never saw a whole image.
@@ -285,13 +284,10 @@ def study_scale(
         scores: of PAT-T, with "tde" logits.
         patch_only: of the other model (task `patch_only`), with "patch" logits of the same images.
         definition: of average precision.
-        resamples: of the bootstrap.
-        generator: draws them.
+        generator: draws the resamples of the bootstrap.
     """
     check_paired(scores, patch_only)
     logits = {"tde": scores.get("tde"), "patch": patch_only.get("patch")}
-    drawn = resample_average_precision(
-        logits, scores.target, resamples=resamples, definition=definition, generator=generator
-    )
+    drawn = resample_average_precision(logits, scores.target, definition=definition, generator=generator)
     patch, tde = (drawn.bound_mean(kind).value for kind in ("patch", "tde"))
     return ScaleStudy(definition, patch, tde, drawn.bound_mean("tde", minus="patch"))

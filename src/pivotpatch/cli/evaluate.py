@@ -15,7 +15,7 @@ from pivotpatch.cli.console import Screen, StageProgress, make_table, tell
 from pivotpatch.cli.sources import Scored, Source
 from pivotpatch.cli.telling import list_not_read, refuse_first, refuse_options
 from pivotpatch.core.bootstrap import Interval
-from pivotpatch.core.metrics import DEFINITIONS, PrecisionRecall, precision_recall
+from pivotpatch.core.metrics import DEFINITIONS, MEASURES, PrecisionRecall, precision_recall
 from pivotpatch.core.policies import Given
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError, shorten
@@ -33,7 +33,6 @@ MODEL_OPTIONS = ("patch_inference", "closer", "keep_patches", "batch_size", "wor
 PATCH_OPTIONS = ("lam", "temperature", "grid", "native")
 RANKED_OPTIONS = ("policy", "baseline", "save", "per_label")  # they need the probabilities of all labels
 NAMES = {"image": "image", "patch": "patches", "tde": "TDE"}
-MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
 
 def run_evaluate(args: argparse.Namespace) -> int:

@@ -10,8 +10,6 @@ from pivotpatch.cli.console import Screen, make_table
 from pivotpatch.errors import InputError
 from pivotpatch.training.config import find_recipe, list_recipes, load_config
 
-_DECIDED = ("CP", "CR", "CF1", "OP", "OR", "OF1")
-
 
 def run_recipes(args: argparse.Namespace) -> int:
     """List all recipes, print one, or compare scores with one."""
@@ -58,6 +56,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     from pivotpatch.audit import evaluate_scores
     from pivotpatch.cli.sources import read_policy, read_score_file
+    from pivotpatch.core.metrics import MEASURES
 
     if args.name is None:
         raise InputError("--compare", "there is no recipe to compare with", "name one before it")
@@ -79,7 +78,7 @@ def _compare(args: argparse.Namespace) -> int:
         if decided is None:
             raise InputError("--policy", f"the thresholds are not for {judged} logits", "choose fixed:P or prior:DATA")
         rule = decided.definition
-        ours = {"mAP": precision.mean, **{name: getattr(decided, name) for name in _DECIDED}}
+        ours = {"mAP": precision.mean, **{name: getattr(decided, name) for name in MEASURES}}
         ours |= dict(zip(scores.labels, precision.per_label, strict=True)) if "AP" in paper else {}
         printed = {**paper, **paper.get("AP", {})}
         told[row] = {

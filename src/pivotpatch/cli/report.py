@@ -21,13 +21,13 @@ from pivotpatch.cli.telling import list_not_read
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError, shorten
 from pivotpatch.inference.scores import Scores
-from pivotpatch.inference.scoring import Progress
 from pivotpatch.models.classifier import Classifier, IndependentClassifier
-from pivotpatch.models.open import is_named
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.peers.hcp import SPANS, HCPClassifier
 from pivotpatch.peers.mcar import CROPS, MCARClassifier
+from pivotpatch.process import Progress
 from pivotpatch.report import Subject, gather_findings, write_report
+from pivotpatch.runtime.checks import is_named
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.processes import join_processes

@@ -18,8 +18,9 @@ from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import get_classifier, score_pictures
 from pivotpatch.models.checkpoint import DESCRIPTION
 from pivotpatch.models.classifier import Architecture, Classifier
-from pivotpatch.models.open import BUNDLED, find_bundled, find_checkpoint, is_named, open_model, open_weights
+from pivotpatch.models.open import find_bundled, find_checkpoint, open_model, open_weights
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.checks import BUNDLED, is_named
 from pivotpatch.runtime.files import read_names
 from pivotpatch.training.build import open_aligned, open_loader, open_training_records
 from pivotpatch.training.config import RunConfig, find_recipe, list_recipes, load_config

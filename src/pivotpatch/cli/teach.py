@@ -4,53 +4,25 @@ import argparse
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pivotpatch.cli.telling import list_not_read, refuse_first
+from pivotpatch.cli.console import StageProgress
+from pivotpatch.cli.telling import list_not_read, refuse_first, tell
 from pivotpatch.errors import InputError, shorten
-
-if TYPE_CHECKING:
-    from pivotpatch.inference.embedding import Seen
-    from pivotpatch.models.classifier import Classifier
-    from pivotpatch.tuning.teach import Background, Lesson
+from pivotpatch.inference.embedding import Seen, embed_files
+from pivotpatch.models.checkpoint import save_checkpoint
+from pivotpatch.models.classifier import Classifier, SharedClassifier
+from pivotpatch.models.open import open_model
+from pivotpatch.runtime.checks import check_model
+from pivotpatch.runtime.files import check_name, describe_unread, find_images
+from pivotpatch.tuning import teach as lessons
+from pivotpatch.tuning.teach import LEAST, Background, Lesson
 
 FEW = 5  # images below which little is learned
 ENOUGH = 20
 
 
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb."""
-    teach = verbs.add_parser(
-        "teach",
-        help="add a label from a few images of it",
-        description="Make a checkpoint that knows one label more, from about 20 images that show it. Nothing is "
-        "trained: all other labels stay exactly as they are.",
-    )
-    teach.add_argument("label", metavar="LABEL", help='its name, such as "my mug"')
-    teach.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders and patterns of images that show it")
-    teach.add_argument("--model", default="tagger", help="a run or a checkpoint (the bundled tagger)")
-    teach.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the new checkpoint")
-    teach.add_argument(
-        "--without",
-        nargs="+",
-        default=[],
-        metavar="IMAGES",
-        help="images without it, such as the same places when it is away; a model that does not see as the bundled "
-        "tagger does needs 20 or more, the more ordinary the better",
-    )
-    teach.add_argument(
-        "--share", type=float, metavar="S", help="of images that show it, where the model will be used (0.02)"
-    )
-    teach.add_argument("--again", action="store_true", help="make a label that the model knows anew, from these alone")
-    teach.add_argument("--json", action="store_true", help="write what came of it as JSON")
-    teach.set_defaults(run=run_teach)
-
-
 def run_teach(args: argparse.Namespace) -> int:
     """Look at the images, learn, store and tell it."""
-    from pivotpatch.runtime.checks import check_model
-    from pivotpatch.runtime.files import check_name
-
     check_name(args.label, where="LABEL")
     reserved = "|" in args.label or args.label.startswith("?")
     outside = args.share is not None and not 0 < args.share < 1
@@ -63,14 +35,10 @@ def run_teach(args: argparse.Namespace) -> int:
     paths, others = _find(args.images), _find(args.without)
     both = sorted({*paths} & {*others})
     refuse_first((both, both[0] if both else "", "is given with the label and without", "leave it out of one"))
-    from pivotpatch.models.checkpoint import save_checkpoint
-    from pivotpatch.models.open import open_model
-    from pivotpatch.tuning.teach import SHARE, add_label, check_teachable, find_background, teach
-
     model = open_model(args.model)
-    check_teachable(model)
+    lessons.check_teachable(model)
     _check_label(model, args)
-    background = find_background(model)
+    background = lessons.find_background(model)
     seen, without = _look(model, paths, others, background)
     list_not_read(seen.not_read | (without.not_read if without else {}))
     if len(seen.names) < 2:
@@ -78,9 +46,9 @@ def run_teach(args: argparse.Namespace) -> int:
     negatives = without and without.embeddings
     if background is None:
         background, negatives = _measure(without), None
-    share = args.share or SHARE
-    lesson = teach(model, args.label, seen.embeddings, background=background, without=negatives, share=share)
-    taught = add_label(model, lesson)
+    share = args.share or lessons.SHARE
+    lesson = lessons.teach(model, args.label, seen.embeddings, background=background, without=negatives, share=share)
+    taught = lessons.add_label(model, lesson)
     save_checkpoint(taught, args.out)
     unlike = [seen.names[place] for place in lesson.unlike]
     if args.json:
@@ -95,9 +63,6 @@ def run_teach(args: argparse.Namespace) -> int:
 
 def _find(words: list[str]) -> list[str]:
     """Paths of images, each once; what cannot be read is told by kind."""
-    from pivotpatch.cli.telling import tell
-    from pivotpatch.runtime.files import describe_unread, find_images
-
     unread = Counter[str]()
     paths = list(dict.fromkeys(find_images(words, unread=unread)))
     for line in describe_unread(unread):
@@ -105,7 +70,7 @@ def _find(words: list[str]) -> list[str]:
     return paths
 
 
-def _check_label(model: "Classifier", args: argparse.Namespace) -> None:
+def _check_label(model: Classifier, args: argparse.Namespace) -> None:
     known = args.label in model.labels
     count = f"the model knows {len(model.labels)} labels"
     refuse_first(
@@ -120,16 +85,10 @@ def _check_label(model: "Classifier", args: argparse.Namespace) -> None:
 
 
 def _look(
-    model: "Classifier", paths: list[str], others: list[str], background: "Background | None"
-) -> "tuple[Seen, Seen | None]":
+    model: Classifier, paths: list[str], others: list[str], background: Background | None
+) -> tuple[Seen, Seen | None]:
     """What the model sees of images with and without the label."""
-    from pivotpatch.cli.console import StageProgress
-    from pivotpatch.inference.embedding import embed_files
-    from pivotpatch.models.classifier import SharedClassifier
-    from pivotpatch.tuning.teach import LEAST
-
     assert isinstance(model, SharedClassifier)
-
     if background is None and len(others) < LEAST:
         wrong = f"it does not see as the bundled tagger does, and {len(others)} images without the label are given"
         raise InputError(
@@ -143,19 +102,15 @@ def _look(
         return seen, embed_files(model, others, progress=lambda done: shown.tell("look", len(paths) + done, total))
 
 
-def _measure(without: "Seen | None") -> "Background":
-    from pivotpatch.tuning.teach import LEAST, Background
-
+def _measure(without: Seen | None) -> Background:
     assert without is not None
     if len(without.names) < LEAST:
         raise InputError("--without", f"{len(without.names)} images could be read", f"give {LEAST} or more")
     return Background.measure(without.embeddings)
 
 
-def _print_lesson(lesson: "Lesson", unlike: list[str], labels: int, out: Path) -> None:
+def _print_lesson(lesson: Lesson, unlike: list[str], labels: int, out: Path) -> None:
     """Print what was learned to stdout, and what may be wrong with the images to stderr."""
-    from pivotpatch.cli.telling import tell
-
     if lesson.images < FEW:
         tell(f"{lesson.images} images are few: give {ENOUGH}, in different places and light")
     if lesson.repeated:

@@ -13,9 +13,10 @@ import torch
 
 from pivotpatch.cli import sources
 from pivotpatch.cli.console import Screen, StageProgress, make_table, write_figures
-from pivotpatch.cli.evaluate import MEASURES, NAMES, write_bounds
+from pivotpatch.cli.evaluate import NAMES, write_bounds
 from pivotpatch.cli.sources import Scored, Source
 from pivotpatch.cli.telling import list_not_read, refuse_first
+from pivotpatch.core.metrics import MEASURES
 from pivotpatch.data.address import open_records, parse_address
 from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.errors import InputError

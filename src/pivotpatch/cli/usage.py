@@ -21,32 +21,39 @@ _GPU = "such as cpu or cuda:1; a GPU where there is one by default"
 
 
 def add_verb(verbs: Verbs, name: str) -> None:
-    """Add the parser of a verb; of those that are not here, the verb's own."""
-    (_HERE.get(name) or import_module(f"pivotpatch.cli.{name}").add_parser)(verbs)
+    """Add the parser of a verb."""
+    _VERBS[name](verbs)
 
 
 def _run(module: str, function: str, args: argparse.Namespace) -> int:
-    status: int = getattr(import_module(f"pivotpatch.cli.{module}"), function)(args)
-    return status
+    return getattr(import_module(f"pivotpatch.cli.{module}"), function)(args)
 
 
 def _add_verb(
-    verbs: Verbs, name: str, told: str, does: str, *, run: str = "", torchrun: bool = False, what: str = ""
+    verbs: Verbs,
+    name: str,
+    told: str,
+    does: str,
+    *,
+    run: str = "",
+    torchrun: bool = False,
+    what: str = "",
+    words: str = "WHAT [DATA]",
 ) -> argparse.ArgumentParser:
     """A verb, or an action of one, that is imported when it is run; `told` is for the list of all, `does` for its own.
 
     `run` names module and function, where they are not the verb's name and `run_` before it; `torchrun` says that
-    several processes may share its work, `what` what its words are: a model or scores, then perhaps images.
+    several processes may share its work, `what` what its `words` are: a model or scores, then perhaps images.
     """
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=told,
         description=does,
-        usage="%(prog)s WHAT [DATA] [options]" if what else None,
+        usage=f"%(prog)s {words} [options]" if what else None,
         epilog=f"Several GPUs: torchrun --nproc-per-node N -m pivotpatch {name} ..." if torchrun else None,
     )
     if what:
-        parser.add_argument("words", nargs="+", metavar="WHAT [DATA]", help=what)
+        parser.add_argument("words", nargs="+", metavar=words, help=what)
     module, _, function = run.partition(":")
     parser.set_defaults(run=partial(_run, module or name, function or f"run_{name}"))
     return parser
@@ -62,10 +69,10 @@ def _add_app(verbs: Verbs) -> None:
     app.add_argument("--model", default="tagger", help=told)
     app.add_argument("--device", help=_GPU)
     app.add_argument("--effort", type=float, default=1.0, help="from 0 to 1 (1: patches, which the page shows)")
-    add_address_options(app, port=7860)
+    _add_address_options(app, port=7860)
 
 
-def add_address_options(parser: argparse.ArgumentParser, *, port: int) -> None:
+def _add_address_options(parser: argparse.ArgumentParser, *, port: int) -> None:
     """Add where to listen, and who may ask."""
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1, which others cannot reach)")
     parser.add_argument("--port", type=int, default=port, help=f"0 for any that is free ({port})")
@@ -78,6 +85,57 @@ def add_address_options(parser: argparse.ArgumentParser, *, port: int) -> None:
     )
     told = "a name under which others reach this machine; may be repeated"
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=told)
+
+
+def _add_audit(verbs: Verbs) -> None:
+    does = "Audit scores that `pivotpatch evaluate --save` wrote, or anybody's."
+    told = "find out which labels a model gives because of co-occurrence"
+    parts = verbs.add_parser("audit", help=told, description=does).add_subparsers(title="parts", required=True)
+    what = (
+        "scores (.parquet, .csv); then the address of their images, where the truth is not in the file or images are "
+        "to be drawn"
+    )
+    for part, told in (
+        ("pairs", "FPR and TPR of labels that co-occur, the worst first"),
+        ("steps", "AP of image, patch and TDE logits, label by label"),
+        ("scale", "TDE logits against a model of patches alone"),
+        ("label-errors", "labels that are probably missing or wrong"),
+        ("cases", "the clearest images for and against a baseline"),
+    ):
+        words = "SCORES PATCH_SCORES [DATA]" if part == "scale" else "SCORES [DATA]"
+        audit = _add_verb(parts, part, told, told, run="audit:run_audit", what=what, words=words)
+        audit.set_defaults(part=part)
+        audit.add_argument("--json", action="store_true", help=_EVERYTHING)
+        audit.add_argument("--plot", type=Path, metavar="DIR", help="draw to this folder")
+        audit.add_argument("--overwrite", action="store_true", help="replace figures that are there")
+        if part in ("pairs", "cases"):
+            told = "compare with these scores of the same images"
+            audit.add_argument("--baseline", type=Path, metavar="SCORES", required=part == "cases", help=told)
+        if part == "pairs":
+            _add_pair_options(audit)
+        if part in ("pairs", "label-errors"):
+            told = "of logits; by default those to rank by"
+            audit.add_argument("--kind", choices=["image", "patch", "tde"], help=told)
+        if part in ("steps", "scale"):
+            _add_definition(audit)
+        if part != "scale":
+            audit.add_argument("--count", type=int, default=15, metavar="N", help="entries to list (15)")
+
+
+def _add_pair_options(parser: argparse.ArgumentParser) -> None:
+    """Add which pairs of labels to look at, and how models are compared."""
+    told = "compare where both find the same share of each label: that which the baseline finds by --policy"
+    parser.add_argument("--equal-recall", action="store_true", help=told)
+    told = "behind the interval at equal recall (500)"
+    parser.add_argument("--resamples", type=int, default=500, metavar="N", help=told)
+    told = "look at this pair, may be given again (such as DeT against InT); else at all that co-occur"
+    parser.add_argument("--pair", action="append", metavar="LABEL;CONTEXT", help=told)
+    told = "of pairs, P(label | context) (0.2)"
+    parser.add_argument("--min-probability", type=float, default=0.2, metavar="P", help=told)
+    told = f"{POLICY_HELP}; target by default: models are compared at equal counts"
+    parser.add_argument("--policy", default="target", help=told)
+    told = "pairs by conditional FPR (rate), or by its rise"
+    parser.add_argument("--order", choices=["rate", "gap"], default="rate", help=told)
 
 
 def _add_data(verbs: Verbs) -> None:
@@ -159,10 +217,14 @@ def _add_evaluate(verbs: Verbs) -> None:
 
 def _add_definitions(parser: "argparse._ActionsContainer") -> None:
     """Add the options that say how measures are defined."""
-    told = "of average precision (step)"
-    parser.add_argument("--definition", choices=["step", "envelope"], default="step", help=told)
+    _add_definition(parser)
     told = "what a label that is given to no image does in CP: counts 0, or is left out (zero)"
     parser.add_argument("--empty", choices=["zero", "skip"], default="zero", help=told)
+
+
+def _add_definition(parser: "argparse._ActionsContainer") -> None:
+    told = "of average precision (step)"
+    parser.add_argument("--definition", choices=["step", "envelope"], default="step", help=told)
 
 
 def _add_export(verbs: Verbs) -> None:
@@ -321,6 +383,53 @@ def _add_report(verbs: Verbs) -> None:
     report.add_argument("--on-error", choices=["error", "skip"], help="what a broken image does (error)")
 
 
+def _add_review(verbs: Verbs) -> None:
+    does = (
+        "Look at images and their tags on a web page: accept, remove, add, by keyboard or touch; the least certain and "
+        "the likeliest label errors first. Every answer is on the disk before the next image; Ctrl-C ends it, the same "
+        "command goes on. The table that comes of it is read by train, tune and evaluate; labels that nobody looked at "
+        "stay unknown."
+    )
+    review = _add_verb(verbs, "review", "correct tags on a web page, the most doubtful images first", does)
+    review.epilog = "Then: pivotpatch train tagger photos.csv --corrections review.csv"
+    told = (
+        "a folder of images, a table of tags that predict --out wrote, a table or address of images with labels to "
+        "check, or a run, whose held-out images are taken"
+    )
+    review.add_argument("source", metavar="SOURCE", help=told)
+    told = "the table of answers (review.csv, near the images)"
+    review.add_argument("--out", type=Path, metavar="FILE.csv", help=told)
+    review.add_argument("--model", help="a run, a checkpoint, an exported file, hub:NAME (the run's own, or tagger)")
+    review.add_argument("--device", help=_GPU)
+    told = "review these alone, also new ones: cat,dog or a file of names (the table's, or the model's)"
+    review.add_argument("--labels", metavar="NAMES", help=told)
+    told = "doubt: what a look is worth most; random: a sample to evaluate on; source: as they come (doubt)"
+    review.add_argument("--order", choices=["doubt", "random", "source"], default="doubt", help=told)
+    _add_address_options(review, port=7861)
+    review.add_argument("--no-browser", action="store_true", help="print the address, open nothing")
+
+
+def _add_teach(verbs: Verbs) -> None:
+    does = (
+        "Make a checkpoint that knows one label more, from about 20 images that show it. Nothing is trained: all other "
+        "labels stay exactly as they are."
+    )
+    teach = _add_verb(verbs, "teach", "add a label from a few images of it", does)
+    teach.add_argument("label", metavar="LABEL", help='its name, such as "my mug"')
+    teach.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders and patterns of images that show it")
+    teach.add_argument("--model", default="tagger", help="a run or a checkpoint (the bundled tagger)")
+    teach.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the new checkpoint")
+    told = (
+        "images without it, such as the same places when it is away; a model that does not see as the bundled tagger "
+        "does needs 20 or more, the more ordinary the better"
+    )
+    teach.add_argument("--without", nargs="+", default=[], metavar="IMAGES", help=told)
+    told = "of images that show it, where the model will be used (0.02)"
+    teach.add_argument("--share", type=float, metavar="S", help=told)
+    teach.add_argument("--again", action="store_true", help="make a label that the model knows anew, from these alone")
+    teach.add_argument("--json", action="store_true", help="write what came of it as JSON")
+
+
 def _add_train(verbs: Verbs) -> None:
     does = "Train a model. Ctrl-C finishes the step and saves; --resume goes on as if nothing had happened."
     train = _add_verb(verbs, "train", "train a model, or go on with a run", does, torchrun=True)
@@ -392,6 +501,19 @@ def _add_tune(verbs: Verbs) -> None:
     tune.add_argument("--json", action="store_true", help=_EVERYTHING)
 
 
-_ALL = _add_app, _add_data, _add_evaluate, _add_export, _add_predict, _add_recipes, _add_report, _add_train, _add_tune
-_HERE = {add.__name__.removeprefix("_add_"): add for add in (*_ALL, _add_watch)}
-VERBS = tuple(sorted((*_HERE, "audit", "review", "teach")))  # these three have parsers of their own
+_VERBS = {
+    "app": _add_app,
+    "audit": _add_audit,
+    "data": _add_data,
+    "evaluate": _add_evaluate,
+    "export": _add_export,
+    "predict": _add_predict,
+    "recipes": _add_recipes,
+    "report": _add_report,
+    "review": _add_review,
+    "teach": _add_teach,
+    "train": _add_train,
+    "tune": _add_tune,
+    "watch": _add_watch,
+}
+VERBS = tuple(_VERBS)

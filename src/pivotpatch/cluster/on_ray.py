@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pivotpatch.errors import InputError, import_extra, quote_fault
+from pivotpatch.errors import InputError, explaining, import_extra, quote_fault
 from pivotpatch.runtime.bulk import Work
 from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.parts import SHARD, TagJob
@@ -94,11 +94,9 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of each worker without a GPU
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     local: dict[str, Any] = {} if address else {"include_dashboard": False}
-    try:
+    todo = "start one with `ray start --head`, or leave out --address"
+    with explaining(address or "ray", "there is no Ray cluster to be had", todo):  # for many kinds of reasons
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **local)
-    except Exception as error:  # of many kinds: no cluster, another version, no room for its files
-        wrong = f"there is no Ray cluster to be had ({quote_fault(error)})"
-        raise InputError(address or "ray", wrong, "start one with `ray start --head`, or leave out --address") from None
     try:
         for number, handler in handlers.items():  # Ray has put its own in their place
             signal.signal(number, handler)

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from pivotpatch.errors import InputError, import_extra, shorten
 from pivotpatch.process import count_workers
 from pivotpatch.runtime.decoding import decode_image, read_ahead
 from pivotpatch.runtime.prediction import TagRule, tag_batch
-from pivotpatch.runtime.predictor import Predictor
+from pivotpatch.runtime.predictor import Predictor, get_pixels
 
 COLUMNS = ("bytes", "image", "path")
 """Where images are looked for: a file's bytes, decoded pixels, the name of a file that the worker can read."""
@@ -122,17 +121,9 @@ class PatchTagger:
             value = value.get("path") if value.get("bytes") is None else value["bytes"]
         if value is None:
             raise InputError(name, "there is no image in this row", "fill it, or leave the row out")
-        if isinstance(value, str | os.PathLike):
-            value = Path(value)
-        elif isinstance(value, bytearray | memoryview):
-            value = bytes(value)
-        elif isinstance(value, np.ndarray) and value.ndim == 2:
-            value = np.repeat(value[..., None], 3, axis=2)
-        if not isinstance(value, Path | bytes | np.ndarray | Image.Image):
-            todo = "give bytes, an array (H, W, 3), a Pillow image or a path"
-            raise InputError(name, f"is a {type(value).__name__}", todo)
+        given = Path(value) if isinstance(value, str | os.PathLike) else get_pixels(value, name)
         side = self.engine.picture_size
-        return decode_image(value, size=(side, side), name=name)
+        return decode_image(given, size=(side, side), name=name)
 
 
 def _open_again(
@@ -150,10 +141,10 @@ def _open_again(
 def _list_values(column: Any) -> Iterable[Any]:
     """A column's values; numpy's bytes of a fixed length would lose zeros at their end, which some files have."""
     if hasattr(column, "to_pylist"):
-        return column.to_pylist()  # type: ignore[no-any-return]
+        return column.to_pylist()
     if isinstance(column, np.ndarray) and column.dtype.kind == "S":
         return (value.tobytes() for value in np.ascontiguousarray(column).view(f"V{column.itemsize}"))
-    return column  # type: ignore[no-any-return]
+    return column
 
 
 def _count_threads() -> int:

@@ -21,6 +21,8 @@ DEFINITIONS: dict[str, str] = {
     "step": "step-wise sum over recall (scikit-learn)",
     "envelope": "all points under the monotone precision envelope (VOC 2010)",
 }
+MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1")
+"""What the literature's tables print, in their order."""
 EmptyRule = Literal["zero", "skip"]
 _DEFAULT_POLICY = Fixed(0.5)
 
@@ -79,7 +81,7 @@ class PrecisionRecall:
         return asdict(self)
 
     def __str__(self) -> str:
-        values = " ".join(f"{k} {100 * getattr(self, k):.1f}" for k in ("CP", "CR", "CF1", "OP", "OR", "OF1"))
+        values = " ".join(f"{k} {100 * getattr(self, k):.1f}" for k in MEASURES)
         skipped = f"; without a positive and skipped: {shorten(self.skipped)}" if self.skipped else ""
         return f"{values} ({self.definition}; labels never given: {self.empty}{skipped})"
 

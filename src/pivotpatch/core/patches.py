@@ -127,8 +127,7 @@ def crop_images(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
     rows = grids[1][..., None].expand(-1, -1, -1, width)
     grid = torch.stack([columns, rows], dim=4).to(images.dtype)  # (B,N,H,W,2)
     found = F.grid_sample(images, grid.flatten(1, 2), align_corners=False, padding_mode="border")
-    crops: Tensor = found.unflatten(2, (-1, height)).transpose(1, 2)
-    return crops
+    return found.unflatten(2, (-1, height)).transpose(1, 2)
 
 
 def stack_views(images: Tensor, patches: Tensor) -> Tensor:

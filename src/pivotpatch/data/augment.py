@@ -21,24 +21,17 @@ _BOX = (125, 122, 113)  # the colour of the published cutout
 
 @dataclass(frozen=True)
 class AugmentPolicy:
-    """What augmentation may do.
+    """What augmentation may do."""
 
-    Attributes:
-        flip: probability of a horizontal flip.
-        cutout: side of the box that one random colour covers, as a part of the view's side; 0 for none.
-        operations: how many of RandAugment's operations follow, drawn with replacement.
-        randaugment: "torchvision": its fourteen operations, all of one magnitude; "published": the fifteen of the
-            paper's training code, each applied with probability 0.5, its magnitude drawn from nine steps.
-        magnitude: of torchvision's, 0 to 30.
-        crop: smallest side of a crop that is enlarged to the view, as a part of the view's; both sides are drawn from
-            it to 1, the place from all that there are. 1 for none.
-    """
-
-    flip: float = 0.0
-    cutout: float = 0.5
-    operations: int = 2
+    flip: float = 0.0  # probability of a horizontal flip
+    cutout: float = 0.5  # side of the box that one random colour covers, as a part of the view's side; 0 for none
+    operations: int = 2  # how many of RandAugment's operations follow, drawn with replacement
+    # "torchvision": its fourteen operations, all of one magnitude; "published": the fifteen of the paper's
+    # training code, each applied with probability 0.5, its magnitude drawn from nine steps.
     randaugment: Literal["torchvision", "published"] = "torchvision"
-    magnitude: float = 9
+    magnitude: float = 9  # of torchvision's, 0 to 30
+    # Smallest side of a crop that is enlarged to the view, as a part of the view's; both sides are drawn from it
+    # to 1, the place from all that there are. 1 for none.
     crop: float = 1.0
 
 

@@ -4,7 +4,7 @@ import hashlib
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.table_files import EmbeddedStore
 from pivotpatch.errors import InputError, cut, shorten
+from pivotpatch.process import Progress, ignore
 from pivotpatch.runtime.decoding import check_header, decode_image, open_file
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 Depth = Literal["labels", "headers", "pixels"]
 """How far images are looked at: not at all, to their headers and ends, or to their last pixel."""
-
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many images are done, and of how many."""
 
 _CHUNK = 256  # images that wait for a thread
 _HEAD = 8192  # bytes that a first comparison of files reads
@@ -100,7 +98,7 @@ class DataReport(NamedTuple):
         return {"summaries": [summary.to_dict() for summary in self.summaries], "shared": shared}
 
 
-def check_data(sets: Sequence[RecordSet], *, depth: Depth = "headers", progress: Progress | None = None) -> DataReport:
+def check_data(sets: Sequence[RecordSet], *, depth: Depth = "headers", progress: Progress = ignore) -> DataReport:
     """Summarise data sets, and look at their images.
 
     Equal images are found exactly: files with the same size and beginning are read to their end and compared by
@@ -121,8 +119,7 @@ def check_data(sets: Sequence[RecordSet], *, depth: Depth = "headers", progress:
     for held, records, at in zip(looks, sets, depths, strict=True):
         for results in _look_at(records, at) if at != "labels" else ():
             held.extend(results)
-            if progress:
-                progress("look at images", sum(map(len, looks)), total)
+            progress("look at images", sum(map(len, looks)), total)
     groups = list(_find_equal(sets, looks, depth))
     within = [[[record for at, record in group if at == place] for group in groups] for place in range(len(sets))]
     summaries = map(_summarise, sets, looks, depths, within)
@@ -240,7 +237,7 @@ def doubt_labels(names: Sequence[str], counts: NDArray[np.int64]) -> list[str]:
     return [f"{line}: {shorten(named, limit=10)}" for line, named in lines.items() if named]
 
 
-def find_unreadable(sets: Sequence[RecordSet], *, progress: Progress | None = None) -> list[InputError]:
+def find_unreadable(sets: Sequence[RecordSet], *, progress: Progress = ignore) -> list[InputError]:
     """What is wrong with images before any is needed: all files must be there, and 5,000 images in all are opened."""
     sets = [records for records in sets if _find_kind(records) != "drawn"]
     total, faults, done = sum(map(len, sets)), list[InputError](), 0
@@ -255,7 +252,7 @@ def find_unreadable(sets: Sequence[RecordSet], *, progress: Progress | None = No
             done += 1
             if len(faults) == _OPENED:  # enough to see what is wrong, and millions would fill the memory
                 return faults
-            if progress and (done % _CHUNK == 0 or done == total):
+            if done % _CHUNK == 0 or done == total:
                 progress("look at images", done, total)
     return faults
 

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from pivotpatch.accel.device import send_tensor
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
-from pivotpatch.process import count_cores
+from pivotpatch.process import Progress, count_cores, ignore
 from pivotpatch.runtime.decoding import decode_image
 
 OnError = Literal["error", "skip"]
@@ -249,7 +249,7 @@ def hold_images(
     size: tuple[int, int],
     device: torch.device = _CPU,
     on_error: OnError = "error",
-    progress: Callable[[str, int, int | None], None] | None = None,
+    progress: Progress = ignore,
 ) -> HeldImages:
     """Decode every image once, in threads, and keep it: 3 bytes per pixel.
 
@@ -280,8 +280,7 @@ def hold_images(
                     if on_error == "error":
                         raise failure.error
                     failures[index] = failure
-                if progress:
-                    progress("decode images", index + 1, count)
+                progress("decode images", index + 1, count)
             if chunk is not place:
                 place.copy_(chunk)
     finally:

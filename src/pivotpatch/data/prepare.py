@@ -8,7 +8,7 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,8 @@ from pathlib import Path
 from pivotpatch import __version__
 from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError, explaining
+from pivotpatch.process import Progress, ignore
 from pivotpatch.writing import explain_disk_faults
-
-Progress = Callable[[str, int, int | None], None]
-"""Told what is being done, how many bytes are done, and of how many (None where unknown)."""
 
 _CHUNK = 1 << 20
 _TIMEOUT = 30.0  # seconds without an answer before the connection counts as broken
@@ -96,7 +94,7 @@ PLANS: Mapping[str, DatasetPlan] = {
 
 
 def prepare(
-    plan: DatasetPlan, root: Path, *, base_url: str | None = None, progress: Progress = lambda *_: None
+    plan: DatasetPlan, root: Path, *, base_url: str | None = None, progress: Progress = ignore
 ) -> dict[str, int]:
     """Bring a data set into a folder; what is already there is not downloaded or unpacked again.
 
@@ -145,7 +143,7 @@ def _find_missing(plan: DatasetPlan, root: Path) -> str | None:
     return None
 
 
-def download_file(remote: RemoteFile, folder: Path, *, progress: Progress = lambda *_: None) -> Path:
+def download_file(remote: RemoteFile, folder: Path, *, progress: Progress = ignore) -> Path:
     """Download a file into a folder, or check the one that is already there, by its published length and MD5.
 
     Bytes are gathered in `<name>.part`, from which the next call goes on.

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.errors import InputError, choose_one_of, shorten
+from pivotpatch.errors import InputError, check_known, choose_one_of, shorten
 from pivotpatch.runtime.decoding import ImageSource as ImageSource
 from pivotpatch.runtime.files import check_name
 
@@ -43,10 +43,8 @@ class LabelSpace:
 
     def index(self, name: str) -> int:
         """Position of a label; an unknown name is answered with the nearest one."""
-        try:
-            return self.names.index(name)
-        except ValueError:
-            raise InputError("labels", f"unknown label {name!r}", choose_one_of(name, self.names)) from None
+        check_known(name, self.names, where="labels", what="label")
+        return self.names.index(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +174,7 @@ class RecordSet(Sequence[Record]):
     def count_pairs(self) -> NDArray[np.int64]:
         """How many images show both of two labels, (L,L); on the diagonal those that show one. Unknown is not shown."""
         shown = (self.states == 1).astype(np.int64)
-        counted: NDArray[np.int64] = (shown.T @ shown).toarray()
-        return counted
+        return (shown.T @ shown).toarray()
 
     def target(self, indices: NDArray[np.int64] | None = None) -> Tensor:
         """Target (N,L) of the records, or of those `indices` names: 1 present, 0 absent, NaN unknown."""

@@ -245,5 +245,4 @@ def _add_ink(canvas: NDArray[np.float32], item: SceneObject, ink: NDArray[np.flo
 def _stretch(short: int, long: int) -> NDArray[np.float32]:
     """Matrix (long,short) of linear interpolation between pixel centres."""
     places = np.clip((np.arange(long) + 0.5) * short / long - 0.5, 0, short - 1)
-    weights: NDArray[np.float32] = np.clip(1 - np.abs(places[:, None] - np.arange(short)), 0, None).astype(np.float32)
-    return weights
+    return np.clip(1 - np.abs(places[:, None] - np.arange(short)), 0, None).astype(np.float32)

@@ -39,15 +39,10 @@ LARGEST = 2**31
 
 
 class Agreement(NamedTuple):
-    """How a written file compares with torch.
+    """How a written file compares with torch."""
 
-    Attributes:
-        difference: the largest of any probability or weight.
-        size: of the file, in bytes.
-    """
-
-    difference: float
-    size: int
+    difference: float  # the largest of any probability or weight
+    size: int  # of the file, in bytes
 
 
 def export_onnx(

@@ -1,7 +1,7 @@
 """The engine that asks a model with torch, opened by the model's name and prepared for its device."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -90,7 +90,7 @@ class TorchEngine:
         self.grid: int = 0 if patching is None or effort == 0 else patching.grid
         self.overlap: float = 0.0 if patching is None else patching.overlap
         self.thresholds: tuple[float, ...] | None = thresholds
-        self.preferences = {} if thresholds is None else classifier.preferences
+        self.preferences: Mapping[str, tuple[float, ...]] = {} if thresholds is None else classifier.preferences
         self.calibration: Calibration | None = fitted
         self.adaptive: Adaptive | None = classifier.adaptive
         self.exported: Path | None = None

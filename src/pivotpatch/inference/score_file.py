@@ -20,13 +20,13 @@ from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import open_parquet, read_columns, read_schema
 from pivotpatch.errors import InputError, choose_one_of, explaining, shorten
 from pivotpatch.inference.scores import KINDS, Scores
+from pivotpatch.runtime.parts import TagTable, read_tags
 from pivotpatch.runtime.values import Calibration
 from pivotpatch.writing import explain_disk_faults, replacing
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 _SCHEMA = 1
 _PICTURE, _TARGET, _TRUTH = "picture", "target", "target:"
-_TAGS = {"picture", "labels", "probs"}  # columns of what `predict --out` wrote
 # What the note of our files holds beside the labels, and how each is read.
 _NOTED: dict[str, Callable[[Any], Any]] = {
     "lam": float,
@@ -119,8 +119,8 @@ def read_scores(
     note = (schema.metadata or {}).get(_OURS)
     if note is not None:
         scores = _read_own(path, schema, note)
-    elif set(schema.names) - {"all_probs"} == _TAGS:
-        scores = _read_tags(path, schema, tags_alone=tags_alone)
+    elif (tags := read_tags(path)) is not None:
+        scores = _take_tags(where, tags, tags_alone=tags_alone)
     else:
         scores = _read_table(path, schema.names, tell=tell)
     if like is not None or records is not None:
@@ -187,36 +187,25 @@ def _read_table(path: Path, names: Sequence[str], *, tell: Tell | None) -> Score
 
 def _to_logits(probs: NDArray[np.float64]) -> NDArray[np.float64]:
     """In float64, so that their order and their ties stay."""
-    logits: NDArray[np.float64] = torch.from_numpy(probs).logit().clamp(_LOWEST, _HIGHEST).numpy()
-    return logits
+    return torch.from_numpy(probs).logit().clamp(_LOWEST, _HIGHEST).numpy()
 
 
-def _read_tags(path: Path, schema: pa.Schema, *, tags_alone: bool) -> Scores:
+def _take_tags(where: str, table: TagTable, *, tags_alone: bool) -> Scores:
     """The tags of `predict --out`, by the absolute paths of their images."""
-    where, whole = str(path), "all_probs" in schema.names
-    if not whole and not tags_alone:
+    if table.all_probs is None and not tags_alone:
         raise InputError(where, "it holds the tags alone", "write it with predict --all-probs")
-    table = read_columns(path, schema.names).to_pydict()
-    if path.suffix.lower() == ".csv":
-        lists = {name: [each.split("|") if each else [] for each in table[name]] for name in table.keys() - {_PICTURE}}
-        table |= lists
-    with explaining(where, f"its tags or {path.name}.summary.json cannot be read", _DAMAGED):
-        settings = json.loads(path.with_name(f"{path.name}.summary.json").read_text("utf-8"))["settings"]
-        labels = tuple(map(str, settings["labels"]))
-        places = {label: place for place, label in enumerate(labels)}
-        probs = np.full((len(table[_PICTURE]), len(labels)), np.nan)
-        given = np.zeros(probs.shape, dtype=bool)
-        for row, (tags, values) in enumerate(zip(table["labels"], table["probs"], strict=True)):
-            columns = [places[tag] for tag in tags]
-            given[row, columns], probs[row, columns] = True, np.array(values, dtype=np.float64)
-        if whole:
-            probs = np.array(table["all_probs"], dtype=np.float64).reshape(probs.shape)
-        if not ((probs >= 0) & (probs <= 1) | ~given & (not whole)).all():
-            raise ValueError("a probability is not in [0, 1]")
-        pictures = tuple(str(Path(settings["root"], name).resolve()) for name in table[_PICTURE])
-        thresholds = settings["thresholds"] and tuple(map(float, settings["thresholds"]))
+    with explaining(where, "its tags or its summary cannot be read", _DAMAGED):
+        labels, thresholds = tuple(map(str, table.settings["labels"])), table.settings["thresholds"]
+        given = np.array([[label in tags for label in labels] for tags in table.tags])
+        probs = np.array(table.all_probs or [[tags.get(label, np.nan) for label in labels] for tags in table.tags])
+        unknown = {label for tags in table.tags for label in tags} - {*labels}
+        odd = ~((probs >= 0) & (probs <= 1)) & (given | (table.all_probs is not None))
+        if unknown or odd.any():
+            raise ValueError("a tag is no label, or a probability is not in [0, 1]")
+        thresholds = thresholds and tuple(map(float, thresholds))
+    images = tuple(str(image.resolve()) for image in table.images)
     target, logits = torch.full(probs.shape, torch.nan), {"image": torch.from_numpy(_to_logits(probs))}
-    return Scores(labels, pictures, target, logits, thresholds=thresholds, given=torch.from_numpy(given))
+    return Scores(labels, images, target, logits, thresholds=thresholds, given=torch.from_numpy(given))
 
 
 def _make_scores(

@@ -16,6 +16,7 @@ from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_network_views
+from pivotpatch.process import Progress, ignore
 from pivotpatch.runtime.values import Patching
 
 if TYPE_CHECKING:  # an image alone needs none of them, and must not wait for their import
@@ -23,7 +24,6 @@ if TYPE_CHECKING:  # an image alone needs none of them, and must not wait for th
 
     from pivotpatch.data.loading import Loader
 
-Progress = Callable[[str, int, int | None], None]
 _CPU_PIXELS = 8 * 256 * 256  # of images at once; what is computed from more of them outgrows the caches
 
 
@@ -69,13 +69,11 @@ def score_images(
     if isinstance(classifier, PatchClassifier):
         return classifier.forward_views(views.image, views.patches)
     if not isinstance(model, PatchInference):
-        logits: Tensor = classifier(views.image)
-        return logits
+        return classifier(views.image)
     own, source = images.shape[-1], None
     if own > classifier.preprocessing.image_size:
         source = make_network_views(classifier, images, size=own).image
-    out: CounterfactualLogits = model(views.image, source=source)
-    return out
+    return model(views.image, source=source)
 
 
 def split_for_device(images: Tensor) -> tuple[Tensor, ...]:
@@ -106,7 +104,7 @@ def score_pictures(
     keep_patches: bool = False,
     closer_size: int | None = None,
     score: Callable[[Tensor], CounterfactualLogits | Tensor] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> Scores:
     """Score what a loader ships, in evaluation mode; each process gets the scores of all.
 
@@ -139,8 +137,7 @@ def score_pictures(
             for images in split_for_device(batch.images.to(device, non_blocking=True)) if len(batch.indices) else ():
                 out = score(images) if score else score_images(model, images, closer_size=closer_size)
                 rows.append(_pack(out, keep_patches=keep_patches)[..., columns])
-            if progress is not None:
-                progress("validate", number, len(loader))
+            progress("validate", number, len(loader))
     parts = gather_object([(torch.cat(indices), torch.cat(target), torch.cat(rows).cpu())])
     scores = replace(_unpack(parts, model, loader), closer_size=closer_size)
     _check_finite(scores, classifier.called)

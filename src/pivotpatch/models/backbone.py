@@ -83,8 +83,7 @@ class Preprocessing:
         size = [self.image_size, self.image_size]
         resized = transforms.resize(pixels, size, InterpolationMode(self.interpolation), antialias=True)
         scaled = transforms.to_dtype(resized, torch.float32, scale=True)
-        normalised: Tensor = transforms.normalize(scaled, list(self.mean), list(self.std))
-        return normalised
+        return transforms.normalize(scaled, list(self.mean), list(self.std))
 
 
 class Backbone(nn.Module):
@@ -160,8 +159,7 @@ class Backbone(nn.Module):
             raise InputError("backbone", f"images are {images.shape[2]} x {images.shape[3]} pixels", todo)
         if self.two_stages:
             last, (before,) = self.network.forward_intermediates(images, indices=[-2])
-            features: Tensor = torch.cat([before, functional.interpolate(last, size=before.shape[-2:])], dim=1)
-            return features
+            return torch.cat([before, functional.interpolate(last, size=before.shape[-2:])], dim=1)
         features = self.network.forward_features(images)
         if not isinstance(features, Tensor):
             raise InputError("backbone", f"it gives a {type(features).__name__}, no map", "choose another backbone")
@@ -264,8 +262,7 @@ class Cvt(nn.Module):
     def forward_features(self, images: Tensor) -> Tensor:
         """Feature map (B,D,h,w) of images (B,3,H,W)."""
         features = self.body(images).last_hidden_state
-        normed: Tensor = self.norm(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return normed
+        return self.norm(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Weights under our names, from those of the authors."""

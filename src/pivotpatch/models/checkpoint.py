@@ -201,8 +201,7 @@ def fingerprint(model: nn.Module) -> str:
 
 def _unwrap(model: nn.Module) -> nn.Module:
     """A model without what torch.compile wraps around it."""
-    inner: nn.Module = getattr(model, "_orig_mod", model)
-    return inner
+    return getattr(model, "_orig_mod", model)
 
 
 def read_description(folder: Path) -> Description:

@@ -277,8 +277,7 @@ class SharedClassifier(Classifier):
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Embedding (B,...) of preprocessed images (B,C,H,W), see `Head.embed`."""
-        embedding: Tensor = self.head.embed(self.backbone(images))
-        return embedding
+        return self.head.embed(self.backbone(images))
 
     def _take_weights(self, path: Path) -> None:
         """Load a file's backbone, which must fit, and its head where that fits."""
@@ -318,8 +317,7 @@ class MultiLabelClassifier(SharedClassifier):
 
     def project_embeddings(self, embeddings: Embeddings) -> Tensor:
         """Logits (B,L) of embeddings."""
-        logits: Tensor = self.head.project(embeddings.image)
-        return logits
+        return self.head.project(embeddings.image)
 
 
 class IndependentClassifier(Classifier):

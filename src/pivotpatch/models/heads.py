@@ -24,7 +24,7 @@ PerLabel = Mapping[str, tuple[int, ...]]
 
 
 class Head(nn.Module):
-    """Feature map (B,D,h,w) -> embedding -> logits (B,L).
+    """Feature map (B,D,h,w) -> embedding -> logits (B,L); built for D `features` and L `labels`.
 
     Attributes:
         project: the last step; it has `reset_parameters`, which draws its weights anew.
@@ -56,8 +56,7 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B,L) of a feature map (B,D,h,w)."""
-        logits: Tensor = self.project(self.embed(features))
-        return logits
+        return self.project(self.embed(features))
 
 
 class LinearHead(Head):
@@ -116,29 +115,15 @@ class Query2LabelHead(Head):
         features: int,
         labels: int,
         *,
-        width: int | None = None,
-        projection: bool = False,
-        self_attention: bool = False,
-        encoder_layers: int = 1,
-        decoder_layers: int = 2,
-        attention_heads: int = 4,
-        feedforward: int = 8192,
-        dropout: float = 0.1,
+        width: int | None = None,  # of tokens; D by default
+        projection: bool = False,  # begin with a 1 x 1 convolution D -> W also where W is D
+        self_attention: bool = False,  # let the labels attend to each other in the decoder
+        encoder_layers: int = 1,  # over the image
+        decoder_layers: int = 2,  # from labels to image
+        attention_heads: int = 4,  # of each attention
+        feedforward: int = 8192,  # inner width of the feed-forward part
+        dropout: float = 0.1,  # of attention, feed-forward and their sums
     ) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            width: of tokens; D by default.
-            projection: begin with a 1 x 1 convolution D -> W also where W is D.
-            self_attention: let the labels attend to each other in the decoder.
-            encoder_layers: over the image.
-            decoder_layers: from labels to image.
-            attention_heads: of each attention.
-            feedforward: inner width of the feed-forward part.
-            dropout: of attention, feed-forward and their sums.
-        """
         super().__init__()
         self.width = features if width is None else width
         if self.width % 4 or self.width % attention_heads:
@@ -166,8 +151,7 @@ class Query2LabelHead(Head):
         labels = self.queries.new_zeros(image.shape[0], *self.queries.shape)
         for layer in self.decoder:
             labels = layer(labels, positions=self.queries, image=image, image_positions=positions)
-        normed: Tensor = self.norm(labels)
-        return normed
+        return self.norm(labels)
 
 
 class AttentionLayer(nn.Module):
@@ -206,8 +190,7 @@ class AttentionLayer(nn.Module):
             assert image_positions is not None
             found = self.image_attention(tokens + positions, image + image_positions, image, need_weights=False)[0]
             tokens = self.image_norm(tokens + self.dropout(found))
-        normed: Tensor = self.feedforward_norm(tokens + self.dropout(self.feedforward(tokens)))
-        return normed
+        return self.feedforward_norm(tokens + self.dropout(self.feedforward(tokens)))
 
 
 class MLDecoderHead(Head):
@@ -218,18 +201,16 @@ class MLDecoderHead(Head):
     """
 
     def __init__(
-        self, features: int, labels: int, *, groups: int | None = None, width: int = 768, deep_regions: bool = True
+        self,
+        features: int,
+        labels: int,
+        *,
+        groups: int | None = None,  # G; one per label by default, 100 at most
+        width: int = 768,  # W, of queries
+        # Decode a region as far as the whole image. Else the embedding of a region is what its queries have
+        # found there, before the feed-forward part, most of what a region costs
+        deep_regions: bool = True,
     ) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            groups: G; one per label by default, 100 at most.
-            width: W, of queries.
-            deep_regions: decode a region as far as the whole image. Else the embedding of a region is what its queries
-                have found there, before the feed-forward part, most of what a region costs.
-        """
         super().__init__()
         groups = min(labels, 100 if groups is None else groups)
         self.deep_regions = deep_regions
@@ -275,15 +256,13 @@ class MLDecoderHead(Head):
         asked, at, held = (each.flatten(0, -4) for each in (asked, keys, values))  # exporters know four dimensions
         found = F.scaled_dot_product_attention(asked, at, held, dropout_p=share).transpose(1, 2).flatten(2)
         found = found.unflatten(0, (-1, *keys.shape[1:-3]))
-        normed: Tensor = layer.norm2(queries + layer.dropout2(attention.out_proj(found)))
-        return normed
+        return layer.norm2(queries + layer.dropout2(attention.out_proj(found)))
 
     def _feed(self, found: Tensor) -> Tensor:
         """Embeddings (...,G,W) of what queries have found (...,G,W): the feed-forward part."""
         layer = self.decoder
         fed = layer.linear2(layer.dropout(layer.activation(layer.linear1(found))))
-        normed: Tensor = layer.norm3(found + layer.dropout3(fed))
-        return normed
+        return layer.norm3(found + layer.dropout3(fed))
 
 
 HEADS: Mapping[str, Callable[..., Head]] = {

@@ -17,9 +17,7 @@ from pivotpatch.models.foreign import CONFIG, ForeignClassifier, OnnxNetwork, bu
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.weights import load_exactly, read_head_options, read_labels, read_weights, rename_published
-from pivotpatch.runtime.checks import BUNDLED as BUNDLED
-from pivotpatch.runtime.checks import check_model
-from pivotpatch.runtime.checks import is_named as is_named
+from pivotpatch.runtime.checks import BUNDLED, check_model, is_named
 
 _KINDS: dict[Kind, type[Classifier]] = {
     "MultiLabelClassifier": MultiLabelClassifier,

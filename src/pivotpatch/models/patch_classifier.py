@@ -181,8 +181,7 @@ class PatchClassifier(SharedClassifier):
 
     def forward_images(self, images: Tensor) -> Tensor:
         """Image logits p (B,L) of preprocessed images (B,C,H,W); no patch is seen."""
-        logits: Tensor = self.head.project(self.embed_images(images))
-        return logits
+        return self.head.project(self.embed_images(images))
 
     def add_patches(self, image_logits: Tensor, patches: Tensor) -> CounterfactualLogits:
         """All logits of images whose image logits (B,L) are known already; patches (B,P,C,h,w)."""
@@ -235,5 +234,4 @@ class PatchClassifier(SharedClassifier):
 
 def _for_each(parts: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """What a function says (B,P,...) of each of parts (B,P,...)."""
-    found: Tensor = function(parts.flatten(0, 1)).unflatten(0, parts.shape[:2])
-    return found
+    return function(parts.flatten(0, 1)).unflatten(0, parts.shape[:2])

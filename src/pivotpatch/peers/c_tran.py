@@ -24,21 +24,11 @@ class CTranHead(Head):
         features: int,
         labels: int,
         *,
-        layers: int = 3,
-        attention_heads: int = 4,
-        feedforward: int = 2048,
-        dropout: float = 0.1,
+        layers: int = 3,  # of the transformer
+        attention_heads: int = 4,  # of each attention
+        feedforward: int = 2048,  # inner width of the feed-forward part
+        dropout: float = 0.1,  # of attention, feed-forward and their sums
     ) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map, and width of all tokens.
-            labels: how many.
-            layers: of the transformer.
-            attention_heads: of each attention.
-            feedforward: inner width of the feed-forward part.
-            dropout: of attention, feed-forward and their sums.
-        """
         super().__init__()
         if features % attention_heads:
             wrong = f"{features} channels with {attention_heads} attention heads"
@@ -68,8 +58,7 @@ class CTranHead(Head):
         tokens = self.norm(torch.cat([features.flatten(2).transpose(1, 2), labels], dim=1))
         for layer in self.layers:
             tokens = layer(tokens, positions=tokens.new_zeros(1))
-        embedding: Tensor = tokens[:, -labels.shape[1] :]
-        return embedding
+        return tokens[:, -labels.shape[1] :]
 
 
 def draw_known(target: Tensor) -> Tensor:

@@ -19,16 +19,15 @@ class CNNRNNHead(Head):
 
     project: "LargestScores"
 
-    def __init__(self, features: int, labels: int, *, width: int = 64, hidden: int = 512, steps: int = 4) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            width: W of label embeddings.
-            hidden: state of the LSTM.
-            steps: S, or fewer where there are fewer labels.
-        """
+    def __init__(
+        self,
+        features: int,
+        labels: int,
+        *,
+        width: int = 64,  # W of label embeddings
+        hidden: int = 512,  # state of the LSTM
+        steps: int = 4,  # S, or fewer where there are fewer labels
+    ) -> None:
         super().__init__()
         self.steps = min(steps, labels)
         self.see = nn.Linear(features, width)

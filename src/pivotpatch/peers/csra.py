@@ -30,15 +30,14 @@ SHARPNESS = MappingProxyType(
 class CSRAHead(Head):
     """Residual attention; the embedding is the feature map's places (B,D,N), so PAT-T triples all of its weights."""
 
-    def __init__(self, features: int, labels: int, *, heads: int = 4, lam: float = 0.5) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            heads: 1, 2, 4, 6 or 8; published: 4 for COCO, 1 for VOC.
-            lam: weight of the attention; published: 0.5 for COCO, 0.1 for VOC.
-        """
+    def __init__(
+        self,
+        features: int,
+        labels: int,
+        *,
+        heads: int = 4,  # 1, 2, 4, 6 or 8; published: 4 for COCO, 1 for VOC
+        lam: float = 0.5,  # weight of the attention; published: 0.5 for COCO, 0.1 for VOC
+    ) -> None:
         super().__init__()
         if heads not in SHARPNESS:
             raise InputError("CSRA", f"heads is {heads}", f"give one of {', '.join(map(str, SHARPNESS))}")

@@ -20,17 +20,14 @@ class IDAHead(Head):
     project: "ScaledFilters"
 
     def __init__(
-        self, features: int, labels: int, *, samples: int = 4, layers: int = 2, feedforward: int = 2048
+        self,
+        features: int,
+        labels: int,
+        *,
+        samples: int = 4,  # S parts of the channels, each attended to on its own
+        layers: int = 2,  # of the second attention
+        feedforward: int = 2048,  # inner width of their feed-forward part
     ) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            samples: S parts of the channels, each attended to on its own.
-            layers: of the second attention.
-            feedforward: inner width of their feed-forward part.
-        """
         super().__init__()
         if features % samples:
             raise InputError("IDA", f"{features} channels and {samples} samples", "give a number that divides them")
@@ -50,8 +47,7 @@ class IDAHead(Head):
         tokens = samples.flatten(0, 1)
         for layer in self.second:
             tokens = layer(tokens, positions=tokens.new_zeros(1))
-        embedding: Tensor = self.leave(tokens.flatten(1)).unflatten(0, samples.shape[:2])
-        return embedding
+        return self.leave(tokens.flatten(1)).unflatten(0, samples.shape[:2])
 
 
 class ScaledFilters(nn.Module):
@@ -69,8 +65,7 @@ class ScaledFilters(nn.Module):
 
     def scale(self) -> Tensor:
         """Filters (L,S,D/S), each divided by its length and a little."""
-        scaled: Tensor = self.weight / (torch.linalg.vector_norm(self.weight, dim=2, keepdim=True) + 1 / 32)
-        return scaled
+        return self.weight / (torch.linalg.vector_norm(self.weight, dim=2, keepdim=True) + 1 / 32)
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Logits (B,L) of embeddings (B,L,D)."""

@@ -36,15 +36,14 @@ class KSSNetHead(Head):
         **{f"laterals.{stage}": (0,) for stage in range(STAGES)},
     }
 
-    def __init__(self, features: int, labels: int, *, vector_width: int = 300, own: float = 0.6) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            vector_width: numbers of a word vector.
-            own: share of a label's own state in what the graph passes on.
-        """
+    def __init__(
+        self,
+        features: int,
+        labels: int,
+        *,
+        vector_width: int = 300,  # numbers of a word vector
+        own: float = 0.6,  # share of a label's own state in what the graph passes on
+    ) -> None:
         super().__init__()
         self.words = WordVectors(labels, vector_width)
         self.graph = LabelGraph(labels, partial(superimpose, own=own))
@@ -91,8 +90,7 @@ class AddedLinear(nn.Linear):
     def forward(self, embedding: Tensor) -> Tensor:
         """Logits (B,L)."""
         pooled, scores = embedding.split([self.in_features, self.out_features], dim=1)
-        logits: Tensor = super().forward(pooled) + scores
-        return logits
+        return super().forward(pooled) + scores
 
 
 def make_layer(width: int, wider: int) -> nn.Sequential:

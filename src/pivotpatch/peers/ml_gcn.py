@@ -27,21 +27,11 @@ class MLGCNHead(Head):
         features: int,
         labels: int,
         *,
-        width: int = 1024,
-        vector_width: int = 300,
-        threshold: float = 0.4,
-        share: float = 0.2,
+        width: int = 1024,  # between the two convolutions
+        vector_width: int = 300,  # numbers of a word vector
+        threshold: float = 0.4,  # share of a label's images above which another that they show is its neighbour
+        share: float = 0.2,  # of a label's own vector that its neighbours replace
     ) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            width: between the two convolutions.
-            vector_width: numbers of a word vector.
-            threshold: share of a label's images above which another that they show is its neighbour.
-            share: of a label's own vector that its neighbours replace.
-        """
         super().__init__()
         make = partial(make_edges, threshold=threshold, share=share)
         self.project = GraphClassifiers(features, labels, width=width, vector_width=vector_width, make=make)
@@ -71,8 +61,7 @@ class GraphClassifiers(nn.Module):
         """Logits (B,L) of pooled images (B,D)."""
         edges = self.graph.edges
         hidden = F.leaky_relu(edges @ self.words.vectors @ self.first, 0.2)
-        logits: Tensor = embedding @ (edges @ hidden @ self.second).t()
-        return logits
+        return embedding @ (edges @ hidden @ self.second).t()
 
 
 def make_edges(counts: Tensor, *, threshold: float, share: float) -> Tensor:

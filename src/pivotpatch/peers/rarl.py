@@ -22,16 +22,15 @@ SPREAD = 0.2
 class RARLHead(Head):
     """An LSTM that chooses where to look; the embedding (B,S,W) is what labels are scored by after each of S looks."""
 
-    def __init__(self, features: int, labels: int, *, hidden: int = 512, steps: int = 5, side: int = 3) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            hidden: W, state of the LSTM.
-            steps: S looks.
-            side: places per side that a region is sampled at.
-        """
+    def __init__(
+        self,
+        features: int,
+        labels: int,
+        *,
+        hidden: int = 512,  # W, state of the LSTM
+        steps: int = 5,  # S looks
+        side: int = 3,  # places per side that a region is sampled at
+    ) -> None:
         super().__init__()
         self.steps, self.side = steps, side
         self.cell = nn.LSTMCell(features, hidden)

@@ -19,15 +19,14 @@ ANCHORS = ((0.0, 0.0), (-0.5, -0.5), (0.5, -0.5), (-0.5, 0.5), (0.5, 0.5))
 class RDALHead(Head):
     """An LSTM that looks at regions; the embedding (B,5,W) is what labels are scored by after each look."""
 
-    def __init__(self, features: int, labels: int, *, hidden: int = 512, side: int = 3) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            hidden: W, state of the LSTM.
-            side: places per side that a region is sampled at.
-        """
+    def __init__(
+        self,
+        features: int,
+        labels: int,
+        *,
+        hidden: int = 512,  # W, state of the LSTM
+        side: int = 3,  # places per side that a region is sampled at
+    ) -> None:
         super().__init__()
         self.side = side
         self.cell = nn.LSTMCell(features, hidden)

@@ -26,23 +26,12 @@ class SSGRLHead(Head):
         features: int,
         labels: int,
         *,
-        width: int | None = None,
-        attention_width: int = 1024,
-        vector_width: int = 300,
-        steps: int = 3,
-        shared_gate: bool = False,
+        width: int | None = None,  # W of what a label is judged by; D by default
+        attention_width: int = 1024,  # of the product of places and words
+        vector_width: int = 300,  # numbers of a word vector
+        steps: int = 3,  # in which messages are passed
+        shared_gate: bool = False,  # as in the published code, let both gates weigh the state alike
     ) -> None:
-        """Build one.
-
-        Args:
-            features: channels D of the feature map.
-            labels: how many.
-            width: W of what a label is judged by; D by default.
-            attention_width: of the product of places and words.
-            vector_width: numbers of a word vector.
-            steps: in which messages are passed.
-            shared_gate: as in the published code, let both gates weigh the state alike.
-        """
         super().__init__()
         width = features if width is None else width
         self.steps, self.shared_gate = steps, shared_gate
@@ -66,8 +55,7 @@ class SSGRLHead(Head):
         state = first
         for _ in range(self.steps):
             state = self._pass_messages(state)
-        embedding: Tensor = self.leave(torch.cat([state, first], dim=2)).tanh()
-        return embedding
+        return self.leave(torch.cat([state, first], dim=2)).tanh()
 
     def _pass_messages(self, state: Tensor) -> Tensor:
         """Features of labels (B,L,D) after one step: a gated recurrent unit, told by both ends of each edge."""

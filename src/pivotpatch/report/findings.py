@@ -41,18 +41,13 @@ _ENOUGH = 50  # images that a calibration is fitted on
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model to report on.
+    """A model to report on."""
 
-    Attributes:
-        name: for headings.
-        scores: what it says of the images, and what is true; they decide by their own thresholds where they have them.
-        facts: what else is known of it, in words, by name.
-        fitted_here: whether what decides may have been fitted on these very images, which the report then says.
-    """
-
-    name: str
+    name: str  # for headings
+    # What it says of the images, and what is true; they decide by their own thresholds where they have them.
     scores: Scores
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)  # what else is known of it, in words, by name
+    # Whether what decides may have been fitted on these very images, which the report then says.
     fitted_here: bool = False
 
 
@@ -66,33 +61,22 @@ class WorstPair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """All that a report tells.
+    """All that a report tells."""
 
-    Attributes:
-        subject: the model.
-        baseline: the one that it was compared with.
-        evaluation: of each kind of logits, and of the baseline.
-        thresholds: L numbers that decide about the kind to rank by; None where the policy is of another kind.
-        reference: what the model is compared with, in words; None where there is nothing.
-        comparison: pairs of labels beside the reference.
-        worst: the worst pairs.
-        cases: where the model is nearer to the truth than the reference by most, and where farther from it by most.
-        errors: likely label errors.
-        curves: of probabilities beside what came true, "before" and "after" calibration; none of too few images.
-        calibration: how good these are, likewise.
-    """
-
-    subject: Subject
-    baseline: Subject | None
-    evaluation: Evaluation
+    subject: Subject  # the model
+    baseline: Subject | None  # the one that it was compared with
+    evaluation: Evaluation  # of each kind of logits, and of the baseline
+    # L numbers that decide about the kind to rank by; None where the policy is of another kind.
     thresholds: tuple[float, ...] | None
-    reference: str | None
-    comparison: PairComparison | None
-    worst: Sequence[WorstPair]
+    reference: str | None  # what the model is compared with, in words; None where there is nothing
+    comparison: PairComparison | None  # pairs of labels beside the reference
+    worst: Sequence[WorstPair]  # the worst pairs
+    # Where the model is nearer to the truth than the reference by most, and where farther from it by most.
     cases: Sequence[CaseStudy]
-    errors: Sequence[LabelError]
+    errors: Sequence[LabelError]  # likely label errors
+    # Of probabilities beside what came true, "before" and "after" calibration; none of too few images.
     curves: Mapping[str, Reliability]
-    calibration: Mapping[str, CalibrationQuality]
+    calibration: Mapping[str, CalibrationQuality]  # how good these are, likewise
 
     @property
     def difference(self) -> Difference | None:

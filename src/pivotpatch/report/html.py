@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from pivotpatch import __version__
 from pivotpatch.audit.cases import CaseStudy
 from pivotpatch.audit.plots import plot_pair_curves, shrink_image
-from pivotpatch.core.metrics import DEFINITIONS
+from pivotpatch.core.metrics import DEFINITIONS, MEASURES
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
 from pivotpatch.report.findings import BASELINE, PAIRS_PER_LABEL, Findings
@@ -98,7 +98,7 @@ def render_report(findings: Findings, *, records: RecordSet | None = None, image
         "counted": counted,
         "definition": DEFINITIONS[evaluation.definition],
         "names": NAMES,
-        "measures": ("CP", "CR", "CF1", "OP", "OR", "OF1"),
+        "measures": MEASURES,
         "results": results,
         "facts": _list_facts(findings, records),
         "kept": kept,
@@ -187,17 +187,11 @@ class Thumbnail(NamedTuple):
 
 @dataclass
 class Album:
-    """Makes small copies of the images of a data set, until a number or a size is reached.
+    """Makes small copies of the images of a data set, until a number or a size is reached."""
 
-    Attributes:
-        records: the images, where it is known which they are.
-        count: images that may still be copied.
-        room: characters of addresses that there still is room for.
-    """
-
-    records: RecordSet | None
-    count: int
-    room: int
+    records: RecordSet | None  # the images, where it is known which they are
+    count: int  # images that may still be copied
+    room: int  # characters of addresses that there still is room for
 
     def copy(self, row: int) -> Thumbnail | None:
         """A small copy of an image; None where it cannot be read or has no room."""

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from pivotpatch.errors import InputError, check_known, quote
-from pivotpatch.review.looks import stack_opinions
 from pivotpatch.review.order import order_label, rate_doubts
-from pivotpatch.review.pile import Pile, spread
+from pivotpatch.review.pile import Pile, spread, stack_opinions
 from pivotpatch.review.session import ABSENT, PRESENT, UNSURE, Entry, Session, now
 from pivotpatch.runtime.prediction import Prediction
 from pivotpatch.runtime.predictor import Predictor

@@ -38,31 +38,18 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Doubts:
-    """How doubtful each label of each image is, and why.
+    """How doubtful each label of each image is, and why."""
 
-    Attributes:
-        labels: names of the L labels.
-        thresholds: (L,).
-        probs: (N,L), NaN where the model was not asked.
-        image_probs: (N,L) of the whole image; NaN where they are not known, as the next.
-        patch_probs: (N,L) of the patches.
-        given: (N,L), 1 present, 0 absent, NaN unknown.
-        level: (N,L) the probability as it would be with a threshold of one half; NaN likewise.
-        doubt: (N,L), 0 for none.
-        kind: (N,L), which of the four doubts is the largest.
-        context: (N,L), the place of the misleading label of a `PAIR`.
-    """
-
-    labels: tuple[str, ...]
-    thresholds: Floats
-    probs: Floats
-    image_probs: Floats
-    patch_probs: Floats
-    given: Floats
-    level: Floats
-    doubt: Floats
-    kind: NDArray[np.int8]
-    context: NDArray[np.intp]
+    labels: tuple[str, ...]  # names of the L labels
+    thresholds: Floats  # (L,)
+    probs: Floats  # (N,L), NaN where the model was not asked
+    image_probs: Floats  # (N,L) of the whole image; NaN where they are not known, as the next
+    patch_probs: Floats  # (N,L) of the patches
+    given: Floats  # (N,L), 1 present, 0 absent, NaN unknown
+    level: Floats  # (N,L) the probability as it would be with a threshold of one half; NaN likewise
+    doubt: Floats  # (N,L), 0 for none
+    kind: NDArray[np.int8]  # (N,L), which of the four doubts is the largest
+    context: NDArray[np.intp]  # (N,L), the place of the misleading label of a `PAIR`
 
     @property
     def claimed(self) -> NDArray[np.bool_]:
@@ -205,5 +192,4 @@ def _shift(probs: Floats, thresholds: Floats) -> Floats:
     odds, limit = (
         np.log(held / (1 - held)) for held in (np.clip(each, _LEAST, 1 - _LEAST) for each in (probs, thresholds))
     )
-    shifted: Floats = 1 / (1 + np.exp(limit - odds))
-    return shifted
+    return 1 / (1 + np.exp(limit - odds))

@@ -1,62 +1,54 @@
 """All images of a review: what the model and a table say of them, and the order in which they are looked at."""
 
+import base64
+import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError
-from pivotpatch.review.looks import look_at
+from pivotpatch.process import Progress, ignore
 from pivotpatch.review.order import Doubts, Pair, order_images, rate_doubts
+from pivotpatch.runtime.prediction import Prediction
 from pivotpatch.runtime.predictor import Predictor
+from pivotpatch.writing import explain_disk_faults
 
 TOLD = 10  # images that cannot be read
 WORST_PAIRS = 20
 SEED = 0
+BATCH = 32  # images that the model is asked about at once
 Order = Literal["doubt", "random", "source"]
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Images to review, and what is known of them beside what a model says.
+    """Images to review, and what is known of them beside what a model says."""
 
-    Attributes:
-        name: what a user calls it.
-        paths: files of the N images.
-        given: (N,K) of a table, 1 present, 0 absent, NaN unknown; None without one.
-        given_labels: names of the K labels.
-        tags: by image, labels and their probabilities that an earlier `predict --out` wrote, so that no model need look
-            at all images first; None without.
-    """
-
-    name: str
-    paths: list[Path]
-    given: NDArray[np.float32] | None = None
-    given_labels: tuple[str, ...] = ()
+    name: str  # what a user calls it
+    paths: list[Path]  # files of the N images
+    given: NDArray[np.float32] | None = None  # (N,K) of a table, 1 present, 0 absent, NaN unknown; None without one
+    given_labels: tuple[str, ...] = ()  # names of the K labels
+    # By image, labels and their probabilities that an earlier `predict --out` wrote, so that no model need look
+    # at all images first; None without.
     tags: list[dict[str, float]] | None = None
+    model: str = "tagger"  # to ask where a user names none
 
 
 @dataclass(frozen=True, eq=False)
 class Pile:
-    """All images of a review.
+    """All images of a review."""
 
-    Attributes:
-        source: what it was made from, in words.
-        names: of the N images, as the table has them.
-        paths: their files.
-        doubts: about their labels.
-        order: (N,), the first to look at first.
-    """
-
-    source: str
-    names: tuple[str, ...]
-    paths: tuple[Path, ...]
-    doubts: Doubts
-    order: NDArray[np.intp]
+    source: str  # what it was made from, in words
+    names: tuple[str, ...]  # of the N images, as the table has them
+    paths: tuple[Path, ...]  # their files
+    doubts: Doubts  # about their labels
+    order: NDArray[np.intp]  # (N,), the first to look at first
 
 
 def make_pile(
@@ -67,7 +59,7 @@ def make_pile(
     out: Path,
     order: Order = "doubt",
     tell: Callable[[str], None],
-    progress: Callable[[str, int, int | None], None] = lambda *_: None,
+    progress: Progress = ignore,
 ) -> Pile:
     """Have the model look at all images, unless it has before, and put them in order.
 
@@ -118,6 +110,79 @@ def make_pile(
     else:
         places = np.arange(len(paths)) if order == "source" else np.random.default_rng(SEED).permutation(len(paths))
     return Pile(source.name, tuple(name_image(path, out) for path in paths), tuple(paths), doubts, places)
+
+
+class Looks(NamedTuple):
+    """Three opinions of a model about N images; what could not be read has an error."""
+
+    # (N,3,L) to decide with, of the whole image, and of the patches; NaN where there is none.
+    probs: NDArray[np.float16]
+    errors: dict[int, str]  # by the index of the image
+
+
+def stack_opinions(prediction: Prediction) -> NDArray[np.float32]:
+    """(3,L): probabilities to decide with, of the whole image, and of the patches; NaN where there are none."""
+    parts = np.full_like(prediction.probs, np.nan) if prediction.patch_probs is None else prediction.patch_probs
+    return np.stack([prediction.probs, prediction.image_probs, parts])
+
+
+def look_at(
+    predictor: Predictor,
+    paths: Sequence[Path],
+    cache: Path,
+    *,
+    progress: Progress = ignore,
+) -> Looks:
+    """Ask a model about images that it was not asked about before.
+
+    Args:
+        predictor: the model.
+        paths: files of images; one that has changed since is asked about again.
+        cache: a file of lines, which begins anew for another model.
+        progress: told how many are done, and of how many.
+    """
+    model = json.dumps([predictor.engine.digest(), predictor.engine.effort, predictor.labels])
+    known, errors = _read(cache, model, labels=len(predictor.labels)), dict[int, str]()
+    stamps = [_stamp(path) for path in paths]
+    left = [place for place, stamp in enumerate(stamps) if stamp not in known]
+    with explain_disk_faults(cache.parent), cache.open("ab" if known else "wb") as file:
+        if not known:
+            file.write(model.encode() + b"\n")
+        asked = Predictor(predictor.engine, batch_size=BATCH).predict([paths[place] for place in left], skip=True)
+        for done, (place, answer) in enumerate(zip(left, asked, strict=True), len(paths) - len(left) + 1):
+            if isinstance(answer, InputError):
+                errors[place] = str(answer)
+            else:
+                known[stamps[place]] = held = stack_opinions(answer).astype(np.float16)
+                line = json.dumps([stamps[place], base64.b64encode(held.tobytes()).decode()])
+                file.write(b"\n" + line.encode() + b"\n")  # the first ends a line that a crash has torn
+            progress("look at images", done, len(paths))
+    nothing = np.full((3, len(predictor.labels)), np.nan, np.float16)
+    return Looks(np.stack([known.get(stamp, nothing) for stamp in stamps]), errors)
+
+
+def _stamp(path: Path) -> str:
+    """Tells whether a file is still the same."""
+    with suppress(OSError):
+        state = path.stat()
+        return f"{state.st_size} {state.st_mtime_ns} {os.path.abspath(path)}"  # noqa: PTH100 (links stay)
+    return f"missing {path}"
+
+
+def _read(cache: Path, model: str, *, labels: int) -> dict[str, NDArray[np.float16]]:
+    """What was kept of this model, by stamp; nothing of another."""
+    with suppress(FileNotFoundError), cache.open("rb") as lines:
+        if next(lines, b"") == model.encode() + b"\n":
+            return dict(held for line in lines if (held := _parse(line, labels)))
+    return {}
+
+
+def _parse(line: bytes, labels: int) -> tuple[str, NDArray[np.float16]] | None:
+    try:
+        stamp, text = json.loads(line)
+        return stamp, np.frombuffer(base64.b64decode(text), np.float16).reshape(3, labels)
+    except (ValueError, TypeError):  # torn by a crash: that image is asked about again
+        return None
 
 
 def name_image(path: Path, out: Path) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
-from pivotpatch.errors import InputError, quote_fault
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.writing import explain_disk_faults, flush, holding, replacing
 
 PRESENT, ABSENT, UNSURE = 1, 0, -1
@@ -27,33 +27,20 @@ States = dict[str, dict[str, int]]
 
 
 class Entry(NamedTuple):
-    """A decision.
+    """A decision."""
 
-    Attributes:
-        id: given by whoever decides, so that the same decision sent twice counts once.
-        who: the person.
-        when: in local time, as ISO 8601 writes it.
-        states: what was decided.
-        mode: "image", one image is done; "grid", one label of many images.
-    """
-
-    id: str
-    who: str
-    when: str
-    states: States
-    mode: Literal["image", "grid"] = "image"
+    id: str  # given by whoever decides, so that the same decision sent twice counts once
+    who: str  # the person
+    when: str  # in local time, as ISO 8601 writes it
+    states: States  # what was decided
+    mode: Literal["image", "grid"] = "image"  # "image", one image is done; "grid", one label of many images
 
 
 class Session:
     """The decisions about images, from all sessions of one table; enter it, for one process at a time writes them."""
 
     def __init__(self, out: Path, labels: Sequence[str]) -> None:
-        """Name the table; nothing is read yet.
-
-        Args:
-            out: a .csv file.
-            labels: columns of the table, in order; those that only earlier decisions name come behind them.
-        """
+        """Name the table, a .csv file, and its columns; labels that only earlier decisions name come behind them."""
         self.out, self.labels = out, tuple(labels)
         self.journal = out.with_name(f"{out.name}.journal.jsonl")
         self.entries: dict[str, Entry] = {}  # by id, in their order; without those taken back
@@ -170,15 +157,12 @@ class Session:
         content = self.journal.read_bytes()
         lines = content.split(b"\n")
         for number, line in enumerate(lines[:-1], 1):
-            try:
+            with explaining(str(self.journal), f"line {number} is damaged", "mend or remove that line"):
                 said = json.loads(line)
                 if "undo" in said:
                     self._drop(said["undo"])
                 else:
                     self._take(Entry(**said))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                wrong = f"line {number} is damaged ({quote_fault(error)})"
-                raise InputError(str(self.journal), wrong, "mend or remove that line") from None
         return len(content) - len(lines[-1])
 
     def _take(self, entry: Entry) -> None:

@@ -1,7 +1,7 @@
 """Tags without torch: decode, ask an ONNX file, decide, write; numpy, Pillow and onnxruntime alone.
 
 `predictor` turns images into tags and asks an `engine`; `prediction` is its answer, `drawing` shows it. `bulk` tags
-millions. `sidecars`, `tag_names` and `watching` bring tags to where people keep their photos.
+millions. `sidecars` and `tag_names` bring tags to where people keep their photos.
 """
 
 from typing import TYPE_CHECKING
@@ -27,17 +27,4 @@ if TYPE_CHECKING:
     from pivotpatch.runtime.values import Patching as Patching
     from pivotpatch.runtime.values import patch_boxes as patch_boxes
 
-__getattr__ = make_face(
-    __name__,
-    {
-        "bulk": "tag_pictures",
-        "decoding": "decode_image",
-        "engine": "Answer Engine open_onnx",
-        "files": "find_images",
-        "prediction": "Prediction Tag TagRule",
-        "predictor": "Predictor",
-        "sidecars": "write_sidecar",
-        "tag_names": "TagRules",
-        "values": "Adaptive Calibration PatchBox Patching patch_boxes",
-    },
-)
+__getattr__ = make_face(__name__, __file__)

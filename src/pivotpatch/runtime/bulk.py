@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pivotpatch.errors import InputError, import_extra
-from pivotpatch.process import Share
+from pivotpatch.process import Progress, Share, ignore
 from pivotpatch.runtime.decoding import decode_image, read_ahead
 from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.packed import Found, Opened
-from pivotpatch.runtime.parts import BETWEEN, SUFFIXES, Progress, Row, Summary, TagJob
+from pivotpatch.runtime.parts import BETWEEN, SUFFIXES, Row, Summary, TagJob
 from pivotpatch.runtime.prediction import Tagged, TagRule, tag_batch
 from pivotpatch.runtime.tag_names import TagRules
 from pivotpatch.writing import holding
@@ -44,7 +44,7 @@ def tag_pictures(
     batch_size: int = 64,
     threads: int = 1,
     on_error: Literal["skip", "error"] = "skip",
-    progress: Progress | None = None,
+    progress: Progress = ignore,
     stopping: Callable[[], bool] | None = None,
     work: Work | None = None,
 ) -> Summary | None:
@@ -94,24 +94,23 @@ def tag_pictures(
         "tags": rules and {**asdict(rules), "rename": dict(zip(engine.labels, names, strict=False))},
         "all_probs": all_probs,
     }
-    tell = progress or (lambda *_: None)
     with holding(job.lock, shared=share.world > 1) as held:
         if not held:
             raise InputError(str(job.out), "another process is at work on it", "wait for it, or write to another file")
         if share.world == 1:
             job.clear_away(everything=overwrite)
-        if not (job.resume(settings) if paths is None else job.begin(settings, paths, unread, tell)):
+        if not (job.resume(settings) if paths is None else job.begin(settings, paths, unread, progress)):
             return job.read_summary()
         mine = share.stretch(job.settings["pictures"])
         gaps = job.find_gaps(mine)
         done = len(mine) - sum(map(len, gaps))
         if gaps:
-            tell("tag", done, len(mine))
+            progress("tag", done, len(mine))
 
         def goes_on(count: int) -> bool:
             nonlocal done
             done += count
-            tell("tag", done, len(mine))
+            progress("tag", done, len(mine))
             return not (stopping and stopping())
 
         options: dict[str, Any] = {"rule": rule, "rules": rules, "all_probs": all_probs, "batch_size": batch_size}

@@ -53,52 +53,26 @@ _CPU_PIXELS = 4 * 256 * 256  # of views at once; what is computed from more of t
 
 
 class Answer(NamedTuple, Generic[Values]):
-    """What a model says of B images; all of it calibrated where a calibration was fitted.
+    """What a model says of B images; all of it calibrated where a calibration was fitted."""
 
-    Attributes:
-        probs: (B,L) to decide with: of the total direct effect where patches were looked at.
-        image_probs: (B,L) from the whole image alone; after a closer look from both looks at it.
-        patch_probs: (B,L) from the pooled patches; NaN where an image's were not looked at, None where no image's.
-        weights: (B,P,L) share of each patch, likewise.
-    """
-
-    probs: Values
-    image_probs: Values
+    probs: Values  # (B,L) to decide with: of the total direct effect where patches were looked at
+    image_probs: Values  # (B,L) from the whole image alone; after a closer look from both looks at it
+    # (B,L) from the pooled patches; NaN where an image's were not looked at, None where no image's.
     patch_probs: Values | None = None
-    weights: Values | None = None
+    weights: Values | None = None  # (B,P,L) share of each patch, likewise
 
 
 class Engine(Protocol):
-    """What a `Predictor` needs to know of a model, however it is run.
+    """What a `Predictor` needs to know of a model, however it is run."""
 
-    Attributes:
-        name: what messages call it.
-        labels: names of the L labels.
-        thresholds: L numbers; a label is given where its `probs` are above. None where none were fitted: 0.5.
-        preferences: other thresholds, by what a user may prefer, see `PREFERENCES`; empty where none were fitted.
-        picture_size: S, rows and columns of the images that it takes.
-        grid: patches per side; 0 where none are looked at.
-        overlap: share of a patch's side that it has in common with its neighbour.
-        effort: share of images that get a second look.
-    """
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def labels(self) -> tuple[str, ...]: ...  # noqa: D102
-
-    thresholds: tuple[float, ...] | None
-
-    @property
-    def preferences(self) -> Mapping[str, tuple[float, ...]]: ...  # noqa: D102
-    @property
-    def picture_size(self) -> int: ...  # noqa: D102
-    @property
-    def grid(self) -> int: ...  # noqa: D102
-    @property
-    def overlap(self) -> float: ...  # noqa: D102
-    @property
-    def effort(self) -> float: ...  # noqa: D102
+    name: str  # what messages call it
+    labels: tuple[str, ...]  # names of the L labels
+    thresholds: tuple[float, ...] | None  # L; a label is given where its `probs` are above. None, not fitted: 0.5
+    preferences: Mapping[str, tuple[float, ...]]  # other thresholds, by what a user may prefer, see `PREFERENCES`
+    picture_size: int  # S, rows and columns of the images that it takes
+    grid: int  # patches per side; 0 where none are looked at
+    overlap: float  # share of a patch's side that it has in common with its neighbour
+    effort: float  # share of images that get a second look
 
     def ask(self, images: Pixels) -> Answer[Array]:
         """What the model says of images (B,S,S,3), B >= 1."""
@@ -123,32 +97,21 @@ def check_answer(answer: Answer[Array], model: str) -> Answer[Array]:
 
 @dataclass(frozen=True)
 class Description:
-    """What an ONNX file says of itself besides its graph, as JSON.
+    """What an ONNX file says of itself besides its graph, as JSON."""
 
-    Attributes:
-        pivotpatch: the version that wrote it.
-        torch: the version of torch that it was written with.
-        labels: names of the L labels; the next four as in `Engine`.
-        kind: "whole" or "looks"; the fields below are of the latter.
-        image_size: rows and columns of the first look.
-        patching: how patches are cut and mixed.
-        calibration: of the patches' answer; None where none was fitted.
-        adaptive: when to look again; None where that was not fitted.
-        preferences: L numbers for each of `PREFERENCES`, of both kinds; None where none were fitted.
-    """
-
-    pivotpatch: str
-    torch: str
-    labels: tuple[str, ...]
+    pivotpatch: str  # the version that wrote it
+    torch: str  # the version of torch that it was written with
+    labels: tuple[str, ...]  # names of the L labels; the next four as in `Engine`
     thresholds: tuple[float, ...] | None
     grid: int
     overlap: float
     picture_size: int
-    kind: str = "whole"
-    image_size: int | None = None
-    patching: Patching | None = None
-    calibration: Calibration | None = None
-    adaptive: Adaptive | None = None
+    kind: str = "whole"  # "whole" or "looks"; the fields below are of the latter
+    image_size: int | None = None  # rows and columns of the first look
+    patching: Patching | None = None  # how patches are cut and mixed
+    calibration: Calibration | None = None  # of the patches' answer; None where none was fitted
+    adaptive: Adaptive | None = None  # when to look again; None where that was not fitted
+    # L numbers for each of `PREFERENCES`, of both kinds; None where none were fitted.
     preferences: Mapping[str, tuple[float, ...]] | None = None
 
     def __post_init__(self) -> None:
@@ -424,5 +387,4 @@ def open_onnx(path: str | Path, *, effort: float | None = None, device: str | No
 
 def _calibrate(logits: Array, calibration: Calibration | None) -> Array:
     """Probabilities (...,L) of logits."""
-    found: Array = squash(logits) if calibration is None else calibration.apply(logits)
-    return found
+    return squash(logits) if calibration is None else calibration.apply(logits)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from pivotpatch.errors import InputError, import_extra, quote_fault
+from pivotpatch.errors import InputError, explaining, import_extra, quote_fault
 from pivotpatch.runtime.files import STDIN, find_images, is_image, no_image
 
 MAX_BYTES = 1 << 28
@@ -25,6 +25,8 @@ PACKED = (".tar", ".parquet", ".txt")
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]+(::[A-Za-z][\w+.-]+)*://")
 _BLOCK = 512  # bytes that a tar file consists of
 _AT_ONCE = 32  # images of a Parquet file that are read at once
+# Of Arrow, or of a file system, of which each has its own.
+_explaining = partial(explaining, wrong="cannot be read", todo="check the path, or copy it again")
 
 
 class Source(NamedTuple):
@@ -87,7 +89,7 @@ def _find(word: str, lines: Iterable[str], unread: Counter[str] | None) -> Itera
 def _find_remote(word: str) -> Iterator[Found]:
     """Images at an address of a file, a folder or a pattern."""
     found = False
-    try:
+    with explaining(word, "cannot be listed", "check the address and your rights"):  # each file system has its errors
         system, place = import_extra("fsspec").core.url_to_fs(word)
         if glob.has_magic(place):
             files = iter(sorted(system.glob(place)))
@@ -101,11 +103,6 @@ def _find_remote(word: str) -> Iterator[Found]:
             found = True
             address = system.unstrip_protocol(file)
             yield from _unpack(address) if file.lower().endswith(PACKED) else (address,)
-    except InputError:
-        raise
-    except Exception as error:  # each file system has its own
-        wrong = f"cannot be listed ({quote_fault(error)})"
-        raise InputError(word, wrong, "check the address and your rights") from None
     if not found:
         raise no_image(word)
 
@@ -198,46 +195,36 @@ def to_json(found: object) -> object:
 def _open(file: str, root: Path | None = None) -> IO[bytes]:
     """A local or remote file, to be read."""
     if is_address(file):
-        return import_extra("fsspec").open(file, "rb").open()  # type: ignore[no-any-return]
+        return import_extra("fsspec").open(file, "rb").open()
     return (Path(file) if root is None else root / file).open("rb")
-
-
-def _explain(name: str, error: Exception) -> InputError:
-    return InputError(name, f"cannot be read ({quote_fault(error)})", "check the path, or copy it again")
 
 
 def _read_whole(name: str, root: Path) -> Path | bytes:
     """A file that is an image."""
     if not is_address(name):
         return root / name
-    try:
-        system, place = import_extra("fsspec").core.url_to_fs(name)
-        content: bytes = system.cat_file(place, start=0, end=MAX_BYTES + 1)
-    except InputError:
-        raise
-    except Exception as error:
-        raise _explain(name, error) from None
+    content = _read_bytes(Source(name, name, 0, MAX_BYTES + 1), root)
     return _check_length(content, len(content), name)
 
 
 def _read_range(source: Source, root: Path) -> bytes:
     """An image in a tar shard."""
-    try:
-        if is_address(source.file):
-            system, place = import_extra("fsspec").core.url_to_fs(source.file)
-            size = min(source.size, MAX_BYTES + 1)
-            content: bytes = system.cat_file(place, start=source.at, end=source.at + size)
-        else:
-            with (root / source.file).open("rb") as stream:
-                stream.seek(source.at)
-                content = stream.read(min(source.size, MAX_BYTES + 1))
-    except InputError:
-        raise
-    except Exception as error:
-        raise _explain(source.name, error) from None
+    content = _read_bytes(source, root)
     if len(content) < min(source.size, MAX_BYTES):
         raise InputError(source.name, "the shard ends before it", "copy or write the shard again")
     return _check_length(content, source.size, source.name)
+
+
+def _read_bytes(source: Source, root: Path) -> bytes:
+    """What lies at a place of a local or remote file, or the beginning of it where it is too long."""
+    end = source.at + min(source.size, MAX_BYTES + 1)
+    with _explaining(source.name):
+        if is_address(source.file):
+            system, place = import_extra("fsspec").core.url_to_fs(source.file)
+            return system.cat_file(place, start=source.at, end=end)
+        with (root / source.file).open("rb") as stream:
+            stream.seek(source.at)
+            return stream.read(end - source.at)
 
 
 def _check_length(content: bytes, size: int, name: str) -> bytes:
@@ -269,13 +256,14 @@ class _Rows:
         if file == source.file and source.at in rows:  # what cannot be read is tried once
             return InputError(source.name, "lies in a damaged part of the table", "copy or write the table again")
         try:
-            if self._next != (source.file, source.at):
-                self._values = self._stream(source.file, source.at)
-            self._next = source.file, source.at + 1
-            return next(self._values)
-        except Exception as error:  # of Arrow, or a file system
+            with _explaining(source.name):
+                if self._next != (source.file, source.at):
+                    self._values = self._stream(source.file, source.at)
+                self._next = source.file, source.at + 1
+                return next(self._values)
+        except InputError as error:
             self._failed, self._next = self._group, ("", -1)
-            return error if isinstance(error, InputError) else _explain(source.name, error)
+            return error
 
     def _stream(self, file: str, at: int) -> Iterator[bytes | None]:
         """Images of a table from a row on."""

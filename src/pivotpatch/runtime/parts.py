@@ -20,17 +20,15 @@ from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pivotpatch.errors import InputError, cut, import_extra
+from pivotpatch.errors import InputError, cut, explaining, import_extra
+from pivotpatch.process import Progress
 from pivotpatch.runtime.packed import Found, Opened, open_sources, to_json
 from pivotpatch.writing import explain_disk_faults, flush, hide, replacing
 
 Row = dict[str, Any]
 """What is known of one image: its name as `picture`, and its `labels` and their `probs`, or an `error`."""
-
-Progress = Callable[[str, int, int | None], None]
-"""Told what is done, how much of it, and of how much."""
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 BETWEEN = "|"
@@ -46,20 +44,13 @@ _ODD = "backslashreplace"  # what becomes of a file's name that is no Unicode; J
 
 @dataclass(frozen=True)
 class Summary:
-    """How many images there were, how many have a row or could not be read, and what the rows depend on.
+    """How many images there were, how many have a row or could not be read, and what the rows depend on."""
 
-    Attributes:
-        pictures: images that were named.
-        tagged: those with a row.
-        failed: those that could not be read.
-        settings: what the rows depend on.
-        unread: files that were no images that can be read here, by suffix.
-    """
-
-    pictures: int
-    tagged: int
-    failed: int
-    settings: Mapping[str, Any]
+    pictures: int  # images that were named
+    tagged: int  # those with a row
+    failed: int  # those that could not be read
+    settings: Mapping[str, Any]  # what the rows depend on
+    # files that were no images that can be read here, by suffix.
     unread: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -226,11 +217,8 @@ class TagJob:
 
     def read_summary(self) -> Summary:
         """What came of finished work."""
-        try:
+        with explaining(str(self.out), "is there, but its summary cannot be read", "replace it with --overwrite"):
             return Summary(**json.loads(self.summary.read_text("utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            wrong = f"is there, but its summary cannot be read ({error})"
-            raise InputError(str(self.out), wrong, "replace it with --overwrite") from None
 
     def _name(self, first: int, after: int) -> Path:
         return self.parts / f"{first:010d}-{after:010d}.jsonl"
@@ -254,6 +242,57 @@ class TagJob:
                 raise InputError(str(path), "damaged or cut short", "remove it, and its images are tagged again")
             yield from rows[at - first :]
             at = max(at, after)
+
+
+class TagTable(NamedTuple):
+    """What a finished job wrote: images, by image the labels that it gives and their probabilities, and its settings.
+
+    `all_probs` are those of every label, in the order of `settings["labels"]`; None where they were not written.
+    """
+
+    images: list[Path]
+    tags: list[dict[str, float]]
+    all_probs: list[list[float]] | None
+    settings: dict[str, Any]
+
+
+def read_tags(path: Path) -> TagTable | None:
+    """Read a file of tags; None for another table, or one without rows."""
+    rows = _read_rows(path)
+    if not rows:
+        return None
+    wrong = f"its tags or {path.name}.summary.json cannot be read"
+    with explaining(str(path), wrong, "it is damaged, copy or write it again"):
+        settings = json.loads(path.with_name(f"{path.name}.summary.json").read_text("utf-8"))["settings"]
+        images = [Path(settings["root"], row["picture"]) for row in rows]
+        tags = [dict(zip(row["labels"], map(float, row["probs"]), strict=True)) for row in rows]
+        whole = [[float(prob) for prob in row["all_probs"]] for row in rows] if "all_probs" in rows[0] else None
+        return TagTable(images, tags, whole, settings)
+
+
+def _read_rows(path: Path) -> list[Row]:
+    """The rows of a file of tags, by plain Python where there is no pyarrow; none of another table."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        parquet = import_extra("pyarrow.parquet", "parquet")
+        ours = _are_tags(parquet.read_schema(path).names)  # else there may be images in it
+        return parquet.read_table(path).to_pylist() if ours else []
+    with suppress(ValueError, TypeError, csv.Error), path.open(encoding="utf-8-sig", newline="") as file:
+        if suffix == ".jsonl":
+            rows = (json.loads(line) for line in file if line.strip())
+            first: Row = next(rows, {})
+            return [first, *rows] if _are_tags(first) else []
+        table = csv.DictReader(file)
+        if suffix == ".csv" and _are_tags(table.fieldnames or ()):
+            return [
+                {name: text if name == "picture" else text.split(BETWEEN) if text else [] for name, text in row.items()}
+                for row in table
+            ]
+    return []
+
+
+def _are_tags(columns: Iterable[str]) -> bool:
+    return {*columns} - {"all_probs"} == {"picture", "labels", "probs"}
 
 
 def _write_list(paths: Iterable[Found], path: Path, tell: Progress) -> tuple[int, str, list[int]]:

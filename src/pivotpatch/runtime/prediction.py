@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, check_known
 from pivotpatch.runtime.checks import check_rule
 from pivotpatch.runtime.decoding import ImageSource, decode_image
 from pivotpatch.runtime.engine import Engine
@@ -100,17 +100,11 @@ class TagRule:
 
 
 class Tagged(NamedTuple):
-    """The labels that one image gets.
+    """The labels that one image gets."""
 
-    Attributes:
-        labels: K of L labels, the most probable first.
-        probs: (K,) theirs.
-        all_probs: (L,) of every label.
-    """
-
-    labels: list[str]
-    probs: NDArray[np.float32]
-    all_probs: NDArray[np.float32]
+    labels: list[str]  # K of L labels, the most probable first
+    probs: NDArray[np.float32]  # (K,) theirs
+    all_probs: NDArray[np.float32]  # (L,) of every label
 
 
 def tag_batch(
@@ -172,8 +166,7 @@ class Prediction:
 
     def get(self, label: str) -> Tag:
         """What is known of one label, given or not."""
-        if label not in self.labels:
-            raise InputError("label", f"unknown label {label!r}", choose_one_of(label, self.labels))
+        check_known(label, self.labels, where="label", what="label")
         return self.tag_at(self.labels.index(label))
 
     def tag_at(self, place: int) -> Tag:

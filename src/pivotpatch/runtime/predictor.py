@@ -113,8 +113,7 @@ class Predictor:
         scheme = "" if name is None else name.partition(":")[0]
         import_extra("torch", scheme if scheme in EXTRAS.values() else None)  # such as hub, which brings torch too
         torch_engines = import_module("pivotpatch.inference.engine")
-        engine: Engine = torch_engines.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
-        return engine
+        return torch_engines.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -222,7 +221,7 @@ class Predictor:
         if isinstance(picture, str | os.PathLike):
             path = Path(picture)
             return str(path), path, decode_with_size(path, size=size)
-        given = _get_pixels(picture, where)
+        given = get_pixels(picture, where)
         decoded = decode_with_size(given, size=size, name=where)
         if isinstance(given, bytes):
             return None, given, decoded
@@ -235,12 +234,12 @@ def _pick(part: NDArray[np.float32] | None, row: int) -> NDArray[np.float32] | N
     return None if part is None or np.isnan(part[row]).all() else part[row]
 
 
-def _get_pixels(picture: Any, where: str) -> bytes | Image.Image | NDArray[np.uint8]:
-    """What `decode_with_size` takes; it checks arrays."""
+def get_pixels(picture: Any, where: str) -> bytes | Image.Image | NDArray[np.uint8]:
+    """What `decode_with_size` takes of an image that is no file; it checks arrays."""
     if isinstance(picture, np.ndarray):
         return np.repeat(picture[..., None], 3, axis=2) if picture.ndim == 2 else picture
-    if isinstance(picture, bytes | Image.Image):
-        return picture
+    if isinstance(picture, bytes | bytearray | memoryview | Image.Image):
+        return picture if isinstance(picture, Image.Image) else bytes(picture)
     if not hasattr(picture, "numel"):  # a tensor has it
         todo = "give a path, a Pillow image, an array (H, W, 3), a tensor (3, H, W), or a list of those"
         raise InputError(where, f"is a {type(picture).__name__}", todo)
@@ -253,4 +252,4 @@ def _get_pixels(picture: Any, where: str) -> bytes | Image.Image | NDArray[np.ui
     if str(pixels.dtype) != "torch.uint8":
         wrong = f"the tensor is {pixels.dtype} from {float(pixels.min()):.3g} to {float(pixels.max()):.3g}"
         raise InputError(where, wrong, "give uint8, or floats from 0 to 1 that are not normalised yet")
-    return pixels.permute(1, 2, 0).contiguous().numpy()  # type: ignore[no-any-return]
+    return pixels.permute(1, 2, 0).contiguous().numpy()

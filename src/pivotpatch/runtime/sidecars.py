@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.errors import InputError, check_known
 from pivotpatch.runtime.xmp import EMPTY, LARGEST, leaf_of, merge_tags, read_record
 from pivotpatch.writing import explain_disk_faults, flush, replacing
 
@@ -23,8 +23,7 @@ _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 
 def find_sidecar(image: Path, kind: Kind) -> Path:
     """The file that holds an image's tags, or will."""
-    if kind not in KINDS:
-        raise InputError("sidecar", f"unknown kind {kind!r}", choose_one_of(kind, KINDS))
+    check_known(kind, KINDS, where="sidecar", what="kind")
     if kind == "txt":
         return image.with_suffix(".txt")
     beside = image.with_name(f"{image.name}.{kind}")

@@ -162,10 +162,10 @@ class Calibration:
             wrong = f"fitted to {len(self.slope)} labels, logits have shape {tuple(given.shape)}"
             raise InputError("Calibration", wrong, "give logits of the same labels")
         if isinstance(given, np.ndarray):
-            return squash(given * np.asarray(self.slope, given.dtype) + np.asarray(self.offset, given.dtype))  # type: ignore[no-any-return]
+            return squash(given * np.asarray(self.slope, given.dtype) + np.asarray(self.offset, given.dtype))
         given = given.float() if given.dtype.itemsize < 4 else given  # of half precision
         calibrated = given * given.new_tensor(self.slope) + given.new_tensor(self.offset)
-        return calibrated.sigmoid()  # type: ignore[no-any-return]
+        return calibrated.sigmoid()
 
     def select(self, places: Sequence[int]) -> "Calibration":
         """Of the labels at these places, in their order.
@@ -205,7 +205,7 @@ def measure_uncertainty(probs: Values) -> Values:
     [0.5, 0.0]
     """
     given: Any = probs
-    return (given * (1 - given)).sum(-1)  # type: ignore[no-any-return]
+    return (given * (1 - given)).sum(-1)
 
 
 def rate_self_confidence(probs: NDArray[np.floating], target: NDArray[np.floating]) -> NDArray[np.floating]:

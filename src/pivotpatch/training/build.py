@@ -1,6 +1,6 @@
 """From a configuration to everything a run needs: records, loaders, model, task, optimiser."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -36,7 +36,7 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.peers.hcp import HCPClassifier
 from pivotpatch.peers.label_priors import LabelPrior, WordVectors, read_vectors
 from pivotpatch.peers.mcar import MCARClassifier
-from pivotpatch.process import count_workers
+from pivotpatch.process import Progress, count_workers, ignore
 from pivotpatch.training.config import RunConfig, TaskSection, settle_config
 from pivotpatch.training.features import Embedder, Features
 from pivotpatch.training.optimiser import make_optimiser
@@ -44,8 +44,6 @@ from pivotpatch.training.processes import Place, choose_dtype, choose_hold, meas
 from pivotpatch.training.task import Task, make_task
 
 SPLIT_SEED = 0  # the same images are held out whatever the seed of the run, so that runs can be compared
-Progress = Callable[[str, int, int | None], None]
-"""Told a stage, how much of it is done, and of how much."""
 Kind = TypeVar("Kind", bound=SharedClassifier)
 KINDS: Mapping[str, Any] = {
     "independent": IndependentClassifier,
@@ -56,10 +54,6 @@ KINDS: Mapping[str, Any] = {
 LEAST_FOLDED = 50  # training images that folds are made of; too few say nothing
 _NAMED = 10  # labels in a line about a model or about images
 _FAULTS = 5  # faults that are told in a line each
-
-
-def ignore(*_: object) -> None:
-    """Hear nothing."""
 
 
 @dataclass

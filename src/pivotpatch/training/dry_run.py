@@ -16,7 +16,8 @@ from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError
 from pivotpatch.inference.embedding import AT_ONCE
 from pivotpatch.inference.scoring import score_images
-from pivotpatch.training.build import Run, build_run, choose_frozen, ignore, none_read
+from pivotpatch.process import ignore
+from pivotpatch.training.build import Run, build_run, choose_frozen, none_read
 from pivotpatch.training.config import RunConfig, settle_config
 from pivotpatch.training.features import Embedder, Features
 from pivotpatch.training.gain import score_unseen, tune_folds

@@ -1,6 +1,6 @@
 """What a run began with, what it gained, and what is fitted to images that nobody was trained on who scores them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,12 @@ from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.process import Progress
 from pivotpatch.training.build import Run, open_loader
 from pivotpatch.training.features import Features, score_features
 from pivotpatch.tuning.tune import Tuning, tune_scores
 
 SEED = 0  # of resamples: the same scores have the same intervals
-Progress = Callable[[str, int, int | None], None]
 
 
 def score_loader(

@@ -21,8 +21,8 @@ from pivotpatch.errors import InputError, shorten
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.open import load_checkpoint
 from pivotpatch.peers.cpsd import divide_labels
-from pivotpatch.process import StopSignals
-from pivotpatch.training.build import Progress, Run, build_run, ignore, none_read, open_loader, open_training_records
+from pivotpatch.process import Progress, StopSignals, ignore
+from pivotpatch.training.build import Run, build_run, none_read, open_loader, open_training_records
 from pivotpatch.training.config import DistilSection, RunConfig, load_config, settle_config
 from pivotpatch.training.dry_run import tell_other_way
 from pivotpatch.training.features import FOLDER, Features

@@ -125,8 +125,7 @@ def _find_scale(run: Run, target: Tensor) -> Tensor | float:
     known = (~torch.isnan(target)).sum().to(run.accelerator.device, torch.float32)
     if processes > 1:
         known = run.accelerator.reduce(known, "sum")
-    scale: Tensor = processes / known.clamp(min=1)
-    return scale
+    return processes / known.clamp(min=1)
 
 
 def _mix(*numbers: int) -> int:

@@ -15,7 +15,6 @@ from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import (
     Classifier,
     Embeddings,
-    IndependentClassifier,
     MultiLabelClassifier,
     SharedClassifier,
 )
@@ -24,7 +23,6 @@ from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views, make_network_views
 from pivotpatch.peers.c_tran import CTranHead, draw_known
 from pivotpatch.peers.cpsd import Teachers
-from pivotpatch.peers.hcp import HCPClassifier
 from pivotpatch.peers.mcar import MCARClassifier
 from pivotpatch.peers.rarl import SPREAD, RARLHead, find_reward
 from pivotpatch.peers.splicemix import draw_cells, find_inconsistency, splice_images, split_cells, unite_targets
@@ -83,15 +81,19 @@ class Task(nn.Module):
 
         Heads of folds learn from what a frozen backbone made of views before; their losses are told nobody.
         """
-        assert isinstance(self.model, SharedClassifier)
-        if not isinstance(seen, Kept):
-            return self.judge(self.model, self.model.embed_views(*seen[:3]), target)
+        if isinstance(seen, Views):
+            return self.judge_views(seen, target)
         parts = self.judge(self.model, seen.embeddings, target)
         for number, heads in enumerate(self.folds):
             others = target.masked_fill((seen.fold == number)[:, None], torch.nan)
             cost = self.judge(heads, seen.embeddings, others)
             parts = parts + (cost - cost.detach())
         return parts
+
+    def judge_views(self, views: Views, target: Tensor) -> Tensor:
+        """The K parts of the loss of a batch of views."""
+        assert isinstance(self.model, SharedClassifier)
+        return self.judge(self.model, self.model.embed_views(*views[:3]), target)
 
     def judge(self, model: Any, embeddings: Embeddings, target: Tensor) -> Tensor:
         """The K parts of the loss of what a model's heads make of embeddings."""
@@ -113,12 +115,9 @@ class WholeImageTask(Task):
     parts: tuple[str, ...] = ("image",)
     ranking = "image"
 
-    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+    def judge_views(self, views: Views, target: Tensor) -> Tensor:
         """Loss (1,) of the image logits."""
-        if isinstance(self.model, IndependentClassifier | HCPClassifier):
-            assert isinstance(seen, Views)
-            return torch.stack([self.loss(self.model(seen.image), target)])
-        return super().forward(seen, target)
+        return torch.stack([self.loss(self.model(views.image), target)])
 
     def judge(self, model: Any, embeddings: Embeddings, target: Tensor) -> Tensor:
         """Loss (1,) of the image logits."""
@@ -142,18 +141,18 @@ class SpliceTask(WholeImageTask):
         cells = send_tensor(draw_cells(len(images), share=self.share), images.device)
         return views._replace(spliced=splice_images(views.image, cells), cells=cells)
 
-    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+    def judge_views(self, views: Views, target: Tensor) -> Tensor:
         """Losses (2,) of images and of grids; (3,) with the inconsistency of their cells."""
-        assert isinstance(seen, Views)
-        assert seen.spliced is not None
-        assert seen.cells is not None
-        features = self.model.backbone(torch.cat([seen.image, seen.spliced]))
-        whole, grids = features.split([seen.image.shape[0], seen.spliced.shape[0]])
+        assert views.spliced is not None
+        assert views.cells is not None
+        features = self.model.backbone(torch.cat([views.image, views.spliced]))
+        whole, grids = features.split([views.image.shape[0], views.spliced.shape[0]])
         logits = self.model.head(whole)
-        costs = [self.loss(logits, target), self.loss(self.model.head(grids), unite_targets(target, seen.cells))]
+        costs = [self.loss(logits, target), self.loss(self.model.head(grids), unite_targets(target, views.cells))]
         if self.consistent:
-            cells = [self.model.head(cell) for cell in split_cells(grids, *seen.cells.shape[1:])]
-            costs.append(find_inconsistency(torch.stack(cells, dim=1), logits, seen.cells))
+            cells = [self.model.head(cell) for cell in split_cells(grids, *views.cells.shape[1:])]
+            shown = views.cells.where(find_taught(target)[views.cells], -1)
+            costs.append(find_inconsistency(torch.stack(cells, dim=1), logits, shown))
         return torch.stack(costs)
 
 
@@ -167,12 +166,10 @@ class StudentTask(WholeImageTask):
         super().__init__(model, loss)
         self.teachers, self.share = teachers, share  # not modules of the task: nobody trains or saves them
 
-    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+    def judge_views(self, views: Views, target: Tensor) -> Tensor:
         """Losses (2,) of both."""
-        assert isinstance(seen, Views)
-        logits = self.model(seen.image)
-        known = ~target.isnan().all(dim=1)  # of an image that only fills a batch there is nothing to learn
-        difference = (self.teachers.find_difference(seen.image, logits) * known).sum()
+        logits = self.model(views.image)
+        difference = (self.teachers.find_difference(views.image, logits) * find_taught(target)).sum()
         return torch.stack([(1 - self.share) * self.loss(logits, target), self.share * difference])
 
 
@@ -182,21 +179,19 @@ class CropTask(WholeImageTask):
     model: MCARClassifier
     parts: tuple[str, ...] = ("image", "crop")
 
-    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+    def judge_views(self, views: Views, target: Tensor) -> Tensor:
         """Losses (2,) of both."""
-        assert isinstance(seen, Views)
-        return torch.stack([self.loss(logits, target) for logits in self.model.forward_both(seen.image)])
+        return torch.stack([self.loss(logits, target) for logits in self.model.forward_both(views.image)])
 
 
 class RevealingTask(WholeImageTask):
     """C-Tran's training: some labels are revealed to the model, and the loss is that of the others."""
 
-    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+    def judge_views(self, views: Views, target: Tensor) -> Tensor:
         """Loss (1,) of the image logits of labels that were not revealed."""
-        assert isinstance(seen, Views)
         head: Any = self.model.head
         known = draw_known(target)
-        logits = head.project(head.embed(self.model.backbone(seen.image), known))  # type: ignore[operator]
+        logits = head.project(head.embed(self.model.backbone(views.image), known))  # type: ignore[operator]
         return torch.stack([self.loss(logits, target.masked_fill(known.isfinite(), torch.nan))])
 
 
@@ -205,11 +200,10 @@ class RewardedTask(WholeImageTask):
 
     parts: tuple[str, ...] = ("image", "reward")
 
-    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+    def judge_views(self, views: Views, target: Tensor) -> Tensor:
         """Losses (2,) of both."""
-        assert isinstance(seen, Views)
         head: Any = self.model.head
-        embedding, likelihood = head.walk(self.model.backbone(seen.image), spread=SPREAD)  # type: ignore[operator]
+        embedding, likelihood = head.walk(self.model.backbone(views.image), spread=SPREAD)  # type: ignore[operator]
         logits = head.project(embedding)
         reward = find_reward(logits.detach(), target)
         return torch.stack([self.loss(logits, target), -((reward - reward.mean()) * likelihood).sum()])
@@ -280,17 +274,15 @@ class TaughtTask(PatchTask):
         shown = make_network_views(self._teacher[0], drawn, compiled=compiled)
         return super().make_views(drawn, compiled=compiled)._replace(shown=(shown.image, shown.patches))
 
-    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+    def judge_views(self, views: Views, target: Tensor) -> Tensor:
         """Losses (3,): of image and pooled logits, and what the teacher says otherwise."""
-        assert isinstance(seen, Views)
-        assert seen.shown is not None
-        embeddings = self.model.embed_views(*seen[:2])
+        assert views.shown is not None
+        embeddings = self.model.embed_views(*views[:2])
         with torch.no_grad():
-            wanted = self._teacher[0].forward_views(*seen.shown)
+            wanted = self._teacher[0].forward_views(*views.shown)
         costs = self.compare(self.model.project_embeddings(embeddings), wanted)
-        known = ~target.isnan().all(dim=1)  # of an image that only fills a batch there is nothing to learn
         own = self.judge(self.model, embeddings, target)
-        return torch.cat([(1 - self.share) * own, self.share * (costs * known).sum()[None]])
+        return torch.cat([(1 - self.share) * own, self.share * (costs * find_taught(target)).sum()[None]])
 
     def compare(self, out: CounterfactualLogits, wanted: CounterfactualLogits) -> Tensor:
         """How far (B,) logits and weights are from those of the teacher, summed over labels, patches on average."""
@@ -318,10 +310,14 @@ class PatchOnlyTask(Task):
         super().__init__(model, loss)
         model.head.project.requires_grad_(False)  # it gets no gradient, which several processes would wait for
 
-    def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
+    def judge_views(self, views: Views, target: Tensor) -> Tensor:
         """Loss (1,) of the pooled patch logits."""
-        assert isinstance(seen, Views)
-        return torch.stack([self.loss(self.model.forward_patches(seen.patches), target)])
+        return torch.stack([self.loss(self.model.forward_patches(views.patches), target)])
+
+
+def find_taught(target: Tensor) -> Tensor:
+    """Which images (B,) there is anything to learn of: not of one that only fills a batch, whose target is unknown."""
+    return ~target.isnan().all(dim=1)
 
 
 def make_task(model: Classifier, config: RunConfig) -> Task:

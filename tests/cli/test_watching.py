@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import pivotpatch.runtime.watching as watching_module
-from pivotpatch.runtime.watching import watch
+import pivotpatch.cli.watch as watching_module
+from pivotpatch.cli.watch import watch
 
 ONCE = partial(watch, suffixes=(".jpg",), every=60, settle=0, already=lambda path: False)
 
