@@ -3,20 +3,15 @@
 from io import BytesIO
 
 import numpy as np
-import pytest
-import torch
 from made_scores import make_scores
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from pivotpatch.audit.cooccurrence import compare_pairs, rank_pairs, rate_pairs
-from pivotpatch.audit.plots import plot_pair_curves, plot_pairs
+from pivotpatch.audit.cooccurrence import compare_pairs, rate_pairs
+from pivotpatch.audit.plots import plot_pair_curves
 from pivotpatch.training.plots import plot_curves
-from pivotpatch.tuning.calibration import reliability
-from pivotpatch.tuning.mixing import fit_mixing
-from pivotpatch.tuning.plots import plot_effort, plot_lam, plot_reliability
+from pivotpatch.tuning.plots import plot_effort
 from pivotpatch.tuning.tune import EffortCurve, EffortPoint
 
 LABELS = ("cat", "$\\frac$ cash", "a label with a very long name & more", "hat")
@@ -36,40 +31,6 @@ def test_curves_are_the_rates_of_both_models_and_titles_the_shares() -> None:
         np.testing.assert_array_equal(ours, curve.model.numpy())
         np.testing.assert_array_equal(theirs, curve.baseline.numpy())
         assert f"better in {100 * (curve.share_improved or 0):.0f} %" in axes.get_title()
-
-
-def test_pairs_are_bars_of_both_models_beside_the_rate_overall() -> None:
-    ranked = rank_pairs(COMPARISON.model).select(torch.arange(3))
-    both = draw(plot_pairs(ranked, baseline=COMPARISON.baseline, names=LABELS[:2]))
-    theirs = {pair: row for row, pair in enumerate(COMPARISON.baseline.names)}
-    beside = COMPARISON.baseline.select(torch.tensor([theirs[pair] for pair in ranked.names]))
-    for axes, name in zip(both, ("fpr", "tpr"), strict=False):
-        drawn = [part for part in axes.containers if isinstance(part, BarContainer)]
-        for bars, rates in zip(drawn, (ranked, beside), strict=True):
-            assert [bar.get_width() for bar in bars] == pytest.approx(getattr(rates, name).tolist())
-    (overall,) = (line for line in both[0].lines if line.get_marker() == "D")
-    assert np.asarray(overall.get_xdata()).tolist() == pytest.approx(ranked.overall_fpr.tolist())
-
-
-def test_reliability_shows_shares_intervals_and_counts() -> None:
-    generator = torch.Generator().manual_seed(0)
-    probs = torch.rand(500, generator=generator)
-    curve = reliability(probs, (torch.rand(500, generator=generator) < probs).float(), bins=5)
-    above, below = draw(plot_reliability({"before": curve, "after": curve}))
-    drawn, _, (bars,) = above.containers[0].lines  # type: ignore[attr-defined]
-    np.testing.assert_allclose(drawn.get_xydata(), torch.stack([curve.mean_prob, curve.share], 1))
-    ends = [[bar[0, 1], bar[1, 1]] for bar in bars.get_segments()]
-    np.testing.assert_allclose(ends, torch.stack([curve.low, curve.high], 1))
-    np.testing.assert_allclose(np.asarray(below.lines[0].get_ydata()), curve.counts)
-
-
-def test_lam_shows_a_line_per_temperature() -> None:
-    study = fit_mixing(make_scores(tuple("abc"), count=60), resamples=10, generator=torch.Generator())
-    (axes,) = draw(plot_lam(study))
-    for line, means in zip(axes.lines, study.means, strict=False):
-        np.testing.assert_allclose(np.asarray(line.get_ydata()), 100 * means)
-        shares = np.asarray(line.get_xdata(), dtype=float)
-        np.testing.assert_allclose(shares / (1 - shares), study.lams)
 
 
 def test_effort_shows_cost_and_mean_and_marks_most_of_the_gain() -> None:

@@ -6,45 +6,12 @@ from contextlib import suppress
 from http.client import HTTPException
 from io import BytesIO
 from pathlib import Path
-from socket import gethostname
 
 import pytest
 from app_process import AppProcess, write_form
 from PIL import Image
 
-from pivotpatch.app.server import is_loopback, open_socket
-from pivotpatch.errors import InputError
-
 pytestmark = pytest.mark.slow
-
-
-def test_a_taken_port_and_one_that_is_none_are_told() -> None:
-    with open_socket(port=0) as taken, open_socket("0.0.0.0", 0) as everywhere:
-        port = taken.getsockname()[1]
-        assert (is_loopback(taken), is_loopback(everywhere)) == (True, False)
-        with pytest.raises(InputError, match=f"127.0.0.1:{port}: cannot be listened at"):
-            open_socket(port=port)
-    with pytest.raises(InputError, match="port: 70000 is none; give 0 to 65535"):
-        open_socket(port=70_000)
-
-
-def test_beyond_loopback_numbers_and_own_names_are_right_and_others_are_not(
-    model: Path, tmp_path: Path, photo: Path
-) -> None:
-    app = AppProcess(model, tmp_path / "asked.txt", "--host", "0.0.0.0", "--allow-host", "Tags.Example.org")
-    status = {}
-    for host in ("example.org", "tags.example.org:80", "127.0.0.1", "192.0.2.7:7860", "[2001:db8::1]", gethostname()):
-        status[host] = app.ask(photo.read_bytes(), headers={"Host": host}).status
-    ended, said = app.stop()
-    assert status == {**dict.fromkeys(status, 200), "example.org": 400}
-    assert ended == 0
-    assert said.strip() == (
-        "warning: 0.0.0.0 is not loopback: whoever can reach this machine can use the page; add --token to keep "
-        "others out"
-    )
-    assert re.fullmatch(r"http://0\.0\.0\.0:\d+ \(Ctrl-C ends it\)\n", app.told)
-    asked = [line for line in app.log.read_text().splitlines() if line.startswith("socket")]
-    assert [line for line in asked if "0.0.0.0" not in line] == []
 
 
 def test_a_token_is_made_up_and_only_the_page_is_told(model: Path, tmp_path: Path, photo: Path) -> None:

@@ -96,21 +96,6 @@ def test_each_side_decides_by_its_own_thresholds_unless_a_policy_is_named() -> N
         evaluate_scores(other, policy="fitted", generator=seeded())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"pictures": make_scores().pictures[::-1]}, "images differ"),
-        ({"labels": LABELS[::-1]}, "labels differ"),
-        ({"target": 1 - make_scores().target}, "targets differ"),
-    ],
-)
-def test_scores_that_cannot_be_paired_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        evaluate_scores(make_scores(), baseline=replace(make_scores(), **change), generator=seeded())
-    with pytest.raises(InputError, match="there is no image"):
-        evaluate_scores(make_scores().select(torch.arange(0)), generator=seeded())
-
-
 def test_each_step_is_scikit_learns() -> None:
     scores = make_scores()
     found = evaluate_steps(scores)

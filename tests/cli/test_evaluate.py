@@ -9,11 +9,11 @@ from verb import LABELS, QUICK, Errors, read_json, read_refusal, save, score, wr
 
 from pivotpatch.cli.main import main
 from pivotpatch.core.metrics import precision_recall
-from pivotpatch.core.policies import PerLabel, PriorMatched, TopK
+from pivotpatch.core.policies import PerLabel, PriorMatched
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
 from pivotpatch.models.checkpoint import save_checkpoint
-from pivotpatch.models.classifier import Classifier, MultiLabelClassifier
+from pivotpatch.models.classifier import Classifier
 from pivotpatch.runtime.values import Calibration
 
 
@@ -30,19 +30,6 @@ def make_run() -> Classifier:
 
 def read_photos() -> RecordSet:
     return open_records("table:photos.csv").keep_labels(LABELS)
-
-
-def test_images_that_cannot_be_read_are_counted_and_listed(photos: Path, capsys: Errors) -> None:
-    save("model")
-    Path("photos4.png").write_bytes(b"no picture")
-    words = ("model", "photos.csv", *QUICK)
-    assert "photos4.png" in read_refusal(capsys, "evaluate", *words)
-    skip = (*words, "--on-error", "skip")
-    assert main(["evaluate", *skip]) == 0
-    assert "20 images, 3 labels; 1 images could not be read and are left out" in capsys.readouterr().out
-    found = evaluate(capsys, *skip, "--save", "s.parquet")
-    assert (found["pictures"], list(found["not_read"])) == (20, ["photos4.png"])
-    assert evaluate(capsys, *skip, "--baseline", "s.parquet")["difference"]["value"] == 0
 
 
 def forget(label: str) -> None:
@@ -104,26 +91,3 @@ def test_tags_are_judged_as_predict_gave_them(suffix: str, photos: Path, capsys:
     assert "alone; write it with" in read_refusal(capsys, "audit", "pairs", few_tags, "photos.csv")
     Path(f"{few_tags}.summary.json").write_text("{}")
     assert "its tags or few" in read_refusal(capsys, "evaluate", few_tags, "photos.csv")
-
-
-def test_saved_scores_are_judged_as_the_model_and_a_baseline_by_its_own_rule(photos: Path, capsys: Errors) -> None:
-    model = save("model")
-    model.thresholds = (0.4, 0.45, 0.6)
-    save_checkpoint(model, "model", overwrite=True)
-    save("plain", MultiLabelClassifier)
-    live = evaluate(capsys, "model", "photos.csv", *QUICK, "--save", "s.parquet")
-    evaluate(capsys, "plain", "photos.csv", *QUICK, "--save", "plain.parquet")
-    found = evaluate(capsys, "plain.parquet", "--baseline", "s.parquet", "--resamples", "50")
-    assert found["baseline"]["decided"] == live["kinds"]["tde"]["decided"]
-    assert found["kinds"]["image"]["decided"]["definition"] == "fixed threshold 0.5"
-    change = found["difference"]["decided"]["CF1"]
-    assert change["interval"]["low"] <= change["value"] <= change["interval"]["high"]
-    assert main(["evaluate", "plain.parquet", "--baseline", "s.parquet", "--policy", "best-fixed"]) == 0
-    assert re.search(r"best fixed threshold 0\.\d+", " ".join(capsys.readouterr().out.split()))
-    top = evaluate(capsys, "s.parquet", "--resamples", "0", "--policy", "top:2")
-    assert top["kinds"]["tde"]["decided"]["definition"] == TopK(2).definition
-    zero, skip = (
-        evaluate(capsys, "s.parquet", "--resamples", "0", "--policy", "fixed:0.99", "--empty", rule)
-        for rule in ("zero", "skip")
-    )
-    assert [each["kinds"]["tde"]["decided"]["empty"] for each in (zero, skip)] == ["zero", "skip"]

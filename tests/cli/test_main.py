@@ -6,14 +6,6 @@ import sys
 from pathlib import Path
 from typing import IO
 
-import numpy as np
-import pytest
-import torch
-from PIL import Image
-
-from pivotpatch.models.checkpoint import save_checkpoint
-from pivotpatch.models.patch_classifier import PatchClassifier
-
 HEAVY = ("numpy", "torch", "torchvision", "timm", "pyarrow", "rich", "pydantic", "PIL", "huggingface_hub")
 # Of verbs other than predict, and of libraries that would import them where they are installed.
 UNUSED = ("accelerate", "matplotlib", "onnx", "onnxruntime", "pandas", "scipy", "sklearn", "starlette", "tensorboard")
@@ -55,13 +47,3 @@ def test_a_reader_who_goes_away_is_no_fault_and_a_full_disk_is_told() -> None:
             done = list_recipes(full)
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
         assert b"output: No space left on device" in done.stderr
-
-
-@pytest.mark.slow
-def test_one_picture_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    with torch.random.fork_rng(devices=[]):
-        save_checkpoint(PatchClassifier("test_resnet", ("cat", "dog"), image_size=64), tmp_path / "model")
-    Image.fromarray(np.zeros((80, 60, 3), np.uint8)).save(tmp_path / "photo.png")
-    loaded = list_loaded("predict", str(tmp_path / "photo.png"), "--model", str(tmp_path / "model"))
-    assert loaded.issuperset(HEAVY)
-    assert loaded.isdisjoint((*UNUSED, "transformers", "pivotpatch.training.loop"))

@@ -102,25 +102,3 @@ def test_unknown_stays_unknown_from_the_page_to_the_loss_and_the_metrics(
     assert "review.csv: " in captured.err
     assert json.loads(captured.out)["pictures"] == 40
     assert main(["tune", "model", "review.csv", "--out", "tuned", "--mixing", "keep", "--calibration", "platt"]) == 0
-
-
-def test_images_elsewhere_are_named_whole_and_the_address_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Errors
-) -> None:
-    Path("photos").mkdir()
-    Path("work").mkdir()
-    monkeypatch.chdir("photos")
-    write_images("train", 3)
-    monkeypatch.chdir(tmp_path / "work")
-
-    def decide(desk: Desk) -> None:
-        desk.decide("tab", Entry("1", "ann", "", {desk.pile.names[0]: {"dog": 1}}))
-
-    words = (str(tmp_path / "photos"), "--model", str(tmp_path / "model"))
-    desk = review(monkeypatch, *words, decide=decide)
-    assert desk.session.out == tmp_path / "photos" / "review.csv"  # near the images
-    assert len(open_records(str(desk.session.out))) == 1
-    capsys.readouterr()
-    review(monkeypatch, *words, "--out", "mine.csv", decide=decide)
-    address = capsys.readouterr().err.strip().rpartition("--corrections ")[2].strip("'")
-    assert len(open_records(address)) == 1

@@ -1,20 +1,15 @@
 """`pivotpatch train`: its words, its mistakes, what it leaves and what it tells."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
-from together import run_together, run_verb
-from verb import SCENES, SMALL, Errors, read_refusal, train, write_images
+from verb import SCENES, Errors, read_refusal, train
 
 from pivotpatch.cli.main import main
 from pivotpatch.cli.train import read_words
-from pivotpatch.data.loading import EpochSampler
 from pivotpatch.models import load_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training import find_recipe, load_config
@@ -96,31 +91,3 @@ def test_a_dry_run_tells_and_writes_nothing(here: Path, capsys: Errors) -> None:
     assert re.search(r"images +22 to train on, 2 to validate", shown)
     assert max(map(len, shown.splitlines())) <= 80
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_two_processes_tell_once_and_one_that_can_read_nothing_takes_part(here: Path) -> None:
-    """The tagger knows one of the two labels."""
-    write_images("photos", 12, labels=("cat", "dog"))
-    shares = EpochSampler(12, batch_size=4, shuffle=True, seed=3, rank=1, world=2)
-    theirs = [place for share in shares for place in share]
-    for place in theirs:
-        Path(f"photos{place}.png").write_bytes(b"no image")
-    Path("photos.csv").write_text(Path("photos.csv").read_text().replace("dog", "my mug"))
-    words = ["tagger", "photos.csv", *SMALL[3:], "data.on_error=skip", "data.val_fraction=0", "train.seed=3"]
-    first, second = run_together(run_verb, ["train", *words, "--full", "--dry-run", "--json"])
-    assert (first.status, second.status, second.err) == (0, 0, "")
-    assert {Path(name).stem for name in json.loads(first.out)["not_read"]} == {f"photos{place}" for place in theirs}
-    assert first.err.count("starting from a model that knows 1 of 2 labels: cat; new: my mug") == 1
-
-
-@pytest.mark.slow
-def test_bars_on_a_terminal_tell_time_losses_and_speed(here: Path) -> None:
-    terminal = [sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]))"]
-    command = [*terminal, sys.executable, "-m", "pivotpatch", "train", *SCENES, "--out", "run"]
-    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
-    plain, number = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", done.stdout), r"[\d.e+-]+"
-    told = rf"train .* 12 of 12 \d:\d\d:\d\d loss {number} \({number} \+ {number}\), {number} images/s"
-    assert re.search(told, plain), plain
-    assert "best validation mAP" in plain

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from verb import KEEP, LABELS, QUICK, SIZE, Errors, read_json, read_refusal, score
+from verb import KEEP, LABELS, QUICK, SCENES, SIZE, Errors, read_json, read_refusal, score, write_run
 
 from pivotpatch import Predictor
 from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
+from pivotpatch.data.scenes import SCENE_LABELS
 from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -173,3 +174,34 @@ def test_scores_of_other_weights_or_of_training_images_are_refused(here_with_run
     rows = torch.tensor([row for row, name in enumerate(scores.pictures) if name in names])
     write_scores(scores.select(rows), "held.parquet")
     assert tune(capsys, "run", "--scores", "held.parquet", *KEEP, "--out", "held")["pictures"] == 24
+
+
+def assert_curve(found: dict[str, Any], *, cost: float) -> None:
+    """Efforts below 1 cost so much for each second look, and effort 1 the four patches."""
+    *points, last = found["effort"]["points"]
+    assert [point["passes"] for point in points] == pytest.approx([1 + cost * point["share"] for point in points])
+    assert last["passes"] == 5
+
+
+def test_a_closer_look_is_measured_and_stored(here: Path, capsys: Errors) -> None:
+    """Of a run that was trained without one, and of a model that learnt to look closer."""
+    images, side, opened = "scenes:@val?count=40&size=32", 48, PatchClassifier.from_pretrained
+    torch.manual_seed(0)
+    model, records = PatchClassifier("test_resnet", SCENE_LABELS.names, image_size=SIZE).eval(), open_records(images)
+    write_run("plain", model, f"data.train={SCENES[0]}")
+    near, scores = score(model, records, closer_size=side), score(model, records)
+    model.closer_size = side
+    save_checkpoint(model, "closer")
+    words = ("--mixing", "global", "--calibration", "platt", "--closer", str(side), "--out", "tuned")
+    found = tune(capsys, "plain", images, *words)
+    look: Any = {"closer": near, "closer_cost": 2.25}
+    expected = tune_scores(scores, mixing="global", calibration="platt", **look, generator=torch.Generator())
+    assert expected.effort is not None
+    means = [point.mean for point in expected.effort.points]
+    assert [point["mean"] for point in found["effort"]["points"]] == pytest.approx(means, abs=0.01)
+    assert_curve(found, cost=2.25)
+    assert (found["closer_size"], opened("tuned").closer_size, opened("plain/best").closer_size) == (side, side, None)
+    for options, size, cost in (((), side, 2.25), (("--closer", "0"), None, 4)):  # as trained, or as told
+        learnt = tune(capsys, "closer", images, *KEEP, *options, "--out", f"learnt-{size}")
+        assert (learnt["closer_size"], opened(f"learnt-{size}").closer_size) == (size, size)
+        assert_curve(learnt, cost=cost)

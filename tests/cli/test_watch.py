@@ -1,7 +1,6 @@
 """A folder that is watched by a real process."""
 
 import json
-import re
 import shutil
 import signal
 import subprocess
@@ -13,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pivotpatch.cli.main import build_parser, main
+from pivotpatch.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "src" / "pivotpatch" / "app" / "page"
 LONGEST = 60.0
-Errors = pytest.CaptureFixture[str]
 
 
 @contextmanager
@@ -79,29 +77,3 @@ def test_what_has_no_tags_yet_gets_them_and_what_arrives_too(photos: Path) -> No
     assert [tag["label"] for tag in json.loads((photos / "cat.jpg.json").read_text())["tags"]] == ["cat", "seen"]
     assert (photos / "cat.jpg.xmp").is_file()
     assert (photos / "coffee.jpg.json").stat().st_mtime_ns == before
-
-
-@pytest.mark.slow
-def test_ctrl_c_does_not_wait_for_a_folder_that_is_full(photos: Path) -> None:
-    for number in range(500):
-        shutil.copy(photos / "cat.jpg", photos / f"{number:03}.jpg")
-    with watching("--write", "json") as process:
-        wait_until(lambda: len(said()) > 0)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LONGEST) == 0
-    written = len(list(photos.glob("*.json")))
-    assert 0 < written < 502
-    assert (
-        told().splitlines()[-1]
-        == f"tagged {written} images: wrote {written} sidecars, 0 unchanged, 0 could not be read"
-    )
-
-
-def test_it_takes_the_options_of_predict_for_the_model_the_labels_and_the_files(capsys: Errors) -> None:
-    found = {}
-    for verb in ("predict", "watch"):
-        with pytest.raises(SystemExit):
-            build_parser(verb).parse_args([verb, "--help"])
-        found[verb] = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    assert found["watch"] - found["predict"] == {"--every"}
-    assert found["watch"] >= {"--write", "--tags", "--model", "--effort", "--device", "--threshold", "--top-k"}

@@ -50,16 +50,6 @@ def run(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_every_example_is_short_and_has_an_engine() -> None:
-    found = {path.stem: path.read_text("utf-8") for path in (ROOT / "examples" / "cluster").glob("*.py")}
-    assert set(found) == set(ENGINES)
-    for name, text in found.items():
-        lines = [line for line in text.splitlines() if line and not line.startswith(('"""', "import", "from"))]
-        assert len(lines) <= 12, name
-    shown = (ROOT / "docs" / "cluster.md").read_text("utf-8").partition("```py\n")[2].partition("```")[0]
-    assert found["ray_data"].endswith("\n\n" + shown)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_example_tags_as_a_predictor_does(name: str, tmp_path: Path) -> None:
@@ -78,33 +68,3 @@ def test_an_example_tags_as_a_predictor_does(name: str, tmp_path: Path) -> None:
         tags = predictor(tmp_path / "images" / image).tags
         assert (row["labels"], row["error"]) == ([tag.label for tag in tags], None)
         assert row["probs"] == pytest.approx([tag.prob for tag in tags], abs=1e-5)
-
-
-BLOCKS = """
-import sys, ray.data
-from pivotpatch.cluster import PatchTagger
-rows = ray.data.from_items([{"path": path} for path in sys.argv[1:]], override_num_blocks=len(sys.argv) - 1)
-for kind in ("numpy", "pyarrow"):
-    given, one = {"columns": "path", "effort": 0}, ray.data.ActorPoolStrategy(size=1)
-    tagged = rows.map_batches(PatchTagger, fn_constructor_kwargs=given, batch_size=1, batch_format=kind, compute=one)
-    tagged.write_parquet(kind)
-"""
-
-
-@pytest.mark.slow
-def test_what_ray_writes_by_blocks_is_one_data_set(tmp_path: Path) -> None:
-    """A block without tags, one without errors and one with neither would each have columns of no type."""
-    find_engine("ray")
-    write_images(tmp_path / "images")
-    names = [str(tmp_path / "images" / name) for name in ("none.jpg", "black.jpg", "2.jpg")]
-    run([sys.executable, "-c", BLOCKS, *names], tmp_path)
-    for kind in ("numpy", "pyarrow"):
-        written = pyarrow.dataset.dataset(tmp_path / kind, format="parquet")
-        schemas = [part.physical_schema for part in written.get_fragments()]
-        assert len(schemas) == 3
-        assert {tuple(map(str, schema.types)) for schema in schemas} == {
-            ("string", "list<element: string>", "list<element: float>", "string")
-        }
-        rows = {Path(row["path"]).stem: row for row in written.to_table().to_pylist()}
-        assert [bool(rows[name]["labels"]) for name in ("none", "black", "2")] == [False, False, True]
-        assert [rows[name]["error"] is None for name in ("none", "black", "2")] == [False, True, True]

@@ -18,7 +18,6 @@ import torch
 from made_engines import Trouble
 from PIL import Image
 from run_process import write_pictures
-from verb import read_refusal
 
 import pivotpatch.app
 from pivotpatch.cli.main import main
@@ -211,23 +210,3 @@ class TestCluster:
         work = tag_on_ray(engine.open, "means")
         with pytest.raises(InputError, match=r"\d{4}.png: is in none of the known formats"):
             tag_pictures(engine, find_images(["pictures"]), Path("b.jsonl"), on_error="error", work=work)
-
-
-def test_options_of_a_cluster_are_refused_without_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (4, 4)).save("a.png")
-    for words, message in (
-        (["--address", "auto"], "--address: it is an option of --engine ray"),
-        (["--engine", "ray"], "--engine: it is an option of --out"),
-        (["--engine", "ray", "--out", "a.csv", "--gpus-per-worker", "-1"], "--gpus-per-worker: -1 is below 0"),
-    ):
-        assert message in read_refusal(capsys, "predict", "a.png", *words)
-    with monkeypatch.context() as patch:
-        patch.setenv("WORLD_SIZE", "2")
-        refused = read_refusal(capsys, "predict", "a.png", "--engine", "ray", "--out", "a.csv")
-        assert "--engine: Ray makes the processes itself" in refused
-    monkeypatch.setitem(sys.modules, "ray", None)
-    refused = read_refusal(capsys, "predict", "a.png", "--engine", "ray", "--out", "a.csv")
-    assert "ray: is not installed; pip install " in refused

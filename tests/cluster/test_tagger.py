@@ -16,8 +16,7 @@ from PIL import Image
 
 from pivotpatch.cluster import PatchTagger
 from pivotpatch.errors import InputError
-from pivotpatch.process import count_workers
-from pivotpatch.runtime import Predictor, TagRule
+from pivotpatch.runtime import Predictor
 from pivotpatch.runtime.engine import Answer, Array, Pixels
 
 COFFEE = Path(__file__).parents[2] / "docs" / "images" / "coffee.jpg"
@@ -88,22 +87,6 @@ def test_what_cannot_be_read_is_a_row_of_its_own(means: PatchTagger, tmp_path: P
     assert str(nothing).startswith("bytes or path: there is no image")
 
 
-def test_of_each_row_the_first_column_with_an_image_counts(means: PatchTagger, tmp_path: Path) -> None:
-    (tmp_path / "blue.png").write_bytes(draw(0, 0, 255))
-    batch = {"path": [str(tmp_path / "blue.png")] * 2, "bytes": np.array([draw(255, 0, 0), None], dtype=object)}
-    assert [labels for labels, *_ in listed(means(batch))] == [["red"], ["blue"]]
-
-
-def test_a_batch_without_rows_has_the_three_columns(means: PatchTagger) -> None:
-    batches: list[dict[str, Any]] = [{}, {"bytes": np.array([], dtype=object), "id": []}]
-    for batch in batches:
-        rows = means(batch)
-        assert list(rows) == [*batch, "labels", "probs", "error"]
-        assert listed(rows) == []
-    empty = means(pa.record_batch({"bytes": pa.array([], pa.binary())}))
-    assert empty.schema.types == [pa.binary(), pa.list_(pa.string()), pa.list_(pa.float32()), pa.string()]
-
-
 def test_other_columns_pass_through_and_none_is_overwritten(means: PatchTagger) -> None:
     batch = {"bytes": np.array([draw(255, 0, 0)], dtype=object), "id": np.array([7]), "labels": [["mine"]]}
     with pytest.raises(InputError, match="PatchTagger: the batch has labels already; rename"):
@@ -144,12 +127,6 @@ def test_files_that_end_in_zeros_survive_numpys_bytes(means: PatchTagger) -> Non
     ]
 
 
-def test_a_rule_decides(means: PatchTagger) -> None:
-    batch = {"bytes": [draw(200, 100, 0)]}
-    assert PatchTagger(rule=TagRule(top_k=2))(batch)["labels"][0].as_py() == ["red", "green"]
-    assert PatchTagger(rule=TagRule(threshold=0.9))(batch)["labels"][0].as_py() == []
-
-
 def test_threads_share_a_tagger_and_its_model_is_asked_by_one_at_a_time(means: PatchTagger) -> None:
     class Single(Means):
         busy = threading.Lock()
@@ -178,13 +155,6 @@ def test_a_pickled_tagger_is_the_same(tagger: PatchTagger) -> None:
     assert len({pickle.dumps(each) for each in [tagger, *others]}) == 4
 
 
-def test_the_pickle_of_another_model_of_the_same_name_differs(means: PatchTagger) -> None:
-    before = pickle.dumps(means)
-    assert pickle.dumps(means) == before
-    vars(means.engine)["digest"] = lambda: "trained again"
-    assert pickle.dumps(means) != before
-
-
 def test_a_model_that_is_not_there_or_fails_is_an_exception(
     means: PatchTagger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,21 +168,3 @@ def test_a_model_that_is_not_there_or_fails_is_an_exception(
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"gone\.onnx: there is no such file"):
         PatchTagger("gone.onnx")
-
-
-@pytest.mark.parametrize(("given", "threads"), [("1", 1), ("0", 1), ("4096", count_workers()), ("", count_workers())])
-def test_a_worker_decodes_with_the_cores_that_it_was_given(
-    given: str, threads: int, means: PatchTagger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
-    seen = set[str]()
-    read = means._read
-
-    def note(row: Any) -> Any:
-        seen.add(threading.current_thread().name)
-        time.sleep(0.01)
-        return read(row)
-
-    monkeypatch.setattr(means, "_read", note)
-    means({"bytes": [draw(0, 0, 0)] * 40})
-    assert len(seen) == threads

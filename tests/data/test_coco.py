@@ -79,7 +79,6 @@ def test_images_lie_below_images_or_where_the_option_says(root: Path) -> None:
 @pytest.mark.parametrize(("location", "split", "message"), [
     ("", "val2014", r"there is no split 'val2014'; did you mean 'val2017'\? known: train2017, val2017$"),
     ("", "train2017", r"the images of 'train2017' are not in .*train2017 or .*images/train2017; unpack"),
-    ("val2017", "val2017", r"annotations: there is no split .val2017.; give the folder with annotations/inst"),
     ("gone.json", None, r"gone\.json: there is no such file"),
     ("annotations/instances_val2017.json", "val2017", "a file has no split 'val2017'"),
 ])  # fmt: skip
@@ -90,9 +89,7 @@ def test_what_is_not_there_is_told(root: Path, location: str, split: str | None,
 
 @pytest.mark.parametrize(("change", "message"), [
     (lambda c: c["annotations"][1].update(category_id=12), "is not as in COCO .KeyError: 12"),
-    (lambda c: c["annotations"].insert(1, None), "is not as in COCO .*NoneType"),
     (lambda c: c["images"].append(c["images"][0]), "two of its images have the same id"),
-    (lambda c: c["images"][2].pop("file_name"), "is not as in COCO .KeyError: 'file_name'.; give a COCO inst"),
     (lambda c: c["images"][1].update(file_name="../secret.jpg"), r"'\.\./secret\.jpg' lies outside"),
     (lambda c: c.update(annotations=[]), "none of the 3 images has an annotation; check the file or set keep_una"),
 ])  # fmt: skip

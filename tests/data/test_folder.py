@@ -1,5 +1,4 @@
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -106,12 +105,3 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         open_records(f"folder:{tmp_path}")
     with pytest.raises(InputError, match=r"none: there is no such folder; check the location"):
         read_folder(str(tmp_path / "none"), None)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
-def test_a_file_name_in_another_encoding(tmp_path: Path) -> None:
-    (tmp_path / "cats").mkdir()
-    with open(os.fsencode(tmp_path / "cats") + b"/caf\xe9.jpg", "wb"):  # noqa: PTH123 (a Path cannot hold it)
-        pass
-    with pytest.raises(InputError, match=r"the file name 'cats/caf\\udce9\.jpg' is not UTF-8; rename it"):
-        read_folder(str(tmp_path), None)

@@ -1,10 +1,5 @@
 """Batches: what is in them, in which order, from files or memory, and what happens to images that cannot be read."""
 
-import os
-import signal
-import subprocess
-import sys
-from subprocess import PIPE
 from typing import Any
 
 import numpy as np
@@ -123,48 +118,6 @@ def test_an_unreadable_image_ends_the_pass_by_default(damaged: RecordSet, option
         next(loader)
 
 
-def test_skipped_images_are_left_out_and_listed(damaged: RecordSet) -> None:
-    loader = make_loader(damaged, size=SIZE, batch_size=2, on_error="skip")
-    for _ in range(2):  # the second pass lists its own failures only
-        batches = list(loader)
-        # Of the batch (4, 5) nothing could be read.
-        assert [batch.indices.tolist() for batch in batches] == [[0, 1], [3], [6, 7], [9], [10]]
-        assert [batch.images[:, 2, 0, 0].tolist() for batch in batches] == [[0, 1], [3], [6, 7], [9], [10]]
-        assert [[failure.index for failure in batch.failures] for batch in batches] == [[], [2], [], [8], []]
-        assert [(each.index, each.name) for each in loader.failures] == [(i, f"row {i}") for i in (2, 4, 5, 8)]
-
-
-PASS_IN_STEPS = """
-import signal, sys
-from pivotpatch.data.address import open_records
-from pivotpatch.data.loading import make_loader
-
-loader = make_loader(open_records("scenes:@val?count=8&size=32"), size=(8, 8), batch_size=1, num_workers=2)
-for batch in loader:
-    for number in (signal.SIGINT, signal.SIGTERM):  # as a training loop that finishes its step; workers run already
-        signal.signal(number, lambda *_: None)
-    print(batch.indices.item(), flush=True)
-    sys.stdin.readline()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="only SIGINT can be refused here")
-def test_a_pass_survives_signals_to_the_process_group() -> None:
-    """As Ctrl-C in a terminal sends them, or a service manager."""
-    command = [sys.executable, "-c", PASS_IN_STEPS]
-    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as running:
-        assert running.stdin is not None
-        assert running.stdout is not None
-        for index in range(8):
-            assert running.stdout.readline() == f"{index}\n"
-            os.killpg(running.pid, signal.SIGINT if index % 2 else signal.SIGTERM)
-            running.stdin.write("go on\n")
-            running.stdin.flush()
-        _, errors = running.communicate(timeout=60)  # the workers end with the main process, whose loader still lives
-    assert (running.returncode, errors) == (0, "")
-
-
 @pytest.mark.parametrize("options", [{"shuffle": True, "seed": 4}, {"every_batch": True, "rank": 1, "world": 3}])
 def test_held_images_give_the_same_batches(damaged: RecordSet, options: dict[str, Any]) -> None:
     held = hold_images(damaged, size=SIZE, on_error="skip")
@@ -179,6 +132,15 @@ def test_held_images_give_the_same_batches(damaged: RecordSet, options: dict[str
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
             assert list(map(str, one.failures)) == list(map(str, two.failures))
         assert list(map(str, loader.failures)) == list(map(str, other.failures)) != []
+
+
+def test_held_images_serve_other_labels_as_copies(records: RecordSet) -> None:
+    held = hold_images(records, size=SIZE)
+    loader = make_loader(records.keep_labels(["c"]), size=SIZE, batch_size=COUNT, held=held)
+    (batch,) = loader
+    torch.testing.assert_close(batch.target, records.target()[:, 2:], equal_nan=True)
+    batch.images.zero_()
+    assert held.images.any()
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -215,15 +177,6 @@ def test_batches_come_from_the_device_without_waiting_for_it(damaged: RecordSet)
         assert torch.equal(batch.images.cpu(), expected.images)
         assert batch.images.is_contiguous(memory_format=torch.channels_last)
         assert batch.target.is_pinned() or len(batch.target) == 0
-
-
-def test_held_images_serve_other_labels_as_copies(records: RecordSet) -> None:
-    held = hold_images(records, size=SIZE)
-    loader = make_loader(records.keep_labels(["c"]), size=SIZE, batch_size=COUNT, held=held)
-    (batch,) = loader
-    torch.testing.assert_close(batch.target, records.target()[:, 2:], equal_nan=True)
-    batch.images.zero_()
-    assert held.images.any()
 
 
 def test_wrong_ways_to_hold_are_refused(records: RecordSet, damaged: RecordSet) -> None:

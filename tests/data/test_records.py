@@ -1,34 +1,19 @@
-import os
-import pickle
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made_records import records_of
 
-from pivotpatch.data.records import FileStore, LabelSpace, keep_common_labels, pack_states
+from pivotpatch.data.records import keep_common_labels, pack_states
 from pivotpatch.errors import InputError
 
 pairs_of_labels = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), st.booleans()))
 targets = st.lists(st.lists(st.sampled_from([0, 1, np.nan]), min_size=6, max_size=6), min_size=1, max_size=6)
 make_records = partial(records_of, labels="abcdef", name="some")
-
-
-@pytest.mark.parametrize(("names", "message"), [
-    ((), r"labels: there is no label at all; give at least one"),
-    (("cat", "dog", "cat"), r"labels: cat stand twice; give"),
-    (("cat\ndog",), r"labels: the name 'cat\\ndog' is blank or holds control characters; give it a printable name"),
-])  # fmt: skip
-def test_labels_that_are_none(names: tuple[str, ...], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        LabelSpace(names)
-    with pytest.raises(InputError, match=r"unknown label 'cta'; did you mean 'cat'"):
-        LabelSpace(("cat", "dog")).index("cta")
 
 
 @given(pairs=pairs_of_labels)
@@ -80,12 +65,3 @@ def test_common_labels_are_kept_in_the_order_asked_and_the_rest_is_told() -> Non
     assert keep_common_labels(records, records.labels.names, whose="x", tell=pytest.fail) is records
     with pytest.raises(InputError, match=r"^some: the model knows none of its labels \(a, b, c and 3 more\); did"):
         keep_common_labels(records, ("saw", "hammer"), whose="the model", tell=pytest.fail)
-
-
-def test_paths_name_files_whatever_their_encoding() -> None:
-    paths = [*(f"{number}/ä {number}.jpg" for number in range(9)), os.fsdecode(b"caf\xe9.jpg")]
-    column = pa.chunked_array([[os.fsencode(path) for path in part] for part in (paths[:4], paths[4:])], pa.binary())
-    store = FileStore(Path("/root"), column.slice(2, 8))
-    for read in (store, pickle.loads(pickle.dumps(store))):
-        assert [read.source(index) for index in range(len(read))] == [Path("/root") / path for path in paths[2:]]
-        assert [read.name(index) for index in (0, 7)] == [paths[2], "caf\N{REPLACEMENT CHARACTER}.jpg"]

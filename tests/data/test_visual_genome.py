@@ -55,15 +55,6 @@ def test_a_given_map_decides_labels_and_their_order(root: Path) -> None:
     }
 
 
-def test_the_permutation_is_the_stated_one(root: Path) -> None:
-    train, test = (labels_by_name(open_records(f"vg:{root}@{split}?min_images=1")) for split in ("train", "test"))
-    assert train | test == labels_by_name(open_records(f"vg:{root}?min_images=1"))
-    everything = open_records(f"vg:{root}?min_images=1")
-    assert [list(train), list(test)] == [
-        [everything[i].name for i in part] for part in ([0, 1, 2, 4, 5, 7, 8], [3, 6, 9])
-    ]
-
-
 def test_images_are_looked_up_in_both_folders(root: Path) -> None:
     for image_id in (1, 3):
         (root / f"VG_100K_2/{image_id}.jpg").touch()
@@ -132,8 +123,6 @@ BROKEN: list[object] = [
     [],
     {"images": []},
     [{"image_id": 1}],
-    [{"image_id": "x", "objects": []}],
-    [{"image_id": 5, "objects": [{"names": "clock"}]}],
     [{"image_id": 5, "objects": [{"names": [1]}]}],
 ]
 
@@ -149,7 +138,6 @@ def test_damaged_content_is_refused(tmp_path: Path, images: object) -> None:
 @pytest.mark.parametrize(("address", "message"), [
     ("vg:{root}@train?protocol=published", "needs its label map; give label_map=FILE"),
     ("vg:{root}@val", r"there is no split 'val'; known: test, train$"),
-    ("vg:{root}/VG_100K", r"VG_100K/objects\.json: there is no such file"),
     ("vg:{root}", "no label has min_images=500 among 10 images; lower min_images"),
     ("vg:{root}?num_labels=-1", "option num_labels: value '-1': Input should be greater"),
     ("vg:{root}?label_map=list.json", r"list\.json: not a JSON object"),

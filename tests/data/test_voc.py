@@ -54,16 +54,6 @@ def test_the_kit_the_folder_above_and_a_year_are_accepted(root: Path) -> None:
         assert records[0].image == kit / year / "JPEGImages/000005.jpg"
 
 
-@pytest.mark.parametrize(("place", "split", "message"), [
-    ("", "2007-train", r"there is no split '2007-train'; did you mean '2007-trainval'\? known: 2007-test, 2007-trai"),
-    ("", None, "no split is given; known: 2007-test, 2007-trainval, 2012-val$"),
-    ("elsewhere", "2007-test", "there is no split '2007-test'; give the folder VOCdevkit"),
-])  # fmt: skip
-def test_a_missing_split_says_what_is_there(root: Path, place: str, split: str | None, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read_voc(str(root / place), split)
-
-
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("test.txt", b"000005\n000012\n000005\n", r"test\.txt: a line is not like .*, or an image stands twice; copy"),
     ("test.txt", b"000005\n../../x\n", r"test\.txt: a line is not like '000005' or"),

@@ -42,15 +42,6 @@ def test_the_graph_says_what_the_engine_says_and_leaves_the_model_alone() -> Non
     assert (graph.description.grid, graph.description.picture_size) == (2, 64)
 
 
-@pytest.mark.slow
-def test_one_trace_serves_all_numbers_and_sizes_of_pictures() -> None:
-    graph = PictureGraph(make_plain())
-    traced = trace_pictures(graph).module()
-    for shape in ((1, 32, 32), (5, 32, 32), (2, 41, 7)):
-        pictures = make_pictures(*shape).permute(0, 2, 3, 1)
-        torch.testing.assert_close(traced(pictures), graph(pictures))
-
-
 def test_a_file_passes_with_its_difference_or_is_refused() -> None:
     graph = PictureGraph(make_network())
     assert check_difference(Off(graph), graph.engine, tolerance=1e-3) == 0

@@ -1,6 +1,5 @@
 """The engine of torch against probabilities computed by hand from the model's logits."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,13 +135,6 @@ def test_nothing_of_the_callers_is_changed() -> None:
     assert not torch.is_inference_mode_enabled()
 
 
-def test_half_precision_is_nearly_the_same_and_comes_back_whole() -> None:
-    model = make_patched()
-    answer, expected = ask(TorchEngine(model, dtype=torch.bfloat16), pictures()), ask(TorchEngine(model), pictures())
-    assert answer.probs.dtype == torch.float32
-    assert 1e-6 < (answer.probs - expected.probs).abs().max() < 0.05
-
-
 @pytest.mark.parametrize("patch_size", [None, 16])
 def test_the_patches_of_the_unsure_are_looked_at_and_the_others_answered_by_the_image(patch_size: int | None) -> None:
     pixels = pictures(8, size=LOADED)
@@ -224,12 +216,6 @@ def test_what_no_probability_is_blames_the_model(parts: list[str], value: float,
         ask(TorchEngine(model, effort=effort), pictures(size=LOADED))
 
 
-def test_certainty_is_no_fault() -> None:
-    model = make_plain()
-    model.get_parameter("head.project.bias").data.copy_(torch.tensor([1e30, -1e30, 200.0]))
-    assert ask(TorchEngine(model), pictures()).probs.tolist() == [[1.0, 0.0, 1.0]] * 3
-
-
 def make_closer(cutoffs: tuple[float, ...] = (0.0, 1.0), *, head: str = "linear") -> PatchClassifier:
     """A model that looks closer, with both calibrations."""
     model = make_network(head=head, source_size=LOADED, overlap=0.25)
@@ -243,24 +229,6 @@ def score_closer(model: PatchClassifier, pixels: Tensor) -> CounterfactualLogits
         out = score_images(model, pixels, closer_size=CLOSER)
     assert not isinstance(out, Tensor)
     return out
-
-
-@pytest.mark.parametrize("head", ["linear", "query2label"])
-def test_a_closer_look_sees_the_picture_twice_unless_effort_is_all_or_none(head: str) -> None:
-    """At the network's size and larger, both from what the loader gives; no patch is cut from pixels."""
-    model, pixels = make_closer(head=head), make_pictures(3, LOADED, LOADED)
-    seen: list[tuple[int, int]] = []
-    with torch.inference_mode():
-        first, closer = (replace(model.preprocessing, image_size=size)(pixels) for size in (SIZE, CLOSER))
-        expected = model.look_closer(model.forward_images(first), closer)
-    model.backbone.register_forward_pre_hook(lambda _, given: seen.append((len(given[0]), given[0].shape[-1])))
-    for value, known in zip(score_closer(model, pixels), expected, strict=True):
-        torch.testing.assert_close(value, known, rtol=1e-3, atol=1e-4)
-    assert seen == [(3, SIZE), (3, CLOSER)]
-    for effort, passes in ((1.0, [(15, SIZE)]), (0.0, [(3, SIZE)])):
-        seen.clear()
-        ask(TorchEngine(model, effort=effort), pixels)
-        assert seen == passes
 
 
 def test_a_predictor_looks_closer_as_its_checkpoint_says(tmp_path: Path) -> None:

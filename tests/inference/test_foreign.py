@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -19,7 +18,6 @@ from transformers.utils import logging
 
 from pivotpatch import InputError, Predictor
 from pivotpatch.core.patches import resize_images
-from pivotpatch.models import hub
 from pivotpatch.models.foreign import load_timm, load_transformers
 
 LABELS = ("cat", "cup", "person")
@@ -133,21 +131,6 @@ def test_the_answer_is_that_of_the_model_called_by_hand(
     torch.testing.assert_close(answer.probs, ((image + pooled) / 2).sigmoid(), atol=1e-5, rtol=0)
 
 
-def test_a_predictor_opens_them_by_their_folders(vit: Path, resnet: Path) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    for address in (f"transformers:{vit}", f"timm:{resnet}"):
-        prediction = Predictor.load(address, device="cpu")(picture)
-        assert prediction.labels == LABELS
-        box = prediction.top(1)[0].box
-        assert box is not None
-        assert (box.right - box.left, box.bottom - box.top) == (60, 45)
-        alone = Predictor.load(address, device="cpu", effort=0)(picture)
-        assert alone.weights is None
-        np.testing.assert_allclose(alone.probs, prediction.image_probs, atol=0.05)  # resized in two steps
-        with pytest.raises(InputError, match="effort: is 0.5, but PAT-I looks at the patches of all .*; give 1, or 0"):
-            Predictor.load(address, device="cpu", effort=0.5)
-
-
 @pytest.mark.parametrize(
     ("processor", "std", "interpolation"),
     [
@@ -191,7 +174,6 @@ def pickle_weights(folder: Path) -> None:
         (pickle_weights, "or no weights as safetensors; others can run code"),
         (write("model.safetensors", b"cut"), "model.safetensors: cannot be read .*copy it again"),
         (lambda f: (f / "config.json").unlink(), "holds no config.json"),
-        (write("config.json", b"[" * 100_000), r"its config.json is no JSON"),
         (edit(model_type="mine", auto_map={"AutoConfig": "mine.MyConfig"}), "custom code which must be executed"),
         (
             lambda f: transformers.MobileViTImageProcessor(
@@ -200,7 +182,6 @@ def pickle_weights(folder: Path) -> None:
             "its processor does .*do_flip_channel_order.*; in Python, open it with preprocessing=Preprocessing",
         ),
         (edit("preprocessor_config.json", size={"height": SIDE, "width": 48}), "its processor does .* 'width': 48}"),
-        (edit("preprocessor_config.json", size={"height": 9999, "width": 9999}), "image_size is 9999"),
         (edit(hidden_size=10**9), "config.json: 'hidden_size': 1000000000 is too large a number"),
         (edit(image_size=1 << 17), "describes a far larger model than its weights are of"),
     ],
@@ -234,18 +215,13 @@ def test_labels_are_put_into_the_order_of_the_logits(vit: Path, resnet: Path) ->
         (edit(label_names=None), r"states no label_names"),
         (edit(label_names=["cat", "cup"]), "of one image, and there are 2 labels"),
         (edit(num_classes=4), "fc.bias is .3,. instead of .4,."),
-        (edit(architecture=None), "timm cannot open it .*architecture"),
         (write("config.json", b"[]"), "timm cannot open it"),
         (pickle_code, "pytorch_model.bin: cannot be read as plain tensors"),
         (write("model.safetensors", b"cut"), "model.safetensors: cannot be read"),
         (edit(model_args={"layers": [10**5, 1, 1, 1]}), "describes a far larger model than its weights are of"),
         (edit(model_args={"stem_width": 10**9}), "'model_args': 'stem_width': 1000000000 is too large a number"),
         (edit(within="pretrained_cfg", input_size=[3, 32, 48]), "it sees 3 channels of 32 x 48 pixels"),
-        (edit(within="pretrained_cfg", input_size=[3, 9999, 9999]), "preprocessing: image_size is 9999"),
-        *(
-            (edit(within="pretrained_cfg", mean=[0.5, 0.5, *last]), "preprocessing: mean")
-            for last in ([], ["x"], [float("nan")])
-        ),
+        (edit(within="pretrained_cfg", mean=[0.5, 0.5, float("nan")]), "preprocessing: mean"),
     ],
 )
 def test_a_timm_model_that_will_not_do_is_refused(damage: Damage, message: str, resnet: Path) -> None:
@@ -266,28 +242,3 @@ def test_weights_in_their_authors_names_are_converted_and_the_built_size_counts(
     assert loaded.picture_size == 48
     assert {value.dtype for value in loaded.parameters()} == {torch.float32}
     torch.testing.assert_close(loaded(images), model(images), atol=0.02, rtol=0)
-
-
-def test_they_are_opened_by_their_names_on_the_hub(
-    vit: Path, resnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offered = {("me/vit", "v1"): vit, ("me/resnet", "v1"): resnet, ("me/vit", None): tmp_path / "empty"}
-    (tmp_path / "empty").mkdir()
-    asked = []
-
-    def download(name: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:
-        asked.append(allow_patterns)
-        return str(offered[name, revision])
-
-    monkeypatch.setattr(hub, "snapshot_download", download)
-    for address in ("transformers:me/vit@v1", "timm:me/resnet@v1"):
-        assert Predictor.load(address, device="cpu").labels == LABELS
-    with pytest.raises(InputError, match="me/vit: holds no config.json, so it is another kind of model"):
-        Predictor.load("timm:me/vit", device="cpu")
-    assert all(name.endswith(("json", "safetensors")) for names in asked for name in names)  # neither code nor pickle
-
-
-def test_one_that_sees_too_much_is_named(resnet: Path) -> None:
-    edit(within="pretrained_cfg", input_size=[3, 1856, 1856])(resnet)
-    with pytest.raises(InputError, match=f"timm:{resnet}: an image and its 2 x 2 patches have 17 million pixels"):
-        Predictor.load(load_timm(resnet), device="cpu")

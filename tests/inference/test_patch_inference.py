@@ -63,11 +63,6 @@ def test_equals_the_papers_pseudocode(options: Any, native: bool, model: nn.Modu
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_a_model_may_answer_as_those_of_transformers_do(model: nn.Module, images: Tensor) -> None:
-    found = PatchInference(lambda views: SimpleNamespace(logits=model(views)))(images)
-    torch.testing.assert_close(found.tde_logits, PatchInference(model)(images).tde_logits)
-
-
 @pytest.mark.parametrize("chunk_size", [1, 3, 99])
 def test_chunks_change_nothing_but_the_batch(model: nn.Module, images: Tensor, chunk_size: int) -> None:
     sizes: list[int] = []
@@ -132,22 +127,6 @@ def test_an_unsuitable_session_is_named(kinds: list[str], outputs: list[str], me
         PatchInference(session)(torch.rand(1, 3, 8, 8))
 
 
-def test_bytes_are_refused_in_plain_words_unless_the_model_takes_them(model: nn.Module, images: Tensor) -> None:
-    pixels = (255 * images).byte()
-    session: Any = SimpleNamespace(
-        run=print,
-        get_inputs=lambda: [SimpleNamespace(name="x", type="tensor(float)", shape=["b", 3, 24, 32])],
-        get_outputs=lambda: [SimpleNamespace(name="logits")],
-    )
-    for refusing in (model, session):
-        with pytest.raises(
-            InputError, match=r": images are torch\.uint8, which the model does not take.*; normalise them"
-        ):
-            PatchInference(refusing)(pixels)
-    taking = PatchInference(lambda views: views.float().mean((2, 3)))
-    torch.testing.assert_close(taking(pixels).image_logits, pixels.float().mean((2, 3)))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow
 def test_works_under_compile_without_a_graph_break(model: nn.Module, images: Tensor) -> None:
@@ -186,15 +165,3 @@ def test_works_under_export_for_any_batch(head: str) -> None:
 def test_what_will_not_do_is_named(model: Any, options: dict[str, Any], message: str, images: Tensor) -> None:
     with pytest.raises(InputError, match=message):
         PatchInference(model, **options)(images)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (torch.rand(1, 3, 48, 64), "give the same images"),
-        (torch.rand(2, 3, 48, 64).double(), "torch.float64 on cpu and images are .* torch.float32"),
-    ],
-)
-def test_a_source_of_other_images_is_named(source: Tensor, message: str, images: Tensor) -> None:
-    with pytest.raises(InputError, match=message):
-        PatchInference(Small().eval())(images, source=source)

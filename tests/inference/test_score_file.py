@@ -120,11 +120,6 @@ def test_scores_are_put_in_the_order_of_others(tmp_path: Path) -> None:
     moved = replace(moved, target=torch.full((5, 4), torch.nan))
     write_scores(moved, path)
     assert_same(read_scores(path, like=scores), scores)
-    with pytest.raises(InputError, match=r"3 labels are not in the other scores"):
-        read_scores(path, like=replace(scores, labels=("cat", "dog", "fish", "horse")))
-    write_scores(moved.select(torch.arange(4)), path)
-    with pytest.raises(InputError, match="1 images of the other scores have"):
-        read_scores(path, like=scores)
     write_scores(replace(scores, target=1 - scores.target), path)
     with pytest.raises(InputError, match="known targets are not those of the other scores"):
         read_scores(path, like=scores)
@@ -138,11 +133,8 @@ def test_scores_are_put_in_the_order_of_others(tmp_path: Path) -> None:
         ({"labels": list(LABELS[:3])}, r"damaged .*\(cannot reshape array of size 20 into shape \(5,3\)\)"),
         ({"labels": ["a", "b", "a", "c"]}, "a stand twice"),
         ({"lam": -1}, "lam is -1.0; give a finite number"),
-        ({"temperature": 0}, "temperature is 0.0; give"),
         ({"overlap": 1.5}, "overlap is 1.5; give a share of a patch's side"),
-        ({"closer_size": [1, 2]}, "its note or a column cannot be read"),
         ({"thresholds": [0.5]}, "thresholds or calibration are not those of 4 labels"),
-        ({"calibration": {"kind": "image"}}, "its note or a column cannot be read"),
     ],
 )
 def test_a_wrong_note_is_told(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -241,34 +233,15 @@ def test_a_few_images_without_scores_are_left_out_and_told(photos: RecordSet, tm
     [
         ("picture,dog\na.jpg,1\nb.jpg,1\nc.jpg,1\n", r"1 images of table:.*photos\.csv have no scores \(d\.jpg\)"),
         ("picture,dog\na,1\nb,1\nc,1\nd,1\n", r"4 images are not in table:.*\(a, b, c and 1 more\)"),
-        ("picture,dog\na.jpg,1\na.jpg,1\nc.jpg,1\n", r"s\.csv: 1 images stand twice \(a\.jpg\)"),
         ("picture,dogg\na.jpg,1\nb.jpg,1\nc.jpg,1\nd.jpg,1\n", r"s\.csv knows none of its labels"),
         ("", "the file is empty"),
         ("picture,cat,target:cat\n", "it has no rows, or one without an image"),
         ("name,cat\na,1\n", "no column of images among name, cat"),
-        (",picture,cat\n0,a,1\n", "labels: "),
         ("picture,cat,dog,target:cat\na,1,1,1\n", r"1 labels have no scores or no target column \(dog\)"),
         ("picture,cat,target:cat\na.jpg,1,1\nb.jpg,many,1\n", "Row #3: .* invalid value 'many'"),
         ("picture,dog\nd.jpg,0.1\na.jpg,nan\nc.jpg,1\nb.jpg,2\n", r"'image' is nan \(row 1\)"),
-        ("picture,cat,target:cat\na.jpg,1,2\n", "the target holds 2"),
-        ("picture\na\n", "labels: there is no label at all"),
     ],
 )
 def test_wrong_tables_are_told(text: str, message: str, photos: RecordSet, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         read_scores(write_csv(tmp_path / "s.csv", text), records=photos)
-
-
-def test_columns_are_taken_by_their_names(tmp_path: Path) -> None:
-    path, labels = tmp_path / "s.parquet", {"a": [1.5], "a.b": [2.5], "target:a.b": [1], "target:a": [0]}
-    pq.write_table(pa.table({"picture": pa.array(["x"]).dictionary_encode(), **labels}), path)
-    scores = read_scores(path)
-    assert (scores.labels, scores.logits["image"].tolist()) == (("a", "a.b"), [[1.5, 2.5]])
-    assert scores.target.tolist() == [[0, 1]]
-    for changes, message in (
-        ({"a": ["much"]}, "a column holds no numbers"),
-        ({"picture": [None]}, "one without an image"),
-    ):
-        pq.write_table(pa.table({"picture": ["x"], **labels, **changes}), path)
-        with pytest.raises(InputError, match=message):
-            read_scores(path)

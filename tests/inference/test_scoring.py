@@ -109,30 +109,6 @@ def test_patch_networks_see_patches_as_they_were_trained(
         assert_row(scores, row, p[0], (w * q).sum(0))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("size", [SIZE, SOURCE])
-def test_pat_i_cuts_larger_pictures_natively(size: int, table: Path) -> None:
-    torch.manual_seed(0)
-    model = MultiLabelClassifier("test_vit", LABELS, image_size=SIZE)
-    model.backbone.eval()
-    before = {name: module.training for name, module in model.named_modules()}
-    scores = score(PatchInference(model, lam=0.5), table, size)
-    assert before == {name: module.training for name, module in model.named_modules()}
-    assert scores.patch_logits is None
-    model.eval()
-    for row, picture in enumerate(read_pictures(table, size)):
-        normalised = TF.normalize(picture / 255, list(model.preprocessing.mean), list(model.preprocessing.std))
-        q = model(cut(normalised, grid=2, overlap=0))
-        assert_row(scores, row, model(model.preprocessing(resize(picture)))[0], (torch.softmax(q, dim=0) * q).sum(0))
-
-
-def test_nothing_that_could_be_read_is_no_score(table: Path) -> None:
-    (table.parent / "bad.csv").write_text("image,labels\nnowhere.png,cat|dog\n")
-    scores = score(PatchClassifier("test_vit", LABELS, image_size=SIZE), table.parent / "bad.csv", SIZE)
-    assert scores.target.shape == (0, 2)
-    assert {name: value.shape for name, value in scores.logits.items()} == dict.fromkeys(scores.logits, (0, 2))
-
-
 def test_a_network_that_was_trained_on_patches_alone_is_ranked_by_them(table: Path) -> None:
     model = PatchClassifier("test_vit", LABELS, image_size=SIZE)
     both = score(model, table, SIZE)

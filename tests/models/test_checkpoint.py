@@ -72,15 +72,6 @@ def test_everything_comes_back(model: PatchClassifier, tmp_path: Path) -> None:
     assert not loaded.training
 
 
-def test_a_file_from_before_some_options_is_read(folder: Path) -> None:
-    newer = ("overlap", "source_size", "patch_size", "closer_size", "patch_only")
-    edit_json(lambda d: [d["patching"].pop(name) for name in newer])(folder)
-    edit_json(lambda d: [d.pop(name) for name in ("calibration", "adaptive")])(folder)
-    loaded = load_checkpoint(folder)
-    assert [getattr(loaded, name) for name in ("grid", *newer)] == [3, 0.0, None, None, None, False]
-    assert (loaded.calibration, loaded.adaptive, loaded.preferences) == (None, None, {})
-
-
 def test_a_failed_save_leaves_the_last_good_one(model: PatchClassifier, folder: Path) -> None:
     """A limit on the size of a file is the full disk that a test can have."""
     before = (folder / "model.json").read_bytes(), (folder / "model.safetensors").read_bytes()
@@ -191,7 +182,6 @@ WEIGHTS = [
 ]
 FILES = [
     (cut("model.json", 0.5), "model.json: cannot be read as JSON .*line .*; copy the checkpoint again"),
-    (lambda f: (f / "model.json").write_bytes(b"\xff\xfe"), "cannot be read as JSON .*utf-8"),
     (lambda f: (f / "model.json").write_text("[" * 100_000), "cannot be read as JSON"),
     (lambda f: (f / "model.json").write_text("[]"), "model.json: Input should be a valid dictionary"),
 ]
@@ -201,30 +191,22 @@ VALUES = [
     (fit(kind="PatchClasifier"), "kind is 'PatchClasifier' .*'PatchClassifier'"),
     (fit(patching=None), "patching is None for a PatchClassifier"),
     (fit(labels=["cat", "dog", "cow", "owl"]), r"misshapen .*instead of \(4,"),
-    (fit(pivotpatch=["a" * 9999]), r"pivotpatch is \['a{36} \.\.\. a{35}'\] \("),
     (fit(thresholds=[0.5]), "thresholds or a calibration are not of 3 labels"),
-    (fit(thresholds=[0.1, 0.2, 5]), "thresholds.2 is 5"),
     (fit(calibration=CALIBRATION), "or a calibration are not of 3 labels"),
     (fit(calibration={**IMAGE, "slope": [1.0, 1e308, 1.0]}), r"calibration.slope.1 is 1e\+308"),  # all certain
     (fit(adaptive={"calibration": IMAGE, "cutoffs": [0.0, 1.0], "again": IMAGE}), "is of 'image' logits; fit"),
-    (fit(adaptive={"calibration": IMAGE, "cutoffs": [1.0, 0.0]}), "Adaptive: cutoffs are no rising quantiles"),
     (give("architecture", backbone="tset_resnet"), "timm has no model 'tset_resnet'; did you"),
     (give("architecture", backbone_options={"checkpoint_path": "evil.pth"}), "option 'checkpoint_path' is not yours"),
     (give("architecture", backbone_options={"global_pool": 1}), "backbone 'test_resnet': cannot be built with"),
     (give("preprocessing", std=[1, 1, 0]), "preprocessing.std.2 is 0 "),
-    (give("preprocessing", mean=[0, 0, 1e38]), r"preprocessing.mean.2 is 1e\+38"),
     (give("patching", weights="/etc/passwd"), "patching.weights is '/etc/passwd'"),
     (give("patching", overlap=1), "patching.overlap is 1 .*less than 1"),
     (give("patching", source_size=8), "source_size is 8; give a side of 160 pixels"),
-    (give("patching", closer_size=160), "a closer look at 160 pixels is no closer than"),
     (give("patching", lam=[1.0, 1.0, 1.0]), r"patching.lam is \[1.0, 1.0, 1.0\]"),  # a lam per label is no more
 ]
 LIMITS = [
     (give("architecture", image_size=4097), "architecture.image_size is 4097"),
-    (give("patching", patch_size=4097), "patching.patch_size is 4097"),
-    (give("preprocessing", image_size=10**30), f"preprocessing.image_size is {10**30}"),
     (give("preprocessing", image_size=4096), "model.json: an image and its 3 x 3 patches have 17 million pixels"),
-    (give("patching", grid=17), "patching.grid is 17 .*less than or equal to 16"),
     (give("patching", grid=16, source_size=1000, overlap=0.9), "image and its 16 x 16 patches have 41 million pixels"),
     (give("architecture", backbone_options={"base_width": 10**7}), "'base_width': 10000000 is too large a number"),
     (give("architecture", head="query2label", head_options={"feedforward": 10**9}), "1000000000 is too large a number"),
@@ -243,12 +225,3 @@ def test_damage_is_named_in_one_line(damage: Callable[[Path], None], message: st
     with pytest.raises(InputError, match=message):
         load_checkpoint(folder)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB: refused before it is made
-
-
-def test_all_that_the_limits_allow_is_saved_and_loaded(tmp_path: Path) -> None:
-    model = PatchClassifier("test_resnet", ["cat"], image_size=240, grid=16, source_size=4000)
-    save_checkpoint(model, tmp_path / "model")
-    loaded = PatchClassifier.from_pretrained(tmp_path / "model")
-    assert (loaded.grid, loaded.source_size) == (16, 4000)
-    with pytest.raises(InputError, match="an image and its 16 x 16 patches have 17 million pixels; .* 16.8 million"):
-        PatchClassifier("test_resnet", ["cat"], image_size=256, grid=16)

@@ -9,7 +9,7 @@ import torch
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference
 from pivotpatch.errors import InputError
-from pivotpatch.models.classifier import Architecture, IndependentClassifier
+from pivotpatch.models.classifier import Architecture, IndependentClassifier, SharedClassifier, load_relabelled
 from pivotpatch.models.heads import HeadOption
 from pivotpatch.runtime.values import Adaptive, Calibration
 
@@ -159,3 +159,34 @@ def test_thresholds_are_taken_from_any_numbers() -> None:
         with pytest.raises(InputError, match="^thresholds: they are .*; give 2 numbers from 0 to 1, one per label$"):
             model.thresholds = values
     assert model.thresholds == (0.25, 1.0)
+
+
+OLD, NEW = ("cat", "dog", "sofa"), ("lamp", "sofa", "cat", "tree", "moon")
+OPTIONS = {"linear": {}, "query2label": {"width": 32}, "ml_decoder": {"width": 32}}
+
+
+def make(kind: type[SharedClassifier], head: str, labels: tuple[str, ...], *, seed: int) -> SharedClassifier:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = kind(Architecture("test_resnet", head, 64, {}, OPTIONS[head]), labels)
+        for value in model.state_dict().values():  # buffers and biases too, which begin alike
+            if value.is_floating_point():
+                value.copy_(0.1 * torch.rand_like(value))
+    return model.eval()
+
+
+@pytest.mark.parametrize("head", list(OPTIONS))
+def test_a_label_that_was_not_known_keeps_its_own_weights_and_all_else_is_taken(head: str) -> None:
+    trained, model = make(PatchClassifier, head, OLD, seed=0), make(PatchClassifier, head, NEW, seed=1)
+    fresh = {name: value.clone() for name, value in model.state_dict().items()}
+    assert load_relabelled(model, trained) == ("sofa", "cat")
+    for name, value in model.state_dict().items():
+        if value.shape == trained.state_dict()[name].shape:
+            torch.testing.assert_close(value, trained.state_dict()[name])
+        else:  # the one dimension in which they differ counts the labels
+            (place,) = (d for d, size in enumerate(value.shape) if size != trained.state_dict()[name].shape[d])
+            for row, label in enumerate(NEW):
+                is_known = label in OLD
+                source = trained.state_dict()[name].select(place, OLD.index(label)) if is_known else None
+                wanted = fresh[name].select(place, row) if source is None else source
+                torch.testing.assert_close(value.select(place, row), wanted)

@@ -1,12 +1,10 @@
 import json
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hub_server import HubServer, point_client, serving_hub
 from huggingface_hub import ModelCard, constants
 from made_networks import LABELS, fit_made_up, make_network
@@ -14,8 +12,7 @@ from PIL import Image
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, load_checkpoint, save_checkpoint
 from pivotpatch.errors import InputError
-from pivotpatch.models import Card, open_model
-from pivotpatch.models.classifier import Classifier, IndependentClassifier
+from pivotpatch.models import Card
 
 FILES = ["README.md", "model.json", "model.safetensors"]
 
@@ -24,24 +21,6 @@ FILES = ["README.md", "model.json", "model.safetensors"]
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with serving_hub(monkeypatch, tmp_path / "copies") as server:
         yield server
-
-
-@pytest.mark.parametrize("kind", [MultiLabelClassifier, PatchClassifier, IndependentClassifier])
-def test_each_kind_comes_back_from_its_folder(kind: type[Classifier], tmp_path: Path) -> None:
-    model = kind("test_resnet", LABELS, image_size=32).eval()
-    model.thresholds = (0.1, 0.2, 0.3)
-    model.save_pretrained(tmp_path / "m")
-    save_checkpoint(model, tmp_path / "plain")
-    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == FILES
-    for name in FILES[1:]:
-        assert (tmp_path / "m" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
-    images = torch.rand(2, 3, 32, 32)
-    for loaded in (kind.from_pretrained(tmp_path / "m"), open_model(f"hub:{tmp_path / 'm'}")):
-        assert type(loaded) is kind
-        assert loaded.thresholds == model.thresholds
-        assert not loaded.training
-        for one, other in zip(loaded(images), model(images), strict=True):
-            assert torch.equal(one, other)
 
 
 def test_a_place_that_cannot_be_meant_is_refused_at_once(tmp_path: Path) -> None:
@@ -72,12 +51,8 @@ def test_a_card_says_what_the_model_knows_and_its_code_runs(tmp_path: Path, monk
     }
     assert "\nSeen *nothing* yet.\n" in card
     assert "| mAP \\| test | 81.25 |\n" in card
-    assert "| mAP val | 80 ± 1 |\n" in card
     model_block, label_block = (part.split("\n```")[0] for part in card.split("```json\n")[1:])
-    facts = json.loads(model_block)
-    assert (facts["kind"], facts["architecture"]["backbone"]) == ("PatchClassifier", "test_resnet")
-    assert (facts["patching"]["overlap"], facts["patching"]["source_size"]) == (0.25, 64)
-    assert facts["fitted"] == ["thresholds", "calibration"]
+    assert json.loads(model_block)["fitted"] == ["thresholds", "calibration"]
     assert json.loads(label_block) == list(LABELS)
     Image.new("RGB", (40, 50)).save("photo.jpg")
     code = card.split("```python\n")[1].split("```")[0]
@@ -129,29 +104,12 @@ def test_only_the_checkpoint_is_fetched_and_only_once(
         assert [each.thresholds for each in opened] == [None, (0.1, 0.2, 0.3)]
         with pytest.raises(InputError, match=f"^me/unheard-of: {wrong}"):
             PatchClassifier.from_pretrained("me/unheard-of")
-    assert sorted(set(hub.fetched)) == [f"me/m/{name}" for name in FILES]
-    assert len(hub.fetched) <= 6  # three files of two revisions, whose weights and card are the same
-
-
-def test_what_the_hub_refuses_is_said_in_one_line(hub: HubServer, tmp_path: Path) -> None:
-    make_network().save_pretrained(tmp_path / "m")
-    hub.offer("me/private", tmp_path / "m").token = "may-read"
-    hub.offer("me/gated", tmp_path / "m").gated = True
     hub.offer("me/other", tmp_path / "m").files.pop("model.json")
-    hub.offer("me/cut", tmp_path / "m").files["model.safetensors"] = b"cut short"
-    asked: list[tuple[str, dict[str, str], str]] = [
-        ("nobody/m", {}, "nobody/m: the hub cannot be used (401 Client Error"),
-        ("me/private", {}, "check the name; if it is private, set HF_TOKEN or run `hf auth login`"),
-        ("me/private", {"token": "may-read", "revision": "v9"}, "v9: the hub cannot be used (404 Client Error"),
-        ("me/gated", {}, "me/gated: the hub cannot be used (403 Client Error"),
-        ("me/other", {}, "me/other: holds no model.json, so it is another kind of model; check the name"),
-        ("me/cut", {}, "model.safetensors: cannot be read"),
-    ]
-    for name, options, expected in asked:
-        with pytest.raises(InputError, match=re.escape(expected)) as caught:
-            PatchClassifier.from_pretrained(name, **options)
-        assert "may-read" not in str(caught.value)
-    assert PatchClassifier.from_pretrained("me/private", token="may-read").labels == LABELS
+    point_client(monkeypatch, hub.address)
+    with pytest.raises(InputError, match="me/other: holds no model.json, so it is another kind of model"):
+        PatchClassifier.from_pretrained("me/other")
+    assert sorted({name for name in hub.fetched if "other" not in name}) == [f"me/m/{name}" for name in FILES]
+    assert sum("other" not in name for name in hub.fetched) <= 6  # of two revisions, whose weights and card are equal
 
 
 def test_a_model_is_sent_with_its_card(hub: HubServer, tmp_path: Path) -> None:

@@ -20,16 +20,3 @@ def test_bundled_models_runs_and_checkpoints_are_opened(tmp_path: Path) -> None:
     (tmp_path / "run" / "best").rename(tmp_path / "run" / "last")
     with pytest.raises(InputError, match="the run has no best model yet; train on, or give .*/last"):
         open_model(tmp_path / "run")
-
-
-def test_what_is_no_model_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
-    for name, wrong in (
-        ("tager", "neither a bundled model nor a folder .*did you mean 'tagger'"),
-        (tmp_path / "file", "file: is a file; .*give the folder of a run or checkpoint"),
-        (tmp_path / "folder", "folder: is no checkpoint, model.json is missing"),
-        (f"timm:{tmp_path / 'folder'}", "holds no config.json"),
-    ):
-        with pytest.raises(InputError, match=wrong):
-            open_model(name)

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_networks import HEADS, LABELS, ask, make_network, make_pictures, make_plain
+from made_networks import HEADS, LABELS, make_network
 from torch import Tensor
 
 from pivotpatch import PatchClassifier, save_checkpoint
 from pivotpatch.errors import InputError
-from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.models.classifier import Architecture, Embeddings
-from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.values import Adaptive, Calibration
 
 LAM, TEMPERATURE = 0.5, 0.25
@@ -92,27 +90,13 @@ def test_regions_are_patches_of_the_feature_map_and_take_one_pass(head: str, tmp
     assert (loaded.regions, loaded.patch_cost, loaded.patching) == (True, 0.0, model.patching)
 
 
-def test_an_engine_asks_a_model_of_regions_once() -> None:
-    model = make_network(image_size=64)
-    model.regions = True
-    pictures = make_pictures(3, 64, 64)
-    seen: list[torch.Size] = []
-    model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
-    answer = ask(TorchEngine(model), pictures)
-    assert seen == [(3, 3, 64, 64)]
-    expected = model.eval()(model.preprocessing(pictures))
-    torch.testing.assert_close(answer.probs, expected.probs, rtol=1e-4, atol=1e-5)
-    assert answer.weights is not None
-    assert answer.weights.shape == (3, 4, 3)
-    for wrong in ({"source_size": 128}, {"patch_size": 32}, {"patch_only": True}):
-        with pytest.raises(InputError, match="regions of the feature map have no source_size or patch_size"):
-            PatchClassifier("test_resnet", LABELS, image_size=64, regions=True, **wrong)
-
-
 def test_looks_that_cannot_be_are_refused() -> None:
     for size in (64, 63, 0, -96):
         with pytest.raises(InputError, match=f"a closer look at {size} pixels is no closer than the 64 of the first"):
             PatchClassifier("test_resnet", LABELS, image_size=64, closer_size=size)
+    for wrong in ({"source_size": 128}, {"patch_size": 32}, {"patch_only": True}):
+        with pytest.raises(InputError, match="regions of the feature map have no source_size or patch_size"):
+            PatchClassifier("test_resnet", LABELS, image_size=64, regions=True, **wrong)
     with pytest.raises(InputError, match="the backbone takes images of one size only; look at patches instead"):
         PatchClassifier("test_vit", LABELS, image_size=64, closer_size=96)
     flexible = Architecture("test_vit", image_size=64, backbone_options={"dynamic_img_size": True})
@@ -138,13 +122,6 @@ def test_a_closer_look_has_its_own_calibration_at_the_size_that_it_was_fitted_to
     assert model.find_calibration(closer_size=48) is patches
 
 
-def test_views_cost_what_their_pixels_are() -> None:
-    for grid, patch_size, cost in ((2, None, 4), (3, None, 9), (2, 32, 1), (2, 48, 2.25)):
-        model = PatchClassifier("test_resnet", LABELS, image_size=64, grid=grid, patch_size=patch_size)
-        assert model.patch_cost == pytest.approx(cost)
-    assert [model.closer_cost(size) for size in (96, 128, 80)] == pytest.approx([2.25, 4, 1.5625])
-
-
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("patch_size", [None, 16])
 def test_embeddings_and_what_is_projected_from_them_are_all_that_the_model_says(head: str, patch_size: int) -> None:
@@ -161,12 +138,3 @@ def test_embeddings_and_what_is_projected_from_them_are_all_that_the_model_says(
             torch.testing.assert_close(tuple(found(later)), tuple(value[1:] for value in said))
     assert (expected[0].tde_logits - expected[1].tde_logits).abs().max() > 0.1
     assert model.embed_views(images, patches)[2:] == (None, None)
-
-
-def test_a_model_without_patches_is_split_likewise() -> None:
-    model = make_plain()
-    views = make_network_views(model, make_pictures(2, 32, 32))
-    with torch.inference_mode():
-        torch.testing.assert_close(
-            model.project_embeddings(model.embed_views(*views)), model.head(model.backbone(views.image))
-        )

@@ -5,9 +5,11 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import timm
 import torch
@@ -20,6 +22,7 @@ from pivotpatch import MultiLabelClassifier, PatchClassifier
 from pivotpatch.errors import InputError
 from pivotpatch.models import ForeignClassifier, open_model, open_weights
 from pivotpatch.models.classifier import Architecture
+from pivotpatch.models.foreign import wrap_session
 
 LABELS = ["cat", "dog", "cow", "elk", "cup"]
 
@@ -107,17 +110,6 @@ def test_a_checkpoint_may_hold_what_training_scripts_leave_in_it(tmp_path: Path)
             torch.testing.assert_close(model(images), network(images))
 
 
-def test_a_classifier_on_more_than_a_mean_is_timms_own(tmp_path: Path) -> None:
-    network = timm.create_model("convnext_atto", num_classes=5).eval()
-    torch.save(network.state_dict(), tmp_path / "w.pth")
-    images = torch.rand(1, 3, 64, 64)
-    with torch.inference_mode():
-        model = open_weights(tmp_path / "w.pth", "convnext_atto@64", labels=LABELS)
-        torch.testing.assert_close(model(images), network(images))
-    with pytest.raises(InputError, match=r"2 missing \(head.project.weight, .*BACKBONE alone with timm's own"):
-        open_weights(tmp_path / "w.pth", "convnext_atto+linear", labels=LABELS)
-
-
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save(make_timm().state_dict(), path)
@@ -148,6 +140,24 @@ def test_training_takes_a_head_only_where_it_fits(tmp_path: Path) -> None:
         left = MultiLabelClassifier("test_resnet", labels, head=head, weights=tmp_path / "w.pth").left_out
         assert left is not None
         assert re.search(f"w.pth: its head is of {why}; this one starts anew", left)
+
+
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_the_last_batch_for_a_graph_of_fixed_size_is_padded_and_the_padding_dropped(count: int) -> None:
+    network, graph = make_graph(4, 24, 24)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    given: list[Any] = []
+
+    def note(names: list[str], feed: dict[str, Any]) -> Any:
+        given.append(feed["images"])
+        return session.run(names, feed)
+
+    noted = SimpleNamespace(run=note, get_inputs=session.get_inputs, get_outputs=session.get_outputs)
+    images = torch.rand(count, 3, 24, 24)
+    with torch.inference_mode():
+        torch.testing.assert_close(wrap_session(noted)(images), network(images), rtol=1e-4, atol=1e-5)
+    assert [len(part) for part in given] == [4] * -(-count // 4)
+    assert not np.concatenate(given)[count:].any()  # rows of nothing, of which no answer comes back
 
 
 @pytest.mark.parametrize(("batch", "sigmoid"), [("any", False), (1, True)])

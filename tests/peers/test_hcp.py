@@ -7,12 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from pivotpatch import load_checkpoint, save_checkpoint
-from pivotpatch.export.onnx import export_onnx
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.peers.hcp import SPANS, HCPClassifier
 from pivotpatch.peers.svm import SquaredHingeLoss
 from pivotpatch.training.config import load_config
-from pivotpatch.training.loop import fit
 from pivotpatch.training.task import make_task
 
 LABELS = ["a", "b", "c"]
@@ -53,15 +51,3 @@ def test_the_hinge_is_that_of_support_vector_machines() -> None:
     logits = torch.tensor([[2.0, 0.5, -3.0], [0.0, -0.5, 9.0]])
     target = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, float("nan")]])
     assert SquaredHingeLoss()(logits, target).item() == pytest.approx(0 + 0.25 + 0 + 1 + 2.25)
-
-
-@pytest.mark.slow
-def test_it_learns_32_images_by_heart_and_is_exported(tmp_path: Path) -> None:
-    scenes = "scenes:@train?count=32&size=64"
-    tiny = ["model.backbone=test_resnet", "model.pretrained=false", "model.image_size=64", "output.trackers=[]"]
-    plain = ["augment.cutout=0", "augment.operations=0", "ema.decay=0", "data.val_fraction=0", "data.workers=0"]
-    paced = ["train.epochs=40", "train.batch_size=16", "optimiser.lr=2e-3", "task.kind=windows"]
-    data = [f"data.train={scenes}", f"data.test={scenes}"]
-    result = fit(load_config(None, [*data, *tiny, *plain, *paced]), tmp_path / "run")
-    assert result.metrics["test"][scenes]["image"]["mean"] > 0.9
-    assert export_onnx(load_checkpoint(tmp_path / "run" / "best"), tmp_path / "model.onnx").difference < 1e-3

@@ -9,11 +9,9 @@ from torch import Tensor
 from pivotpatch import PatchInference, load_checkpoint, save_checkpoint
 from pivotpatch.core.patches import crop_images
 from pivotpatch.errors import InputError
-from pivotpatch.export.onnx import export_onnx
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.peers.mcar import MCARClassifier, find_interval
 from pivotpatch.training.config import load_config
-from pivotpatch.training.loop import fit
 from pivotpatch.training.task import CropTask, make_task
 
 LABELS = [f"label {number}" for number in range(6)]
@@ -110,16 +108,3 @@ def test_both_looks_are_trained_and_saved(tmp_path: Path) -> None:
     assert PatchInference(model)(images).tde_logits.shape == (2, len(LABELS))
     with pytest.raises(InputError, match="MCAR: the head is ml_decoder, which has no activation maps"):
         MCARClassifier("test_resnet", LABELS, head="ml_decoder")
-
-
-@pytest.mark.slow
-def test_it_learns_32_images_by_heart_and_is_exported(tmp_path: Path) -> None:
-    scenes = "scenes:@train?count=32&size=64"
-    tiny = ["model.backbone=test_resnet", "model.pretrained=false", "model.image_size=64", "output.trackers=[]"]
-    plain = ["augment.cutout=0", "augment.operations=0", "ema.decay=0", "data.val_fraction=0", "data.workers=0"]
-    paced = ["train.epochs=40", "train.batch_size=16", "optimiser.lr=2e-3", "task.kind=crops"]
-    result = fit(
-        load_config(None, [f"data.train={scenes}", f"data.test={scenes}", *tiny, *plain, *paced]), tmp_path / "run"
-    )
-    assert result.metrics["test"][scenes]["image"]["mean"] > 0.9
-    assert export_onnx(load_checkpoint(tmp_path / "run" / "best"), tmp_path / "model.onnx").difference < 1e-3

@@ -32,7 +32,8 @@ TINY = (
 
 
 def configure(head: str, *changes: str) -> RunConfig:
-    options = [f"model.head_options={{{', '.join(f'{key} = {value}' for key, value in OPTIONS[head].items())}}}"]
+    stated = ", ".join(f"{key} = {value}" for key, value in OPTIONS.get(head, {}).items())
+    options = [f"model.head_options={{{stated}}}"]
     return load_config(None, [*TINY, f"model.head={head}", *options, *changes])
 
 
@@ -144,7 +145,10 @@ def test_rarl_is_rewarded_for_places_that_it_drew() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("head", "kind"), [*((head, "image") for head in PEERS), ("add_gcn", "patch")])
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [*((head, "image") for head in PEERS), ("add_gcn", "patch"), ("linear", "crops"), ("linear", "windows")],
+)
 def test_a_system_learns_32_images_by_heart(head: str, kind: str, tmp_path: Path) -> None:
     plain = ["augment.cutout=0", "augment.operations=0", "ema.decay=0", "data.val_fraction=0", f"data.test={SCENES}"]
     paced = ["train.epochs=40", "train.batch_size=16", "optimiser.lr=2e-3", "optimiser.clip_norm=10"]
@@ -156,4 +160,4 @@ def test_a_system_learns_32_images_by_heart(head: str, kind: str, tmp_path: Path
         paced.append("train.epochs=80")
     result = fit(configure(head, f"task.kind={kind}", *plain, *paced), tmp_path / "run")
     found = result.metrics["test"][SCENES]
-    assert found["image" if kind == "image" else "tde"]["mean"] > 0.95
+    assert found["tde" if kind == "patch" else "image"]["mean"] > (0.9 if head == "linear" else 0.95)

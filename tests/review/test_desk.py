@@ -4,13 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from made_engines import Means
 from PIL import Image
 
-from pivotpatch.errors import InputError
 from pivotpatch.review.desk import LEASE_SECONDS, Desk
-from pivotpatch.review.pile import Pile, Source, find_worst_pairs, make_pile, spread
+from pivotpatch.review.pile import Pile, Source, find_worst_pairs, make_pile
 from pivotpatch.review.session import Entry, Session
 from pivotpatch.runtime.engine import Answer, Array, Pixels
 from pivotpatch.runtime.predictor import Predictor
@@ -96,20 +94,6 @@ def test_a_grid_is_shared_out_by_label_and_comes_back_as_it_was(pile_up: Callabl
         assert not session.is_done("photos/a.png")  # one label was
 
 
-def test_what_cannot_be_meant_is_not_written(pile_up: Callable[..., Pile], tmp_path: Path) -> None:
-    pile = pile_up()
-    with Session(tmp_path / "review.csv", pile.doubts.labels) as session:
-        desk = Desk(pile, session, Predictor(Means(grid=2)))
-        for states, wrong in (
-            ({"../secret": {"red": 1}}, "none of its images"),
-            ({"photos/a.png": {"rde": 1}}, "did you mean 'red'"),
-            ({"photos/a.png": {"red": 2}}, "is no state"),
-        ):
-            with pytest.raises(InputError, match=wrong):
-                desk.decide("one", Entry("1", "ann", "", states))
-        assert session.journal.read_bytes() == b""
-
-
 def test_tags_alone_start_at_once_and_the_rest_is_learned_when_an_image_is_opened(photos: Path, tmp_path: Path) -> None:
     engine, told = Counting(thresholds=(0.5, 0.5, 0.5), grid=2), list[str]()
     tags = [{"red": 0.51}, {"red": 0.98}, {"blue": 0.98}, {"red": 0.98, "green": 0.98}]
@@ -135,8 +119,3 @@ def test_the_worst_pairs_are_those_that_the_audit_ranks_first() -> None:
     pairs = find_worst_pairs(probs, given, ("cup", "fork", "dog"))
     assert pairs[0][:2] == (0, 1)
     assert find_worst_pairs(np.full_like(probs, np.nan), given, ("cup", "fork", "dog")) == []
-
-
-def test_values_go_to_their_labels() -> None:
-    found = spread(np.array([[1.0, 2.0]]), ("cat", "dog"), ("dog", "elk", "cat"))
-    np.testing.assert_array_equal(found, [[2.0, np.nan, 1.0]])

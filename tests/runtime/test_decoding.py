@@ -1,13 +1,11 @@
 """Images of every kind, against pixel values computed without this package, and the limits of what is decoded."""
 
 import json
-import os
 import struct
 import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Mapping
 from io import BytesIO
 from itertools import count
@@ -44,14 +42,6 @@ def photograph(height: int, width: int) -> NDArray[np.uint8]:
     return np.clip(smooth + rng.normal(0, 12, (height, width, 1)), 0, 255).astype(np.uint8)
 
 
-def png_claiming(width: int, height: int) -> bytes:
-    """A grey PNG whose header states a size and which holds no pixels."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
-    data = b"IDAT" + zlib.compress(b"")
-    return start + struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
-
-
 def turned(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -70,17 +60,6 @@ def test_orientation_is_that_of_pillows_exif_transpose(orientation: int, kind: s
     resized = np.asarray(expected.resize((30, 20), Image.Resampling.BILINEAR), dtype=int)
     assert np.abs(shrunk.pixels - resized).max() <= 2
     assert shrunk.size == decoded.size
-
-
-def test_an_image_that_pillow_holds_is_read_like_its_file_and_left_as_it_is() -> None:
-    data = encode(Image.fromarray(photograph(800, 1600)), "JPEG", exif=turned(6))
-    held = Image.open(BytesIO(data))
-    decoded = decode_with_size(held, size=(64, 32))
-    assert decoded.size == (1600, 800)
-    assert np.abs(decoded.pixels.astype(int) - decode_image(data, size=(64, 32))).mean() < 2
-    assert held.size == (1600, 800)
-    with pytest.raises(InputError, match="upload: cannot be decoded"):
-        decode_image(Image.open(BytesIO(data[:2000])), name="upload")
 
 
 def indexed(indices: NDArray[np.uint8], palette: NDArray[np.uint8]) -> Image.Image:
@@ -177,20 +156,14 @@ def test_scaled_jpeg_decode_loses_nothing_visible(size: tuple[int, int]) -> None
         (COLOURS[:0], None, "5 x 0 pixels: there is nothing to see"),
         (COLOURS, (0, 5), r"size is \(0, 5\); give rows and columns of 1 or more"),
         (np.broadcast_to(np.uint8(0), (20_000, 20_000, 3)), (8, 8), "20000 x 20000 = 400000000 pixels are more than"),
+        (b"P5 60000 60000 255\n", None, f"60000 x 60000 = 3600000000 pixels .* {MAX_PIXELS}; shrink"),  # its header
         (np.zeros((MAX_SIDE + 1, 1, 3), np.uint8), (8, 8), "pixels: a side has more than 100000; crop or shrink it"),
         (Image.new("1", (MAX_SIDE + 1, 1)), None, "pixels: a side has more than 100000"),
     ],
 )
-def test_arrays_and_pillow_images_keep_to_the_limits_of_files(source: Any, size: Any, message: str) -> None:
+def test_files_arrays_and_pillow_images_keep_to_the_same_limits(source: Any, size: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"row 3: .*{message}"):
         decode_image(source, size=size, name="row 3")
-
-
-def test_pixel_limit_is_checked_in_the_header(tmp_path: Path) -> None:
-    bomb = tmp_path / "bomb.png"
-    bomb.write_bytes(png_claiming(60_000, 60_000))
-    with pytest.raises(InputError, match=rf"bomb\.png: 60000 x 60000 = 3600000000 pixels .* {MAX_PIXELS}; shrink"):
-        decode_image(bomb)
 
 
 def make_tiff(tags: Mapping[int, int | tuple[int, ...]]) -> bytes:
@@ -258,10 +231,8 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     cases = {
         "cut.jpg": (whole[: len(whole) // 2], "cannot be decoded .*truncated.*; replace"),
         "cut.png": (encode(Image.fromarray(photograph(64, 64)), "PNG")[:-3000], "cannot be decoded .*truncated"),
-        "stub.jpg": (whole[:12], "cannot be decoded"),
         "empty.jpg": (b"", "is empty; give one of JPEG, PNG"),
         "icon.ico": (encode(Image.fromarray(COLOURS).resize((16, 16)), "ICO"), "is in none of the known formats; give"),
-        "script.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is in none of the known formats"),
         "deep.tif": (encode(Image.fromarray(np.ones((2, 2), np.float32)), "TIFF"), "its pixels are .*; save it with 8"),
     }
     for name, (content, message) in cases.items():
@@ -283,17 +254,6 @@ def test_heif_is_told_from_avif_though_they_share_brands(monkeypatch: pytest.Mon
         monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
         with pytest.raises(InputError, match=r"is a HEIC or HEIF image; read such images after pip install .*\[heif\]"):
             decode_image(stream.getvalue()[:8] + name.encode() + stream.getvalue()[12:])
-
-
-def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"gone\.jpg: cannot be read \(No such file or directory\); check the path"):
-        decode_image(tmp_path / "gone.jpg")
-    with pytest.raises(InputError, match=r"a\\x00b: cannot be read \(.*embedded null byte\)"):
-        decode_image(Path("a\0b"))
-    if hasattr(os, "mkfifo"):
-        os.mkfifo(tmp_path / "x.jpg")  # opening it would wait for whoever writes to it
-        with pytest.raises(InputError, match=r"x\.jpg: cannot be read \(it is no regular file\)"):
-            decode_image(tmp_path / "x.jpg")
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])

@@ -15,7 +15,7 @@ from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.engine import PROVIDERS, choose_providers, open_onnx
-from pivotpatch.runtime.predictor import TAGGER, Predictor
+from pivotpatch.runtime.predictor import Predictor
 from pivotpatch.runtime.values import Adaptive, Calibration, measure_uncertainty
 
 
@@ -113,14 +113,6 @@ def test_torch_is_not_asked_for_what_only_onnx_runtime_may_have(device: str, mon
         Predictor.load(device=device)
 
 
-def test_an_unknown_device_is_told(tmp_path: Path) -> None:
-    for device in ("cudda", "cuda:x", "mps"):
-        with pytest.raises(
-            InputError, match=rf"^device: unknown device '{device}'; .*known: coreml, cpu, cuda, directml"
-        ):
-            open_onnx(write(tmp_path / "a.onnx", describe()), device=device)
-
-
 def test_what_cannot_be_opened_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "other.onnx", describe())
     content = path.read_bytes()
@@ -147,7 +139,6 @@ def test_what_cannot_be_opened_is_told_in_one_line(tmp_path: Path, monkeypatch: 
         (describe(grid=17), {}, "grid is 17"),
         (describe(thresholds=[0.5]), {}, "1 thresholds for 3 labels"),
         (describe(preferences={"recall": [0.5]}), {}, "1 thresholds for 3 labels"),
-        (describe(preferences={"speed": [0.5] * 3}), {}, "preferences are speed"),
         (describe(labels=["a", "b", "a"]), {}, "a label comes twice"),
         (
             describe(labels=["a", "b"], thresholds=None),
@@ -165,41 +156,3 @@ def test_what_the_description_or_the_graph_gets_wrong_is_told(
     path = write(tmp_path / "other.onnx", properties, **graph)
     with pytest.raises(InputError, match=f"other.onnx: .*{said}"):
         open_onnx(path).ask(np.zeros((1, 9, 9, 3), np.uint8))
-
-
-TAGGER_TELLS = json.loads(next(each.value for each in onnx.load(TAGGER).metadata_props if each.key == "pivotpatch"))
-LESS = TAGGER_TELLS["labels"][:-1]
-FITTED = {"kind": "tde", "method": "platt", "slope": [1.0], "offset": [0.0]}
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"labels": "abc", "thresholds": None}, "labels are no list"),
-        ({"labels": LESS, "thresholds": None, "preferences": None}, "a calibration of 80 labels and 'tde' for 79"),
-        ({"calibration": FITTED}, "a calibration of 1 labels and 'tde' for 80"),
-        ({"calibration": {**TAGGER_TELLS["calibration"], "kind": "x"}}, "a calibration of 80 labels and 'x' for 80"),
-        ({"picture_size": True}, r"sizes are \[True, "),
-        ({"adaptive": {**TAGGER_TELLS["adaptive"], "again": FITTED}}, "a calibration of 1 labels and 'tde' for 80"),
-        ({"grid": 3}, "grid or overlap are not its patches'"),
-        ({"grid": 17, "patching": {**TAGGER_TELLS["patching"], "grid": 17}}, "grid is 17"),
-        (
-            {"grid": 16, "patching": {**TAGGER_TELLS["patching"], "grid": 16, "patch_size": 4096}},
-            "an image and its 16 x 16 patches have 4,295 million pixels",
-        ),
-    ],
-)
-def test_looks_that_do_not_fit_are_refused_before_any_is_taken(
-    changes: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    model = onnx.load(TAGGER)
-    helper.set_model_props(model, {"pivotpatch": json.dumps({**TAGGER_TELLS, **changes})})
-    onnx.save(model, tmp_path / "lie.onnx")
-    with pytest.raises(InputError, match=f"lie.onnx: its description is wrong: {said}.*; export the model again"):
-        open_onnx(tmp_path / "lie.onnx")
-
-
-@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("2,4", 2), ("", 0), ("many", 0)])
-def test_threads_are_those_of_the_environment(said: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", said)
-    assert open_onnx(TAGGER).session.get_session_options().intra_op_num_threads == threads

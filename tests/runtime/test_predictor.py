@@ -2,7 +2,6 @@
 
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,16 +62,6 @@ def test_rows_go_to_their_pictures_and_columns_to_their_labels() -> None:
     assert second.probs.tolist() == pytest.approx([0, 0, 0.8])
     assert not second.tags
     assert (first.size, second.size) == ((30, 40), (50, 20))
-
-
-@pytest.mark.parametrize("count", [0, 3, 7])
-def test_a_list_is_answered_in_batches_and_in_order(count: int) -> None:
-    pictures = [np.full((20, 20, 3), 10 * place, np.uint8) for place in range(count)]
-    found = Predictor(Means(), batch_size=3)(pictures)
-    assert [round(prediction.probs[0].item() * 25.5, 3) for prediction in found] == list(range(count))
-    assert [prediction.to_dict() for prediction in Predictor(Means())(tuple(pictures))] == [
-        prediction.to_dict() for prediction in found
-    ]
 
 
 def test_a_large_jpeg_is_turned_and_read_as_the_loader_reads_it_and_little_of_it_is_kept(tmp_path: Path) -> None:
@@ -158,21 +147,6 @@ def test_one_bad_file_loses_no_good_image() -> None:
         Predictor(Means())(images)
     with pytest.raises(InputError, match="Predictor: unknown on_error 'ignore'; known: error, skip"):
         Predictor(Means())(images, on_error="ignore")  # type: ignore[call-overload]
-
-
-def test_a_threshold_takes_the_place_of_the_fitted_ones() -> None:
-    predictor = Predictor(Means(thresholds=(0.9, 0.9, 0.9)))
-    red = np.array([[[200, 100, 0]]], np.uint8)
-    assert predictor(red).tags == ()
-    assert [(tag.label, tag.threshold) for tag in predictor(red, threshold=0.25).tags] == [
-        ("red", 0.25),
-        ("green", 0.25),
-    ]
-    assert [len(each.tags) for each in predictor([red, red], threshold=0.5)] == [1, 1]
-    odd: Any
-    for odd in (1.5, "0.5"):
-        with pytest.raises(InputError, match=rf"threshold: {odd!r} is no probability"):
-            predictor(red, threshold=odd)
 
 
 def test_a_preference_chooses_among_fitted_thresholds(checkpoint: Path, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pivotpatch.runtime.tag_names import LANGUAGES, TagRules, read_language
 
 PACKAGE = Path(__file__).parents[2] / "src" / "pivotpatch"
 LABELS: list[str] = json.loads((PACKAGE / "tagger" / "model.json").read_text("utf-8"))["labels"]
-FOUND = [("person", 0.9), ("cat", 0.8), ("hot dog", 0.7), ("dog", 0.6)]
 SOME = st.lists(st.sampled_from(LABELS[:12]), max_size=6, unique=True).map(tuple)
 
 
@@ -30,26 +29,6 @@ def test_a_language_names_each_label_in_its_own_way(language: str) -> None:
     assert all(name == name.strip() and name and "|" not in name for name in names.values())
     is_chinese = [any("\u4e00" <= sign <= "\u9fff" for sign in name) for name in names.values()]
     assert all(is_chinese) if language == "zh" else not any(is_chinese)
-
-
-def test_every_list_that_lies_there_is_a_language() -> None:
-    assert sorted(path.stem for path in (PACKAGE / "runtime" / "languages").iterdir()) == list(LANGUAGES)
-
-
-def test_all_rules_together(tmp_path: Path) -> None:
-    rules = read(
-        tmp_path,
-        """
-        allow = ["cat", "dog", "hot dog", "person"]
-        deny = ["person"]
-        language = "de"
-        rename = { cat = "Tiere|Katze" }
-        at_most = 2
-        always = ["Urlaub", "2026"]
-        """,
-    )
-    assert rules.apply(FOUND) == [("Tiere|Katze", 0.8), ("Hotdog", 0.7), ("Urlaub", 1.0), ("2026", 1.0)]
-    assert rules.apply([]) == [("Urlaub", 1.0), ("2026", 1.0)]
 
 
 def test_labels_of_one_name_become_one_tag(tmp_path: Path) -> None:
@@ -79,14 +58,10 @@ def test_what_comes_out_obeys(
         ('deny = ["persn"]', "deny: unknown label 'persn'; did you mean 'person'?"),
         ('rename = { kat = "x" }', "rename: unknown label 'kat'; did you mean 'cat'?"),
         ('language = "german"', "unknown language 'german'"),
-        ("language = []", "unknown language []"),
         ('allow = "cat"', "allow is 'cat'; give a list of names"),
         ('always = [" "]', "always is [' ']"),
-        ('rename = { cat = "" }', "rename is {'cat': ''}"),
         ('rename = { cat = " | " }', "rename is {'cat': ' | '}"),
-        ('rename = ["cat"]', "rename is ['cat']"),
         ("at_most = 0", "at_most is 0; give 1 or more"),
-        ("at_most = true", "at_most is True"),
         ("at_most = 1.5", "at_most is 1.5"),
         ("allow = [", "is not valid TOML"),
         ("x = " + "[" * 100_000, "is not valid TOML"),
@@ -96,12 +71,3 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, text: str, message: s
     with pytest.raises(InputError) as raised:
         read(tmp_path, text)
     assert str(raised.value).startswith(f"{tmp_path / 'tags.toml'}: {message}")
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(InputError, match="cannot be read"):
-            TagRules.read(path, LABELS)
-    (tmp_path / "latin.toml").write_bytes(b'always = ["caf\xe9"]')
-    with pytest.raises(InputError, match="is not valid TOML"):
-        TagRules.read(tmp_path / "latin.toml", LABELS)

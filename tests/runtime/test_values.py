@@ -29,10 +29,6 @@ def test_probabilities_are_the_equation(make: Any) -> None:
         FITTED.apply(make([[0.0] * 3] * 4))
 
 
-def test_half_precision_is_left_behind() -> None:
-    assert FITTED.apply(torch.zeros(1, 2, dtype=torch.bfloat16)).dtype == torch.float32
-
-
 @kinds
 def test_uncertainty_is_the_variance_of_the_number_of_labels_and_the_uncertain_are_chosen(make: Any) -> None:
     probs = [[0.1, 0.5, 0.9], [0.0, 1.0, 0.3]]

@@ -1,6 +1,5 @@
 """The base install: what `[train]` brings cannot be imported, and everything about tags works."""
 
-import csv
 import json
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 COFFEE = Path(__file__).parents[2] / "docs" / "images" / "coffee.jpg"
 MISSING = ("torch", "torchvision", "timm", "pydantic", "pyarrow", "matplotlib", "sklearn", "jinja2", "safetensors")
@@ -24,32 +22,11 @@ import atexit, sys
 atexit.register(lambda: print(*(name for name in sys.modules if sys.modules[name]), file=sys.stderr))
 """
 MAIN = "sys.exit(main(sys.argv[1:]))"
-TAG = """
-from pivotpatch import Predictor
-prediction = Predictor.load()(sys.argv[1])
-print(prediction.tags[0].label)
-for words in (["--json"], ["--explain", "why.png"], ["--out", "t.jsonl"], ["--out", "t.csv", "--effort", "0"]):
-    assert main(["predict", sys.argv[1], *words]) == 0
-"""
 
 
 def run(code: str, *words: str, folder: Path, before: str = "") -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-W", "error", "-c", before + START + code, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
-
-
-def test_an_image_is_tagged_in_every_way(tmp_path: Path) -> None:
-    ran = run(TAG, str(COFFEE), folder=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    label, told, *table = ran.stdout.splitlines()
-    assert (label, json.loads(told)["tags"][0]["label"]) == ("cup", "cup")
-    assert table[0].startswith(str(COFFEE))
-    assert any(line.split()[:1] == ["cup"] for line in table)
-    with Image.open(tmp_path / "why.png") as figure:
-        assert figure.format == "PNG"
-    assert json.loads((tmp_path / "t.jsonl").read_text())["labels"][0] == "cup"
-    with (tmp_path / "t.csv").open(newline="") as file:
-        assert [row["labels"].split("|")[0] for row in csv.DictReader(file)] == ["cup"]
 
 
 @pytest.mark.parametrize(

@@ -112,28 +112,12 @@ def test_a_new_packet_is_what_photo_managers_read() -> None:
     assert made.endswith(b'</x:xmpmeta>\n<?xpacket end="w"?>\n')
 
 
-def test_the_list_that_digikam_prefers_is_kept_in_step() -> None:
-    merged = merge(make_packet({DIGIKAM: ["People/Anna"]}), ["animals|cat", "Anna"])
-    assert read(merged, DIGIKAM) == ["People/Anna", "animals/cat"]
-    assert read(merged, DC) == ["cat"]
-    assert read(merge(merged, []), DIGIKAM) == ["People/Anna"]
-    assert read(merge(EMPTY, ["cat"]), DIGIKAM) == []
-
-
 def test_a_tag_that_the_user_sorts_into_a_hierarchy_is_hers_from_then_on() -> None:
     merged = merge(make_packet({DC: [], LR: []}), ["cat"]).replace(b">cat</r:li>", b">animals|cat</r:li>", 2)
     merged = merged.replace(b">animals|cat</r:li>", b">cat</r:li>", 1)
     assert (read(merged, DC), read(merged, LR)) == (["cat"], ["animals|cat"])
     later = merge(merged, ["dog"])
     assert (read(later, DC), read(later, LR)) == (["cat", "dog"], ["animals|cat", "dog"])
-
-
-def test_other_prefixes_and_empty_tags_are_met() -> None:
-    subject = f'<s:subject xmlns:s="{DC[1:-8]}"><Bag/></s:subject>'
-    merged = merge(f'<RDF xmlns="{RDF[1:-1]}"><Description>{subject}</Description></RDF>'.encode(), ["cat"])
-    assert b"<Bag><li>cat</li></Bag>" in merged
-    assert read(merged, LR) == ["cat"]
-    assert read(merge(f'<RDF xmlns="{RDF[1:-1]}"/>'.encode(), ["cat"]), DC) == ["cat"]
 
 
 BOMB = '<!DOCTYPE x [<!ENTITY a "aaaaaaaa">]><x/>'

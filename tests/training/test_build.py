@@ -102,11 +102,3 @@ def test_all_faults_of_the_data_are_told_together_before_any_work(tmp_path: Path
     assert read.val is not None
     assert len(read.train) + len(read.val) == 41
     assert open_data(load_config(None, changes[:1]), look=False).train.labels == read.train.labels
-
-
-def test_a_fault_of_the_training_images_hides_none_of_the_others(tmp_path: Path) -> None:
-    told = list[str]()
-    config = load_config(None, ["data.train=table:a.csv", "data.val=table:b.csv", "data.test=table:c.csv"])
-    with pytest.raises(InputError, match=r"a\.csv: there is no such table.* \(the first of 3 faults that"):
-        open_data(config, tell=told.append)
-    assert [line[:5] for line in told] == ["a.csv", "c.csv", "b.csv"]

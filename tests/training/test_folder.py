@@ -6,32 +6,13 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from run_process import SHORT, TrainingProcess, crash, make_config, read_run, read_step, when
 
 from pivotpatch.errors import InputError
-from pivotpatch.training import fit, load_config, resume
-from pivotpatch.training.config import settle_config
+from pivotpatch.training import fit, resume
 from pivotpatch.training.folder import RunFolder
-
-
-def test_a_folder_tells_all_of_its_run(reference: dict[str, object], crashed: Path) -> None:
-    own = {"config.toml", "environment.json", "log.jsonl", "metrics.json", "best", "last"}
-    models = {f"{place}/model.{end}" for place in ("best", "last") for end in ("json", "safetensors")}
-    assert set(reference) == own | models | {"last/state.json", "last/training.safetensors"}
-    assert load_config(crashed / "config.toml") == settle_config(SHORT, frozen=False)  # what auto came to
-    environment = json.loads((crashed / "environment.json").read_text())
-    assert torch.__version__.startswith(environment["libraries"]["torch"])
-    assert set(environment["choices"]) == {"data.hold", "model.frozen", "precision.compile"}
-    log: Any = reference["log.jsonl"]
-    assert [entry["step"] for entry in log] == [5, 7, 7, 10, 14, 14]
-    assert [entry["step"] for entry in log if "val_mAP_image" in entry] == [7, 14]
-    held: Any = reference["metrics.json"]
-    assert held[0]["finished"]
-    assert held[0]["best_val_mAP"] == max(entry.get("val_mAP_image", 0) for entry in log)
 
 
 def test_each_epoch_is_saved_though_it_is_not_evaluated(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from pivotpatch.data.loading import hold_images
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scoring import evaluating
 from pivotpatch.models import Architecture, Embeddings, IndependentClassifier, MultiLabelClassifier, PatchClassifier
-from pivotpatch.models.open import load_checkpoint
+from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.process import ignore
 from pivotpatch.training import fit, load_config, resume
 from pivotpatch.training.build import Run, build_run, choose_frozen
 from pivotpatch.training.config import RunConfig, settle_config
-from pivotpatch.training.features import FOLDER, Embedder, Features, pick_variants
+from pivotpatch.training.features import FOLDER, Embedder, Features, Ordinary, find_ordinary, pick_variants
 from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.task import Kept, PatchTask, make_loss, make_task
 
@@ -202,6 +202,65 @@ def test_heads_of_a_fold_learn_from_all_others_and_the_model_from_all() -> None:
         found = [weight.grad for weight in heads.head.project.parameters()]  # type: ignore[union-attr]
         torch.testing.assert_close(found, list(expected))
     assert all(weight.grad is None for weight in task.model.backbone.parameters())
+
+
+def test_ordinary_images_teach_all_heads_as_images_without_the_new_labels_would() -> None:
+    torch.manual_seed(0)
+    model = PatchClassifier("test_resnet", ["known", "new"], image_size=32, closer_size=48)
+    task = PatchTask(model, make_loss(load_config(None).loss))
+    task.freeze(folds=2)
+    width = model.backbone.features
+    seen, other = (
+        Embeddings(torch.randn(count, width), torch.randn(count, 4, width), *closer)
+        for count, closer in ((3, (torch.randn(3, width), torch.randn(3, 4, width))), (5, ()))
+    )
+    target, fold, absent = (
+        torch.tensor([[1.0, 0], [0, 1], [1, 1]]),
+        torch.tensor([0, 1, 0]),
+        torch.tensor([torch.nan, 0]),
+    )
+    weights = [weight for weight in task.parameters() if weight.requires_grad]
+    plain = task(Kept(seen, fold), target)
+    both = task(Kept(seen, fold, other, absent), target)
+    torch.testing.assert_close(both, plain)  # what ordinary images cost is not told
+    costs = [task.judge(heads, other, absent.expand(5, 2)).sum() for heads in (model, *task.folds)]
+    found = torch.autograd.grad(both.sum(), weights)
+    expected = torch.autograd.grad(plain.sum() + sum(costs), weights)
+    torch.testing.assert_close(found, expected)
+    without = torch.autograd.grad(task(Kept(seen, fold), target).sum(), weights)
+    for one, two in zip(found, without, strict=True):  # a row of a label that is known learns nothing from them
+        torch.testing.assert_close(one[0], two[0])
+        assert not torch.equal(one[1], two[1])
+
+
+def test_processes_share_the_ordinary_images_of_a_batch() -> None:
+    seen, numbers = Embeddings(torch.arange(50.0)[:, None]), torch.arange(100, 164)
+    ordinary = Ordinary(seen, torch.zeros(1), 0.3)
+    whole = ordinary.draw(torch.arange(64), numbers)
+    parts = [ordinary.draw(torch.arange(start, 64, 3), numbers) for start in range(3)]
+    assert whole is not None
+    assert len(whole.image) == 19  # of 64 images, 0.3 each
+    found = torch.cat([part.image for part in parts if part is not None])
+    assert sorted(found.flatten().tolist()) == sorted(whole.image.flatten().tolist())
+    assert ordinary.draw(torch.arange(0), numbers) is None
+
+
+def test_ordinary_images_are_the_taggers_and_fill_up_for_labels_that_are_new_to_it() -> None:
+    records = open_records(IMAGES.removeprefix("data.train="))
+    records = records.keep_labels(records.labels.names[:2])
+    tagger = open_model("tagger")
+    assert isinstance(tagger, PatchClassifier)
+    assert find_ordinary(tagger, records, share=1.0) is None  # all its labels are its own
+    tagger.labels = ("my mug", *tagger.labels[1:])
+    bare = (records.target() == 0).all(dim=1).float().mean().item()
+    assert 0 < bare < 1
+    found = find_ordinary(tagger, records, share=1.0)
+    assert found is not None
+    assert found.share == pytest.approx(1 - bare)
+    assert found.absent.isfinite().tolist() == [True] + [False] * (len(tagger.labels) - 1)
+    assert found.seen.image.shape == (1000, tagger.backbone.features)
+    assert find_ordinary(tagger, records, share=bare) is None
+    assert find_ordinary(PatchClassifier("test_resnet", ["a"], image_size=32), records, share=1.0) is None
 
 
 def test_unknown_labels_and_images_that_cannot_be_read_are_left_out(start: str, tmp_path: Path) -> None:

@@ -142,25 +142,6 @@ def test_every_row_of_the_tables_has_a_recipe() -> None:
         assert sorted(figure for figure in found if figure is not None) == sorted(figures), table
 
 
-def test_other_systems_are_trained_as_published() -> None:
-    """Typed from what is known of each: optimiser, rate of the head and of the backbone, epochs, images per step."""
-    for name, expected in {
-        "coco-resnet101-ml_gcn": ("sgd", 0.1, 0.01, 20, 16),
-        "coco-resnet101-ms_cma": ("sgd", 0.01, 0.01, 40, 16),
-        "coco-resnet101-mcar": ("sgd", 0.01, 0.001, 60, 16),
-        "coco-resnet101-csra": ("sgd", 0.1, 0.01, 30, 16),
-        "coco-resnet101-ida": ("adam", 1e-4, 1e-4, 80, 128),
-        "coco-resnet101-cpsd": ("adam", 1e-4, 1e-4, 80, 24),
-        "coco-resnet101_576-c_tran": ("adam", 1e-5, 1e-5, 100, 16),
-        "voc2007-resnet101_576-ssgrl": ("adam", 1e-5, 1e-5, 200, 4),
-        "voc2007-resnet101_576-add_gcn": ("sgd", 0.05, 0.005, 50, 16),
-    }.items():
-        config = load_config(find_recipe(name))
-        section, train = config.optimiser, config.train
-        rates = (section.lr, section.lr * section.backbone_share)
-        assert (section.name, *rates, train.epochs, train.batch_size) == pytest.approx(expected), name
-
-
 def test_a_baseline_differs_in_the_task_alone() -> None:
     for recipe in RECIPES:
         stem, _, method = recipe.name.rpartition("-")

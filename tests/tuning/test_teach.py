@@ -192,6 +192,12 @@ def test_a_background_is_the_same_from_its_file(tmp_path: Path) -> None:
     torch.testing.assert_close(read.axes, held.axes, rtol=0, atol=1e-3)
 
 
+def test_a_background_with_every_axis_restores_what_was_seen() -> None:
+    seen = draw(100, features=24)
+    restored = Background.measure(seen, rank=24).restore()
+    torch.testing.assert_close(tuple(restored), tuple(seen), rtol=1e-4, atol=1e-4)
+
+
 def test_the_bundled_background_is_the_taggers_and_no_other_models() -> None:
     tagger = open_model("tagger")
     assert find_background(tagger) is not None

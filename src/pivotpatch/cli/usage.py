@@ -309,7 +309,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     _add_weights_options(parser)
     told = "cpu, cuda or cuda:1; of ONNX files also openvino, coreml, directml (the fastest there is)"
     parser.add_argument("--device", help=told)
-    told = "share of images that get a second look, from 0 to 1: all, at patches (the model's own)"
+    told = "share of images that get a second look, from 0 to 1: all, at patches (the model's own; of the tagger 0.6)"
     parser.add_argument("--effort", type=float, help=told)
 
 

@@ -81,8 +81,8 @@ class Predictor:
                 files a name of `runtime.engine.PROVIDERS`, such as "cpu", "cuda:1" or "coreml".
             effort: share of images that get a second look, those that are the least clear without: 1 for all, at
                 their patches, 0 for none. Anything between needs a model that was tuned (`pivotpatch tune`). Exported
-                files know only 1 unless written with `--format looks`, PAT-I only 0 and 1. None for the model's own,
-                1 where `tune --effort` set nothing else.
+                files know only 1 unless written with `--format looks`, PAT-I only 0 and 1. None for the model's own:
+                0.6 of the bundled tagger, 1 where `tune --effort` set nothing else.
             prefer: which of the thresholds of a tuned model decide: "precision" gives few wrong tags, "recall" misses
                 few, "balance" has the best F1. None for the model's own choice, of the bundled tagger "precision".
             fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;

@@ -38,7 +38,7 @@ from pivotpatch.peers.label_priors import LabelPrior, WordVectors, read_vectors
 from pivotpatch.peers.mcar import MCARClassifier
 from pivotpatch.process import Progress, count_workers, ignore
 from pivotpatch.training.config import RunConfig, TaskSection, settle_config
-from pivotpatch.training.features import Embedder, Features
+from pivotpatch.training.features import Embedder, Features, Ordinary, find_ordinary
 from pivotpatch.training.optimiser import make_optimiser
 from pivotpatch.training.processes import Place, choose_dtype, choose_hold, measure_free_memory
 from pivotpatch.training.task import Task, make_task
@@ -74,6 +74,7 @@ class Run:
     held_bytes: int  # of the images that stay decoded
     folds: Tensor  # (N,) the fold of each training image, where the backbone is frozen
     embedder: Embedder | None  # makes the features that loaders then ship in the place of images
+    ordinary: Ordinary | None  # features of other images, which heads learn from too
     choices: dict[str, str]  # what "auto" was decided to be, and why in a line, by the name of the setting
     compiled: bool = False  # whether steps are, see `compile_run`
 
@@ -136,11 +137,16 @@ def build_run(
     image_bytes = count_held_bytes(count, (task.picture_size, task.picture_size))
     hold, why, dtype = config.data.hold, "", choose_dtype(config, accelerator.device)
     held: list[Features | None] = [None, None]
-    embedder = None
+    embedder = ordinary = None
     if frozen:
         hold, why = "nothing", ": the backbone is frozen, so that each image is read only once"
         policy = AugmentPolicy(**config.augment.model_dump())
         embedder = Embedder(task, policy, keep, accelerator, dtype, config.data.on_error)
+        assert isinstance(model, SharedClassifier)
+        ordinary = find_ordinary(model, records, share=config.frozen.ordinary)
+        if ordinary is not None:
+            number, new = len(ordinary.seen.image), int(ordinary.absent.isfinite().sum())
+            why_frozen += f"; {number:,} ordinary images are taken to show none of {new} new labels (frozen.ordinary)"
         held = [Features(records, 1 + config.frozen.variants), None if val is None else Features(val, 1)]
     elif hold == "auto":
         free = measure_free_memory(accelerator)
@@ -165,6 +171,7 @@ def build_run(
         held_bytes=image_bytes if hold != "nothing" else 0,
         folds=draw_folds(records, len(task.folds)),
         embedder=embedder,
+        ordinary=ordinary,
         choices={
             "data.hold": f"data.hold is {hold}{why}",
             "model.frozen": f"model.frozen is {str(frozen).lower()}{why_frozen}",

@@ -92,6 +92,9 @@ class FrozenSection(Section):
     batch_size: Positive = Field(64, description="in the place of train.batch_size")
     lr: PositiveFloat = Field(2e-3, description="in the place of optimiser.lr")
     variants: Count = Field(0, description="augmented variants of each image, besides itself, whose features are kept")
+    ordinary: Share = Field(
+        0.3, description="images without any label that heads see for each one; ordinary ones of the tagger's fill up"
+    )
     folds: Count = Field(
         5, description="parts of the training images that heads of their own are judged on; 0 for none"
     )

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,12 @@ from pivotpatch.data.records import RecordSet
 from pivotpatch.inference.embedding import AT_ONCE, quicken_model
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
-from pivotpatch.models.checkpoint import fingerprint
-from pivotpatch.models.classifier import Embeddings, SharedClassifier
+from pivotpatch.models.checkpoint import fingerprint, read_description
+from pivotpatch.models.classifier import Embeddings, MultiLabelClassifier, SharedClassifier
+from pivotpatch.models.open import find_bundled
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.task import Task
+from pivotpatch.tuning.teach import find_background
 from pivotpatch.writing import explain_disk_faults, replacing
 
 FOLDER = ".features"
@@ -56,6 +58,51 @@ class Features(Dataset[Batch]):
         """The images that `rows` names, as they are alone."""
         failures = {row: self.failures[index] for row, index in enumerate(rows.tolist()) if index in self.failures}
         return Features(self.records.select(rows), 1, self.kept[torch.from_numpy(rows), :1], failures)
+
+
+class Ordinary(NamedTuple):
+    """Images of nothing in particular: whoever collects images of their labels has few without any of these.
+
+    Attributes:
+        seen: embeddings of N images.
+        absent: (L,) 0 for labels that none of them is taken to show, NaN where nobody knows.
+        share: how many of them a batch has besides, for each of its own images.
+    """
+
+    seen: Embeddings
+    absent: Tensor
+    share: float
+
+    def draw(self, places: Tensor, numbers: Tensor) -> Embeddings | None:
+        """Those that belong to some images of a batch; None where there are none.
+
+        Args:
+            places: (K,) of these images in the batch; whoever has the others has the other ordinary images.
+            numbers: (B,) whole ones that were drawn for the batch.
+        """
+        along = torch.stack([places, places + 1]).double() * self.share
+        rows = numbers[places[along[0].floor() < along[1].floor()]] % len(self.seen.image)
+        image, patches = self.seen.image, self.seen.patches
+        return Embeddings(image[rows], None if patches is None else patches[rows]) if len(rows) else None
+
+
+def find_ordinary(model: SharedClassifier, records: RecordSet, *, share: float) -> Ordinary | None:
+    """The ordinary images that ship with the tagger, where they teach a model anything; else None.
+
+    They do where it has the tagger's backbone and labels that the tagger does not have. Of the tagger's own, which many
+    of these images show, nothing is said. Training images without any label count towards the share.
+    """
+    tagger, lacking = find_bundled("tagger"), share - (records.target() == 0).all(dim=1).float().mean().item()
+    background = find_background(model) if isinstance(model, MultiLabelClassifier | PatchClassifier) else None
+    if background is None or tagger is None or lacking <= 0:
+        return None
+    known = set(read_description(tagger).labels)
+    absent = torch.tensor([torch.nan if label in known else 0.0 for label in model.labels])
+    if not absent.isfinite().any():
+        return None
+    device, seen = next(model.parameters()).device, background.restore()
+    patches = None if seen.patches is None else seen.patches.to(device)
+    return Ordinary(Embeddings(seen.image.to(device), patches), absent.to(device), lacking)
 
 
 def pick_variants(kept: Tensor, choice: Tensor, model: SharedClassifier) -> Embeddings:

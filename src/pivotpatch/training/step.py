@@ -73,6 +73,7 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
     policy, number = AugmentPolicy(**config.augment.model_dump()), config.train.batch_size * count
     augmentation = draw_augmentation(number, policy=policy, generator=generator)
     variant = torch.randint(1 + config.frozen.variants, (number,), generator=generator)
+    other = torch.randint(2**31, (config.train.batch_size,), generator=generator)
     images, target, indices = batch.images, batch.target, batch.indices
     if len(images) == 0:  # a black image of which nothing is known costs nothing, but takes part in every exchange
         images, target = images.new_zeros(1, *images.shape[1:]), target.new_full((1, target.shape[1]), torch.nan)
@@ -92,6 +93,9 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
             if run.embedder is not None:
                 seen = pick_variants(pixels, variant[drawn], run.embedder.model)
                 views = Kept(seen, run.folds[chosen].to(device))
+                if run.ordinary is not None:
+                    also = run.ordinary.draw(places, other)
+                    views = views._replace(ordinary=also, absent=run.ordinary.absent)
             else:
                 views = run.task.make_views(pixels, augmentation=augmentation.select(order), compiled=compiled)
         with nullcontext() if number == len(shares) else run.accelerator.no_sync(run.step_module):

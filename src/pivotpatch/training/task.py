@@ -33,10 +33,19 @@ _TINY = 1e-12  # the least share of a patch that a logarithm is taken of
 
 
 class Kept(NamedTuple):
-    """What is left of views behind a frozen backbone: embeddings of B images, and the fold (B,) that each is in."""
+    """What is left of views behind a frozen backbone.
+
+    Attributes:
+        embeddings: of B images.
+        fold: (B,) that each is in.
+        ordinary: embeddings of other images, which are in no fold; None for none.
+        absent: (L,) what all of these are taken to show: 0 for nothing, NaN where that is not known.
+    """
 
     embeddings: Embeddings
     fold: Tensor
+    ordinary: Embeddings | None = None
+    absent: Tensor | None = None
 
 
 class Task(nn.Module):
@@ -79,7 +88,8 @@ class Task(nn.Module):
     def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
         """The K parts of the loss of a batch against its target (B,L), each summed over images and labels.
 
-        Heads of folds learn from what a frozen backbone made of views before; their losses are told nobody.
+        Heads of folds learn from what a frozen backbone made of views before; their losses, and those of ordinary
+        images, are told nobody.
         """
         if isinstance(seen, Views):
             return self.judge_views(seen, target)
@@ -88,6 +98,12 @@ class Task(nn.Module):
             others = target.masked_fill((seen.fold == number)[:, None], torch.nan)
             cost = self.judge(heads, seen.embeddings, others)
             parts = parts + (cost - cost.detach())
+        if seen.ordinary is not None:
+            assert seen.absent is not None
+            absent = seen.absent.expand(len(seen.ordinary.image), -1)
+            costs = [self.judge(heads, seen.ordinary, absent).sum() for heads in (self.model, *self.folds)]
+            cost = torch.stack(costs).sum()
+            parts = parts + (cost - cost.detach()) / len(parts)
         return parts
 
     def judge_views(self, views: Views, target: Tensor) -> Tensor:

@@ -81,6 +81,11 @@ class Background:
         """Coordinates (B,1+P,R) of embeddings (B,D) and (B,P,D)."""
         return _centre(_stack(seen).float(), self.means) @ self.axes
 
+    def restore(self) -> Embeddings:
+        """Embeddings (N,D) and (N,P,D) of its images, as nearly as the axes tell."""
+        views = _centre(self.places @ self.axes.T, -self.means)
+        return Embeddings(views[:, 0], views[:, 1:] if views.shape[1] > 1 else None)
+
     def save(self, path: Path, model: Classifier) -> None:
         """Write it in a byte per coordinate, for models with the backbone of `model`."""
         scale = self.places.abs().amax((0, 1)).clamp(min=1e-12) / 127
