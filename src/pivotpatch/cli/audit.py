@@ -19,7 +19,7 @@ from pivotpatch import audit
 from pivotpatch.audit import plots
 from pivotpatch.audit.cooccurrence import FEW, Curve, RecallMatched, bound_lower
 from pivotpatch.audit.evaluation import Policy
-from pivotpatch.cli.console import Screen, make_table, write_figures
+from pivotpatch.cli.console import Screen, make_table, write_figures, write_percent
 from pivotpatch.cli.sources import open_pictures, read_policy, read_score_file
 from pivotpatch.core.metrics import DEFINITIONS
 from pivotpatch.data.records import RecordSet
@@ -102,18 +102,18 @@ def _audit_pairs(scores: Scores, records: RecordSet | None, args: argparse.Names
         [
             "; ".join(pair),
             f"{row['probability']:.2f}",
-            _percent(row["cfpr"], few=row["cfpr_few"]),
+            write_percent(row["cfpr"], few=row["cfpr_few"]),
             f"{100 * row['cfpr_low']:.0f}-{100 * row['cfpr_high']:.0f}",
             f"{row['cfpr_pictures']:,}",
-            _percent(row["fpr"]),
-            _percent(row["ctpr"], few=row["ctpr_few"]),
+            write_percent(row["fpr"]),
+            write_percent(row["ctpr"], few=row["ctpr_few"]),
         ]
         for pair, row in zip(worst.names, worst.to_dict()["pairs"], strict=True)
     ]
     if comparison is not None:
         headings.append("baseline")
         for pair, row in zip(worst.names, rows, strict=True):
-            row.append(_percent(comparison.baseline.fpr[rates.names.index(pair)].item()))
+            row.append(write_percent(comparison.baseline.fpr[rates.names.index(pair)].item()))
     table = _make_table(headings, rows)
     shown: list[str | Table] = [*lines, "", table, f"*: fewer than {FEW} images; n: images behind the CFPR"]
     figures = {}
@@ -150,10 +150,6 @@ def _tell(curve: Curve) -> str:
     parts = (("better", curve.improved), ("worse", curve.worse), ("tied", curve.tied))
     told = [f"{what} in {count} ({100 * count / max(len(curve.model), 1):.0f} %)" for what, count in parts]
     return ", ".join(told) + (f"; no image tells of {curve.undefined}" if curve.undefined else "")
-
-
-def _percent(value: float | None, *, few: bool = False) -> str:
-    return "-" if value is None or value != value else f"{100 * value:.1f}{'*' if few else ''}"
 
 
 def _audit_steps(scores: Scores, _records: RecordSet | None, args: argparse.Namespace) -> _Told:

@@ -50,6 +50,11 @@ def make_table(headings: list[str], rows: Iterable[Iterable[str]] = ()) -> Table
     return table
 
 
+def write_percent(value: float | None, *, few: bool = False) -> str:
+    """A share in per cent, with a star where `few` images tell it; a dash where none does."""
+    return "-" if value is None or value != value else f"{100 * value:.1f}{'*' if few else ''}"
+
+
 def draw_bar(share: float, *, width: int) -> str:
     """A bar of eighths of a block, as long as a share of the width; what is above 0 is seen.
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pivotpatch.audit.evaluation import Difference, Evaluation, Policy, evaluate_scores
 from pivotpatch.cli import sources
-from pivotpatch.cli.console import Screen, StageProgress, make_table, tell
+from pivotpatch.cli.console import Screen, StageProgress, make_table, tell, write_percent
 from pivotpatch.cli.sources import Scored, Source
 from pivotpatch.cli.telling import list_not_read, refuse_first, refuse_options
 from pivotpatch.core.bootstrap import Interval
@@ -198,12 +198,8 @@ def _add_measures(table: Table, results: Mapping[str, PrecisionRecall | None]) -
     table.add_section()
     table.add_row(next(iter(by_rule)) if len(by_rule) == 1 else "decisions")
     for name in MEASURES:
-        table.add_row(f"  {name}", *(_percent(getattr(result, name, None)) for result in results.values()))
+        table.add_row(f"  {name}", *(write_percent(getattr(result, name, None)) for result in results.values()))
     return [f"decisions of {', '.join(names)} by {rule}" for rule, names in by_rule.items()] if len(by_rule) > 1 else []
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"
 
 
 def write_bounds(interval: Interval | None, *, sign: str = "", digits: int = 2) -> str:
@@ -230,6 +226,6 @@ def _make_label_table(found: Evaluation) -> Table:
     headings = ["label", "positives", *(f"AP {NAMES[kind]}" for kind in found.kinds)]
     rows = [[label, f"{positives:,}"] for label, positives in zip(found.labels, best.precision.positives, strict=True)]
     for place, row in enumerate(rows):
-        row += [_percent(kind.precision.per_label[place]) for kind in found.kinds.values()]
+        row += [write_percent(kind.precision.per_label[place]) for kind in found.kinds.values()]
         row += [write_bounds(best.label_intervals[place], digits=1)] if best.label_intervals else []
     return make_table([*headings, *(["95 %"] if best.label_intervals else [])], rows)

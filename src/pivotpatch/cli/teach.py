@@ -73,13 +73,9 @@ def _find(words: list[str]) -> list[str]:
 def _check_label(model: Classifier, args: argparse.Namespace) -> None:
     known = args.label in model.labels
     count = f"the model knows {len(model.labels)} labels"
+    todo = "give --again to make it anew from these alone"
     refuse_first(
-        (
-            known and not args.again,
-            args.label,
-            f"{count}, this one too",
-            "give --again to make it anew from these alone",
-        ),
+        (known and not args.again, args.label, f"{count}, this one too", todo),
         (args.again and not known, args.label, f"{count}, but not this one", "leave --again out"),
     )
 

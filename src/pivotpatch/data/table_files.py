@@ -228,12 +228,9 @@ class EmbeddedStore:
     """
 
     def __init__(self, files: Sequence[Path], leaf: str, *, names: pa.Array | None = None) -> None:
-        """Look how many images each file has.
+        """Look how many images each file has in the column `leaf`, as Parquet names it: `image` or `image.bytes`.
 
-        Args:
-            files: one after the other.
-            leaf: the column of bytes, as Parquet names it: `image` or `image.bytes`.
-            names: the images' names, taken where each has one of its own; else they are named by file and row.
+        `names` are taken where each image has one of its own; else they are named by file and row.
         """
         telling = names is not None and pc.count_distinct(names, mode="only_valid").as_py() == len(names)
         self.files, self.leaf, self.names = list(files), leaf, names if telling else None

@@ -73,7 +73,7 @@ def make_pile(
         progress: told how many images were looked at, and of how many.
     """
     if source.tags is None:
-        looks = look_at(predictor, source.paths, out.with_name(f"{out.name}.looks.jsonl"), progress=progress)
+        looks = _look_at(predictor, source.paths, out.with_name(f"{out.name}.looks.jsonl"), progress=progress)
         errors, opinions = looks.errors, spread(looks.probs.transpose(1, 0, 2), predictor.labels, labels)
     else:
         errors, opinions = {}, np.full((3, len(source.paths), len(labels)), np.nan, np.float32)
@@ -126,20 +126,10 @@ def stack_opinions(prediction: Prediction) -> NDArray[np.float32]:
     return np.stack([prediction.probs, prediction.image_probs, parts])
 
 
-def look_at(
-    predictor: Predictor,
-    paths: Sequence[Path],
-    cache: Path,
-    *,
-    progress: Progress = ignore,
-) -> Looks:
-    """Ask a model about images that it was not asked about before.
+def _look_at(predictor: Predictor, paths: Sequence[Path], cache: Path, *, progress: Progress) -> Looks:
+    """Ask a model about images, unless a file of lines, which begins anew for another model, has its answer.
 
-    Args:
-        predictor: the model.
-        paths: files of images; one that has changed since is asked about again.
-        cache: a file of lines, which begins anew for another model.
-        progress: told how many are done, and of how many.
+    An image whose file has changed since is asked about again.
     """
     model = json.dumps([predictor.engine.digest(), predictor.engine.effort, predictor.labels])
     known, errors = _read(cache, model, labels=len(predictor.labels)), dict[int, str]()
