@@ -6,7 +6,7 @@ lies deeper, one function per equation, is in `pivotpatch.core`.
 
 from typing import TYPE_CHECKING
 
-from pivotpatch.faces import list_face, make_face
+from pivotpatch.faces import make_face
 
 __version__ = "0.1.0"
 
@@ -29,8 +29,22 @@ if TYPE_CHECKING:
     from pivotpatch.runtime.prediction import Prediction as Prediction
     from pivotpatch.runtime.predictor import Predictor as Predictor
 
-__all__ = sorted(list_face(__file__))
-__getattr__ = make_face(__name__, __file__)
+_HOMES = {
+    "core.counterfactual": "CounterfactualLogits",
+    "core.losses": "AsymmetricLoss BinaryCrossEntropyLoss",
+    "core.metrics": "average_precision precision_recall",
+    "core.policies": "Fixed PerLabel PriorMatched TopK",
+    "errors": "InputError",
+    "inference.patch_inference": "PatchInference",
+    "models.checkpoint": "save_checkpoint",
+    "models.classifier": "MultiLabelClassifier",
+    "models.open": "load_checkpoint",
+    "models.patch_classifier": "PatchClassifier",
+    "runtime.prediction": "Prediction",
+    "runtime.predictor": "Predictor",
+}
+__all__ = sorted(" ".join(_HOMES.values()).split())
+__getattr__ = make_face(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

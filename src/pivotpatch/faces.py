@@ -1,28 +1,28 @@
-"""What a package shows to others, imported when it is first used: `pivotpatch --help` must not wait for torch."""
+"""What a package shows to others, imported when it is first used: `pivotpatch --help` must not wait for torch.
 
-import re
-from collections.abc import Callable
+Names are listed as data: a face that read its own source would fail where only compiled files are shipped.
+"""
+
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from pathlib import Path
 
 from pivotpatch.errors import explain_missing
 
 
-def list_face(file: str) -> dict[str, str]:
-    """The names that a package's `__init__` imports for type checkers alone, and the module that each lies in."""
-    source = Path(file).read_text("utf-8")
-    return {name: home for home, name in re.findall(r"^    from (\S+) import (\w+) as \2$", source, re.MULTILINE)}
+def make_face(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """A package's `__getattr__`.
 
-
-def make_face(package: str, file: str) -> Callable[[str], object]:
-    """The `__getattr__` of a package, whose `__init__` is in `file`, for the names of `list_face`."""
-    homes = list_face(file)
+    Args:
+        package: its name.
+        homes: the names that it shows, separated by spaces, by the module that each lies in.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def get(name: str) -> object:
-        if name not in homes:
+        if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            return getattr(import_module(homes[name]), name)
+            return getattr(import_module(f"{package}.{home_of[name]}"), name)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{package}.{name}: {explain_missing(error)}", name=error.name) from None
 

@@ -8,4 +8,10 @@ if TYPE_CHECKING:
     from pivotpatch.accel.inference import quicken_inference as quicken_inference
     from pivotpatch.accel.rewrites import quicken_training as quicken_training
 
-__getattr__ = make_face(__name__, __file__)
+__getattr__ = make_face(
+    __name__,
+    {
+        "inference": "quicken_inference",
+        "rewrites": "quicken_training",
+    },
+)

@@ -25,7 +25,8 @@ from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS, fingerprint, save
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.runtime.checks import PREFERENCES
+from pivotpatch.runtime.checks import PREFERENCES, check_effort
+from pivotpatch.runtime.values import choose_effort
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
@@ -40,6 +41,7 @@ WARNING = "what is measured on these images from now on is worth nothing: never 
 
 def run_tune(args: argparse.Namespace) -> int:
     """Score where need be, fit, store and tell it in the first process alone."""
+    check_effort(args.effort, "--effort")
     goal = args.thresholds if args.thresholds in PREFERENCES else parse_goal(args.thresholds)
     source = sources.open_source(args.words[0])
     model = source.model
@@ -123,6 +125,7 @@ def _check_common(model: Classifier, labels: tuple[str, ...], where: str, args: 
     refuse_first(
         (args.mixing == "global", "--mixing", lacks, "leave it out, or label the others too"),
         (closer, "--closer", lacks, "leave it out, or label the others too"),
+        (args.effort is not None, "--effort", lacks, "leave it out, or label the others too"),
     )
     args.mixing = "keep"
 
@@ -207,7 +210,7 @@ def _finish(
         patch_cost=patch_cost,
         closer=closer,
         closer_cost=closer_cost,
-        effort=args.effort,
+        effort=choose_effort(args.effort, model.adaptive),
         generator=torch.Generator().manual_seed(SEED),
     )
     if not args.json:

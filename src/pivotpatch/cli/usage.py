@@ -494,8 +494,8 @@ def _add_tune(verbs: Verbs) -> None:
         "about 1.5 times those of the image cost less and keep most; by default as the checkpoint has it, 0 for "
         "patches",
     )
-    told = "what predict takes where none is asked for, from 0 to 1 (1)"
-    tune.add_argument("--effort", type=float, default=1.0, help=told)
+    told = "what predict takes where none is asked for, from 0 to 1 (as the checkpoint has it, else 1)"
+    tune.add_argument("--effort", type=float, help=told)
     tune.add_argument("--out", type=Path, metavar="FOLDER", help="write a new checkpoint and leave the old one alone")
     tune.add_argument("--plot", type=Path, metavar="FOLDER", help="draw reliability, mAP against lam and against cost")
     tune.add_argument("--json", action="store_true", help=_EVERYTHING)

@@ -8,4 +8,10 @@ if TYPE_CHECKING:
     from pivotpatch.cluster.on_ray import tag_on_ray as tag_on_ray
     from pivotpatch.cluster.tagger import PatchTagger as PatchTagger
 
-__getattr__ = make_face(__name__, __file__)
+__getattr__ = make_face(
+    __name__,
+    {
+        "on_ray": "tag_on_ray",
+        "tagger": "PatchTagger",
+    },
+)

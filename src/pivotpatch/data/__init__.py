@@ -22,4 +22,15 @@ if TYPE_CHECKING:
     from pivotpatch.data.split import split_records as split_records
     from pivotpatch.data.split import write_split as write_split
 
-__getattr__ = make_face(__name__, __file__)
+__getattr__ = make_face(
+    __name__,
+    {
+        "address": "open_records read_address",
+        "augment": "AugmentPolicy draw_augmentation",
+        "check": "check_data",
+        "loading": "Batch hold_images make_loader",
+        "records": "FileStore ImageStore LabelSpace Record RecordSet",
+        "scenes": "read_scenes",
+        "split": "split_records write_split",
+    },
+)

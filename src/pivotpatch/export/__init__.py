@@ -7,4 +7,9 @@ from pivotpatch.faces import make_face
 if TYPE_CHECKING:
     from pivotpatch.export.onnx import export_onnx as export_onnx
 
-__getattr__ = make_face(__name__, __file__)
+__getattr__ = make_face(
+    __name__,
+    {
+        "onnx": "export_onnx",
+    },
+)

@@ -18,4 +18,13 @@ if TYPE_CHECKING:
     from pivotpatch.inference.scoring import score_images as score_images
     from pivotpatch.inference.scoring import score_pictures as score_pictures
 
-__getattr__ = make_face(__name__, __file__)
+__getattr__ = make_face(
+    __name__,
+    {
+        "engine": "TorchEngine",
+        "patch_inference": "PatchInference",
+        "score_file": "read_scores write_scores",
+        "scores": "Scores",
+        "scoring": "score_images score_pictures",
+    },
+)

@@ -21,4 +21,15 @@ if TYPE_CHECKING:
     from pivotpatch.models.open import open_weights as open_weights
     from pivotpatch.models.patch_classifier import PatchClassifier as PatchClassifier
 
-__getattr__ = make_face(__name__, __file__)
+__getattr__ = make_face(
+    __name__,
+    {
+        "backbone": "Preprocessing",
+        "checkpoint": "save_checkpoint",
+        "classifier": "Architecture Classifier Embeddings IndependentClassifier MultiLabelClassifier",
+        "foreign": "ForeignClassifier load_timm load_transformers",
+        "hub": "Card",
+        "open": "load_checkpoint open_model open_weights",
+        "patch_classifier": "PatchClassifier",
+    },
+)

@@ -27,4 +27,17 @@ if TYPE_CHECKING:
     from pivotpatch.runtime.values import Patching as Patching
     from pivotpatch.runtime.values import patch_boxes as patch_boxes
 
-__getattr__ = make_face(__name__, __file__)
+__getattr__ = make_face(
+    __name__,
+    {
+        "bulk": "tag_pictures",
+        "decoding": "decode_image",
+        "engine": "Answer Engine open_onnx",
+        "files": "find_images",
+        "prediction": "Prediction Tag TagRule",
+        "predictor": "Predictor",
+        "sidecars": "write_sidecar",
+        "tag_names": "TagRules",
+        "values": "Adaptive Calibration PatchBox Patching patch_boxes",
+    },
+)

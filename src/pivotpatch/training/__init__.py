@@ -16,4 +16,10 @@ if TYPE_CHECKING:
     from pivotpatch.training.loop import fit as fit
     from pivotpatch.training.loop import resume as resume
 
-__getattr__ = make_face(__name__, __file__)
+__getattr__ = make_face(
+    __name__,
+    {
+        "config": "RunConfig find_recipe list_recipes load_config",
+        "loop": "FitResult fit resume",
+    },
+)
