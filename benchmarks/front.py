@@ -21,12 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coco256 import NAMES, PEERS
+
 RESULTS = Path(__file__).parent / "results"
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "front.png"
 LABELS = tuple(f"label {number}" for number in range(80))
 HEADS = {"asl": "linear", "max_asl": "max", "mldec_asl": "ml_decoder", "q2l_asl": "query2label"}
 CURVES = {"asl": "plain", "max_asl": "max pooling", "mldec_asl": "ML-Decoder", "q2l_asl": "Query2Label"}
-PATCHES = {"pat": "PAT-T", "native": "PAT-T, native", "mldec_pat": "ML-Decoder, PAT-T", "q2l_pat": "Query2Label, PAT-T"}
+HEADS |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
+CURVES |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
+PATCHES = {"pat": "PAT-T", "native": "PAT-T, native"}
+PATCHES |= {method.replace("_asl", "_pat"): f"{name}, PAT-T" for method, name in CURVES.items() if "_" in method}
 STYLES = {"plain": "o-", "ML-Decoder": "s-", "regions": "^-", "PAT-I": "v--", "PAT-T, native": "D--"}
 
 
