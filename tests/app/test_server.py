@@ -70,17 +70,15 @@ def test_an_interrupt_while_many_wait_is_quiet_and_quick(model: Path, tmp_path: 
     written = BytesIO()
     Image.new("RGBA", (8000, 8000)).save(written, "PNG")
 
-    def ask(_number: int) -> None:
+    def ask(_number: int) -> bool:
         with suppress(HTTPException, OSError):
-            app.ask(written.getvalue())
+            return app.ask(written.getvalue()).status == 200
+        return False
 
     with ThreadPoolExecutor(20) as callers:
         waiting = [callers.submit(ask, number) for number in range(20)]
         time.sleep(1.5)
-        begun = time.monotonic()
         ended, said = app.stop()
-        took = time.monotonic() - begun
-        for each in waiting:
-            each.result(30)
+        answered = sum(each.result(30) for each in waiting)
     assert (ended, said.strip()) == (0, "")
-    assert took < 15
+    assert answered < 20  # it did not wait for those that waited
