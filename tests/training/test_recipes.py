@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 EVERY_RECIPE = list_recipes()
 RECIPES = [recipe for recipe in EVERY_RECIPE if recipe.name != "tagger"]  # which brings no images
 OTHERS = (*PEERS, "mcar", "cpsd", "hcp", "splicemix")  # other systems, in settings of their own
-METHODS = ("asl", "bce", "pat", "patch_only", "det", "int", "regions", *OTHERS)
+METHODS = ("asl", "bce", "pat", "patch_only", "det", "int", "regions", "taught", *OTHERS)
 # mAP of the rows of the paper's tables, typed from them; of table 2 all but Fev+Lv, of 5 what 2 has not.
 TABLES = {
     "table 1": [
@@ -53,6 +53,7 @@ BACKBONES = {
 }
 HEAD_NAMES = {None: "linear", "q2l": "query2label", "mldec": "ml_decoder"}
 TASKS = {"pat": "patch", "patch_only": "patch_only", "int": "independent", "regions": "patch"} | {
+    "taught": "patch",
     "mcar": "crops",
     "hcp": "windows",
 }
@@ -72,11 +73,11 @@ def test_a_recipe_is_what_its_name_says_and_states_no_default() -> None:
         assert (config.model.backbone, config.model.image_size) == BACKBONES[str(backbone)], recipe.name
         expected = "max" if method == "splicemix" else method if method in PEERS else HEAD_NAMES[head]
         assert config.model.head == expected
-        assert config.task.regions == (method == "regions")
+        assert config.task.regions == (method in ("regions", "taught"))
         assert config.task.kind == TASKS.get(str(method), "image")
         if method not in OTHERS:
             assert config.loss.name == ("binary_cross_entropy" if method == "bce" else "asymmetric")
-        assert config.model.head_options == {}
+        assert config.model.head_options == ({"deep_regions": False} if method == "taught" else {})
         assert str(data) in str(config.data.train)
         assert (config.data.hold, config.precision.compile) == ("auto", "auto")
         stated = tomllib.loads(recipe.path.read_text("utf-8"))
@@ -173,7 +174,7 @@ def test_the_documentation_lists_every_recipe_with_its_figure() -> None:
             break
         told |= {f"{stem}{method}": figure for method, figure in zip(methods, figures, strict=False) if figure}
     expected = {recipe.name: "-" if recipe.published is None else f"{recipe.published:.1f}" for recipe in RECIPES}
-    others = {"coco-resnet101_224-bce", "coco-resnet101-det", "coco-resnet101-int", "coco-resnet101-regions"}
+    others = {"coco-resnet101_224-bce"} | {f"coco-resnet101-{name}" for name in ("det", "int", "regions", "mldec-taught")}
     peers = {name for name in expected if name.endswith(OTHERS)}
     assert told == {name: figure for name, figure in expected.items() if name not in others | peers}
     assert all(f"`{name}`" in text for name in (*others, "tagger"))
