@@ -32,7 +32,14 @@ HEADS |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
 CURVES |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
 PATCHES = {"pat": "PAT-T", "native": "PAT-T, native"}
 PATCHES |= {method.replace("_asl", "_pat"): f"{name}, PAT-T" for method, name in CURVES.items() if "_" in method}
-STYLES = {"plain": "o-", "ML-Decoder": "s-", "regions": "^-", "PAT-I": "v--", "PAT-T, native": "D--"}
+STYLES = {
+    "plain": "o-",
+    "ML-Decoder": "s-",
+    "ML-Decoder, taught": "*-",
+    "regions": "^-",
+    "PAT-I": "v--",
+    "PAT-T, native": "D--",
+}
 
 
 class Cost(NamedTuple):
@@ -94,10 +101,11 @@ def read_points() -> Iterator[Point]:
                 found[PATCHES[method], size, cost][published].append(given["tde lam 1"])
             elif changes == ["flip", "grid7"] and method == "region":
                 found["regions", size, Cost("linear", size, False)][published].append(given["tde lam 1"])
-            elif method == "region_mldec" and changes in (["flip"], ["flip", "grid3"]):
+            elif method == "region_mldec" and changes in (["flip"], ["flip", "grid3"], ["flip", "taught"]):
                 grid = 3 if "grid3" in changes else 2
+                curve = "ML-Decoder, taught" if "taught" in changes else f"ML-Decoder, {grid} x {grid} regions"
                 cost = Cost("ml_decoder", size, False, grid)
-                found[f"ML-Decoder, {grid} x {grid} regions", size, cost][published].append(given["tde lam 1"])
+                found[curve, size, cost][published].append(given["tde lam 1"])
     for (curve, size, cost), by_kind in found.items():
         kept = by_kind.get(True) or by_kind[False]
         yield Point(curve, size, cost, statistics.mean(kept), len(kept), bool(by_kind.get(True)))
