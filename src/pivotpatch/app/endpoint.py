@@ -52,7 +52,7 @@ class Bodies:
 
         async def take() -> AsyncGenerator[bytes, None]:
             nonlocal held
-            async for chunk in _limit(request):
+            async for chunk in read_limited(request):
                 held += len(chunk)
                 self.held += len(chunk)
                 if self.held > self.most:
@@ -71,19 +71,19 @@ class Bodies:
             self.held -= held
 
 
-async def _limit(request: Request) -> AsyncIterator[bytes]:
-    """The chunks of a body of at most `MAX_BYTES`; one that says that it is larger is not begun."""
-    wrong = f"request: its body is larger than {MAX_BYTES / 1e6:.0f} MB; send a smaller file"
+async def read_limited(request: Request, most: int = MAX_BYTES) -> AsyncIterator[bytes]:
+    """The chunks of a body of so many bytes at most; one that says that it is far larger is not begun."""
+    wrong = f"request: its body is larger than {most / 1e6:.0f} MB; send a smaller file"
     stated, size = request.headers.get("content-length", ""), 0
-    if stated.isdecimal() and int(stated[:20]) > MAX_BYTES + _DISCARDED:
+    if stated.isdecimal() and int(stated[:20]) > most + _DISCARDED:
         raise HTTPException(413, wrong, _CLOSE)
     async for chunk in request.stream():
         size += len(chunk)
-        if size <= MAX_BYTES:
+        if size <= most:
             yield chunk
-        elif size > MAX_BYTES + _DISCARDED:
+        elif size > most + _DISCARDED:
             break
-    if size > MAX_BYTES:
+    if size > most:
         raise HTTPException(413, wrong, _CLOSE)
 
 

@@ -1,8 +1,9 @@
 """Who looks at what: hands out images and labels, no two people the same, and takes what they decide."""
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -39,7 +40,7 @@ class Desk:
         self._place = {name: place for place, name in enumerate(pile.names)}
         self._leases: dict[tuple[int, str], tuple[str, float]] = {}  # by image and label ("" for all): tab and end
         self._passed: dict[str, set[int]] = {}  # by tab, images that it does not want; "" those that cannot be read
-        self._seen: OrderedDict[int, Prediction] = OrderedDict()
+        self._see = lru_cache(_KEPT)(self._ask)
         self._times = deque[float](maxlen=_PACE)
         self._people: dict[str, tuple[str, float]] = {}  # by tab
         self._asking = Lock()
@@ -170,18 +171,13 @@ class Desk:
     def look(self, image: int) -> Prediction:
         """What the model says of an image, which is kept for a while."""
         with self._asking:  # one question at a time
-            if image not in self._seen:
-                prediction = self.predictor(self.pile.paths[image])
-                if np.isnan(self.pile.doubts.probs[image, self._known]).any():
-                    self._learn(image, prediction)
-                self._seen[image] = prediction
-                if len(self._seen) > _KEPT:
-                    self._seen.popitem(last=False)
-            return self._seen[image]
+            return self._see(image)
 
-    def _learn(self, image: int, prediction: Prediction) -> None:
-        """Rate an image anew that had probabilities of some labels only, as in the tags of `predict --out`."""
-        doubts = self.pile.doubts
+    def _ask(self, image: int) -> Prediction:
+        """Ask the model, and rate an image anew that had probabilities of some labels only, as in a file of tags."""
+        prediction, doubts = self.predictor(self.pile.paths[image]), self.pile.doubts
+        if not np.isnan(doubts.probs[image, self._known]).any():
+            return prediction
         opinions = spread(stack_opinions(prediction), prediction.labels, doubts.labels)[:, None]
         found = rate_doubts(
             opinions[0],
@@ -194,6 +190,7 @@ class Desk:
         )
         for name in ("probs", "image_probs", "patch_probs", "level", "doubt", "kind"):
             getattr(doubts, name)[image] = getattr(found, name)[0]
+        return prediction
 
     def _free(self, image: int, label: str, tab: str) -> bool:
         """Whether nobody else has an image open, or that label of it."""

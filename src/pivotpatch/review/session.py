@@ -44,9 +44,9 @@ class Session:
         self.out, self.labels = out, tuple(labels)
         self.journal = out.with_name(f"{out.name}.journal.jsonl")
         self.entries: dict[str, Entry] = {}  # by id, in their order; without those taken back
-        self._ever: dict[str, Entry] = {}  # those too: whoever reads while another thread takes one back finds it
+        self._ids: set[str] = set()  # of those too
         self.fault: str | None = None  # what keeps the table from being written
-        self._of_image: dict[str, list[str]] = {}  # ids of the entries about each image
+        self._of_image: dict[str, list[Entry]] = {}  # the entries about each
         self._changed = threading.Event()
         self._stop = False
         self._held, self._lock = ExitStack(), threading.Lock()
@@ -80,7 +80,7 @@ class Session:
     def decide(self, entry: Entry) -> None:
         """Put a decision on the disk; one that is there already changes nothing."""
         with self._lock:
-            if entry.id not in self._ever:
+            if entry.id not in self._ids:
                 self._append(entry._asdict())
                 self._take(entry)
 
@@ -95,20 +95,16 @@ class Session:
 
     def get(self, image: str) -> dict[str, int]:
         """What is decided of an image, by label; the last decision wins."""
-        return {
-            label: state
-            for id_ in self._of_image.get(image, ())
-            for label, state in self._ever[id_].states[image].items()
-        }
+        return {label: state for entry in self._of_image.get(image, ()) for label, state in entry.states[image].items()}
 
     def is_done(self, image: str) -> bool:
         """Whether somebody has looked at an image as a whole."""
-        return any(self._ever[id_].mode == "image" for id_ in self._of_image.get(image, ()))
+        return any(entry.mode == "image" for entry in self._of_image.get(image, ()))
 
     @property
     def images(self) -> list[str]:
         """All images that anything is decided of, in the order of the first decision."""
-        return [image for image, ids in self._of_image.items() if ids]
+        return [image for image, entries in self._of_image.items() if entries]
 
     def write_table(self) -> None:
         """Write the table whole or not at all."""
@@ -166,13 +162,14 @@ class Session:
         return len(content) - len(lines[-1])
 
     def _take(self, entry: Entry) -> None:
-        self.entries[entry.id] = self._ever[entry.id] = entry
+        self._ids.add(entry.id)
+        self.entries[entry.id] = entry
         for image in entry.states:
-            self._of_image.setdefault(image, []).append(entry.id)
+            self._of_image.setdefault(image, []).append(entry)
 
     def _drop(self, id_: str) -> None:
-        for image in self.entries.pop(id_).states:
-            self._of_image[image] = [other for other in self._of_image[image] if other != id_]
+        for image in self.entries.pop(id_).states:  # another list: another thread may go through the old one
+            self._of_image[image] = [other for other in self._of_image[image] if other.id != id_]
 
 
 def now() -> str:
