@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pivotpatch import __version__
-from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
+from pivotpatch.app.batching import MAX_BYTES, Batcher
 from pivotpatch.errors import InputError, check_known, quote
 from pivotpatch.runtime.prediction import TagRule
 
@@ -27,8 +27,8 @@ BODY_SECONDS = 120.0
 _PARAMETERS = {"threshold": float, "top_k": int}
 _DISCARDED = MAX_BYTES  # of a body that is too large: a client that is cut off while it sends may miss the answer
 _NAME = 255  # characters of a file name
-STATUS: dict[type[Exception], int] = {InputError: 422, BusyError: 503, BrokenError: 500, ClientDisconnect: 400}
-"""Of the answer to each kind of exception; 500 to all others."""
+STATUS: dict[type[Exception], int] = {InputError: 422, ClientDisconnect: 400}
+"""Of the answer to each kind of exception; 500 to all others but HTTPException, which has its own."""
 _CLOSE = {"Connection": "close"}  # whatever else the client sends is not read
 
 
