@@ -58,12 +58,7 @@ class Access(NamedTuple):
 
 
 def open_socket(host: str = "127.0.0.1", port: int = 7860) -> socket.socket:
-    """Listen at an address; whoever calls waits until `serve` answers.
-
-    Args:
-        host: a name or number of this machine.
-        port: 0 for any that is free.
-    """
+    """Listen at an address, port 0 for any that is free; whoever calls waits until `serve` answers."""
     if not 0 <= port < 1 << 16:  # the system would take the rest of a division
         raise InputError("port", f"{port} is none", "give 0 to 65535")
     try:
@@ -176,14 +171,7 @@ def make_server(app: ASGIApp, *, connection: type[Connection] = Connection) -> u
 def build_app(
     batcher: Batcher, *, name: str = "", access: Access | None = None, bodies: Bodies | None = None
 ) -> ASGIApp:
-    """The page and the endpoint as an ASGI application.
-
-    Args:
-        batcher: answers the images.
-        name: of the model, for the page to show.
-        access: who may ask; by default whoever runs on this machine.
-        bodies: sets the limits of what is sent.
-    """
+    """The page and the endpoint of a model called `name` as an ASGI application, for this machine by default."""
     pages = [make_page_route(address, file) for address, file in PAGE.items()]
     return guard([*pages, *make_routes(batcher, name=name, bodies=bodies or Bodies())], access or Access())
 

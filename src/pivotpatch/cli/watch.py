@@ -69,19 +69,12 @@ def watch(
     stopping: Callable[[], bool],
     already: Callable[[Path], bool],
 ) -> None:
-    """Hand over images that are new or have changed, until told to stop.
+    """Hand over files with these suffixes that are new or have changed, sorted, until told to stop.
 
-    Hidden files and folders are left out, links to folders are not followed. A folder that vanishes, as a drive that is
-    unplugged, may come back: what was handed over is not handed over again.
-
-    Args:
-        folder: it and all folders in it.
-        tag: takes the images that arrived, sorted; what it raises ends the watch.
-        suffixes: of images, such as `.jpg`, in lower case.
-        every: seconds between two looks.
-        settle: seconds for which a file must not have changed: it may still be on its way.
-        stopping: asked again and again; once it says so the watch ends, as soon as `tag` is done.
-        already: whether an image is tagged; asked once per file. One that changes later is handed over nevertheless.
+    There are `every` seconds between two looks; a file must not have changed for `settle` of them, for it may still be
+    on its way. One that is tagged `already` is handed over when it changes. Hidden files and folders are left out,
+    links to folders are not followed. A folder that vanishes, as a drive that is unplugged, may come back: what was
+    handed over is not handed over again.
     """
     seen: dict[Path, tuple[_Stamp, float]] = {}  # files on their way, and since when they are as they are
     done: dict[Path, _Stamp] = {}

@@ -176,13 +176,7 @@ def order_images(doubts: Doubts) -> NDArray[np.intp]:
 
 
 def order_label(doubts: Doubts, label: int, *, claimed: bool = True) -> NDArray[np.intp]:
-    """The images that claim a label, or those that do not, the most doubtful first, of equal ones the first.
-
-    Args:
-        doubts: of all images.
-        label: its place.
-        claimed: "are these all cups?"; else "is any of these a cup?".
-    """
+    """The images (M,) that claim the label at a place, or else those that do not, the most doubtful first."""
     images = np.flatnonzero(doubts.claimed[:, label] == claimed)
     return images[np.argsort(-doubts.doubt[images, label], kind="stable")]
 

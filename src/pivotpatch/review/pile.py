@@ -61,16 +61,10 @@ def make_pile(
     tell: Callable[[str], None],
     progress: Progress = ignore,
 ) -> Pile:
-    """Have the model look at all images, unless it has before, and put them in order.
+    """Have the model look at all images, unless it has before, and put them in order, see `order_images`.
 
-    Args:
-        source: the images.
-        predictor: the model.
-        labels: of the review, also some that the model does not know.
-        out: the table, beside which the model's answers are kept.
-        order: "doubt", see `order_images`; "random", "source".
-        tell: told which images are left out, and what the order does not know.
-        progress: told how many images were looked at, and of how many.
+    The model need not know all labels of the review. Its answers are kept beside the table `out`; `tell` is told which
+    images are left out, and what the order does not know.
     """
     if source.tags is None:
         looks = _look_at(predictor, source.paths, out.with_name(f"{out.name}.looks.jsonl"), progress=progress)
