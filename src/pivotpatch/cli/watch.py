@@ -81,7 +81,8 @@ def watch(
     while not stopping():
         found = {path: stamp for path, stamp in _find(folder, tuple(suffixes)) if done.get(path) != stamp}
         now = time.monotonic()
-        seen = {path: _keep(seen.get(path), stamp, now) for path, stamp in found.items()}
+        known = {path: seen.get(path, (stamp, now)) for path, stamp in found.items()}
+        seen = {path: (stamp, known[path][1] if known[path][0] == stamp else now) for path, stamp in found.items()}
         settled = [path for path, (_, since) in seen.items() if now - since >= settle]
         new = sorted(path for path in settled if path in done or not already(path))
         done.update((path, found[path]) for path in settled)
@@ -90,10 +91,6 @@ def watch(
         end = time.monotonic() + every
         while not stopping() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _GLANCE))
-
-
-def _keep(before: tuple[_Stamp, float] | None, stamp: _Stamp, now: float) -> tuple[_Stamp, float]:
-    return before if before is not None and before[0] == stamp else (stamp, now)
 
 
 def _find(folder: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[Path, _Stamp]]:

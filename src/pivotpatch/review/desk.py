@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -49,15 +50,14 @@ class Desk:
     def next(self, tab: str) -> list[int]:
         """The image for a page, and the one that will probably follow; fewer at the end."""
         self._leave(tab, grid=False)
-        found: list[int] = []
         passed = self._passed.get(tab, set()) | self._passed.get("", set())
-        for image in self.pile.order.tolist():
-            if image not in passed and not self.session.is_done(self.pile.names[image]) and self._free(image, "", tab):
-                found.append(image)
-                if len(found) == 2:
-                    break
-        if found:
-            self._lease([found[0]], "", tab)
+        left = (
+            image
+            for image in self.pile.order.tolist()
+            if image not in passed and not self.session.is_done(self.pile.names[image]) and self._free(image, "", tab)
+        )
+        found = list(islice(left, 2))
+        self._lease(found[:1], "", tab)
         return found
 
     def show(self, image: int, tab: str) -> dict[str, Any]:

@@ -155,18 +155,13 @@ def _stamp(path: Path) -> str:
 
 def _read(cache: Path, model: str, *, labels: int) -> dict[str, NDArray[np.float16]]:
     """What was kept of this model, by stamp; nothing of another."""
+    known: dict[str, NDArray[np.float16]] = {}
     with suppress(FileNotFoundError), cache.open("rb") as lines:
-        if next(lines, b"") == model.encode() + b"\n":
-            return dict(held for line in lines if (held := _parse(line, labels)))
-    return {}
-
-
-def _parse(line: bytes, labels: int) -> tuple[str, NDArray[np.float16]] | None:
-    try:
-        stamp, text = json.loads(line)
-        return stamp, np.frombuffer(base64.b64decode(text), np.float16).reshape(3, labels)
-    except (ValueError, TypeError):  # torn by a crash: that image is asked about again
-        return None
+        for line in lines if next(lines, b"") == model.encode() + b"\n" else ():
+            with suppress(ValueError, TypeError):  # torn by a crash: that image is asked about again
+                stamp, text = json.loads(line)
+                known[stamp] = np.frombuffer(base64.b64decode(text), np.float16).reshape(3, labels)
+    return known
 
 
 def name_image(path: Path, out: Path) -> str:

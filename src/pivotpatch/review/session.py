@@ -49,25 +49,23 @@ class Session:
         self._of_image: dict[str, list[Entry]] = {}  # the entries about each
         self._changed = threading.Event()
         self._stop = False
-        self._held, self._lock = ExitStack(), threading.Lock()
+        self._lock = threading.Lock()
         self._writer = threading.Thread(target=self._write_when_changed, name="table")
 
     def __enter__(self) -> "Session":
         """Read the journal, mend its torn end, and write the table."""
-        if not self._held.enter_context(holding(self.out.with_name(f".{self.out.name}.lock"))):
-            raise InputError(str(self.out), "another process reviews to it", "use its page, or give another --out")
-        try:
+        with ExitStack() as stack:
+            if not stack.enter_context(holding(self.out.with_name(f".{self.out.name}.lock"))):
+                raise InputError(str(self.out), "another process reviews to it", "use its page, or give another --out")
             fresh = not self.journal.exists()
             with explain_disk_faults(self.out.parent):
                 whole = 0 if fresh else self._read()
-                self._file = self._held.enter_context(self.journal.open("ab", buffering=0))
+                self._file = stack.enter_context(self.journal.open("ab", buffering=0))
                 self._file.truncate(whole)
                 flush(self.out.absolute().parent)
             if not fresh:
                 self.write_table()
-        except BaseException:
-            self._held.close()
-            raise
+            self._held = stack.pop_all()
         self._writer.start()
         return self
 
