@@ -97,22 +97,40 @@ class AppThread(ServerThread):
         self._batcher.close()
 
 
-class AppProcess(Asked):
-    """Serves a network from another process until it is stopped.
+class ServerProcess(Asked):
+    """Serves from another process until it is stopped.
 
     Attributes:
         told: the line that it prints.
         url: of the page.
-        log: names what the process asked for on any network.
     """
 
-    def __init__(self, model: Path, log: Path, *options: str) -> None:
-        command = [sys.executable, "-c", _WATCHED, str(log), "app", "--model", str(model), "--port", "0", *options]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def __init__(self, code: str, *words: str, folder: Path | None = None) -> None:
+        command = [sys.executable, "-c", code, *words]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
         assert self._process.stdout is not None
         self.told = self._process.stdout.readline()
+        assert self.told.startswith("http"), self._process.communicate()[1]
         self.url = self.told.partition(" ")[0]
         self.port = urlsplit(self.url).port or 0
+
+    def stop(self) -> tuple[int, str]:
+        """Press Ctrl-C; its exit status and what it said on stderr."""
+        self._process.send_signal(signal.SIGINT)
+        _, said = self._process.communicate(timeout=60)
+        return self._process.returncode, said
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class AppProcess(ServerProcess):
+    """Serves a network; `log` names what the process asked for on any network."""
+
+    def __init__(self, model: Path, log: Path, *options: str) -> None:
+        super().__init__(_WATCHED, str(log), "app", "--model", str(model), "--port", "0", *options)
         self.log = log
 
     def read_written(self) -> list[str]:
@@ -136,9 +154,3 @@ class AppProcess(Asked):
         """Bytes that it has had written to a disk."""
         told = Path(f"/proc/{self._process.pid}/io").read_text()
         return int(re.search(r"^write_bytes: (\d+)", told, re.MULTILINE)[1])  # type: ignore[index]
-
-    def stop(self) -> tuple[int, str]:
-        """Press Ctrl-C; its exit status and what it said on stderr."""
-        self._process.send_signal(signal.SIGINT)
-        _, said = self._process.communicate(timeout=60)
-        return self._process.returncode, said

@@ -72,7 +72,6 @@ class Desk:
             "name": name,
             "size": list(prediction.size),
             "reason": doubts.explain_image(image),
-            "done": self.session.is_done(name),
             "rows": rows,
         }
 
@@ -86,8 +85,8 @@ class Desk:
             row |= {"reason": doubts.explain(image, place), "given": None if np.isnan(given) else int(given)}
             row["state"] = decided.get(label, PRESENT if claimed else ABSENT)
         if label in prediction.labels:
-            tag = prediction.get(label).to_dict()
-            row |= {name: tag[name] for name in ("prob", "threshold", "image_prob", "patch_prob", "box")}
+            tag = prediction.get(label)
+            row |= {"prob": tag.prob, "box": tag.box}
         return row
 
     def describe(self, image: int, label: str) -> dict[str, Any]:
@@ -159,7 +158,6 @@ class Desk:
         return {
             "all": len(self.pile.names),
             "done": done,
-            "labels": sum(len(states) for entry in entries for states in entry.states.values()),
             "today": sum(entry.mode == "image" and entry.when[:10] == today for entry in entries),
             "per_hour": None if pace is None else round(3600 * pace),
             "seconds_left": None if pace is None else round((len(self.pile.names) - done) / pace),
