@@ -80,10 +80,9 @@ class Desk:
         row: dict[str, Any] = {"label": label, "prob": None, "box": None, "reason": "", "state": decided.get(label)}
         if label in doubts.labels:
             place = doubts.labels.index(label)
-            claimed = bool(doubts.claimed[image, place])
             given = doubts.given[image, place]
             row |= {"reason": doubts.explain(image, place), "given": None if np.isnan(given) else int(given)}
-            row["state"] = decided.get(label, PRESENT if claimed else ABSENT)
+            row["state"] = decided.get(label, PRESENT if doubts.claims(image, place) else ABSENT)
         if label in prediction.labels:
             tag = prediction.get(label)
             row |= {"prob": tag.prob, "box": tag.box}

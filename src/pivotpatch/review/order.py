@@ -24,6 +24,7 @@ _WORTH = 0.3  # of a doubt that is shown beside the tags of an image
 _MORE = 4  # labels at most that are shown so: who reads ten labels an image reads half as many images
 _LEAST = 1e-6
 _SEED = 0
+_ALL = slice(None)
 KEYS = 10
 """Where there are no more labels, all are asked about: one for each number key."""
 
@@ -51,10 +52,10 @@ class Doubts:
     kind: NDArray[np.int8]  # (N,L), which of the four doubts is the largest
     context: NDArray[np.intp]  # (N,L), the place of the misleading label of a `PAIR`
 
-    @property
-    def claimed(self) -> NDArray[np.bool_]:
-        """(N,L), whether a label is given or, where that is unknown, above its threshold."""
-        return np.where(np.isnan(self.given), np.nan_to_num(self.level) > 0.5, self.given == 1)
+    def claims(self, images: int | slice, labels: int | slice = _ALL) -> NDArray[np.bool_]:
+        """Whether these labels of these images are given or, where that is unknown, above their thresholds."""
+        given, level = self.given[images, labels], self.level[images, labels]
+        return np.where(np.isnan(given), np.nan_to_num(level) > 0.5, given == 1)
 
     def explain(self, image: int, label: int) -> str:
         """Why one label of an image is worth a look, in words."""
@@ -81,7 +82,7 @@ class Doubts:
     def choose(self, image: int) -> list[int]:
         """The labels to ask about: all of a few; else those claimed, then the most doubtful; the likeliest first."""
         probs = np.nan_to_num(self.probs[image], nan=-1.0)
-        claimed, doubt = self.claimed[image], self.doubt[image]
+        claimed, doubt = self.claims(image), self.doubt[image]
         by_doubt = np.argsort(-doubt, kind="stable")
         if len(self.labels) > KEYS:
             wanted = [*np.flatnonzero(claimed), *(label for label in by_doubt if not claimed[label])]
@@ -177,7 +178,7 @@ def order_images(doubts: Doubts) -> NDArray[np.intp]:
 
 def order_label(doubts: Doubts, label: int, *, claimed: bool = True) -> NDArray[np.intp]:
     """The images (M,) that claim the label at a place, or else those that do not, the most doubtful first."""
-    images = np.flatnonzero(doubts.claimed[:, label] == claimed)
+    images = np.flatnonzero(doubts.claims(_ALL, label) == claimed)
     return images[np.argsort(-doubts.doubt[images, label], kind="stable")]
 
 
