@@ -76,16 +76,15 @@ def watch(
     links to folders are not followed. A folder that vanishes, as a drive that is unplugged, may come back: what was
     handed over is not handed over again.
     """
-    seen: dict[Path, tuple[_Stamp, float]] = {}  # files on their way, and since when they are as they are
+    seen: dict[tuple[Path, _Stamp], float] = {}  # files on their way as they are, and since when they are so
     done: dict[Path, _Stamp] = {}
     while not stopping():
-        found = {path: stamp for path, stamp in _find(folder, tuple(suffixes)) if done.get(path) != stamp}
+        found = [(path, stamp) for path, stamp in _find(folder, tuple(suffixes)) if done.get(path) != stamp]
         now = time.monotonic()
-        known = {path: seen.get(path, (stamp, now)) for path, stamp in found.items()}
-        seen = {path: (stamp, known[path][1] if known[path][0] == stamp else now) for path, stamp in found.items()}
-        settled = [path for path, (_, since) in seen.items() if now - since >= settle]
+        seen = {each: seen.get(each, now) for each in found}
+        settled = dict(each for each, since in seen.items() if now - since >= settle)
         new = sorted(path for path in settled if path in done or not already(path))
-        done.update((path, found[path]) for path in settled)
+        done |= settled
         if new and not stopping():
             tag(new)
         end = time.monotonic() + every
