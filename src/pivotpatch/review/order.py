@@ -4,7 +4,6 @@ Every label of every image has a doubt, the largest of four: its probability is 
 its patches disagree; a given label is contradicted; it is claimed beside a label that is known to mislead the model.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -83,14 +82,12 @@ class Doubts:
         """The labels to ask about: all of a few; else those claimed, then the most doubtful; the likeliest first."""
         probs = np.nan_to_num(self.probs[image], nan=-1.0)
         claimed, doubt = self.claims(image), self.doubt[image]
-        by_doubt = np.argsort(-doubt, kind="stable")
-        if len(self.labels) > KEYS:
-            wanted = [*np.flatnonzero(claimed), *(label for label in by_doubt if not claimed[label])]
+        count = len(self.labels)
+        if count > KEYS:
             worth = min(int((~claimed & (doubt >= _WORTH)).sum()), _MORE)
-            chosen = np.array(wanted[: max(int(claimed.sum()) + worth, 3)])
-        else:
-            chosen = np.arange(len(self.labels))
-        return [int(label) for label in sorted(chosen, key=lambda label: (not claimed[label], -probs[label]))]
+            count = max(int(claimed.sum()) + worth, 3)
+        chosen = np.lexsort((-doubt, ~claimed))[:count]
+        return chosen[np.lexsort((-probs[chosen], ~claimed[chosen]))].tolist()
 
 
 def rate_doubts(
@@ -159,21 +156,11 @@ def order_images(doubts: Doubts) -> NDArray[np.intp]:
     top = -np.sort(-doubts.doubt, axis=1)[:, : len(_SHARES)]
     score, lead = top @ np.array(_SHARES[: top.shape[1]]), doubts.doubt.argmax(axis=1)
     sure = np.random.default_rng(_SEED).permutation(np.flatnonzero(score == 0))
-    queues = {int(label): list(np.flatnonzero((lead == label) & (score > 0))) for label in np.unique(lead[score > 0])}
-    for queue in queues.values():
-        queue.sort(key=lambda image: (score[image], -image))  # the best last, to be popped
-    waiting = [(-score[queue[-1]], queue[-1], label, 0) for label, queue in queues.items()]
-    heapq.heapify(waiting)
-    order = []
-    while waiting:
-        _, image, label, led = heapq.heappop(waiting)
-        order.append(image)
-        queue = queues[label]
-        queue.pop()
-        if queue:
-            tired = score[queue[-1]] / (1 + _TIRED * (led + 1))
-            heapq.heappush(waiting, (-tired, queue[-1], label, led + 1))
-    return np.array([*order, *sure], np.intp)
+    images = np.flatnonzero(score > 0)
+    images = images[np.lexsort((-score[images], lead[images]))]  # label by label, the more doubtful first
+    _, first, which = np.unique(lead[images], return_index=True, return_inverse=True)
+    led = np.arange(len(images)) - first[which]  # by the same label, before each
+    return np.concatenate([images[np.lexsort((images, -score[images] / (1 + _TIRED * led)))], sure])
 
 
 def order_label(doubts: Doubts, label: int, *, claimed: bool = True) -> NDArray[np.intp]:

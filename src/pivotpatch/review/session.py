@@ -9,11 +9,12 @@ import csv
 import errno
 import json
 import os
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -47,10 +48,9 @@ class Session:
         self._ids: set[str] = set()  # of those too
         self.fault: str | None = None  # what keeps the table from being written
         self._of_image: dict[str, list[Entry]] = {}  # the entries about each
-        self._changed = threading.Event()
-        self._stop = False
-        self._lock = threading.Lock()
-        self._writer = threading.Thread(target=self._write_when_changed, name="table")
+        self._lock = Lock()
+        self._writer = ThreadPoolExecutor(1, "table")
+        self._next: Future[None] | None = None  # the last table that was asked for
 
     def __enter__(self) -> "Session":
         """Read the journal, mend its torn end, and write the table."""
@@ -66,13 +66,11 @@ class Session:
             if not fresh:
                 self.write_table()
             self._held = stack.pop_all()
-        self._writer.start()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._stop = True
-        self._changed.set()
-        self._writer.join()
+        self._writer.submit(self._follow)  # once more, if it could not be written before
+        self._writer.shutdown()
         self._held.close()
 
     def decide(self, entry: Entry) -> None:
@@ -119,19 +117,14 @@ class Session:
                     table.writerow([image, *("" if state == UNSURE else state for state in states)])
             flush(written)
 
-    def _write_when_changed(self) -> None:
-        """Follow the journal: decisions that come while the table is written are in the next one."""
-        stop = False
-        while not stop:
-            self._changed.wait()
-            self._changed.clear()
-            stop = self._stop
-            try:
-                if self.journal.stat().st_size:
-                    self.write_table()
-                self.fault = None
-            except (InputError, OSError) as error:  # the journal has it all; the next decision tries again
-                self.fault = str(error)
+    def _follow(self) -> None:
+        """Write the table that the journal comes to."""
+        try:
+            if self.journal.stat().st_size:
+                self.write_table()
+            self.fault = None
+        except (InputError, OSError) as error:  # the journal has it all; the next decision tries again
+            self.fault = str(error)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         content = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
@@ -144,7 +137,8 @@ class Session:
             except OSError:
                 self._file.truncate(start)  # a part of a line would swallow the next one
                 raise
-        self._changed.set()
+        if self._next is None or self._next.running() or self._next.done():  # else it has not begun, and has this too
+            self._next = self._writer.submit(self._follow)
 
     def _read(self) -> int:
         """Take all entries; how many bytes are whole lines: what a crash has torn off the last one counts for none."""
