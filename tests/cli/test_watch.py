@@ -1,4 +1,4 @@
-"""A folder that is watched: by a clock that the test moves, and by a real process."""
+"""A folder that is watched: one that changes by a clock that the test moves, and one by a real process."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import pivotpatch.cli.watch as watching_module
+import pivotpatch.cli.watch as verb
 from pivotpatch.cli.main import main
 from pivotpatch.cli.watch import watch
 
@@ -48,8 +48,8 @@ def play(
 ) -> list[tuple[float, str]]:
     """When each image was handed over, with a look every second and two of them to settle."""
     script = Script(*steps)
-    monkeypatch.setattr(watching_module, "time", script)
-    monkeypatch.setattr(watching_module, "_GLANCE", 1)
+    monkeypatch.setattr(verb, "time", script)
+    monkeypatch.setattr(verb, "_GLANCE", 1)
     taken: list[tuple[float, str]] = []
     watch(
         folder,
