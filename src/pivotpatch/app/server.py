@@ -25,11 +25,7 @@ from pivotpatch.app.endpoint import STATUS, Bodies, answer_error, answer_json, m
 from pivotpatch.errors import InputError
 from pivotpatch.runtime.predictor import Predictor
 
-PAGE = {
-    "/": "index.html",
-    **{f"/{name}": name for name in ("page.css", "page.js", "icon.svg", "coffee.jpg", "cat.jpg", "astronaut.jpg")},
-}
-"""Every file that the page consists of, by its address."""
+_PAGE = ("index.html", "page.css", "page.js", "icon.svg", "coffee.jpg", "cat.jpg", "astronaut.jpg")
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "jpg": "image/jpeg"}
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -172,18 +168,18 @@ def build_app(
     batcher: Batcher, *, name: str = "", access: Access | None = None, bodies: Bodies | None = None
 ) -> ASGIApp:
     """The page and the endpoint of a model called `name` as an ASGI application, for this machine by default."""
-    pages = [make_page_route(address, file) for address, file in PAGE.items()]
+    pages = (make_page_route("pivotpatch.app", file) for file in _PAGE)
     return guard([*pages, *make_routes(batcher, name=name, bodies=bodies or Bodies())], access or Access())
 
 
-def make_page_route(address: str, name: str, *, package: str = "pivotpatch.app") -> BaseRoute:
+def make_page_route(package: str, name: str) -> BaseRoute:
     """The address of one file of a package's page."""
     content, kind = files(package).joinpath("page", name).read_bytes(), _KINDS[name.rpartition(".")[2]]
 
     async def answer(_request: Request) -> Response:
         return Response(content, media_type=kind)
 
-    return Route(address, answer)
+    return Route("/" if name == "index.html" else f"/{name}", answer)
 
 
 def guard(routes: list[BaseRoute], access: Access) -> ASGIApp:

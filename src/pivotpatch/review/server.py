@@ -23,8 +23,6 @@ from pivotpatch.review.desk import Desk
 from pivotpatch.review.session import Entry
 from pivotpatch.runtime.decoding import decode_image, decode_with_size
 
-PAGE = {"/": "index.html", **{f"/{name}": name for name in ("review.css", "review.js")}}
-"""Every file that the page consists of, by its address."""
 MAX_BYTES = 1_000_000
 """Of what a page may send."""
 SIDES = (256, 1280)
@@ -42,9 +40,8 @@ def serve_review(desk: Desk, listening: socket.socket, *, access: Access | None 
 
 def build_review(desk: Desk, *, access: Access | None = None) -> ASGIApp:
     """The page and what it asks as an ASGI application; see `app.server.build_app`."""
-    pages = [make_page_route(address, file, package="pivotpatch.review") for address, file in PAGE.items()]
-    pages.append(make_page_route("/icon.svg", "icon.svg"))  # the app's
-    return guard([*pages, *make_routes(desk)], access or Access())
+    pages = [make_page_route("pivotpatch.review", name) for name in ("index.html", "review.css", "review.js")]
+    return guard([*pages, make_page_route("pivotpatch.app", "icon.svg"), *make_routes(desk)], access or Access())
 
 
 def make_routes(desk: Desk) -> list[BaseRoute]:
