@@ -4,8 +4,9 @@ from io import BytesIO
 import pytest
 from made_engines import FixedEngine
 from PIL import Image
+from starlette.exceptions import HTTPException
 
-from pivotpatch.app.batching import Batcher, BusyError
+from pivotpatch.app.batching import Batcher
 from pivotpatch.errors import InputError
 from pivotpatch.runtime.predictor import Predictor
 
@@ -47,7 +48,7 @@ def test_one_more_than_the_capacity_is_refused_and_whoever_goes_leaves_the_place
         engine.gate.clear()
         asked = [asyncio.create_task(batcher.ask(paint(red))) for red in range(3)]
         await asyncio.to_thread(engine.entered.wait, 30)
-        with pytest.raises(BusyError, match="too many images wait for an answer; try again"):
+        with pytest.raises(HTTPException, match="too many images wait for an answer; try again"):
             await batcher.ask(paint(4))
         asked[2].cancel()
         await asyncio.sleep(0)

@@ -70,7 +70,9 @@ def test_two_people_get_different_images_until_one_goes_away(pile_up: Callable[.
         desk.decide("b", decided)
         assert open_["b"] not in {desk.next(tab)[0] for tab in "bb" if desk.next(tab)}
         told = desk.tell("b", "bob")
-        assert (told["all"], told["done"], told["labels"], told["undo"]) == (4, 1, 1, True)
+        assert (told["all"], told["done"], told["people"], told["undo"]) == (4, 1, 1, True)
+        told = desk.tell("a", "ann")
+        assert (told["done"], told["people"], told["undo"]) == (1, 2, False)  # progress is common, undo is one's own
         assert desk.undo("bob", "b") == {"image": open_["b"], "states": {"red": 1}}
         assert desk.tell("b", "bob")["done"] == 0
 

@@ -2,10 +2,6 @@
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from app_process import ServerProcess
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
@@ -32,48 +29,18 @@ sys.exit(main())
 """
 
 
-class Review:
+class Review(ServerProcess):
     """`pivotpatch review` of a folder in a process of its own."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
         self.out, self.journal = folder / "review.csv", folder / "review.csv.journal.jsonl"
-        self._command = [
-            sys.executable,
-            "-c",
-            _SERVE,
-            str(Path(__file__).parents[1]),
-            "review",
-            "photos",
-            "--no-browser",
-        ]
-        self._command += ["--labels", ",".join(LABELS), *options]
-        self._folder = folder
-        self.start("0")
+        words = [str(Path(__file__).parents[1]), "review", "photos", "--no-browser", "--labels", ",".join(LABELS)]
+        super().__init__(_SERVE, *words, "--port", str(port), *options, folder=folder)
 
-    def start(self, port: str) -> None:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        self._process = subprocess.Popen(
-            [*self._command, "--port", port],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self._folder,
-            env=environment,
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line.startswith("http"), self._process.communicate()[1]
-        self.url = line.split()[0]
-        self.port = self.url.rpartition(":")[2]
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def stop(self) -> str:
-        self._process.send_signal(signal.SIGINT)
-        said = self._process.communicate(timeout=60)[1]
-        assert self._process.returncode == 0, said
+    def end(self) -> str:
+        """Press Ctrl-C; what it said on stderr."""
+        status, said = self.stop()
+        assert status == 0, said
         return said
 
     def read_journal(self) -> list[dict[str, Any]]:
@@ -114,8 +81,8 @@ def start(folder: Path) -> Iterator[Start]:
     """Starts reviews of the folder, and ends them whatever happens."""
     with ExitStack() as stack:
 
-        def start_(*options: str) -> Review:
-            review = Review(folder, *options)
+        def start_(*options: str, port: int = 0) -> Review:
+            review = Review(folder, *options, port=port)
             stack.callback(review.kill)
             return review
 
@@ -168,6 +135,8 @@ def test_three_images_and_a_grid_by_keyboard_alone(start: Start, open_page: Open
     assert page.locator("img:not([alt]), button:not(:has-text('')), [aria-label='']").count() == 0
     first = name(page)
     assert first == "photos/0.png"
+    page.get_by_label("Your name").fill("Ann")
+    page.locator("#done").focus()
     # What the model says is ticked, the reason is told, and the pivot patch of that label is framed.
     assert [state(page, label) for label in LABELS] == ["false"] * 5
     expect(page.locator("#reason")).to_have_text("red: 0.49, near its threshold 0.50")
@@ -185,7 +154,7 @@ def test_three_images_and_a_grid_by_keyboard_alone(start: Start, open_page: Open
     press("Enter")
     second = expect_other(page, first)
     (entry,) = review.read_journal()
-    assert entry["states"] == {first: {"red": 1, "green": 0, "blue": 0, "sky": 0, "grey": -1}}
+    assert (entry["who"], entry["states"]) == ("Ann", {first: {"red": 1, "green": 0, "blue": 0, "sky": 0, "grey": -1}})
     table = {first: row(red=1, green=0, blue=0, sky=0)}
     review.expect_table(table, page)
     # Arrows and Space on the second; the third is taken as it is.
@@ -230,7 +199,7 @@ def test_three_images_and_a_grid_by_keyboard_alone(start: Start, open_page: Open
     review.expect_table({}, page)
     press("g")
     expect(page.locator("#one")).to_be_visible()
-    said = review.stop()
+    said = review.end()
     assert "Traceback" not in said
 
 
@@ -255,35 +224,9 @@ def test_a_label_is_added_by_typing_its_first_letters(start: Start, folder: Path
     assert line["states"][first]["thing 10"] == 1
     assert len(line["states"][first]) == shown + 1  # all others stay unknown
     page.keyboard.press("s")
-    review.stop()
+    review.end()
     known = [state for state in review.read_table()[first].values() if state]
     assert len(known) == shown + 1
-
-
-def test_two_people_get_different_images_and_see_common_progress(start: Start, open_page: Open) -> None:
-    review = start()
-    ann, bob = open_page(review.url), open_page(review.url)
-    for page, person in ((ann, "Ann"), (bob, "Bob")):
-        expect(page.locator("#tags li")).to_have_count(5)
-        page.get_by_label("Your name").fill(person)
-        page.locator("#done").focus()
-    seen = []
-    for _ in range(COUNT // 2):
-        assert name(ann) != name(bob)
-        for page in (ann, bob):
-            before = name(page)
-            seen.append(before)
-            page.keyboard.press("Enter")
-            if len(seen) < COUNT - 1:
-                expect_other(page, before)
-    assert sorted(seen) == [f"photos/{place}.png" for place in range(COUNT)]
-    expect(bob.locator("#end")).to_be_visible()
-    expect(bob.locator("#progress span")).to_contain_text("6 of 6 images")
-    expect(bob.locator("#progress span")).to_contain_text("2 people")
-    assert [line["who"] for line in review.read_journal()] == ["Ann", "Bob"] * 3
-    ann.keyboard.press("u")  # her own, not Bob's, which was the last
-    expect(ann.locator("#one figcaption")).to_have_text(seen[-2])
-    review.stop()
 
 
 def test_a_server_that_is_killed_loses_nothing_and_the_page_goes_on(start: Start, open_page: Open) -> None:
@@ -298,7 +241,7 @@ def test_a_server_that_is_killed_loses_nothing_and_the_page_goes_on(start: Start
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("1 decision is kept here and will be sent")
     assert len(review.read_journal()) == 1
-    review.start(review.port)
+    review = start(port=review.port)
     third = expect_other(page, second)
     assert third not in (first, second)
     expect(page.get_by_role("alert")).to_be_hidden()
@@ -306,7 +249,7 @@ def test_a_server_that_is_killed_loses_nothing_and_the_page_goes_on(start: Start
     assert [[*entry["states"]] for entry in entries] == [[first], [second]]
     expect(page.locator("#progress span")).to_contain_text("2 of 6 images")
     assert page.evaluate("Object.keys(localStorage).filter((name) => name.startsWith('review/')).length") == 0
-    said = review.stop()
+    said = review.end()
     assert "1 of 6 images are reviewed already; going on with review.csv" in said
     assert "wrote review.csv, 2 images" in said
 
@@ -329,4 +272,4 @@ def test_by_touch_on_a_phone(start: Start, browser: Browser) -> None:
         expect_other(page, first)
     (entry,) = review.read_journal()
     assert (entry["states"][first]["red"], entry["states"][first]["sky"]) == (1, -1)
-    review.stop()
+    review.end()

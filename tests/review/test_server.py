@@ -1,18 +1,18 @@
 """What the server of a review refuses: strangers, other web sites, names of files, bodies that are too large."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from app_process import Asked, Reply
+from app_process import Reply, ServerThread
 from made_engines import Means
 from PIL import Image
 
-from pivotpatch.app.server import Access, make_server, open_socket
+from pivotpatch.app.server import Access
 from pivotpatch.review.desk import Desk
 from pivotpatch.review.pile import Pile
 from pivotpatch.review.server import MAX_BYTES, build_review
@@ -22,14 +22,8 @@ from pivotpatch.runtime.predictor import Predictor
 WHO = {"tab": "t", "who": "ann"}
 
 
-class ReviewThread(Asked):
-    """Serves a desk from a thread of this process, on a real socket."""
-
-    def __init__(self, desk: Desk, access: Access | None) -> None:
-        listening = open_socket(port=0)
-        self.port = listening.getsockname()[1]
-        self.server = make_server(build_review(desk, access=access))
-        self.thread = threading.Thread(target=self.server.run, args=([listening],))
+class ReviewThread(ServerThread):
+    """Serves a desk."""
 
     def post(self, path: str, said: Any, **headers: str) -> Reply:
         content = said if isinstance(said, bytes) else json.dumps(said).encode()
@@ -44,18 +38,14 @@ Serve = Callable[..., ReviewThread]
 
 @pytest.fixture
 def serve(pile_up: Callable[..., Pile], tmp_path: Path) -> Iterator[Serve]:
-    pile, opened = pile_up(), list[ReviewThread]()
-    with Session(tmp_path / "review.csv", pile.doubts.labels) as session:
+    pile = pile_up()
+    with Session(tmp_path / "review.csv", pile.doubts.labels) as session, ExitStack() as stack:
 
         def start(access: Access | None = None) -> ReviewThread:
-            opened.append(ReviewThread(Desk(pile, session, Predictor(Means(grid=2))), access))
-            opened[-1].thread.start()
-            return opened[-1]
+            desk = Desk(pile, session, Predictor(Means(grid=2)))
+            return stack.enter_context(ReviewThread(build_review(desk, access=access)))
 
         yield start
-        for each in opened:
-            each.server.should_exit = True
-            each.thread.join()
 
 
 def test_images_go_by_their_place_and_no_request_names_a_file(serve: Serve, tmp_path: Path) -> None:

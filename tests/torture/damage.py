@@ -1,6 +1,7 @@
 """Valid files with damage: each gives an answer or one clear line, in 10 s and 2 GB; nothing else is raised."""
 
 import faulthandler
+import gzip
 import io
 import json
 import multiprocessing
@@ -9,7 +10,6 @@ import random
 import re
 import resource
 import shutil
-import tarfile
 import time
 import warnings
 import zipfile
@@ -17,27 +17,26 @@ from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from made_archives import tar_bytes, zip_bytes
 from PIL import Image
 
 from pivotpatch.errors import InputError
 
 SECONDS, BYTES = 10, 2 << 30
 GOLDEN = Path(__file__).parents[1] / "golden" / "kept"
-# Of each kind: files to damage, and how often its turn comes.
-TURNS = {"image": 12, "table": 4, "json": 3, "toml": 3, "scores": 3, "archive": 3, "checkpoint": 1, "onnx": 1}
 _NUMBERS = (b"0", b"-1", b"1e999", b"NaN", b"99999999999999999999", b"null", b'""', b"[]", b"\xff\xfe", b"2147483647")
 
 
 def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, object], list[str]]:
     """Damage files of every kind in processes that may die; what is found is left in the folder `TORTURE_KEPT`."""
     wanted = int(os.environ.get("DAMAGED", 100_000 if long else 2_000))
-    files = {kind: write() for kind, write in WRITERS.items()}
+    files = {name: kind.write() for name, kind in KINDS.items()}
     found, counts, at, last, since = list[str](), Counter[str](), 0, "", 0.0
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torture.damage", "pivotpatch.inference.engine", "pivotpatch.data.table"])
@@ -78,7 +77,7 @@ def damage(files: list[tuple[str, bytes]], seed: int, number: int) -> tuple[str,
 
 
 def _try_many(files: dict[str, list[tuple[str, bytes]]], numbers: range, seed: int, told: Connection) -> None:
-    kinds = [kind for kind, turns in TURNS.items() for _ in range(turns)]
+    kinds = [name for name, kind in KINDS.items() for _ in range(kind.turns)]
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)  # libraries in C say what they think
     os.dup2(devnull, 2)
@@ -100,7 +99,7 @@ def _try_one(kind: str, name: str, content: bytes) -> str:
     Path("tried").mkdir()
     Path("tried", name).write_bytes(content)
     try:
-        finite = bool(np.isfinite(READERS[kind](Path("tried", name))).all())
+        finite = bool(np.isfinite(KINDS[kind].read(Path("tried", name))).all())
     except InputError as error:
         return "refused" if "\n" not in str(error) and len(str(error)) < 1000 else f"long message: {error}"
     except Exception as error:
@@ -191,30 +190,21 @@ def _write_toml() -> list[tuple[str, bytes]]:
     return [("config.toml", (GOLDEN / "run" / "config.toml").read_bytes()), ("tags.toml", tags.encode())]
 
 
-def _write_scores() -> list[tuple[str, bytes]]:
-    return [(name, (GOLDEN / name).read_bytes()) for name in ("scores.parquet", "baseline.parquet")]
+def _take(*names: str) -> list[tuple[str, bytes]]:
+    return [((GOLDEN / name).name, (GOLDEN / name).read_bytes()) for name in names]
 
 
 def _write_archives() -> list[tuple[str, bytes]]:
     images = [path.read_bytes() for path in sorted((GOLDEN / "images").glob("*.png"))[:6]]
-    plain, packed, zipped = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    for stream, mode in ((plain, "w"), (packed, "w:gz")):
-        with tarfile.open(fileobj=stream, mode=mode) as tar:  # type: ignore[call-overload]
-            for place, content in enumerate(images):
-                member = tarfile.TarInfo(f"{place}.png")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-    with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
-        for place, content in enumerate(images):
-            archive.writestr(f"{place}.png", content)
+    files = {f"{place}.png": content for place, content in enumerate(images)}
     stream = io.BytesIO()
     pq.write_table(pa.table({"image": images}), stream, row_group_size=3)
-    names = ("shard.tar", "set.tar.gz", "set.zip", "images.parquet")
-    return [(name, each.getvalue()) for name, each in zip(names, (plain, packed, zipped, stream), strict=True)]
-
-
-def _write_checkpoints() -> list[tuple[str, bytes]]:
-    return [(name, (GOLDEN / "checkpoint" / name).read_bytes()) for name in ("model.json", "model.safetensors")]
+    return [
+        ("shard.tar", tar_bytes(files)),
+        ("set.tar.gz", gzip.compress(tar_bytes(files), mtime=0)),
+        ("set.zip", zip_bytes(files, zipfile.ZIP_DEFLATED)),
+        ("images.parquet", stream.getvalue()),
+    ]
 
 
 def _write_onnx() -> list[tuple[str, bytes]]:
@@ -279,23 +269,21 @@ def _read_model(path: Path) -> Any:
     return predictor(np.zeros((40, 40, 3), np.uint8)).probs
 
 
-WRITERS: dict[str, Callable[[], list[tuple[str, bytes]]]] = {
-    "image": _write_images,
-    "table": _write_tables,
-    "json": _write_json,
-    "toml": _write_toml,
-    "scores": _write_scores,
-    "archive": _write_archives,
-    "checkpoint": _write_checkpoints,
-    "onnx": _write_onnx,
-}
-READERS: dict[str, Callable[[Path], Any]] = {
-    "image": _read_image,
-    "table": _read_records,
-    "json": _read_records,
-    "toml": _read_toml,
-    "scores": _read_scores,
-    "archive": _read_archive,
-    "checkpoint": _read_model,
-    "onnx": _read_model,
+class Kind(NamedTuple):
+    """Files of a kind: how often their turn comes, valid ones by name, and what reads one."""
+
+    turns: int
+    write: Callable[[], list[tuple[str, bytes]]]
+    read: Callable[[Path], Any]
+
+
+KINDS = {
+    "image": Kind(12, _write_images, _read_image),
+    "table": Kind(4, _write_tables, _read_records),
+    "json": Kind(3, _write_json, _read_records),
+    "toml": Kind(3, _write_toml, _read_toml),
+    "scores": Kind(3, lambda: _take("scores.parquet", "baseline.parquet"), _read_scores),
+    "archive": Kind(3, _write_archives, _read_archive),
+    "checkpoint": Kind(1, lambda: _take("checkpoint/model.json", "checkpoint/model.safetensors"), _read_model),
+    "onnx": Kind(1, _write_onnx, _read_model),
 }

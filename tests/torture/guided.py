@@ -27,7 +27,7 @@ def run(folder: Path, *, long: bool, seed: int) -> tuple[dict[str, object], list
     for kind in KINDS:
         corpus = folder / kind
         corpus.mkdir()
-        for place, (_, content) in enumerate(damage.WRITERS[kind]()):
+        for place, (_, content) in enumerate(damage.KINDS[kind].write()):
             (corpus / str(place)).write_bytes(bytes([place]) + content)
         begun = len(list(corpus.iterdir()))
         options = ["-timeout=10", "-rss_limit_mb=2048", f"-seed={seed + 1}", "-len_control=0", "-max_len=65536"]
@@ -52,10 +52,10 @@ def main() -> None:
 
     with atheris.instrument_imports(include=list(_READERS)):  # what is imported in a reader is, too
         kind = sys.argv.pop(1)
-        files = damage.WRITERS[kind]()
+        files = damage.KINDS[kind].write()
         for name, content in files:  # all imports come before the first try
             damage._try_one(kind, name, content)
-    atheris.instrument_func(damage.READERS[kind])
+    atheris.instrument_func(damage.KINDS[kind].read)
 
     def try_one(data: bytes) -> None:
         name = files[data[0] % len(files)][0] if data else "none"

@@ -9,6 +9,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from io import BytesIO
 
+from starlette.exceptions import HTTPException
+
 from pivotpatch.runtime.decoding import Decoded, check_header, decode_with_size
 from pivotpatch.runtime.prediction import Prediction
 from pivotpatch.runtime.predictor import ModelError, Predictor
@@ -24,14 +26,6 @@ CAPACITY = 256
 _DECODERS = min(4, os.cpu_count() or 1)
 _LARGE = 20_000_000  # pixels of an image that is decoded while no other such is: it may take up to 0.9 GB
 _LOG = logging.getLogger(__name__)
-
-
-class BusyError(Exception):
-    """So many wait already that one more is refused."""
-
-
-class BrokenError(Exception):
-    """The model failed, which no other image would mend; whoever asked is not told how, the terminal is."""
 
 
 class Batcher:
@@ -54,7 +48,7 @@ class Batcher:
     async def ask(self, content: bytes, *, name: str = "image") -> Prediction:
         """What is in an image, by the bytes of its file; the same as of the file on a disk."""
         if self._room == 0:
-            raise BusyError("too many images wait for an answer; try again in a moment")
+            raise HTTPException(503, "too many images wait for an answer; try again in a moment")
         self._room -= 1
         try:
             loop = asyncio.get_running_loop()
@@ -89,19 +83,20 @@ class Batcher:
             for place, (_, answer) in enumerate(batch):
                 if answer.done():  # whoever asked has gone
                     continue
-                if isinstance(found, BrokenError):
+                if isinstance(found, HTTPException):
                     answer.set_exception(found)
                 else:
                     answer.set_result(found[place])
         self._work = None
 
-    async def _answer(self, batch: list[Decoded]) -> list[Prediction] | BrokenError:
+    async def _answer(self, batch: list[Decoded]) -> list[Prediction] | HTTPException:
+        """What is in images; where the model fails the terminal is told how, and whoever asked that it did."""
         pixels = [decoded.pixels for decoded in batch]
         try:
             return await asyncio.get_running_loop().run_in_executor(self._model, self.predictor, pixels)
         except Exception as error:  # whatever it is, the next batch is answered
             if isinstance(error, ModelError):
                 _LOG.error("%s", error)
-                return BrokenError(f"model: {error.parts[1]}; the server's terminal says more")
+                return HTTPException(500, f"model: {error.parts[1]}; the server's terminal says more")
             _LOG.exception("%s", error)
-            return BrokenError(f"server: it failed ({type(error).__name__}); its terminal says more")
+            return HTTPException(500, f"server: it failed ({type(error).__name__}); its terminal says more")

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pivotpatch import __version__
-from pivotpatch.app.batching import MAX_BYTES, Batcher, BrokenError, BusyError
+from pivotpatch.app.batching import MAX_BYTES, Batcher
 from pivotpatch.errors import InputError, check_known, quote
 from pivotpatch.runtime.prediction import TagRule
 
@@ -27,8 +27,8 @@ BODY_SECONDS = 120.0
 _PARAMETERS = {"threshold": float, "top_k": int}
 _DISCARDED = MAX_BYTES  # of a body that is too large: a client that is cut off while it sends may miss the answer
 _NAME = 255  # characters of a file name
-STATUS: dict[type[Exception], int] = {InputError: 422, BusyError: 503, BrokenError: 500, ClientDisconnect: 400}
-"""Of the answer to each kind of exception; 500 to all others."""
+STATUS: dict[type[Exception], int] = {InputError: 422, ClientDisconnect: 400}
+"""Of the answer to each kind of exception; 500 to all others but HTTPException, which has its own."""
 _CLOSE = {"Connection": "close"}  # whatever else the client sends is not read
 
 
@@ -52,7 +52,7 @@ class Bodies:
 
         async def take() -> AsyncGenerator[bytes, None]:
             nonlocal held
-            async for chunk in _limit(request):
+            async for chunk in read_limited(request):
                 held += len(chunk)
                 self.held += len(chunk)
                 if self.held > self.most:
@@ -71,19 +71,19 @@ class Bodies:
             self.held -= held
 
 
-async def _limit(request: Request) -> AsyncIterator[bytes]:
-    """The chunks of a body of at most `MAX_BYTES`; one that says that it is larger is not begun."""
-    wrong = f"request: its body is larger than {MAX_BYTES / 1e6:.0f} MB; send a smaller file"
+async def read_limited(request: Request, most: int = MAX_BYTES) -> AsyncIterator[bytes]:
+    """The chunks of a body of so many bytes at most; one that says that it is far larger is not begun."""
+    wrong = f"request: its body is larger than {most / 1e6:.0f} MB; send a smaller file"
     stated, size = request.headers.get("content-length", ""), 0
-    if stated.isdecimal() and int(stated[:20]) > MAX_BYTES + _DISCARDED:
+    if stated.isdecimal() and int(stated[:20]) > most + _DISCARDED:
         raise HTTPException(413, wrong, _CLOSE)
     async for chunk in request.stream():
         size += len(chunk)
-        if size <= MAX_BYTES:
+        if size <= most:
             yield chunk
-        elif size > MAX_BYTES + _DISCARDED:
+        elif size > most + _DISCARDED:
             break
-    if size > MAX_BYTES:
+    if size > most:
         raise HTTPException(413, wrong, _CLOSE)
 
 

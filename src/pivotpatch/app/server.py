@@ -25,11 +25,7 @@ from pivotpatch.app.endpoint import STATUS, Bodies, answer_error, answer_json, m
 from pivotpatch.errors import InputError
 from pivotpatch.runtime.predictor import Predictor
 
-PAGE = {
-    "/": "index.html",
-    **{f"/{name}": name for name in ("page.css", "page.js", "icon.svg", "coffee.jpg", "cat.jpg", "astronaut.jpg")},
-}
-"""Every file that the page consists of, by its address."""
+_PAGE = ("index.html", "page.css", "page.js", "icon.svg", "coffee.jpg", "cat.jpg", "astronaut.jpg")
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "jpg": "image/jpeg"}
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -58,12 +54,7 @@ class Access(NamedTuple):
 
 
 def open_socket(host: str = "127.0.0.1", port: int = 7860) -> socket.socket:
-    """Listen at an address; whoever calls waits until `serve` answers.
-
-    Args:
-        host: a name or number of this machine.
-        port: 0 for any that is free.
-    """
+    """Listen at an address, port 0 for any that is free; whoever calls waits until `serve` answers."""
     if not 0 <= port < 1 << 16:  # the system would take the rest of a division
         raise InputError("port", f"{port} is none", "give 0 to 65535")
     try:
@@ -176,26 +167,19 @@ def make_server(app: ASGIApp, *, connection: type[Connection] = Connection) -> u
 def build_app(
     batcher: Batcher, *, name: str = "", access: Access | None = None, bodies: Bodies | None = None
 ) -> ASGIApp:
-    """The page and the endpoint as an ASGI application.
-
-    Args:
-        batcher: answers the images.
-        name: of the model, for the page to show.
-        access: who may ask; by default whoever runs on this machine.
-        bodies: sets the limits of what is sent.
-    """
-    pages = [make_page_route(address, file) for address, file in PAGE.items()]
+    """The page and the endpoint of a model called `name` as an ASGI application, for this machine by default."""
+    pages = (make_page_route("pivotpatch.app", file) for file in _PAGE)
     return guard([*pages, *make_routes(batcher, name=name, bodies=bodies or Bodies())], access or Access())
 
 
-def make_page_route(address: str, name: str, *, package: str = "pivotpatch.app") -> BaseRoute:
+def make_page_route(package: str, name: str) -> BaseRoute:
     """The address of one file of a package's page."""
     content, kind = files(package).joinpath("page", name).read_bytes(), _KINDS[name.rpartition(".")[2]]
 
     async def answer(_request: Request) -> Response:
         return Response(content, media_type=kind)
 
-    return Route(address, answer)
+    return Route("/" if name == "index.html" else f"/{name}", answer)
 
 
 def guard(routes: list[BaseRoute], access: Access) -> ASGIApp:

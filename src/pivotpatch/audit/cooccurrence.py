@@ -189,13 +189,10 @@ def decide(scores: Scores, *, policy: Policy = "target") -> Tensor:
 
 
 def rank_pairs(rates: PairRates, *, by: Literal["rate", "gap"] = "rate") -> PairRates:
-    """All pairs, the worst first; those that have no conditional FPR, for no image shows the context alone, last.
+    """All pairs, the worst first: by conditional FPR ("rate"), or by its rise above the label's FPR overall ("gap").
 
-    The lower end of the interval decides, so that a pair with one unlucky image is listed, but does not lead.
-
-    Args:
-        rates: of all pairs.
-        by: "rate", the conditional FPR, or "gap", how much higher it is than the label's FPR overall.
+    The lower end of the interval decides, so that a pair with one unlucky image is listed, but does not lead. Those
+    that have no conditional FPR, for no image shows the context alone, come last.
     """
     least = wilson_interval(rates.fpr, rates.fpr_counts)[0] - (rates.overall_fpr if by == "gap" else 0.0)
     least = least.masked_fill(rates.fpr_counts == 0, -torch.inf)
@@ -250,17 +247,9 @@ def bound_lower(
     resamples: int,
     generator: torch.Generator,
 ) -> Interval:
-    """The share of pairs with a lower conditional FPR among those that moved, of two models at equal recall.
+    """The share of pairs with a lower conditional FPR among those that moved, of two models at equal recall (L,).
 
     Each resample of the images has thresholds of its own, for the same recall.
-
-    Args:
-        model: the scores.
-        baseline: of the same images and labels.
-        pairs: names of label and context, of which some must have moved.
-        recall: (L,) of `RecallMatched`.
-        resamples: how many.
-        generator: draws them.
     """
     place = {name: number for number, name in enumerate(model.labels)}
     label, context = torch.tensor([[place[name] for name in pair] for pair in pairs]).reshape(-1, 2).T

@@ -27,12 +27,7 @@ _DPI = 150
 
 
 def plot_pair_curves(comparison: PairComparison, *, names: tuple[str, str] = ("model", "baseline")) -> Figure:
-    """Conditional FPR and TPR of all pairs, sorted by the baseline, as in the paper's figure.
-
-    Args:
-        comparison: of a model and a baseline.
-        names: of the model and the baseline, for the legend.
-    """
+    """Conditional FPR and TPR of all pairs, sorted by the baseline, as in the paper's figure; `names` of both."""
     figure = Figure(figsize=(7.2, 5.4), dpi=_DPI, layout="constrained")
     rates = (comparison.cfpr, "FPR\n(lower"), (comparison.ctpr, "TPR\n(higher")
     for axes, (curve, rate) in zip(figure.subplots(2, 1), rates, strict=True):
@@ -55,12 +50,8 @@ def plot_pairs(
 ) -> Figure:
     """Conditional FPR and TPR of a few pairs as bars, such as the worst, or DeT beside InT as in the paper.
 
-    Whiskers are 95 % intervals; a diamond is the FPR of the label over all images.
-
-    Args:
-        rates: of the pairs to show, the first on top.
-        baseline: rates of another model, of these pairs and perhaps others.
-        names: of the model and the baseline, for the legend.
+    Whiskers are 95 % intervals; a diamond is the FPR of the label over all images. The first pair is on top; the
+    baseline may have others, too.
     """
     models = [(rates, MODEL, names[0])]
     if baseline is not None:
@@ -89,11 +80,7 @@ def plot_pairs(
 
 
 def plot_steps(evaluation: StepwiseEvaluation) -> Figure:
-    """Average precision of image, patch and TDE logits (above) and the gain over the better part (below), by label.
-
-    Args:
-        evaluation: from `evaluate_steps`; labels are sorted by their TDE.
-    """
+    """Average precision of image, patch and TDE logits (above) and the gain over the better part (below), by label."""
     steps = sorted(evaluation.steps, key=lambda step: -step.tde)
     places = np.arange(len(steps))
     figure = Figure(figsize=(9.6, 5.6), dpi=_DPI, layout="constrained")
@@ -141,12 +128,7 @@ def shrink_image(records: RecordSet, row: int, *, side: int) -> Image.Image:
 
 
 def plot_sheet(images: Sequence[NDArray[np.uint8]], captions: Sequence[str]) -> Figure:
-    """Images in rows of five, each with a few lines below it.
-
-    Args:
-        images: RGB pixels (H,W,3) each, of any size; at least one.
-        captions: one per image.
-    """
+    """Images (H,W,3) of any size, at least one, in rows of five, each with its caption below it."""
     columns = min(5, len(images))
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(1.9 * columns, 2.5 * rows), dpi=_DPI, layout="constrained")

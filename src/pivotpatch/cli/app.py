@@ -24,7 +24,7 @@ def run_app(args: argparse.Namespace) -> int:
     from pivotpatch.app.server import serve
     from pivotpatch.runtime.predictor import Predictor
 
-    choose_token(args.token)  # refused before anything is loaded
+    args.token = choose_token(args.token)  # refused before anything is loaded
     predictor = Predictor.load(args.model, device=args.device, effort=args.effort)
     with listen(args) as (listening, access):
         serve(predictor, listening, name=Path(args.model).name, access=access)
@@ -41,7 +41,7 @@ def listen(
     """
     from pivotpatch.app.server import Access, is_loopback, open_socket
 
-    token = choose_token(args.token)
+    token = args.token
     with open_socket(args.host, args.port) as listening:
         host, port = listening.getsockname()[:2]
         far = not is_loopback(listening)

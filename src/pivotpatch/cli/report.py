@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from pivotpatch.cli.console import StageProgress
 from pivotpatch.cli.sources import (
@@ -21,10 +22,8 @@ from pivotpatch.cli.telling import list_not_read
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError, shorten
 from pivotpatch.inference.scores import Scores
-from pivotpatch.models.classifier import Classifier, IndependentClassifier
-from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.peers.hcp import SPANS, HCPClassifier
-from pivotpatch.peers.mcar import CROPS, MCARClassifier
+from pivotpatch.inference.scoring import evaluating, score_images
+from pivotpatch.models.classifier import Classifier
 from pivotpatch.process import Progress
 from pivotpatch.report import Subject, gather_findings, write_report
 from pivotpatch.runtime.checks import is_named
@@ -125,18 +124,13 @@ def _make_subject(
 
 def _describe(model: Classifier) -> dict[str, str]:
     """What a model is made of and what it costs."""
-    built, side, passes = model.architecture, model.preprocessing.image_size, 1
-    if isinstance(model, PatchClassifier):
-        passes = 1 if model.regions else (not model.patch_only) + model.grid**2
-    elif isinstance(model, IndependentClassifier):
-        passes = len(model.labels)
-    elif isinstance(model, MCARClassifier):
-        passes = 1 + min(CROPS, len(model.labels))
-    elif isinstance(model, HCPClassifier):
-        passes = len(SPANS)
+    built, side = model.architecture, model.preprocessing.image_size
+    image = torch.zeros(1, 3, model.picture_size, model.picture_size, dtype=torch.uint8)
+    with FlopCounterMode(display=False) as counted, evaluating(model), torch.inference_mode():
+        score_images(model, image)
     return {
         "model": f"{type(model).__name__}, {built.backbone}, {built.head} head, {side} x {side} pixels",
         "labels that it knows": f"{len(model.labels):,}",
         "weights": f"{sum(weight.numel() for weight in model.parameters()):,}",
-        "forward passes per image": str(passes),
+        "cost of an image": f"{counted.get_total_flops() / 1e9:.3g} GFLOPs",
     }

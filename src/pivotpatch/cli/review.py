@@ -32,7 +32,7 @@ _TAKEN = ("split", "labels", "label", "tags", "tag", "categories", "category", "
 
 def run_review(args: argparse.Namespace) -> int:
     """Look at all images, then serve the page until the process is told to end."""
-    choose_token(args.token)
+    args.token = choose_token(args.token)
     source = find_source(args.source)
     out = choose_out(args.out, source.paths)
     predictor = Predictor.load(args.model or source.model, device=args.device, effort=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from pivotpatch.cli.console import StageProgress
 from pivotpatch.cli.telling import list_not_read, refuse_first, tell
 from pivotpatch.errors import InputError, shorten
-from pivotpatch.inference.embedding import Seen, embed_files
+from pivotpatch.inference.embedding import embed_files
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.open import open_model
@@ -37,15 +37,28 @@ def run_teach(args: argparse.Namespace) -> int:
     refuse_first((both, both[0] if both else "", "is given with the label and without", "leave it out of one"))
     model = open_model(args.model)
     lessons.check_teachable(model)
+    assert isinstance(model, SharedClassifier)
     _check_label(model, args)
     background = lessons.find_background(model)
-    seen, without = _look(model, paths, others, background)
-    list_not_read(seen.not_read | (without.not_read if without else {}))
+    alone = f"it does not see as the bundled tagger does, and {len(others)} images without the label are given"
+    more = f"give --without and {LEAST} ordinary images or more; hundreds are better"
+    refuse_first((background is None and len(others) < LEAST, model.called, alone, more))
+    with StageProgress("images") as shown:
+        total = len(paths) + len(others)
+        seen = embed_files(model, paths, progress=lambda done: shown.tell("look", done, total))
+        without = None
+        if others:
+            without = embed_files(model, others, progress=lambda done: shown.tell("look", len(paths) + done, total))
+    not_read = seen.not_read | (without.not_read if without else {})
+    list_not_read(not_read)
     if len(seen.names) < 2:
         raise InputError("IMAGES", f"{len(seen.names)} could be read", f"give {FEW} or more; {ENOUGH} are better")
-    negatives = without and without.embeddings
+    negatives = without.embeddings if without else None
     if background is None:
-        background, negatives = _measure(without), None
+        assert without is not None
+        if len(without.names) < LEAST:
+            raise InputError("--without", f"{len(without.names)} images could be read", f"give {LEAST} or more")
+        background, negatives = Background.measure(without.embeddings), None
     share = args.share or lessons.SHARE
     lesson = lessons.teach(model, args.label, seen.embeddings, background=background, without=negatives, share=share)
     taught = lessons.add_label(model, lesson)
@@ -53,8 +66,7 @@ def run_teach(args: argparse.Namespace) -> int:
     unlike = [seen.names[place] for place in lesson.unlike]
     if args.json:
         told = {"wrote": str(args.out), "labels": len(taught.labels), **lesson.to_dict(), "unlike": unlike}
-        told["without"] = 0 if without is None else len(without.names)
-        told["not_read"] = seen.not_read | (without.not_read if without else {})
+        told |= {"without": len(without.names) if without else 0, "not_read": not_read}
         print(json.dumps(told))
     else:
         _print_lesson(lesson, unlike, len(taught.labels), args.out)
@@ -78,31 +90,6 @@ def _check_label(model: Classifier, args: argparse.Namespace) -> None:
         (known and not args.again, args.label, f"{count}, this one too", todo),
         (args.again and not known, args.label, f"{count}, but not this one", "leave --again out"),
     )
-
-
-def _look(
-    model: Classifier, paths: list[str], others: list[str], background: Background | None
-) -> tuple[Seen, Seen | None]:
-    """What the model sees of images with and without the label."""
-    assert isinstance(model, SharedClassifier)
-    if background is None and len(others) < LEAST:
-        wrong = f"it does not see as the bundled tagger does, and {len(others)} images without the label are given"
-        raise InputError(
-            model.called, wrong, f"give --without and {LEAST} ordinary images or more; hundreds are better"
-        )
-    with StageProgress("images") as shown:
-        total = len(paths) + len(others)
-        seen = embed_files(model, paths, progress=lambda done: shown.tell("look", done, total))
-        if not others:
-            return seen, None
-        return seen, embed_files(model, others, progress=lambda done: shown.tell("look", len(paths) + done, total))
-
-
-def _measure(without: Seen | None) -> Background:
-    assert without is not None
-    if len(without.names) < LEAST:
-        raise InputError("--without", f"{len(without.names)} images could be read", f"give {LEAST} or more")
-    return Background.measure(without.embeddings)
 
 
 def _print_lesson(lesson: Lesson, unlike: list[str], labels: int, out: Path) -> None:

@@ -69,38 +69,27 @@ def watch(
     stopping: Callable[[], bool],
     already: Callable[[Path], bool],
 ) -> None:
-    """Hand over images that are new or have changed, until told to stop.
+    """Hand over files with these suffixes that are new or have changed, sorted, until told to stop.
 
-    Hidden files and folders are left out, links to folders are not followed. A folder that vanishes, as a drive that is
-    unplugged, may come back: what was handed over is not handed over again.
-
-    Args:
-        folder: it and all folders in it.
-        tag: takes the images that arrived, sorted; what it raises ends the watch.
-        suffixes: of images, such as `.jpg`, in lower case.
-        every: seconds between two looks.
-        settle: seconds for which a file must not have changed: it may still be on its way.
-        stopping: asked again and again; once it says so the watch ends, as soon as `tag` is done.
-        already: whether an image is tagged; asked once per file. One that changes later is handed over nevertheless.
+    There are `every` seconds between two looks; a file must not have changed for `settle` of them, for it may still be
+    on its way. One that is tagged `already` is handed over when it changes. Hidden files and folders are left out,
+    links to folders are not followed. A folder that vanishes, as a drive that is unplugged, may come back: what was
+    handed over is not handed over again.
     """
-    seen: dict[Path, tuple[_Stamp, float]] = {}  # files on their way, and since when they are as they are
+    seen: dict[tuple[Path, _Stamp], float] = {}  # files on their way as they are, and since when they are so
     done: dict[Path, _Stamp] = {}
     while not stopping():
-        found = {path: stamp for path, stamp in _find(folder, tuple(suffixes)) if done.get(path) != stamp}
+        found = [(path, stamp) for path, stamp in _find(folder, tuple(suffixes)) if done.get(path) != stamp]
         now = time.monotonic()
-        seen = {path: _keep(seen.get(path), stamp, now) for path, stamp in found.items()}
-        settled = [path for path, (_, since) in seen.items() if now - since >= settle]
+        seen = {each: seen.get(each, now) for each in found}
+        settled = dict(each for each, since in seen.items() if now - since >= settle)
         new = sorted(path for path in settled if path in done or not already(path))
-        done.update((path, found[path]) for path in settled)
+        done |= settled
         if new and not stopping():
             tag(new)
         end = time.monotonic() + every
         while not stopping() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _GLANCE))
-
-
-def _keep(before: tuple[_Stamp, float] | None, stamp: _Stamp, now: float) -> tuple[_Stamp, float]:
-    return before if before is not None and before[0] == stamp else (stamp, now)
 
 
 def _find(folder: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[Path, _Stamp]]:

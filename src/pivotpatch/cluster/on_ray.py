@@ -167,7 +167,7 @@ class _Hand:
     """A worker as the driver knows it."""
 
     actor: Any
-    task: Any
+    task: Any  # that it does; None for nothing
     shard: _Shard | None = None  # None until the model is open
     counted: int = 0
     news: float = field(default_factory=time.monotonic)
@@ -186,7 +186,6 @@ class _Driver:
     silence: float
     say: Callable[[str], None]
     hands: list[_Hand] = field(default_factory=list)
-    idle: list[_Hand] = field(default_factory=list)
     started: bool = False  # whether any worker has opened the model
     in_a_row: int = 0  # workers that ended with nothing done between
     fresh: int = 0  # images done since it was last told
@@ -198,11 +197,12 @@ class _Driver:
             self._hire()
         try:
             while self.left or any(hand.shard for hand in self.hands):
-                while self.left and self.idle:
-                    self._give(self.idle.pop(), self.left.popleft())
-                tasks = {hand.task: hand for hand in self.hands if hand not in self.idle}
+                idle = [hand for hand in self.hands if hand.task is None]
+                while self.left and idle:
+                    self._give(idle.pop(), self.left.popleft())
+                tasks = {hand.task: hand for hand in self.hands if hand.task is not None}
                 for task in self.ray.wait(list(tasks), timeout=_POLL)[0]:
-                    self._hear(tasks[task], task)
+                    self._hear(tasks[task])
                 if time.monotonic() - looked > _POLL:
                     self._look_around()
                     looked = time.monotonic()
@@ -227,10 +227,10 @@ class _Driver:
         hand.shard, hand.counted, hand.asked, hand.news = shard, 0, None, time.monotonic()
         hand.task = hand.actor.tag.remote(shard.stretch.start, shard.stretch.stop)
 
-    def _hear(self, hand: _Hand, task: Any) -> None:
+    def _hear(self, hand: _Hand) -> None:
         """What came of the model's opening or of a shard."""
         try:
-            result = self.ray.get(task)
+            result = self.ray.get(hand.task)
         except Exception as error:  # the worker has ended, or met what is no fault of the user's
             self._lose(hand, _explain(error))
             return
@@ -241,8 +241,7 @@ class _Driver:
         self.in_a_row, self.started = 0, True
         if hand.shard is not None:
             self._count(hand, len(hand.shard.stretch))
-            hand.shard = None
-        self.idle.append(hand)
+        hand.shard = hand.task = None
 
     def _lose(self, hand: _Hand, why: str) -> None:
         """Replace a worker, and give what it has not written to others."""

@@ -66,12 +66,13 @@ class PatchTagger:
         self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
         self.rule, self.results = rule, tuple(prefix + name for name in RESULTS)
         self.engine = Predictor.load(model, effort=effort, device=device).engine
-        self._made_of = os.fspath(model), effort, device, self.columns, rule, prefix
+        given: dict[str, Any] = {"device": device, "columns": self.columns, "rule": rule, "prefix": prefix}
+        self._make_again = partial(PatchTagger, os.fspath(model), effort, **given)
         self._asking = threading.Lock()  # models need not answer two threads at once; decoding goes on meanwhile
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The digest is for `datasets`, which takes what it has made before where the pickle is the same.
-        return _open_again, (*self._made_of, self.engine.digest())
+        return self._make_again, (), {"made_with": self.engine.digest()}
 
     def __call__(self, batch: Any) -> Any:
         """The batch with three more columns.
@@ -124,18 +125,6 @@ class PatchTagger:
         given = Path(value) if isinstance(value, str | os.PathLike) else get_pixels(value, name)
         side = self.engine.picture_size
         return decode_image(given, size=(side, side), name=name)
-
-
-def _open_again(
-    model: str,
-    effort: float | None,
-    device: str | None,
-    columns: Sequence[str],
-    rule: TagRule,
-    prefix: str,
-    _digest: str,
-) -> PatchTagger:
-    return PatchTagger(model, effort, device=device, columns=columns, rule=rule, prefix=prefix)
 
 
 def _list_values(column: Any) -> Iterable[Any]:

@@ -194,16 +194,9 @@ def trace_pictures(graph: PictureGraph | LookGraph) -> ExportedProgram:
 
 
 def check_difference(written: Engine, expected: Engine, *, tolerance: float, sizes: tuple[int, ...] = (1,)) -> float:
-    """Compare what a written file and torch say of made images.
+    """The largest difference between what a written file and torch say of made images; refused above the tolerance.
 
-    Args:
-        written: the file.
-        expected: torch.
-        tolerance: the largest difference that is allowed.
-        sizes: how many times the model's own the rows of images are, which the file then has to resize itself.
-
-    Returns:
-        The largest difference; refused where it is above the tolerance, or no number.
+    Their rows are as many times the model's own as `sizes` say: the file has to resize them itself.
     """
     side, found = expected.picture_size, list[float]()
     for pictures in _make_pictures(side, sizes):

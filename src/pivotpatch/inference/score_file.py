@@ -237,38 +237,35 @@ def _make_scores(
 
 def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Scores | None, tell: Tell | None) -> Scores:
     """The same scores in the order of a data set or of other scores, and with their truth."""
-    if like is not None:
-        other, wanted, labels = "the other scores", like.pictures, like.labels
-        target, indices = like.target, like.indices
-    else:
+    other, paired = "the other scores", like is not None
+    if like is None:
         assert records is not None
         if scores.labels != records.labels.names:
             records = keep_common_labels(records, scores.labels, whose=where, tell=tell or (lambda _: None))
-        other, labels, target = records.name, records.labels.names, records.target()
-        wanted = tuple(map(records.name_at, range(len(records))))
-        indices = torch.arange(len(records))
+        other, target, names = records.name, records.target(), tuple(map(records.name_at, range(len(records))))
+        like = Scores(records.labels.names, names, target, {"image": target}, indices=torch.arange(len(records)))
     if scores.given is not None:
-        scores = _name_as(scores, wanted, where, other, tell)
+        scores = _name_as(scores, like.pictures, where, other, tell)
     there = set(scores.pictures)
-    rows = torch.tensor([row for row, name in enumerate(wanted) if name in there], dtype=torch.int64)
-    missing = len(wanted) - len(rows)
-    if tell is not None and like is None and 0 < missing <= _MOST * len(wanted):
-        named = shorten(name for name in wanted if name not in there)
-        tell(f"{where}: {missing:,} of {len(wanted):,} images of {other} have no scores and are left out ({named})")
-        wanted, target, indices = tuple(wanted[row] for row in rows.tolist()), target[rows], rows
-    if scores.pictures != wanted:
-        check_pictures(wanted, other)
-        scores = scores.select(torch.tensor(_match(scores.pictures, wanted, what="images", where=where, other=other)))
-    if scores.labels != labels:
-        scores = scores.keep_labels(_match(scores.labels, labels, what="labels", where=where, other=other))
-    known = ~(scores.target.isnan() | target.isnan())
-    differ, count = int((known & (scores.target != target)).sum()), int(known.sum())
+    missing = [name for name in like.pictures if name not in there]
+    if tell is not None and not paired and 0 < len(missing) <= _MOST * len(like):
+        told = f"{len(missing):,} of {len(like):,} images of {other} have no scores and are left out"
+        tell(f"{where}: {told} ({shorten(missing)})")
+        like = like.select(torch.tensor([row for row, name in enumerate(like.pictures) if name in there]))
+    if scores.pictures != like.pictures:
+        check_pictures(like.pictures, other)
+        places = _match(scores.pictures, like.pictures, what="images", where=where, other=other)
+        scores = scores.select(torch.tensor(places))
+    if scores.labels != like.labels:
+        scores = scores.keep_labels(_match(scores.labels, like.labels, what="labels", where=where, other=other))
+    known = ~(scores.target.isnan() | like.target.isnan())
+    differ, count = int((known & (scores.target != like.target)).sum()), int(known.sum())
     wrong = f"{differ:,} of {count:,} known targets are not those of {other}"
     if differ > _MOST * count:
         raise InputError(where, wrong, "check that both are of the same images and labels")
     if differ and tell is not None:
         tell(f"{where}: {wrong}, which are taken")
-    return replace(scores, target=target, indices=indices)
+    return replace(scores, target=like.target, indices=like.indices)
 
 
 def _name_as(scores: Scores, wanted: Sequence[str], where: str, other: str, tell: Tell | None) -> Scores:

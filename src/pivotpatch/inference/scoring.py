@@ -1,6 +1,6 @@
 """Score a data set: every image once, whatever the number of processes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -127,19 +127,19 @@ def score_pictures(
     classifier = get_classifier(model, "score_pictures")
     known = LabelSpace(classifier.labels)
     columns = torch.tensor([known.index(name) for name in labels], device=device)
-    count = 3 + 2 * keep_patches * model.grid**2 if isinstance(model, PatchInference | PatchClassifier) else 1
     indices, target = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, len(labels))]
-    rows = [torch.empty(0, count, len(labels), device=device)]
+    batches: list[dict[str, Tensor]] = []
     with evaluating(model), torch.inference_mode(), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         for number, batch in enumerate(loader, 1):
             indices.append(batch.indices)
             target.append(batch.target)
             for images in split_for_device(batch.images.to(device, non_blocking=True)) if len(batch.indices) else ():
                 out = score(images) if score else score_images(model, images, closer_size=closer_size)
-                rows.append(_pack(out, keep_patches=keep_patches)[..., columns])
+                said = _list_parts(out, keep_patches=keep_patches)
+                batches.append({name: part.float()[..., columns] for name, part in said.items()})
             progress("validate", number, len(loader))
-    parts = gather_object([(torch.cat(indices), torch.cat(target), torch.cat(rows).cpu())])
-    scores = replace(_unpack(parts, model, loader), closer_size=closer_size)
+    shares = gather_object([(torch.cat(indices), torch.cat(target), _join(batches))])
+    scores = replace(_make_scores(shares, model, loader), closer_size=closer_size)
     _check_finite(scores, classifier.called)
     return scores if isinstance(model, PatchInference) else _keep_rule(scores, model)
 
@@ -157,32 +157,38 @@ def _keep_rule(scores: Scores, model: Classifier) -> Scores:
     )
 
 
-def _pack(out: CounterfactualLogits | Tensor, *, keep_patches: bool) -> Tensor:
-    """Rows (B,K,L): image logits; with patches the pooled and TDE logits, then those of each patch, then weights."""
+def _list_parts(out: CounterfactualLogits | Tensor, *, keep_patches: bool) -> dict[str, Tensor]:
+    """Logits (B,L) by kind, and where they are kept those of each patch and its weights (B,P,L)."""
     if isinstance(out, Tensor):
-        return out.float()[:, None]
-    rows = [out.image_logits[:, None], out.pooled_logits[:, None], out.tde_logits[:, None]]
-    if keep_patches:
-        rows += [out.patch_logits, out.weights]
-    return torch.cat([row.float() for row in rows], dim=1)
+        return {"image": out}
+    parts = {"image": out.image_logits, "patch": out.pooled_logits, "tde": out.tde_logits}
+    return parts | ({"patch_logits": out.patch_logits, "weights": out.weights} if keep_patches else {})
 
 
-def _unpack(parts: Sequence[tuple[Tensor, Tensor, Tensor]], model: nn.Module, loader: "Loader") -> Scores:
-    """Scores in the order of the records, from places (N,) in these, targets (N,L) and rows (N,K,L) in parts."""
-    indices, target, rows = (torch.cat(each) for each in zip(*parts, strict=True))
-    order, records = indices.argsort(), loader.records
-    indices, target, rows = indices[order], target[order], rows[order]
-    patches = rows[:, 3:].unflatten(1, (2, -1)) if rows.shape[1] > 3 else None
+def _join(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The parts of all batches, on the CPU; a process may have had none."""
+    names = max(batches, key=len, default={})
+    return {name: torch.cat([each[name] for each in batches if each]).cpu() for name in names}
+
+
+def _make_scores(
+    shares: Sequence[tuple[Tensor, Tensor, dict[str, Tensor]]], model: nn.Module, loader: "Loader"
+) -> Scores:
+    """Scores in the order of the records, from the places (N,) in these, targets (N,L) and parts of each process."""
+    places, targets, said = zip(*shares, strict=True)
+    indices, order = torch.cat(places).sort()
+    target, records = torch.cat(targets)[order], loader.records
+    parts = {name: part[order] for name, part in _join(said).items()}
     patch_only = isinstance(model, PatchClassifier) and model.patch_only
-    trained = {"patch"} if patch_only else set(KINDS)  # an image head that was never trained has nothing to say
+    trained = ("patch",) if patch_only else KINDS  # an image head that was never trained has nothing to say
     mixing = model.patching if isinstance(model, PatchInference | PatchClassifier) else Patching()
     return Scores(
         labels=records.labels.names,
         pictures=tuple(records.images.name(records.place(index)) for index in indices.tolist()),
         target=target,
-        logits={kind: rows[:, place] for place, kind in enumerate(KINDS[: rows.shape[1]]) if kind in trained},
-        patch_logits=None if patches is None else patches[:, 0],
-        weights=None if patches is None else patches[:, 1],
+        logits={kind: parts[kind] for kind in trained if kind in parts} or {"image": target},
+        patch_logits=parts.get("patch_logits"),
+        weights=parts.get("weights"),
         lam=mixing.lam,
         temperature=mixing.temperature,
         indices=indices,

@@ -1,8 +1,10 @@
 """Who looks at what: hands out images and labels, no two people the same, and takes what they decide."""
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -39,7 +41,7 @@ class Desk:
         self._place = {name: place for place, name in enumerate(pile.names)}
         self._leases: dict[tuple[int, str], tuple[str, float]] = {}  # by image and label ("" for all): tab and end
         self._passed: dict[str, set[int]] = {}  # by tab, images that it does not want; "" those that cannot be read
-        self._seen: OrderedDict[int, Prediction] = OrderedDict()
+        self._see = lru_cache(_KEPT)(self._ask)
         self._times = deque[float](maxlen=_PACE)
         self._people: dict[str, tuple[str, float]] = {}  # by tab
         self._asking = Lock()
@@ -48,15 +50,14 @@ class Desk:
     def next(self, tab: str) -> list[int]:
         """The image for a page, and the one that will probably follow; fewer at the end."""
         self._leave(tab, grid=False)
-        found: list[int] = []
         passed = self._passed.get(tab, set()) | self._passed.get("", set())
-        for image in self.pile.order.tolist():
-            if image not in passed and not self.session.is_done(self.pile.names[image]) and self._free(image, "", tab):
-                found.append(image)
-                if len(found) == 2:
-                    break
-        if found:
-            self._lease([found[0]], "", tab)
+        left = (
+            image
+            for image in self.pile.order.tolist()
+            if image not in passed and not self.session.is_done(self.pile.names[image]) and self._free(image, "", tab)
+        )
+        found = list(islice(left, 2))
+        self._lease(found[:1], "", tab)
         return found
 
     def show(self, image: int, tab: str) -> dict[str, Any]:
@@ -71,7 +72,6 @@ class Desk:
             "name": name,
             "size": list(prediction.size),
             "reason": doubts.explain_image(image),
-            "done": self.session.is_done(name),
             "rows": rows,
         }
 
@@ -80,13 +80,12 @@ class Desk:
         row: dict[str, Any] = {"label": label, "prob": None, "box": None, "reason": "", "state": decided.get(label)}
         if label in doubts.labels:
             place = doubts.labels.index(label)
-            claimed = bool(doubts.claimed[image, place])
             given = doubts.given[image, place]
             row |= {"reason": doubts.explain(image, place), "given": None if np.isnan(given) else int(given)}
-            row["state"] = decided.get(label, PRESENT if claimed else ABSENT)
+            row["state"] = decided.get(label, PRESENT if doubts.claims(image, place) else ABSENT)
         if label in prediction.labels:
-            tag = prediction.get(label).to_dict()
-            row |= {name: tag[name] for name in ("prob", "threshold", "image_prob", "patch_prob", "box")}
+            tag = prediction.get(label)
+            row |= {"prob": tag.prob, "box": tag.box}
         return row
 
     def describe(self, image: int, label: str) -> dict[str, Any]:
@@ -158,7 +157,6 @@ class Desk:
         return {
             "all": len(self.pile.names),
             "done": done,
-            "labels": sum(len(states) for entry in entries for states in entry.states.values()),
             "today": sum(entry.mode == "image" and entry.when[:10] == today for entry in entries),
             "per_hour": None if pace is None else round(3600 * pace),
             "seconds_left": None if pace is None else round((len(self.pile.names) - done) / pace),
@@ -170,18 +168,13 @@ class Desk:
     def look(self, image: int) -> Prediction:
         """What the model says of an image, which is kept for a while."""
         with self._asking:  # one question at a time
-            if image not in self._seen:
-                prediction = self.predictor(self.pile.paths[image])
-                if np.isnan(self.pile.doubts.probs[image, self._known]).any():
-                    self._learn(image, prediction)
-                self._seen[image] = prediction
-                if len(self._seen) > _KEPT:
-                    self._seen.popitem(last=False)
-            return self._seen[image]
+            return self._see(image)
 
-    def _learn(self, image: int, prediction: Prediction) -> None:
-        """Rate an image anew that had probabilities of some labels only, as in the tags of `predict --out`."""
-        doubts = self.pile.doubts
+    def _ask(self, image: int) -> Prediction:
+        """Ask the model, and rate an image anew that had probabilities of some labels only, as in a file of tags."""
+        prediction, doubts = self.predictor(self.pile.paths[image]), self.pile.doubts
+        if not np.isnan(doubts.probs[image, self._known]).any():
+            return prediction
         opinions = spread(stack_opinions(prediction), prediction.labels, doubts.labels)[:, None]
         found = rate_doubts(
             opinions[0],
@@ -194,6 +187,7 @@ class Desk:
         )
         for name in ("probs", "image_probs", "patch_probs", "level", "doubt", "kind"):
             getattr(doubts, name)[image] = getattr(found, name)[0]
+        return prediction
 
     def _free(self, image: int, label: str, tab: str) -> bool:
         """Whether nobody else has an image open, or that label of it."""

@@ -4,7 +4,6 @@ Every label of every image has a doubt, the largest of four: its probability is 
 its patches disagree; a given label is contradicted; it is claimed beside a label that is known to mislead the model.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +23,7 @@ _WORTH = 0.3  # of a doubt that is shown beside the tags of an image
 _MORE = 4  # labels at most that are shown so: who reads ten labels an image reads half as many images
 _LEAST = 1e-6
 _SEED = 0
+_ALL = slice(None)
 KEYS = 10
 """Where there are no more labels, all are asked about: one for each number key."""
 
@@ -51,10 +51,10 @@ class Doubts:
     kind: NDArray[np.int8]  # (N,L), which of the four doubts is the largest
     context: NDArray[np.intp]  # (N,L), the place of the misleading label of a `PAIR`
 
-    @property
-    def claimed(self) -> NDArray[np.bool_]:
-        """(N,L), whether a label is given or, where that is unknown, above its threshold."""
-        return np.where(np.isnan(self.given), np.nan_to_num(self.level) > 0.5, self.given == 1)
+    def claims(self, images: int | slice, labels: int | slice = _ALL) -> NDArray[np.bool_]:
+        """Whether these labels of these images are given or, where that is unknown, above their thresholds."""
+        given, level = self.given[images, labels], self.level[images, labels]
+        return np.where(np.isnan(given), np.nan_to_num(level) > 0.5, given == 1)
 
     def explain(self, image: int, label: int) -> str:
         """Why one label of an image is worth a look, in words."""
@@ -81,15 +81,13 @@ class Doubts:
     def choose(self, image: int) -> list[int]:
         """The labels to ask about: all of a few; else those claimed, then the most doubtful; the likeliest first."""
         probs = np.nan_to_num(self.probs[image], nan=-1.0)
-        claimed, doubt = self.claimed[image], self.doubt[image]
-        by_doubt = np.argsort(-doubt, kind="stable")
-        if len(self.labels) > KEYS:
-            wanted = [*np.flatnonzero(claimed), *(label for label in by_doubt if not claimed[label])]
+        claimed, doubt = self.claims(image), self.doubt[image]
+        count = len(self.labels)
+        if count > KEYS:
             worth = min(int((~claimed & (doubt >= _WORTH)).sum()), _MORE)
-            chosen = np.array(wanted[: max(int(claimed.sum()) + worth, 3)])
-        else:
-            chosen = np.arange(len(self.labels))
-        return [int(label) for label in sorted(chosen, key=lambda label: (not claimed[label], -probs[label]))]
+            count = max(int(claimed.sum()) + worth, 3)
+        chosen = np.lexsort((-doubt, ~claimed))[:count]
+        return chosen[np.lexsort((-probs[chosen], ~claimed[chosen]))].tolist()
 
 
 def rate_doubts(
@@ -158,32 +156,16 @@ def order_images(doubts: Doubts) -> NDArray[np.intp]:
     top = -np.sort(-doubts.doubt, axis=1)[:, : len(_SHARES)]
     score, lead = top @ np.array(_SHARES[: top.shape[1]]), doubts.doubt.argmax(axis=1)
     sure = np.random.default_rng(_SEED).permutation(np.flatnonzero(score == 0))
-    queues = {int(label): list(np.flatnonzero((lead == label) & (score > 0))) for label in np.unique(lead[score > 0])}
-    for queue in queues.values():
-        queue.sort(key=lambda image: (score[image], -image))  # the best last, to be popped
-    waiting = [(-score[queue[-1]], queue[-1], label, 0) for label, queue in queues.items()]
-    heapq.heapify(waiting)
-    order = []
-    while waiting:
-        _, image, label, led = heapq.heappop(waiting)
-        order.append(image)
-        queue = queues[label]
-        queue.pop()
-        if queue:
-            tired = score[queue[-1]] / (1 + _TIRED * (led + 1))
-            heapq.heappush(waiting, (-tired, queue[-1], label, led + 1))
-    return np.array([*order, *sure], np.intp)
+    images = np.flatnonzero(score > 0)
+    images = images[np.lexsort((-score[images], lead[images]))]  # label by label, the more doubtful first
+    _, first, which = np.unique(lead[images], return_index=True, return_inverse=True)
+    led = np.arange(len(images)) - first[which]  # by the same label, before each
+    return np.concatenate([images[np.lexsort((images, -score[images] / (1 + _TIRED * led)))], sure])
 
 
 def order_label(doubts: Doubts, label: int, *, claimed: bool = True) -> NDArray[np.intp]:
-    """The images that claim a label, or those that do not, the most doubtful first, of equal ones the first.
-
-    Args:
-        doubts: of all images.
-        label: its place.
-        claimed: "are these all cups?"; else "is any of these a cup?".
-    """
-    images = np.flatnonzero(doubts.claimed[:, label] == claimed)
+    """The images (M,) that claim the label at a place, or else those that do not, the most doubtful first."""
+    images = np.flatnonzero(doubts.claims(_ALL, label) == claimed)
     return images[np.argsort(-doubts.doubt[images, label], kind="stable")]
 
 

@@ -61,16 +61,10 @@ def make_pile(
     tell: Callable[[str], None],
     progress: Progress = ignore,
 ) -> Pile:
-    """Have the model look at all images, unless it has before, and put them in order.
+    """Have the model look at all images, unless it has before, and put them in order, see `order_images`.
 
-    Args:
-        source: the images.
-        predictor: the model.
-        labels: of the review, also some that the model does not know.
-        out: the table, beside which the model's answers are kept.
-        order: "doubt", see `order_images`; "random", "source".
-        tell: told which images are left out, and what the order does not know.
-        progress: told how many images were looked at, and of how many.
+    The model need not know all labels of the review. Its answers are kept beside the table `out`; `tell` is told which
+    images are left out, and what the order does not know.
     """
     if source.tags is None:
         looks = _look_at(predictor, source.paths, out.with_name(f"{out.name}.looks.jsonl"), progress=progress)
@@ -161,18 +155,13 @@ def _stamp(path: Path) -> str:
 
 def _read(cache: Path, model: str, *, labels: int) -> dict[str, NDArray[np.float16]]:
     """What was kept of this model, by stamp; nothing of another."""
+    known: dict[str, NDArray[np.float16]] = {}
     with suppress(FileNotFoundError), cache.open("rb") as lines:
-        if next(lines, b"") == model.encode() + b"\n":
-            return dict(held for line in lines if (held := _parse(line, labels)))
-    return {}
-
-
-def _parse(line: bytes, labels: int) -> tuple[str, NDArray[np.float16]] | None:
-    try:
-        stamp, text = json.loads(line)
-        return stamp, np.frombuffer(base64.b64decode(text), np.float16).reshape(3, labels)
-    except (ValueError, TypeError):  # torn by a crash: that image is asked about again
-        return None
+        for line in lines if next(lines, b"") == model.encode() + b"\n" else ():
+            with suppress(ValueError, TypeError):  # torn by a crash: that image is asked about again
+                stamp, text = json.loads(line)
+                known[stamp] = np.frombuffer(base64.b64decode(text), np.float16).reshape(3, labels)
+    return known
 
 
 def name_image(path: Path, out: Path) -> str:

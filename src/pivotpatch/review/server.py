@@ -16,19 +16,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from pivotpatch.app.endpoint import answer_json
+from pivotpatch.app.endpoint import answer_json, read_limited
 from pivotpatch.app.server import Access, guard, make_page_route, make_server
 from pivotpatch.errors import InputError, cut
 from pivotpatch.review.desk import Desk
 from pivotpatch.review.session import Entry
 from pivotpatch.runtime.decoding import decode_image, decode_with_size
 
-PAGE = {"/": "index.html", **{f"/{name}": name for name in ("review.css", "review.js")}}
-"""Every file that the page consists of, by its address."""
 MAX_BYTES = 1_000_000
 """Of what a page may send."""
 SIDES = (256, 1280)
 """Pixels of the longer side of an image that is sent: in a grid, and alone."""
+Said = dict[str, Any]
+"""A JSON object, from a page or to it."""
 _NAME = 80  # characters of who somebody is
 _LARGEST_GRID = 1000  # images in one decision
 
@@ -40,9 +40,8 @@ def serve_review(desk: Desk, listening: socket.socket, *, access: Access | None 
 
 def build_review(desk: Desk, *, access: Access | None = None) -> ASGIApp:
     """The page and what it asks as an ASGI application; see `app.server.build_app`."""
-    pages = [make_page_route(address, file, package="pivotpatch.review") for address, file in PAGE.items()]
-    pages.append(make_page_route("/icon.svg", "icon.svg"))  # the app's
-    return guard([*pages, *make_routes(desk)], access or Access())
+    pages = [make_page_route("pivotpatch.review", name) for name in ("index.html", "review.css", "review.js")]
+    return guard([*pages, make_page_route("pivotpatch.app", "icon.svg"), *make_routes(desk)], access or Access())
 
 
 def make_routes(desk: Desk) -> list[BaseRoute]:
@@ -68,41 +67,36 @@ def make_routes(desk: Desk) -> list[BaseRoute]:
         image, side = _find_image(request.path_params["image"]), SIDES[request.query_params.get("small") is None]
         return Response(await run_in_threadpool(draw, image, side), media_type="image/jpeg")
 
-    async def find_next(request: Request) -> Response:
-        said = await _read(request)
+    async def find_next(said: Said) -> Said:
         tab = _word(said, "tab")
         if "put_off" in said:
             desk.put_off(tab, _find_image(said["put_off"]))
         if said.get("image") is not None:
-            return answer_json(await run_in_threadpool(desk.show, _find_image(said["image"]), tab))
+            return await run_in_threadpool(desk.show, _find_image(said["image"]), tab)
         while found := desk.next(tab):
             try:
                 shown = await run_in_threadpool(desk.show, found[0], tab)
-                return answer_json({**shown, "ahead": found[1] if len(found) > 1 else None})
+                return {**shown, "ahead": found[1] if len(found) > 1 else None}
             except InputError:  # a file that was moved or cut since
                 desk.put_off("", found[0])
-        return answer_json({"image": None})
+        return {"image": None}
 
-    async def look_ahead(request: Request) -> Response:
-        await run_in_threadpool(desk.look, _find_image((await _read(request)).get("image")))
-        return answer_json({})
+    async def look_ahead(said: Said) -> Said:
+        await run_in_threadpool(desk.look, _find_image(said.get("image")))
+        return {}
 
-    async def add(request: Request) -> Response:
-        said = await _read(request)
+    async def add(said: Said) -> Said:
         label = said.get("label")
         if label not in session.labels:
             raise InputError("review", f"{cut(str(label))!r} is none of its labels", "start it with --labels to add it")
-        return answer_json(await run_in_threadpool(desk.describe, _find_image(said.get("image")), label))
+        return await run_in_threadpool(desk.describe, _find_image(said.get("image")), label)
 
-    async def find_grid(request: Request) -> Response:
-        said = await _read(request)
-        cells, left = desk.grid(_word(said, "tab"), str(said.get("label")), claimed=bool(said.get("claimed", True)))
-        return answer_json(
-            {"label": said["label"], "claimed": bool(said.get("claimed", True)), "cells": cells, "left": left}
-        )
+    async def find_grid(said: Said) -> Said:
+        label, claimed = str(said.get("label")), bool(said.get("claimed", True))
+        cells, left = desk.grid(_word(said, "tab"), label, claimed=claimed)
+        return {"label": label, "claimed": claimed, "cells": cells, "left": left}
 
-    async def decide(request: Request) -> Response:
-        said = await _read(request)
+    async def decide(said: Said) -> Said:
         states = said.get("states")
         if (
             not isinstance(states, dict)
@@ -118,37 +112,32 @@ def make_routes(desk: Desk) -> list[BaseRoute]:
             if isinstance(error.__cause__, OSError):  # the disk, not the page: it asks again
                 raise HTTPException(503, str(error)) from None
             raise
-        return answer_json({})
+        return {}
 
-    async def undo(request: Request) -> Response:
-        said = await _read(request)
-        return answer_json({"undone": await run_in_threadpool(desk.undo, _word(said, "who"), _word(said, "tab"))})
+    async def undo(said: Said) -> Said:
+        return {"undone": await run_in_threadpool(desk.undo, _word(said, "who"), _word(said, "tab"))}
 
-    async def tell(request: Request) -> Response:
-        said = await _read(request)
-        return answer_json(desk.tell(_word(said, "tab"), _word(said, "who")))
+    async def tell(said: Said) -> Said:
+        return desk.tell(_word(said, "tab"), _word(said, "who"))
 
     def _find_image(text: Any) -> int:
         if not str(text).isdecimal() or not int(str(text)[:9]) < len(pile.names):
             raise InputError("review", f"{cut(str(text))!r} is none of its images", "load the page again")
         return int(text)
 
-    posts = {"next": find_next, "ahead": look_ahead, "add": add, "grid": find_grid, "decide": decide, "undo": undo}
-    return [
-        Route("/api/review", describe),
-        Route("/api/image/{image}", send_image),
-        Route("/api/progress", tell, methods=["POST"]),
-        *(Route(f"/api/{name}", answer, methods=["POST"]) for name, answer in posts.items()),
-    ]
+    asked = {"next": find_next, "ahead": look_ahead, "add": add, "grid": find_grid, "decide": decide, "undo": undo}
+    asked["progress"] = tell
+
+    async def answer(request: Request) -> Response:
+        return answer_json(await asked[request.url.path.rpartition("/")[2]](await _read(request)))
+
+    posts = [Route(f"/api/{name}", answer, methods=["POST"]) for name in asked]
+    return [Route("/api/review", describe), Route("/api/image/{image}", send_image), *posts]
 
 
-async def _read(request: Request) -> dict[str, Any]:
+async def _read(request: Request) -> Said:
     """The JSON object that a page sends, of `MAX_BYTES` at most."""
-    content = b""
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > MAX_BYTES:
-            raise HTTPException(413, "request: it is too large", {"Connection": "close"})
+    content = b"".join([chunk async for chunk in read_limited(request, MAX_BYTES)])
     try:
         said = json.loads(content)
     except (ValueError, RecursionError):
@@ -158,7 +147,7 @@ async def _read(request: Request) -> dict[str, Any]:
     return said
 
 
-def _word(said: dict[str, Any], name: str) -> str:
+def _word(said: Said, name: str) -> str:
     """A short text of a request, as one line."""
     value = said.get(name)
     if not isinstance(value, str) or not value.strip():

@@ -9,11 +9,12 @@ import csv
 import errno
 import json
 import os
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -44,43 +45,38 @@ class Session:
         self.out, self.labels = out, tuple(labels)
         self.journal = out.with_name(f"{out.name}.journal.jsonl")
         self.entries: dict[str, Entry] = {}  # by id, in their order; without those taken back
-        self._ever: dict[str, Entry] = {}  # those too: whoever reads while another thread takes one back finds it
+        self._ids: set[str] = set()  # of those too
         self.fault: str | None = None  # what keeps the table from being written
-        self._of_image: dict[str, list[str]] = {}  # ids of the entries about each image
-        self._changed = threading.Event()
-        self._stop = False
-        self._held, self._lock = ExitStack(), threading.Lock()
-        self._writer = threading.Thread(target=self._write_when_changed, name="table")
+        self._of_image: dict[str, list[Entry]] = {}  # the entries about each
+        self._lock = Lock()
+        self._writer = ThreadPoolExecutor(1, "table")
+        self._next: Future[None] | None = None  # the last table that was asked for
 
     def __enter__(self) -> "Session":
         """Read the journal, mend its torn end, and write the table."""
-        if not self._held.enter_context(holding(self.out.with_name(f".{self.out.name}.lock"))):
-            raise InputError(str(self.out), "another process reviews to it", "use its page, or give another --out")
-        try:
+        with ExitStack() as stack:
+            if not stack.enter_context(holding(self.out.with_name(f".{self.out.name}.lock"))):
+                raise InputError(str(self.out), "another process reviews to it", "use its page, or give another --out")
             fresh = not self.journal.exists()
             with explain_disk_faults(self.out.parent):
                 whole = 0 if fresh else self._read()
-                self._file = self._held.enter_context(self.journal.open("ab", buffering=0))
+                self._file = stack.enter_context(self.journal.open("ab", buffering=0))
                 self._file.truncate(whole)
                 flush(self.out.absolute().parent)
             if not fresh:
                 self.write_table()
-        except BaseException:
-            self._held.close()
-            raise
-        self._writer.start()
+            self._held = stack.pop_all()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._stop = True
-        self._changed.set()
-        self._writer.join()
+        self._writer.submit(self._follow)  # once more, if it could not be written before
+        self._writer.shutdown()
         self._held.close()
 
     def decide(self, entry: Entry) -> None:
         """Put a decision on the disk; one that is there already changes nothing."""
         with self._lock:
-            if entry.id not in self._ever:
+            if entry.id not in self._ids:
                 self._append(entry._asdict())
                 self._take(entry)
 
@@ -95,20 +91,16 @@ class Session:
 
     def get(self, image: str) -> dict[str, int]:
         """What is decided of an image, by label; the last decision wins."""
-        return {
-            label: state
-            for id_ in self._of_image.get(image, ())
-            for label, state in self._ever[id_].states[image].items()
-        }
+        return {label: state for entry in self._of_image.get(image, ()) for label, state in entry.states[image].items()}
 
     def is_done(self, image: str) -> bool:
         """Whether somebody has looked at an image as a whole."""
-        return any(self._ever[id_].mode == "image" for id_ in self._of_image.get(image, ()))
+        return any(entry.mode == "image" for entry in self._of_image.get(image, ()))
 
     @property
     def images(self) -> list[str]:
         """All images that anything is decided of, in the order of the first decision."""
-        return [image for image, ids in self._of_image.items() if ids]
+        return [image for image, entries in self._of_image.items() if entries]
 
     def write_table(self) -> None:
         """Write the table whole or not at all."""
@@ -125,19 +117,14 @@ class Session:
                     table.writerow([image, *("" if state == UNSURE else state for state in states)])
             flush(written)
 
-    def _write_when_changed(self) -> None:
-        """Follow the journal: decisions that come while the table is written are in the next one."""
-        stop = False
-        while not stop:
-            self._changed.wait()
-            self._changed.clear()
-            stop = self._stop
-            try:
-                if self.journal.stat().st_size:
-                    self.write_table()
-                self.fault = None
-            except (InputError, OSError) as error:  # the journal has it all; the next decision tries again
-                self.fault = str(error)
+    def _follow(self) -> None:
+        """Write the table that the journal comes to."""
+        try:
+            if self.journal.stat().st_size:
+                self.write_table()
+            self.fault = None
+        except (InputError, OSError) as error:  # the journal has it all; the next decision tries again
+            self.fault = str(error)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         content = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
@@ -150,7 +137,8 @@ class Session:
             except OSError:
                 self._file.truncate(start)  # a part of a line would swallow the next one
                 raise
-        self._changed.set()
+        if self._next is None or self._next.running() or self._next.done():  # else it has not begun, and has this too
+            self._next = self._writer.submit(self._follow)
 
     def _read(self) -> int:
         """Take all entries; how many bytes are whole lines: what a crash has torn off the last one counts for none."""
@@ -166,13 +154,14 @@ class Session:
         return len(content) - len(lines[-1])
 
     def _take(self, entry: Entry) -> None:
-        self.entries[entry.id] = self._ever[entry.id] = entry
+        self._ids.add(entry.id)
+        self.entries[entry.id] = entry
         for image in entry.states:
-            self._of_image.setdefault(image, []).append(entry.id)
+            self._of_image.setdefault(image, []).append(entry)
 
     def _drop(self, id_: str) -> None:
-        for image in self.entries.pop(id_).states:
-            self._of_image[image] = [other for other in self._of_image[image] if other != id_]
+        for image in self.entries.pop(id_).states:  # another list: another thread may go through the old one
+            self._of_image[image] = [other for other in self._of_image[image] if other.id != id_]
 
 
 def now() -> str:
