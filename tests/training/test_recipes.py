@@ -174,7 +174,9 @@ def test_the_documentation_lists_every_recipe_with_its_figure() -> None:
             break
         told |= {f"{stem}{method}": figure for method, figure in zip(methods, figures, strict=False) if figure}
     expected = {recipe.name: "-" if recipe.published is None else f"{recipe.published:.1f}" for recipe in RECIPES}
-    others = {"coco-resnet101_224-bce"} | {f"coco-resnet101-{name}" for name in ("det", "int", "regions", "mldec-taught")}
+    others = {"coco-resnet101_224-bce"} | {
+        f"coco-resnet101-{name}" for name in ("det", "int", "regions", "mldec-taught")
+    }
     peers = {name for name in expected if name.endswith(OTHERS)}
     assert told == {name: figure for name, figure in expected.items() if name not in others | peers}
     assert all(f"`{name}`" in text for name in (*others, "tagger"))
