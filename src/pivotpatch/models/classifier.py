@@ -198,10 +198,7 @@ class Classifier(nn.Module):
             model.preprocessing = described.preprocessing.build()
             model.thresholds = described.thresholds
             model.preferences = {name: tuple(values) for name, values in described.preferences.items()}
-            if described.calibration is not None:
-                model.calibration = Calibration.from_dict(described.calibration.model_dump())
-            if described.adaptive is not None:
-                model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
+            model.calibration, model.adaptive = described.calibration, described.adaptive
         except InputError as error:
             part, wrong, todo = error.parts
             raise error if part == where else InputError(where, f"{part}: {wrong}", todo) from None

@@ -1,9 +1,6 @@
-"""C-Tran: general multi-label classification with transformers (Lanchantin et al., CVPR 2021).
+"""C-Tran (Lanchantin et al., CVPR 2021): places and a token for each label pass one transformer together.
 
-Places of the feature map and a token for each label pass one transformer together. A label's token also says whether
-the label is unknown, known to be absent or known to be present; training reveals some labels at random, so that the
-model learns what they say of the others, and labels that are known may be given later. Assumed: nothing; the loss is
-that of labels that were not revealed, as in the paper, and unknown is a zero vector, as it is meant to be.
+A token also says what is known of its label. Training reveals some at random; unknown is a zero vector, as meant.
 """
 
 import torch

@@ -1,8 +1,6 @@
-"""CSRA: class-specific residual attention (Zhu and Wu, ICCV 2021).
+"""CSRA (Zhu and Wu, ICCV 2021): scores of every place, their mean plus `lam` times their mean weighed by softmax.
 
-Each label's score is linear in every place of the feature map. Its logit is the mean of those scores plus `lam` times
-their mean weighed by softmax: what PAT does with patches, done with places. Several heads, each sharper than the last,
-add up. Assumed: nothing; numbers of heads other than the published ones are refused.
+What PAT does with patches, done with places. Several heads, each sharper than the last, add up.
 """
 
 import math

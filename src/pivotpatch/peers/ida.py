@@ -1,8 +1,6 @@
-"""IDA: interventional dual attention (Liu et al., ICLR 2023).
+"""IDA (Liu et al., ICLR 2023): samples of a label's attended feature, one from each part of the channels.
 
-Attention of a label also catches what lies around its object. So several samples of the attended feature are taken, one
-from each part of the channels, and a second attention weighs them against each other: an approximation of adjusting for
-the context. Assumed, as there is no official code: what an unofficial one does, without its lighter variant.
+A second attention weighs them against each other, to adjust for the context. What is assumed: docs/peers.md.
 """
 
 import math

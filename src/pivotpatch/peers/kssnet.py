@@ -1,9 +1,7 @@
-"""After KSSNet: multi-label classification with label graph superimposing (Wang et al., AAAI 2020).
+"""After KSSNet (Wang et al., AAAI 2020): a graph network over labels beside the backbone.
 
-A graph network over labels runs beside the backbone. Behind each stage but the last its embeddings of labels look for
-themselves in the feature map, and what they find is added to it; the last ones are classifiers beside a linear one.
-Assumed: the graph is co-occurrence alone, as no knowledge graph comes with the package; what is added starts at zero,
-so that a trained backbone begins as it was; no dropout. Numbers are those of the published code, which is of videos.
+Behind each stage but the last its labels look for themselves in the feature map, and what they find is added to it,
+nothing at first, so that a trained backbone begins as it was. What else is assumed: docs/peers.md.
 """
 
 from functools import partial

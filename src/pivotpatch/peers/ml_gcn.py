@@ -1,9 +1,4 @@
-"""ML-GCN: multi-label recognition with graph convolutions (Chen et al., CVPR 2019).
-
-The classifiers of labels are not learned one by one: two graph convolutions make them of the labels' word vectors,
-along edges between labels that often occur together. A logit is the product of the max-pooled image and a classifier.
-Assumed: nothing. The published settings, 20 epochs of SGD with rates of 0.1 and 0.01, are not those of our recipe.
-"""
+"""ML-GCN (Chen et al., CVPR 2019): two graph convolutions make the classifiers of labels from their word vectors."""
 
 import math
 from functools import partial

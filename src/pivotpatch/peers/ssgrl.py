@@ -1,10 +1,4 @@
-"""SSGRL: semantic-specific graph representation learning (Chen et al., ICCV 2019).
-
-The word vector of each label chooses, by attention, its own feature from the map. A gated graph network passes messages
-between the features of labels that occur together. Each label is judged by its feature before and after.
-Assumed: the diagonal of the graph is 0. In the published code both gates weigh the state alike; `shared_gate` does so
-too. Its training (frozen early stages, crops, Adam at 1e-5) is not that of our recipe.
-"""
+"""SSGRL (Chen et al., ICCV 2019): word vectors choose a feature for each label; a gated graph network mixes them."""
 
 from typing import ClassVar
 

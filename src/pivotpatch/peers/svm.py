@@ -1,9 +1,6 @@
-"""After VGG + SVM: linear support vector machines on a trained backbone (Simonyan and Zisserman, ICLR 2015).
+"""After VGG + SVM (Simonyan and Zisserman, ICLR 2015): a linear machine for each label; docs/peers.md.
 
-The pooled feature map, scaled to length 1, is judged by a linear machine for each label; the backbone is frozen, and
-the loss is the squared hinge, which weight decay makes wide margins of (`model.frozen=true`,
-`loss.name=squared_hinge`). Assumed: the last feature map of one backbone at one size, where the paper joins two
-backbones' last hidden layers over several sizes.
+The squared hinge is the loss; weight decay makes wide margins of it.
 """
 
 import torch

@@ -21,7 +21,6 @@ from pivotpatch.runtime.checks import PREFERENCES, check_effort
 from pivotpatch.runtime.decoding import resize_pixels
 from pivotpatch.runtime.values import (
     GRID,
-    KINDS,
     SIDE,
     Adaptive,
     Calibration,
@@ -121,15 +120,13 @@ class Description:
         given = self.picture_size, self.image_size, cut.source_size, cut.patch_size, cut.closer_size
         sizes = [side for side in given if side is not None]
         again = () if self.adaptive is None else (self.adaptive.calibration, self.adaptive.again)
-        fitted = [each for each in (self.calibration, *again) if each is not None]
-        odd = [each for each in fitted if len(each.slope) != many or each.kind not in KINDS]
-        calibrated = "".join(f"a calibration of {len(each.slope)} labels and {each.kind!r}" for each in odd[:1])
+        counts |= {len(each.slope) for each in (self.calibration, *again) if each is not None} - {many}
         for valid, wrong in (
             (isinstance(self.labels, tuple) and self.labels, "labels are no list"),
             (all(isinstance(name, str) and name for name in self.labels), "labels are no names"),
             (len(set(self.labels)) == many, "a label comes twice"),
             (all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in numbers), "a threshold is none"),
-            (not counts, f"{', '.join(map(str, counts))} thresholds for {many} labels"),
+            (not counts, f"{', '.join(map(str, counts))} thresholds or calibrations for {many} labels"),
             ({*(self.preferences or ())} <= {*PREFERENCES}, f"preferences are {', '.join(self.preferences or ())}"),
             (isinstance(self.grid, int) and 0 <= self.grid <= GRID, f"grid is {self.grid!r}"),
             (isinstance(self.overlap, (int, float)) and 0 <= self.overlap < 1, f"overlap is {self.overlap!r}"),
@@ -137,7 +134,6 @@ class Description:
             (self.kind in ("whole", "looks"), f"kind is {self.kind!r}"),
             (self.kind == "whole" or (self.image_size and self.patching), "it does not say how to look"),
             ((cut.grid, cut.overlap) == (self.grid or 1, self.overlap), "grid or overlap are not its patches'"),
-            (not odd, f"{calibrated} for {many}"),
         ):
             if not valid:
                 raise InputError("its description", wrong, _AGAIN)
