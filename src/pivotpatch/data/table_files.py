@@ -22,7 +22,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pivotpatch.errors import InputError, choose_one_of, quote_fault, shorten
-from pivotpatch.writing import flush
+from pivotpatch.writing import replacing
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 MAX_COLUMNS = 50_000
@@ -213,12 +213,6 @@ def _json_rows(path: Path) -> Iterator[dict[str, object]]:
                 raise ValueError(f"line {number}: {error}") from None
 
 
-def cache_folder() -> Path:
-    """Where unpacked images are kept: `PIVOTPATCH_CACHE`, or `pivotpatch` in the user's cache folder."""
-    own = os.environ.get("PIVOTPATCH_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pivotpatch"
-
-
 class EmbeddedStore:
     """Encoded images in a binary column of Parquet files; one that is null has no bytes.
 
@@ -264,16 +258,17 @@ class EmbeddedStore:
 
 
 def _find_unpacked(path: Path, leaf: str) -> Path:
-    """The place in the cache of a column of a file as it is now."""
+    """The place of a column of a file as it is now: in `PIVOTPATCH_CACHE`, or `pivotpatch` in the user's cache."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pivotpatch"
     state = path.stat()
     text = f"{path.resolve()}\n{state.st_size}\n{state.st_mtime_ns}\n{leaf}"
-    return cache_folder() / f"{path.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.arrow"
+    name = f"{path.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.arrow"
+    return Path(os.environ.get("PIVOTPATCH_CACHE") or usual) / name
 
 
 @lru_cache
 def _map_images(path: Path, leaf: str, unpacked: Path) -> pa.ChunkedArray:
     """The column of a file, mapped from the cache; unpacked first where it is not there."""
-    part = unpacked.with_suffix(f".{os.getpid()}")
     try:
         if not unpacked.exists():
             if not path.exists() or _find_unpacked(path, leaf) != unpacked:
@@ -282,6 +277,7 @@ def _map_images(path: Path, leaf: str, unpacked: Path) -> pa.ChunkedArray:
             schema = pa.schema([("image", pa.large_binary())])
             pieces = 1 << 20 if path.stat().st_size > _WHOLE else 0
             with (
+                replacing(unpacked, through=unpacked.parent) as part,
                 pq.ParquetFile(path, buffer_size=pieces, pre_buffer=False) as file,
                 pa.OSFile(str(part), "wb") as stream,
                 pa.ipc.new_file(stream, schema) as writer,
@@ -290,13 +286,8 @@ def _map_images(path: Path, leaf: str, unpacked: Path) -> pa.ChunkedArray:
                     images = batch.column(0)
                     images = pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
                     writer.write(pa.record_batch([images.cast(pa.large_binary())], schema))
-            flush(part)  # else a crash may leave the new name on a file without its content
-            part.replace(unpacked)
         return pa.ipc.open_file(pa.memory_map(str(unpacked))).read_all().column(0)
     except (pa.ArrowException, OSError) as error:
         wrong = f"images of {path} cannot be unpacked here ({quote_fault(error)})"
         todo = "copy the file again if it is damaged, or set PIVOTPATCH_CACHE to a folder with room"
         raise InputError(str(unpacked.parent), wrong, todo) from None
-    finally:
-        with suppress(OSError):
-            part.unlink()

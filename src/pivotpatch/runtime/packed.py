@@ -175,14 +175,14 @@ def open_sources(listed: Iterable[Any], root: Path) -> Iterator[Opened]:
     """
     rows = _Rows(root)
     for each in listed:
-        if isinstance(each, str):
-            yield Opened(each, partial(_read_whole, each, root))
+        if isinstance(each, str) and not is_address(each):
+            yield Opened(each, partial(Path, root, each))
         elif isinstance(each, dict):
             yield Opened(each["error"][0], partial(_give, InputError(*each["error"]), ""))
         else:
-            source = Source(*each)
+            source = Source(each, each, 0, MAX_BYTES + 1) if isinstance(each, str) else Source(*each)
             held = source.size < 0
-            read = partial(_give, rows.read(source), source.name) if held else partial(_read_range, source, root)
+            read = partial(_give, rows.read(source), source.name) if held else partial(_read_bytes, source, root)
             yield Opened(source.name, read)
 
 
@@ -199,47 +199,31 @@ def _open(file: str, root: Path | None = None) -> IO[bytes]:
     return (Path(file) if root is None else root / file).open("rb")
 
 
-def _read_whole(name: str, root: Path) -> Path | bytes:
-    """A file that is an image."""
-    if not is_address(name):
-        return root / name
-    content = _read_bytes(Source(name, name, 0, MAX_BYTES + 1), root)
-    return _check_length(content, len(content), name)
-
-
-def _read_range(source: Source, root: Path) -> bytes:
-    """An image in a tar shard."""
-    content = _read_bytes(source, root)
-    if len(content) < min(source.size, MAX_BYTES):
-        raise InputError(source.name, "the shard ends before it", "copy or write the shard again")
-    return _check_length(content, source.size, source.name)
-
-
 def _read_bytes(source: Source, root: Path) -> bytes:
-    """What lies at a place of a local or remote file, or the beginning of it where it is too long."""
+    """An image in a tar shard, or a remote file that is one."""
     end = source.at + min(source.size, MAX_BYTES + 1)
     with _explaining(source.name):
         if is_address(source.file):
             system, place = import_extra("fsspec").core.url_to_fs(source.file)
-            return system.cat_file(place, start=source.at, end=end)
-        with (root / source.file).open("rb") as stream:
-            stream.seek(source.at)
-            return stream.read(end - source.at)
+            content = system.cat_file(place, start=source.at, end=end)
+        else:
+            with (root / source.file).open("rb") as stream:
+                stream.seek(source.at)
+                content = stream.read(end - source.at)
+    if source.name != source.file and len(content) < end - source.at:
+        raise InputError(source.name, "the shard ends before it", "copy or write the shard again")
+    return _give(content, source.name)
 
 
-def _check_length(content: bytes, size: int, name: str) -> bytes:
-    if size > MAX_BYTES:
+def _give(content: bytes | InputError | None, name: str) -> bytes:
+    """What was read, unless it is none or too long."""
+    if isinstance(content, InputError):
+        raise content
+    if content is None:
+        raise InputError(name, "there is no image in this row", "fill it, or leave the row out")
+    if len(content) > MAX_BYTES:
         raise InputError(name, f"has more than the limit of {MAX_BYTES:,} bytes", "shrink the image")
     return content
-
-
-def _give(value: bytes | InputError | None, name: str) -> bytes:
-    """What was read already."""
-    if isinstance(value, InputError):
-        raise value
-    if value is None:
-        raise InputError(name, "there is no image in this row", "fill it, or leave the row out")
-    return _check_length(value, len(value), name)
 
 
 class _Rows:
