@@ -3,7 +3,7 @@
 Both are buffers: they are saved with a model, and no gradient moves them. Training fills them at its start.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -95,12 +95,5 @@ def read_vectors(path: Path, labels: Sequence[str]) -> Tensor:
     if len({len(vector) for vector in found.values()}) > 1:
         raise InputError(str(path), "its vectors are not all of one length", "correct it there")
 
-    def look_up(label: str) -> Tensor:
-        one = [found[word] for word in whole[label] if word in found]
-        return one[0] if one else _mean(found[word] for word in parts[label] if word in found)
-
-    return torch.stack([look_up(label) for label in labels])
-
-
-def _mean(vectors: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(vectors)).mean(dim=0)
+    chosen = [[word for word in whole[label] if word in found][:1] or parts[label] for label in labels]
+    return torch.stack([torch.stack([found[w] for w in words if w in found]).mean(dim=0) for words in chosen])

@@ -1,8 +1,7 @@
-"""One question to every kind of trained model: images in, probabilities and patch weights out; and ONNX files' answer.
+"""One question to every kind of trained model, and ONNX files' answer.
 
-There are two kinds of ONNX files. A "whole" one goes from images to probabilities and runs anywhere. A "looks" one goes
-from views to logits per place of the feature map; what lies around it, cutting, pooling and calibration, is done here,
-so that one graph serves every effort. The bundled tagger is one.
+A "whole" file goes from images to probabilities and runs anywhere. A "looks" one, such as the bundled tagger, goes from
+views to logits per place of the feature map; cutting, pooling and calibration are done here, for every effort.
 """
 
 import json
