@@ -1,8 +1,4 @@
-"""Heads: a feature map in, logits out, in two steps.
-
-`embed` does the work, `project` is the last linear step. PAT-T triples only the projection, so
-that the decoder heads share one decoder among image, patch and weight logits.
-"""
+"""Heads: `embed` makes an embedding of a feature map, `project`, the last step, logits, which PAT-T triples."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""What is known of labels before any image is seen: word vectors, and how often labels occur together.
-
-Both are buffers: they are saved with a model, and no gradient moves them. Training fills them at its start.
-"""
+"""What is known of labels before any image is seen, as buffers that training fills: word vectors, co-occurrence."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

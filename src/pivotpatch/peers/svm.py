@@ -1,7 +1,4 @@
-"""After VGG + SVM (Simonyan and Zisserman, ICLR 2015): a linear machine for each label; docs/peers.md.
-
-The squared hinge is the loss; weight decay makes wide margins of it.
-"""
+"""After VGG + SVM (Simonyan and Zisserman, ICLR 2015): a linear machine for each label; see docs/peers.md."""
 
 import torch
 from torch import Tensor, nn
