@@ -190,13 +190,13 @@ def _check_quotes(path: Path) -> None:
     with path.open("rb") as file:
         if sum(line.count(b'"') for line in file) % 2 == 0:
             return
-    ends = re.escape(_delimiter(path)).encode() + rb"\r\n"
-    value = rb'"[^"]*+(?:""[^"]*+)*+"|[^"%s][^%s]*+' % (ends, ends)
-    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    sound = re.match(rb"(?:(?:%s)?+(?:[%s]|\Z))*+" % (value, ends), content)
-    if sound is not None and sound.end() < len(content):
-        line = content.count(b"\n", 0, sound.end()) + 1
-        raise InputError(f"{path}, line {line}", "badly quoted", "close the quotes, or copy it again")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows, line = csv.reader(file, delimiter=_delimiter(path), strict=True), 1
+        try:
+            for _ in rows:
+                line = rows.line_num + 1
+        except csv.Error:
+            raise InputError(f"{path}, line {line}", "badly quoted", "close the quotes, or copy it again") from None
 
 
 # JSON by Python's parser: Arrow's takes names such as 2020-01-01 for dates, and its time grows with the square of the

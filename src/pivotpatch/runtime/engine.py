@@ -153,21 +153,16 @@ class Description:
 
     @classmethod
     def from_json(cls, text: str) -> "Description":
-        """What `to_json` gave; anything else is an `InputError`."""
+        """What `to_json` gave; anything else is an error of one kind or another."""
         parts: dict[str, Callable[[Any], Any]] = {
             "patching": lambda told: Patching(**told),
             "calibration": Calibration.from_dict,
             "adaptive": Adaptive.from_dict,
             "preferences": lambda told: {name: tuple(values) for name, values in told.items()},
         }
-        try:
-            read: dict[str, Any] = json.loads(text)
-            read = {name: tuple(value) if isinstance(value, list) else value for name, value in read.items()}
-            return cls(**read | {name: make(read[name]) for name, make in parts.items() if read.get(name) is not None})
-        except InputError as error:
-            raise InputError("its description is wrong", error.parts[1], _AGAIN) from None
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InputError("its description is wrong", quote_fault(error), _AGAIN) from None
+        read: dict[str, Any] = json.loads(text)
+        read = {name: tuple(value) if isinstance(value, list) else value for name, value in read.items()}
+        return cls(**read | {name: make(read[name]) for name, make in parts.items() if read.get(name) is not None})
 
 
 def open_session(path: Path, *, device: str | None = None, threads: int = 0) -> Any:
@@ -369,8 +364,9 @@ def open_onnx(path: str | Path, *, effort: float | None = None, device: str | No
         raise InputError(str(path), "says nothing of labels and thresholds", todo)
     try:
         description = Description.from_json(told)
-    except InputError as error:
-        raise InputError(str(path), ": ".join(error.parts[:2]), _AGAIN) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        wrong = error.parts[1] if isinstance(error, InputError) else quote_fault(error)
+        raise InputError(str(path), f"its description is wrong: {wrong}", _AGAIN) from None
     adaptive = None if description.kind == "whole" else description.adaptive
     effort = choose_effort(effort, adaptive)
     if description.kind == "whole" and effort != 1:
