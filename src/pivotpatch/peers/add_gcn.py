@@ -35,7 +35,7 @@ class ADDGCNHead(Head):
         self.norm = LenientNorm(width)
         self.dynamic_edges = nn.Conv1d(2 * width, labels, 1)
         self.dynamic_weight = nn.Conv1d(width, width, 1)
-        self.project = MeanProjection(labels, queries=labels, width=width)
+        self.set_projection(MeanProjection, labels, queries=labels, width=width)
 
     def embed(self, features: Tensor) -> Tensor:
         """Features and activations (B,L,W+1) of labels, of a feature map (B,D,h,w)."""

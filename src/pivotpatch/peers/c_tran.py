@@ -37,7 +37,7 @@ class CTranHead(Head):
             AttentionLayer(features, attention_heads, feedforward=feedforward, dropout=dropout, attend_self=True)
             for _ in range(layers)
         )
-        self.project = GroupProjection(labels, queries=labels, width=features)
+        self.set_projection(GroupProjection, labels, queries=labels, width=features)
 
     def embed(self, features: Tensor, known: Tensor | None = None) -> Tensor:
         """Label embeddings (B,L,D) of a feature map (B,D,h,w).

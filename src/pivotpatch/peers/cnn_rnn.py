@@ -28,7 +28,7 @@ class CNNRNNHead(Head):
         self.see = nn.Linear(features, width)
         self.cell = nn.LSTMCell(width, hidden)
         self.leave = nn.Linear(hidden, width)
-        self.project = LargestScores(width, labels)
+        self.set_projection(LargestScores, width, labels)
 
     def embed(self, features: Tensor) -> Tensor:
         """What labels are scored by (B,S,W), of a feature map (B,D,h,w)."""

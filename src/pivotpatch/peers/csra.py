@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pivotpatch.errors import InputError
-from pivotpatch.models.heads import Head
+from pivotpatch.models.heads import Head, draw_uniform
 
 SHARPNESS = MappingProxyType(
     {
@@ -39,7 +39,7 @@ class CSRAHead(Head):
         super().__init__()
         if heads not in SHARPNESS:
             raise InputError("CSRA", f"heads is {heads}", f"give one of {', '.join(map(str, SHARPNESS))}")
-        self.project = ResidualAttention(features, labels, heads=heads, lam=lam)
+        self.set_projection(ResidualAttention, features, labels, heads=heads, lam=lam)
 
     def embed(self, features: Tensor) -> Tensor:
         """The places (B,D,N) of a feature map (B,D,h,w)."""
@@ -52,13 +52,7 @@ class ResidualAttention(nn.Module):
     def __init__(self, features: int, labels: int, *, heads: int, lam: float) -> None:
         super().__init__()
         self.lam, self.sharpness = lam, SHARPNESS[heads]
-        self.weight = nn.Parameter(torch.empty(labels, heads, features))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the filters anew."""
-        bound = 1 / math.sqrt(self.weight.shape[2])
-        nn.init.uniform_(self.weight, -bound, bound)
+        self.weight = draw_uniform(labels, heads, features, of=features)
 
     def forward(self, places: Tensor) -> Tensor:
         """Logits (B,L) of places (B,D,N)."""

@@ -3,13 +3,11 @@
 A second attention weighs them against each other, to adjust for the context. What is assumed: docs/peers.md.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from pivotpatch.errors import InputError
-from pivotpatch.models.heads import AttentionLayer, Head
+from pivotpatch.models.heads import AttentionLayer, Head, draw_uniform
 
 
 class IDAHead(Head):
@@ -30,7 +28,7 @@ class IDAHead(Head):
         if features % samples:
             raise InputError("IDA", f"{features} channels and {samples} samples", "give a number that divides them")
         width = features // samples
-        self.project = ScaledFilters(labels, samples, width)
+        self.set_projection(ScaledFilters, labels, samples, width)
         self.second = nn.ModuleList(
             AttentionLayer(width, 1, feedforward=feedforward, dropout=0.0, attend_self=True) for _ in range(layers)
         )
@@ -53,13 +51,7 @@ class ScaledFilters(nn.Module):
 
     def __init__(self, labels: int, samples: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(labels, samples, width))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the filters anew."""
-        bound = 1 / math.sqrt(self.weight.shape[2])
-        nn.init.uniform_(self.weight, -bound, bound)
+        self.weight = draw_uniform(labels, samples, width, of=width)
 
     def scale(self) -> Tensor:
         """Filters (L,S,D/S), each divided by its length and a little."""

@@ -47,7 +47,7 @@ class KSSNetHead(Head):
         self.graph = LabelGraph(labels, partial(superimpose, own=own))
         self.layers = nn.ModuleList([make_layer(vector_width, features)])
         self.laterals = nn.ParameterList()
-        self.project = AddedLinear(features, labels)
+        self.set_projection(AddedLinear, features, labels)
 
     def connect(self, network: nn.Module) -> None:
         """Inject labels behind the stages of a timm model, by hooks that a copy of both keeps."""

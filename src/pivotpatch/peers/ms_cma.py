@@ -28,7 +28,7 @@ class MSCMAHead(Head):
         super().__init__()
         self.semantic = LabelEmbeddings(labels, width, alpha=alpha)
         self.enter = nn.Sequential(nn.Conv2d(features, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1))
-        self.project = GroupProjection(labels, queries=labels, width=2 * features)
+        self.set_projection(GroupProjection, labels, queries=labels, width=2 * features)
 
     def embed(self, features: Tensor) -> Tensor:
         """What labels are judged by (B,L,2D), of a feature map (B,D,h,w)."""

@@ -34,7 +34,7 @@ class RARLHead(Head):
         self.cell = nn.LSTMCell(features, hidden)
         self.leave = nn.Linear(hidden, hidden)
         self.locate = nn.Linear(hidden, 2)
-        self.project = LargestScores(hidden, labels)
+        self.set_projection(LargestScores, hidden, labels)
 
     def embed(self, features: Tensor) -> Tensor:
         """What labels are scored by (B,S,W), of a feature map (B,D,h,w), at the places that are expected."""

@@ -27,7 +27,7 @@ class RDALHead(Head):
         self.cell = nn.LSTMCell(features, hidden)
         self.leave = nn.Linear(hidden, hidden)
         self.locate = nn.Linear(hidden, 4)
-        self.project = LargestScores(hidden, labels)
+        self.set_projection(LargestScores, hidden, labels)
         self.register_buffer("anchors", torch.tensor(ANCHORS), persistent=False)
         self.anchors: Tensor
 

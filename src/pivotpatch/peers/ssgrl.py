@@ -37,7 +37,7 @@ class SSGRLHead(Head):
         self.message = nn.Linear(2 * features, 3 * features)  # of update gate, reset gate and new state
         self.state = nn.Linear(features, 2 * features if shared_gate else 3 * features)
         self.leave = nn.Linear(2 * features, width)
-        self.project = GroupProjection(labels, queries=labels, width=width)
+        self.set_projection(GroupProjection, labels, queries=labels, width=width)
 
     def embed(self, features: Tensor) -> Tensor:
         """What labels are judged by (B,L,W), of a feature map (B,D,h,w), whose places are pooled two by two."""
