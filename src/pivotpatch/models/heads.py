@@ -24,8 +24,8 @@ class Head(nn.Module):
     Attributes:
         make_projection: makes a last step, embedding -> logits (B,L), with weights of its own.
         project: the one that it has itself.
-        per_label: how names of tensors end in which some dimensions, these, count the labels, beside those of
-            `project.weight`, `project.bias` and `queries`.
+        per_label: how names of tensors end in which some dimensions, these, count the labels, beside `project.weight`,
+            `project.bias`, `queries`, `words.vectors` and `graph.edges`.
     """
 
     make_projection: Callable[[], nn.Module]

@@ -6,7 +6,6 @@ A token also says what is known of its label. Training reveals some at random; u
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.errors import InputError
 from pivotpatch.models.heads import AttentionLayer, GroupProjection, Head
 
 REVEALED = 0.75
@@ -27,9 +26,6 @@ class CTranHead(Head):
         dropout: float = 0.1,  # of attention, feed-forward and their sums
     ) -> None:
         super().__init__()
-        if features % attention_heads:
-            wrong = f"{features} channels with {attention_heads} attention heads"
-            raise InputError("C-Tran", wrong, "give a number of heads that divides them")
         self.queries = nn.Parameter(torch.randn(labels, features) / features**0.5)
         self.states = nn.Parameter(torch.randn(2, features) / features**0.5)  # known to be absent, to be present
         self.norm = nn.LayerNorm(features)

@@ -28,11 +28,7 @@ class KSSNetHead(Head):
     """
 
     project: "AddedLinear"
-    per_label: ClassVar[PerLabel] = {
-        "words.vectors": (0,),
-        "graph.edges": (0, 1),
-        **{f"laterals.{stage}": (0,) for stage in range(STAGES)},
-    }
+    per_label: ClassVar[PerLabel] = {f"laterals.{stage}": (0,) for stage in range(STAGES)}
 
     def __init__(
         self,

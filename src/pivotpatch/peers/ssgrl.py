@@ -1,19 +1,15 @@
 """SSGRL (Chen et al., ICCV 2019): word vectors choose a feature for each label; a gated graph network mixes them."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.models.heads import GroupProjection, Head, PerLabel
+from pivotpatch.models.heads import GroupProjection, Head
 from pivotpatch.peers.label_priors import LabelGraph, WordVectors, find_conditionals
 
 
 class SSGRLHead(Head):
     """Attention by word vectors and a gated graph network; the embedding is (B,L,W)."""
-
-    per_label: ClassVar[PerLabel] = {"words.vectors": (0,), "graph.edges": (0, 1)}
 
     def __init__(
         self,
