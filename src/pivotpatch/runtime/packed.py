@@ -157,15 +157,20 @@ def _open_table(stream: IO[bytes]) -> Any:
 
 def _choose_column(schema: Any, file: str) -> tuple[str, bool]:
     """The column of images, as Parquet names it, and whether it holds their bytes or their names."""
-    for name in COLUMNS:
-        if name in schema.names:
-            kind = schema.field(name).type
-            fields = [kind.field(place).name for place in range(kind.num_fields)] if str(kind)[:6] == "struct" else ()
-            if "bytes" in fields or "binary" in str(kind)[:12]:
-                return f"{name}.bytes" if fields else name, True
-            if str(kind) in ("string", "large_string", "string_view"):
-                return name, False
+    for name in filter(schema.names.__contains__, COLUMNS):
+        pixels, _ = find_fields(schema, name)
+        if pixels is not None or str(schema.field(name).type) in ("string", "large_string", "string_view"):
+            return pixels or name, pixels is not None
     raise InputError(file, "has no column of images", f"call it one of {', '.join(COLUMNS)}")
+
+
+def find_fields(schema: Any, column: str) -> tuple[str | None, str | None]:
+    """As Parquet names them, the encoded images of a column (None where they are files) and their paths or names."""
+    kind = schema.field(column).type
+    fields = [kind.field(place).name for place in range(kind.num_fields)] if str(kind).startswith("struct") else []
+    if "bytes" in fields:
+        return f"{column}.bytes", f"{column}.path" if "path" in fields else None
+    return (column, None) if "binary" in str(kind).partition("<")[0] else (None, column)
 
 
 def open_sources(listed: Iterable[Any], root: Path) -> Iterator[Opened]:
