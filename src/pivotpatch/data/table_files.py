@@ -22,6 +22,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pivotpatch.errors import InputError, choose_one_of, quote_fault, shorten
+from pivotpatch.runtime.packed import open_table
 from pivotpatch.writing import replacing
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -31,7 +32,6 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _CHUNK = 256  # lines of JSON held at once: too few objects to start the garbage collector
 _CSV_BLOCK = 1 << 24  # bytes of CSV that Arrow parses at once; no row can be longer
 _SAMPLE = 5  # rows that tell what separates their values
-_WHOLE = 1 << 28  # bytes of a Parquet file up to which Arrow does not make room for all that a damaged page claims
 _UNPACKING = Lock()  # else each thread that finds a file still packed unpacks all of it
 
 
@@ -275,10 +275,10 @@ def _map_images(path: Path, leaf: str, unpacked: Path) -> pa.ChunkedArray:
                 raise InputError(str(path), "the file has changed since it was opened", "open it again")
             unpacked.parent.mkdir(parents=True, exist_ok=True)
             schema = pa.schema([("image", pa.large_binary())])
-            pieces = 1 << 20 if path.stat().st_size > _WHOLE else 0
             with (
                 replacing(unpacked, through=unpacked.parent) as part,
-                pq.ParquetFile(path, buffer_size=pieces, pre_buffer=False) as file,
+                pa.OSFile(str(path)) as packed,
+                open_table(packed) as file,
                 pa.OSFile(str(part), "wb") as stream,
                 pa.ipc.new_file(stream, schema) as writer,
             ):

@@ -140,7 +140,7 @@ def _list_tar(stream: IO[bytes], file: str) -> Iterator[Source]:
 
 
 def _list_parquet(stream: IO[bytes], file: str) -> Iterator[Found]:
-    table = _open_table(stream)
+    table = open_table(stream)
     column, embedded = _choose_column(table.schema_arrow, file)
     if embedded:
         yield from (Source(f"{file}#{row + 1}", file, row, -1) for row in range(table.metadata.num_rows))
@@ -149,7 +149,7 @@ def _list_parquet(stream: IO[bytes], file: str) -> Iterator[Found]:
         yield from (name if isinstance(name, str) else "" for name in batch.column(0).to_pylist())
 
 
-def _open_table(stream: IO[bytes]) -> Any:
+def open_table(stream: IO[bytes]) -> Any:
     """A Parquet file; only a large one is read by pieces, for there Arrow makes room for all that a page claims."""
     pieces = 1 << 20 if stream.seek(0, os.SEEK_END) > MAX_BYTES else 0
     return import_extra("pyarrow.parquet", "parquet").ParquetFile(stream, buffer_size=pieces, pre_buffer=False)
@@ -258,7 +258,7 @@ class _Rows:
         """Images of a table from a row on."""
         self._group, first = (file, range(at, at + 1)), 0
         with _open(file, self._root) as stream:
-            table = _open_table(stream)
+            table = open_table(stream)
             column, _ = _choose_column(table.schema_arrow, file)
             for group in range(table.num_row_groups):
                 rows = range(first, first + table.metadata.row_group(group).num_rows)
