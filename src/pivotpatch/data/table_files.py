@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from pivotpatch.errors import InputError, choose_one_of, quote_fault, shorten
+from pivotpatch.errors import InputError, choose_one_of, explaining, quote_fault, shorten
 from pivotpatch.runtime.packed import open_table
 from pivotpatch.writing import replacing
 
@@ -269,7 +269,9 @@ def _find_unpacked(path: Path, leaf: str) -> Path:
 @lru_cache
 def _map_images(path: Path, leaf: str, unpacked: Path) -> pa.ChunkedArray:
     """The column of a file, mapped from the cache; unpacked first where it is not there."""
-    try:
+    todo = "copy the file again if it is damaged, or set PIVOTPATCH_CACHE to a folder with room"
+    where, wrong = str(unpacked.parent), f"images of {path} cannot be unpacked here"
+    with explaining(where, wrong, todo, of=(pa.ArrowException, OSError)):
         if not unpacked.exists():
             if not path.exists() or _find_unpacked(path, leaf) != unpacked:
                 raise InputError(str(path), "the file has changed since it was opened", "open it again")
@@ -287,7 +289,3 @@ def _map_images(path: Path, leaf: str, unpacked: Path) -> pa.ChunkedArray:
                     images = pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
                     writer.write(pa.record_batch([images.cast(pa.large_binary())], schema))
         return pa.ipc.open_file(pa.memory_map(str(unpacked))).read_all().column(0)
-    except (pa.ArrowException, OSError) as error:
-        wrong = f"images of {path} cannot be unpacked here ({quote_fault(error)})"
-        todo = "copy the file again if it is damaged, or set PIVOTPATCH_CACHE to a folder with room"
-        raise InputError(str(unpacked.parent), wrong, todo) from None

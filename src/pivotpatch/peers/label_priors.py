@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.errors import InputError, shorten
+from pivotpatch.errors import InputError, explaining, shorten
 
 SEED, DEVIATION = 0, 0.38
 """Of the vectors of labels that no file gives: their numbers deviate as GloVe's of MS-COCO's labels do."""
@@ -74,17 +74,12 @@ def read_vectors(path: Path, labels: Sequence[str]) -> Tensor:
     whole = {label: ["_".join(words), "-".join(words)] for label, words in parts.items()}
     wanted = {word for words in (*parts.values(), *whole.values()) for word in words}
     found: dict[str, Tensor] = {}
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                word, *numbers = line.rstrip().split(" ")
-                if word.lower() in wanted and len(numbers) > 1:
-                    found.setdefault(word.lower(), torch.tensor([float(number) for number in numbers]))
-    except FileNotFoundError:
-        raise InputError(str(path), "there is no such file", "give a text file of word vectors") from None
-    except (OSError, ValueError) as error:
-        wrong = f"cannot be read as text with a word and numbers on each line ({error})"
-        raise InputError(str(path), wrong, "give word vectors as GloVe's .txt or fastText's .vec") from None
+    wrong, todo = "cannot be read as text with a word and numbers on each line", "give GloVe's .txt or fastText's .vec"
+    with explaining(str(path), wrong, todo, of=(OSError, ValueError)), path.open(encoding="utf-8") as file:
+        for line in file:
+            word, *numbers = line.rstrip().split(" ")
+            if word.lower() in wanted and len(numbers) > 1:
+                found.setdefault(word.lower(), torch.tensor([float(number) for number in numbers]))
     missing = [label for label in labels if not any(word in found for word in (*parts[label], *whole[label]))]
     if missing:
         wrong = f"it knows no word of {shorten(missing)}"
