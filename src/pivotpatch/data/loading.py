@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pivotpatch.accel.device import send_tensor
 from pivotpatch.data.records import RecordSet
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.process import Progress, count_cores, ignore
 from pivotpatch.runtime.decoding import decode_image
 
@@ -261,12 +261,9 @@ def hold_images(
         progress: told how many images are done, and of how many.
     """
     dataset, count = _Images(records, size, count_cores()), len(records)
-    try:
+    wrong = f"{count:,} images need {count_held_bytes(count, size) / 2**30:.1f} GiB"
+    with explaining(f"memory of {device}", wrong, "choose a smaller size or hold no images", of=RuntimeError):
         pixels = torch.empty((count, *size, 3), dtype=torch.uint8, device=device)
-    except RuntimeError as error:  # what torch raises where memory is short
-        needed = count_held_bytes(count, size) / 2**30
-        wrong = f"{count:,} images need {needed:.1f} GiB ({str(error).splitlines()[0]})"
-        raise InputError(f"memory of {device}", wrong, "choose a smaller size or hold no images") from error
     failures: dict[int, Failure] = {}
     step = max(_CHUNK // count_held_bytes(1, size), 1)
     for start in range(0, count, step):

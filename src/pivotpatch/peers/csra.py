@@ -4,7 +4,6 @@ What PAT does with patches, done with places. Several heads, each sharper than t
 """
 
 import math
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +12,13 @@ from torch.nn import functional as F
 from pivotpatch.errors import InputError
 from pivotpatch.models.heads import Head, draw_uniform
 
-SHARPNESS = MappingProxyType(
-    {
-        1: (1.0,),
-        2: (1.0, math.inf),
-        4: (1.0, 2.0, 4.0, math.inf),
-        6: (1.0, 2.0, 3.0, 4.0, 5.0, math.inf),
-        8: (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, math.inf),
-    }
-)
+SHARPNESS: dict[int, tuple[float, ...]] = {
+    1: (1.0,),
+    2: (1.0, math.inf),
+    4: (1.0, 2.0, 4.0, math.inf),
+    6: (1.0, 2.0, 3.0, 4.0, 5.0, math.inf),
+    8: (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, math.inf),
+}
 """By the number of heads, what each one's scores are multiplied by before softmax; infinity is the largest score."""
 
 
