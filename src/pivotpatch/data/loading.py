@@ -26,7 +26,7 @@ from pivotpatch.runtime.decoding import decode_image
 OnError = Literal["error", "skip"]
 """What an undecodable or missing image does: end the run, or leave its batch and be listed."""
 
-_CHUNK = 1 << 25  # bytes of images that are decoded before they go where they are held
+_CHUNK = 1 << 27  # bytes of images that are decoded before they go where they are held
 _CPU = torch.device("cpu")
 
 
