@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from pivotpatch.core.patches import stack_views
 from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
-from pivotpatch.models.backbone import Preprocessing
-from pivotpatch.models.views import make_views
+from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.views import make_network_views
 from pivotpatch.runtime.decoding import decode_image
-from pivotpatch.runtime.values import Patching, patch_boxes
+from pivotpatch.runtime.values import patch_boxes
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # for the published RandAugment by Pillow
 from reference import randaugment
@@ -180,12 +180,12 @@ def make_view_step(images: Tensor, kind: RandAugment = "published") -> Callable[
     """Draw and make the views of one batch, as training does."""
     policy = AugmentPolicy(flip=0.5, randaugment=kind)
     generator = torch.Generator().manual_seed(0)
-    prepare, patching = Preprocessing(SIZE[0]), Patching(GRID)
+    model = PatchClassifier("test_resnet", ["any"], image_size=SIZE[0], grid=GRID)
     count = len(images) * (1 + GRID * GRID)
 
     def make() -> Tensor:
         drawn = draw_augmentation(count, policy=policy, generator=generator)
-        views = make_views(images, prepare, patching=patching, augmentation=drawn)
+        views = make_network_views(model, images, augmentation=drawn)
         return stack_views(views.image, views.patches)
 
     return make

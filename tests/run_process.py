@@ -136,10 +136,10 @@ def die_at_touch(out: Path, number: int) -> None:
 
 
 def when(what: str, done: int, do: Callable[[], object]) -> Callable[[str, int, int | None], None]:
-    """Do something when a run is so far in a stage, given by how its name begins."""
+    """Do something when a run is so far in a stage, given by how its name begins; 0 for each time that it is told."""
 
     def progress(stage: str, number: int, _total: int | None) -> None:
-        if stage.startswith(what) and number == done:
+        if stage.startswith(what) and done in (0, number):
             do()
 
     return progress

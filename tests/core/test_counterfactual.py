@@ -83,9 +83,9 @@ def test_half_precision_is_raised_to_float32(dtype: torch.dtype) -> None:
 
 def test_bad_input_is_named() -> None:
     for value in (-1.0, float("nan")):
-        with pytest.raises(InputError, match=f"patch_weights: temperature is {value}"):
+        with pytest.raises(InputError, match=f"temperature is {value}"):
             patch_weights(torch.zeros(1, 2, 3), temperature=value)
-        with pytest.raises(InputError, match=f"tde_logits: lam is {value}"):
+        with pytest.raises(InputError, match=f"lam is {value}"):
             tde_logits(torch.zeros(1, 2), torch.zeros(1, 2), lam=value)
     with pytest.raises(InputError, match=r"got weight_logits \(2, 3\); give tensors weight_logits \(B, P, L\)"):
         patch_weights(torch.zeros(2, 3))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,12 +22,17 @@ from pivotpatch.data.augment import OPERATIONS, PUBLISHED, STEPS, Augmentation, 
 from pivotpatch.data.scenes import SceneStore
 from pivotpatch.models import views as view_making
 from pivotpatch.models.backbone import Preprocessing
-from pivotpatch.models.views import make_views
-from pivotpatch.runtime.values import Patching
+from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.views import make_network_views
 
 SIZE = (32, 32)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-PREPARE = Preprocessing(32, MEAN, STD)
+
+
+def make_model(prepare: Preprocessing = Preprocessing(32, MEAN, STD), **cut: Any) -> PatchClassifier:  # noqa: B008
+    model = PatchClassifier("test_resnet", ["any"], image_size=prepare.image_size, **cut)
+    model.preprocessing = prepare
+    return model
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -73,7 +78,8 @@ def test_views_are_resized_cut_from_the_image_or_the_source_and_normalised(
     native: bool, grid: int, overlap: float
 ) -> None:
     images = photographs(2, (64, 80))
-    views = make_views(images, PREPARE, patching=Patching(grid, overlap, 64 if native else None))
+    model = make_model(grid=grid, overlap=overlap, source_size=64 if native else None)
+    views = make_network_views(model, images)
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
     resized = resize_images(images, SIZE)
     patches = cut_patches(images if native else resized, grid=grid, overlap=overlap, size=SIZE)
@@ -85,14 +91,15 @@ def test_patches_of_another_size_take_their_own_augmentation() -> None:
     """As those of the image's size do, which tests of training compare view by view."""
     images, drawn, plain = photographs(3, (24, 24)), draw(15), Preprocessing(16, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     resized = resize_images(images, (16, 16))
-    views = make_views(images, plain, patching=Patching(patch_size=8), augmentation=drawn)
+    model = make_model(plain, patch_size=8)
+    views = make_network_views(model, images, augmentation=drawn)
     patches = cut_patches(resized, grid=2, size=(8, 8))
     first, _ = drawn.split(3)
     torch.testing.assert_close(views.image, first.apply(resized) / 255)
     for index in range(3):
         own = drawn.select(torch.arange(3 + 4 * index, 7 + 4 * index))
         torch.testing.assert_close(views.patches[index], own.apply(patches[index]) / 255)
-    assert torch.equal(make_views(images, plain, augmentation=first).image, views.image)
+    assert torch.equal(make_network_views(model, images, augmentation=first, patches=False).image, views.image)
 
 
 @pytest.mark.slow
@@ -104,7 +111,7 @@ def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "choose_compiled", choose)
     for count in (12, 7):
         images, drawn = photographs(count, (48, 64)), draw(5 * count)
-        make = partial(make_views, images, PREPARE, patching=Patching(source_size=64), augmentation=drawn)
+        make = partial(make_network_views, make_model(source_size=64), images, augmentation=drawn)
         for plain, compiled in zip(make()[:2], make(compiled=True)[:2], strict=True):
             assert torch.equal(plain, compiled)
 
@@ -114,21 +121,22 @@ def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_makes_the_same_views() -> None:
     # Cut whole: resizing differs by a grey level between the devices, which equalising would spread out.
     images, drawn = photographs(20), draw(40)
-    expected = make_views(images, PREPARE, patching=Patching(1), augmentation=drawn)
+    whole, parted = make_model(grid=1), make_model()
+    expected = make_network_views(whole, images, augmentation=drawn)
     sent = images.cuda()
-    make = partial(make_views, sent, PREPARE, patching=Patching(1), augmentation=drawn)
+    make = partial(make_network_views, whole, sent, augmentation=drawn)
     make(compiled=True)
     torch.cuda.set_sync_debug_mode("error")  # nothing may wait for the device
     try:
         views, compiled = make(), make(compiled=True)
-        plain = make_views(sent, PREPARE, patching=Patching())
+        plain = make_network_views(parted, sent)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for found in (views, compiled):
         for here, there in zip(expected[:2], found[:2], strict=True):
             close = (here - there.cpu()).abs() < 2.01 / 255 / min(STD)
             assert close.float().mean() > 0.995
-    cut = make_views(images, PREPARE, patching=Patching()).patches
+    cut = make_network_views(parted, images).patches
     assert (cut - plain.patches.cpu()).abs().max() < 1.01 / 255 / min(STD)
 
 

@@ -158,7 +158,7 @@ def test_images_are_held_a_few_at_a_time(damaged: RecordSet, device: str, monkey
     assert list(held.failures) == [2, 4, 5, 8]
     whole = [0, 1, 3, 6, 7, 9, 10]
     assert held.images[whole, 2, 0, 0].tolist() == whole  # the blue channel holds the index
-    assert [(done, total) for _, done, total in told] == [(done, COUNT) for done in range(1, COUNT + 1)]
+    assert [(done, total) for _, done, total in told] == [(done, COUNT) for done in (3, 6, 9, COUNT)]
 
 
 @pytest.mark.gpu

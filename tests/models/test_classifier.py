@@ -6,26 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_networks import HEADS
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, IndependentClassifier, SharedClassifier, load_relabelled
-from pivotpatch.models.heads import HeadOption
 from pivotpatch.runtime.values import Adaptive, Calibration
 
 LABELS = ["cat", "dog", "straße", "日本"]
-SMALL: dict[str, dict[str, HeadOption]] = {
-    "linear": {},
-    "query2label": {"width": 32, "feedforward": 64},
-    "ml_decoder": {"width": 32, "groups": 3},
-}
 
 
 def small(backbone: str = "test_resnet", head: str = "linear") -> Architecture:
-    return Architecture(backbone, head, 64, head_options=SMALL[head])
+    return Architecture(backbone, head, 64, head_options=HEADS[head])
 
 
-@pytest.mark.parametrize("head", SMALL)
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("patch_size", [None, 32])
 def test_logits_are_those_of_a_pass_for_each_view(head: str, patch_size: int | None) -> None:
     """All in one pass where patches are as large as the image; they may come later, or alone."""
@@ -69,7 +64,7 @@ def test_independent_models_share_nothing_but_how_they_start(tmp_path: Path) -> 
     assert {name.split(".")[1] for name in moved} == {"1"}
 
 
-@pytest.mark.parametrize("head", SMALL)
+@pytest.mark.parametrize("head", HEADS)
 def test_from_classifier_starts_as_pat_i(head: str) -> None:
     torch.manual_seed(0)
     trained = MultiLabelClassifier(small(head=head), LABELS).eval()
@@ -162,20 +157,20 @@ def test_thresholds_are_taken_from_any_numbers() -> None:
 
 
 OLD, NEW = ("cat", "dog", "sofa"), ("lamp", "sofa", "cat", "tree", "moon")
-OPTIONS = {"linear": {}, "query2label": {"width": 32}, "ml_decoder": {"width": 32}}
 
 
 def make(kind: type[SharedClassifier], head: str, labels: tuple[str, ...], *, seed: int) -> SharedClassifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = kind(Architecture("test_resnet", head, 64, {}, OPTIONS[head]), labels)
+        options = {name: value for name, value in HEADS[head].items() if name != "groups"}  # one per label
+        model = kind(Architecture("test_resnet", head, 64, head_options=options), labels)
         for value in model.state_dict().values():  # buffers and biases too, which begin alike
             if value.is_floating_point():
                 value.copy_(0.1 * torch.rand_like(value))
     return model.eval()
 
 
-@pytest.mark.parametrize("head", list(OPTIONS))
+@pytest.mark.parametrize("head", HEADS)
 def test_a_label_that_was_not_known_keeps_its_own_weights_and_all_else_is_taken(head: str) -> None:
     trained, model = make(PatchClassifier, head, OLD, seed=0), make(PatchClassifier, head, NEW, seed=1)
     fresh = {name: value.clone() for name, value in model.state_dict().items()}

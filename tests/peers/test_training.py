@@ -81,7 +81,7 @@ def test_vectors_are_found_by_word_and_by_the_words_of_a_name(tmp_path: Path) ->
 def test_vectors_that_are_none_are_refused(lines: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         read_vectors(write_vectors(tmp_path, lines), ["cat", "cup"])
-    with pytest.raises(InputError, match="there is no such file"):
+    with pytest.raises(InputError, match="No such file"):
         read_vectors(tmp_path / "none.txt", ["cat"])
 
 

@@ -139,11 +139,6 @@ def test_an_image_is_never_written_over(tmp_path: Path, name: str, kind: Kind) -
     assert image.read_bytes() == before
 
 
-def test_an_unknown_kind_gets_the_nearest_name(image: Path) -> None:
-    with pytest.raises(InputError, match="unknown kind 'xml'; did you mean 'xmp'"):
-        write_sidecar(image, TAGS, "xml")  # type: ignore[arg-type]
-
-
 def run_exiftool(*words: str | Path) -> str:
     tool = shutil.which("exiftool")
     if tool is None:

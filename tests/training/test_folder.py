@@ -33,7 +33,7 @@ def test_only_a_free_place_is_taken(crashed: Path, tmp_path: Path) -> None:
         (tmp_path / "file/deep/run", "run: .*/file is no folder that can be written to"),
     ):
         with pytest.raises(InputError, match=message):
-            fit(SHORT, place, progress=when("decode", 1, crash))  # found out before images are decoded
+            fit(SHORT, place, progress=when("decode", 0, crash))  # found out before images are decoded
     assert read_run(crashed) == before
 
 

@@ -94,7 +94,7 @@ def limit_files(size: int) -> None:
 @pytest.mark.parametrize(
     ("moment", "room", "file", "saved"),
     [
-        (("decode", 1), lambda _: 10, "", None),  # not even the configuration can be written
+        (("decode", 0), lambda _: 10, "", None),  # not even the configuration can be written
         (("validate", 1), lambda _: 100_000, "best", 7),
         (("train", 12), lambda _: 2_000_000, "last", 8),  # the checkpoint fits, what training needs besides does not
         (("train", 9), lambda out: (out / "log.jsonl").stat().st_size + 20, "log.jsonl", 8),  # within a line

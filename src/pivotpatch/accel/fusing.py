@@ -1,7 +1,6 @@
 """A model's convolutions and what follows them, traced and fused into fewer passes over memory.
 
-A ReLU, and a sum before it, cuDNN takes in, though torch does not ask it to. For leaky ReLUs, gates and blurs, of which
-a TResNet has many, there are kernels of our own (`kernels`), which a GPU runs where a feature map is large enough.
+cuDNN takes in a sum and a ReLU, though torch does not ask it to; leaky ReLUs, gates and blurs have kernels of our own.
 """
 
 import operator

@@ -1,8 +1,6 @@
 """Parts of a model replaced by such as a GPU computes faster, with the same result.
 
-A first convolution over three channels has products with short rows, and cuDNN copies what has no multiple of 8
-channels. For training (`quicken_training`) a model keeps its weights and their names; for inference
-(`rewrite_for_inference`) new weights are computed from them once.
+Products of three channels have short rows, and cuDNN copies what has no multiple of 8 channels.
 """
 
 from collections.abc import Callable

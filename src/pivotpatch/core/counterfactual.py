@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.checks import check_shapes
-from pivotpatch.errors import InputError
+from pivotpatch.runtime.values import Patching
 
 
 class CounterfactualLogits(NamedTuple):
@@ -42,24 +42,6 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def check_temperature(temperature: float, where: str) -> None:
-    """Refuse a temperature that is no number above 0.
-
-    >>> check_temperature(0.5, "here")
-    """
-    if not isinstance(temperature, (int, float)) or not temperature > 0:
-        raise InputError(where, f"temperature is {temperature!r}", "give a number above 0")
-
-
-def check_lam(lam: float, where: str) -> None:
-    """Refuse a lam that is no finite number of 0 or more.
-
-    >>> check_lam(1.0, "here")
-    """
-    if not isinstance(lam, (int, float)) or not 0 <= lam < float("inf"):
-        raise InputError(where, f"lam is {lam!r}", "give a finite number, 0 or more")
-
-
 def patch_weights(weight_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Equation 4: softmax over the patches, for each label on its own.
 
@@ -74,7 +56,7 @@ def patch_weights(weight_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     [0.5, 0.5]
     """
     check_shapes("patch_weights", "BPL", weight_logits=weight_logits)
-    check_temperature(temperature, "patch_weights")
+    Patching(temperature=temperature)  # refuses what is none
     logits = at_least_float32(weight_logits)
     temperature = max(temperature, torch.finfo(logits.dtype).tiny)  # one that is 0 in their dtype would divide 0 by 0
     # A softmax does not change when the largest logit is taken off first, and then a temperature
@@ -120,7 +102,7 @@ def tde_logits(image_logits: Tensor, pooled_logits: Tensor, *, lam: float = 1.0,
     2.0
     """
     check_shapes("tde_logits", "BL BL", image_logits=image_logits, pooled_logits=pooled_logits)
-    check_lam(lam, "tde_logits")
+    Patching(lam=lam)  # refuses what is none
     total = at_least_float32(image_logits) + lam * at_least_float32(pooled_logits)
     return total / (1 + lam) if normalised else total
 

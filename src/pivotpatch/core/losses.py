@@ -1,7 +1,6 @@
 """Losses over many labels at once, for logits; unknown labels (NaN in the target) contribute nothing.
 
-Computed in float32 at least: in float16 the probabilities of confident logits are exactly 0 and 1
-and their logarithms are not finite.
+In float32 at least: in float16, confident probabilities are exactly 0 or 1 and their logarithms not finite.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """Average precision in both published definitions, and precision, recall and F1 under a named policy.
 
-Every result says by which definition it was computed, which labels were skipped for want of a
-positive image, and leaves unknown labels (NaN in the target) out. Values are fractions, not per cent.
+Unknown labels (NaN in the target) are left out. Values are fractions, not per cent.
 """
 
 from collections.abc import Sequence

@@ -33,20 +33,6 @@ def check_images(images: Tensor, where: str) -> None:
         raise InputError(where, f"images are {images.dtype}", "give a floating-point or uint8 tensor")
 
 
-def check_source(images: Tensor, source: Tensor, where: str) -> None:
-    """Refuse a source to cut patches from that can not show the same images (B,C,H,W) in more detail.
-
-    >>> check_source(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 16, 16), "here")
-    """
-    check_images(source, f"{where}: source")
-    smaller = source.shape[2] < images.shape[2] or source.shape[3] < images.shape[3]
-    kinds = [(each.shape[:2], each.dtype, each.device) for each in (source, images)]
-    if smaller or kinds[0] != kinds[1]:
-        told = [f"{tuple(each.shape)} {each.dtype} on {each.device}" for each in (source, images)]
-        todo = "give the same images, preprocessed alike and no smaller, or leave it out"
-        raise InputError(where, f"source is {told[0]} and images are {told[1]}", todo)
-
-
 def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Resize a batch with bilinear interpolation, anti-aliased where it shrinks.
 
@@ -193,8 +179,14 @@ def cut_views(patching: Patching, images: Tensor, *, source: Tensor | None = Non
     torch.Size([2, 4, 3, 32, 32])
     """
     check_images(images, "images")
-    if source is not None:
-        check_source(images, source, "images")
+    source = images if source is None else source
+    check_images(source, "images: source")
+    smaller = source.shape[2] < images.shape[2] or source.shape[3] < images.shape[3]
+    kinds = [(each.shape[:2], each.dtype, each.device) for each in (source, images)]
+    if smaller or kinds[0] != kinds[1]:
+        told = [f"{tuple(each.shape)} {each.dtype} on {each.device}" for each in (source, images)]
+        todo = "give the same images, preprocessed alike and no smaller, or leave it out"
+        raise InputError("images", f"source is {told[0]} and images are {told[1]}", todo)
     side = patching.patch_size
     size = (images.shape[-2], images.shape[-1]) if side is None else (side, side)
-    return cut_patches(images if source is None else source, grid=patching.grid, overlap=patching.overlap, size=size)
+    return cut_patches(source, grid=patching.grid, overlap=patching.overlap, size=size)

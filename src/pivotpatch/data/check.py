@@ -5,7 +5,6 @@ import os
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
 from pivotpatch.data.table_files import EmbeddedStore
 from pivotpatch.errors import InputError, cut, shorten
-from pivotpatch.process import Progress, ignore
-from pivotpatch.runtime.decoding import check_header, decode_image, open_file
+from pivotpatch.process import Progress, count_cores, ignore
+from pivotpatch.runtime.decoding import check_header, decode_image, open_file, read_ahead
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -130,7 +129,7 @@ def check_data(sets: Sequence[RecordSet], *, depth: Depth = "headers", progress:
 
 # What one look at an image tells: bytes that are the same for the same content (at a file's header, only a first
 # sieve), why it cannot be decoded, or None where its file is missing.
-_Look = bytes | str | None
+_Look = bytes | InputError | None
 
 
 def _find_kind(records: RecordSet) -> Literal["files", "embedded", "drawn"]:
@@ -146,22 +145,18 @@ def _look_at(records: RecordSet, depth: Depth, *, step: int = 1) -> Iterator[lis
     """
 
     def look(index: int) -> _Look:
-        source: ImageSource | None = None
         if index % step and not isinstance(records.images, FileStore):
             return b""
-        try:
-            source = records.images.source(records.place(index))
-            if index % step:
-                return b"" if isinstance(source, Path) and source.exists() else None
-            return _digest(source, depth)
-        except InputError as error:
-            return None if isinstance(source, Path) and not source.exists() else error.parts[1]
+        source = records.images.source(records.place(index))
+        if isinstance(source, Path) and not source.exists():
+            return None
+        return b"" if index % step else _digest(source, depth)
 
     # Threads: those that read headers wait for the disk, and decoders let other threads run.
-    with ThreadPoolExecutor(os.cpu_count() if depth == "pixels" else 8) as pool, warnings.catch_warnings():
+    threads = count_cores() if depth == "pixels" else 8
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for start in range(0, len(records), _CHUNK):
-            yield list(pool.map(look, range(start, min(start + _CHUNK, len(records)))))
+        yield from read_ahead(range(len(records)), look, batch_size=_CHUNK, threads=threads)
 
 
 def _digest(source: ImageSource, depth: Depth) -> bytes:
@@ -213,7 +208,11 @@ def _summarise(records: RecordSet, looks: Sequence[_Look], checked: Depth, equal
         pictures=_find_kind(records),
         checked=checked,
         missing=tuple(records.name_at(i) for i, look in enumerate(looks) if look is None),
-        broken=tuple(BrokenImage(records.name_at(i), look) for i, look in enumerate(looks) if isinstance(look, str)),
+        broken=tuple(
+            BrokenImage(records.name_at(i), look.parts[1])
+            for i, look in enumerate(looks)
+            if isinstance(look, InputError)
+        ),
         duplicates=tuple(tuple(map(records.name_at, group)) for group in equal if len(group) > 1),
         notes=(*records.notes, *doubt_labels(records.labels.names, records.count_labels())),
     )
@@ -248,7 +247,7 @@ def find_unreadable(sets: Sequence[RecordSet], *, progress: Progress = ignore) -
                 name = records.name_at(index)
                 where = records.images.root / name if isinstance(records.images, FileStore) else name
                 todo = "replace it, take its row out, or skip such images with data.on_error=skip"
-                faults.append(InputError(str(where), look or "there is no such file", todo))
+                faults.append(InputError(str(where), look.parts[1] if look else "there is no such file", todo))
             done += 1
             if len(faults) == _OPENED:  # enough to see what is wrong, and millions would fill the memory
                 return faults

@@ -12,7 +12,7 @@ from pivotpatch.data.address import choose_split
 from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.data.table import encode_label_column, find_label_names, read_table
 from pivotpatch.data.table_files import TableFiles, find_tables
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.runtime.files import is_image, no_image, walk_files
 
 SPLIT_FOLDERS = ("train", "trainval", "val", "valid", "validation", "dev", "test")
@@ -102,7 +102,5 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def _read_labels(path: Path) -> list[str]:
-    try:
+    with explaining(str(path), "not UTF-8", "save the file as UTF-8", of=UnicodeDecodeError):
         return path.read_text(encoding="utf-8-sig").replace("\n", ",").split(",")
-    except UnicodeDecodeError:
-        raise InputError(str(path), "not UTF-8", "save the file as UTF-8") from None

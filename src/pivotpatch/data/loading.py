@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from pivotpatch.accel.device import send_tensor
 from pivotpatch.data.records import RecordSet
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, explaining
 from pivotpatch.process import Progress, count_cores, ignore
 from pivotpatch.runtime.decoding import decode_image
 
 OnError = Literal["error", "skip"]
 """What an undecodable or missing image does: end the run, or leave its batch and be listed."""
 
-_CHUNK = 1 << 28  # bytes of images that wait in memory for their way to a device
+_CHUNK = 1 << 27  # bytes of images that are decoded before they go where they are held
 _CPU = torch.device("cpu")
 
 
@@ -260,31 +260,19 @@ def hold_images(
         on_error: an image that cannot be read ends it with its `InputError`, or ("skip") is listed in `failures`.
         progress: told how many images are done, and of how many.
     """
-    dataset, count = _Images(records, size), len(records)
-    try:
+    dataset, count = _Images(records, size, count_cores()), len(records)
+    wrong = f"{count:,} images need {count_held_bytes(count, size) / 2**30:.1f} GiB"
+    with explaining(f"memory of {device}", wrong, "choose a smaller size or hold no images", of=RuntimeError):
         pixels = torch.empty((count, *size, 3), dtype=torch.uint8, device=device)
-    except RuntimeError as error:  # what torch raises where memory is short
-        needed = count_held_bytes(count, size) / 2**30
-        wrong = f"{count:,} images need {needed:.1f} GiB ({str(error).splitlines()[0]})"
-        raise InputError(f"memory of {device}", wrong, "choose a smaller size or hold no images") from error
     failures: dict[int, Failure] = {}
     step = max(_CHUNK // count_held_bytes(1, size), 1)
-    pool = ThreadPoolExecutor(count_cores())
-    try:
-        for start in range(0, count, step):
-            place = pixels[start : start + step]
-            chunk = place if place.is_cpu else torch.empty_like(place, device=_CPU)
-            indices = range(start, start + len(place))
-            for index, failure in zip(indices, pool.map(dataset.decode, chunk.numpy(), indices), strict=True):
-                if failure is not None:
-                    if on_error == "error":
-                        raise failure.error
-                    failures[index] = failure
-                progress("decode images", index + 1, count)
-            if chunk is not place:
-                place.copy_(chunk)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for start in range(0, count, step):
+        batch = dataset[list(range(start, min(start + step, count)))]
+        if batch.failures and on_error == "error":
+            raise batch.failures[0].error
+        failures |= {failure.index: failure for failure in batch.failures}
+        pixels[batch.indices] = batch.images.permute(0, 2, 3, 1).to(device)
+        progress("decode images", min(start + step, count), count)
     return HeldImages(records, pixels.permute(0, 3, 1, 2), failures)
 
 

@@ -1,8 +1,6 @@
 """Split a data set so that every part has its share of every label, and write the split as a table.
 
-The idea is the iterative stratification of Sechidis, Tsoumakas and Vlahavas (2011): labels are served the rarest
-first, and each of their images goes to the part that still wants most of that label. Here the parts keep their
-exact sizes, and a part that has none of a label yet comes first, so that rare labels reach every part.
+After the iterative stratification of Sechidis, Tsoumakas and Vlahavas (2011), with parts of exact sizes.
 """
 
 import json
@@ -63,7 +61,7 @@ def _stratify(
     sizes: NDArray[np.int64],
     generator: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """The part (N,) of each record."""
+    """The part (N,) of each record: the rarest label first, to the part that has none or still wants most of it."""
     no_label = [-1]
     lists = [held or no_label for held in (records.states > 0).tolil().rows.tolist()]
     members: dict[int, list[int]] = {}

@@ -25,6 +25,7 @@ from pivotpatch.data.table_files import (
 )
 from pivotpatch.errors import InputError, choose_one_of, quote, shorten
 from pivotpatch.runtime.files import MAY_ESCAPE, read_names, resolve_inside
+from pivotpatch.runtime.packed import find_fields
 
 # Columns that are taken unasked, the first that is there; case, blanks and underscores do not matter.
 IMAGE_COLUMNS = (
@@ -94,7 +95,7 @@ def read_table(
     if not of_labels:
         wrong = f"no column of labels beside {image!r}"
         raise InputError(str(paths[0]), wrong, "name it with ?labels=COLUMN, or add it")
-    pixels, named = _find_fields(schema, image)
+    pixels, named = find_fields(schema, image)
     wanted = [name for name in (named, *of_labels, split_column) if name is not None]  # one may be called ""
     pieces = [read_columns(path, wanted) for path in paths]
     rows = _Rows(join_tables(pieces, where=tables.where), tables, np.cumsum([0, *map(len, pieces)]))
@@ -141,15 +142,6 @@ def find_column(known: Sequence[str], columns: Sequence[str]) -> str | None:
     """
     plain = {re.sub(r"[\s_-]", "", column).lower(): column for column in reversed(columns)}
     return next((plain[name] for name in known if name in plain), None)
-
-
-def _find_fields(schema: pa.Schema, image: str) -> tuple[str | None, str | None]:
-    """As Parquet names them, the encoded images (None where they are files) and their paths or names."""
-    kind = schema.field(image).type
-    fields = [field.name for field in kind] if pa.types.is_struct(kind) else []
-    if "bytes" in fields:
-        return f"{image}.bytes", f"{image}.path" if "path" in fields else None
-    return (image, None) if "binary" in str(kind) else (None, image)
 
 
 def _read_splits(rows: _Rows, column: str | None) -> NDArray[np.str_]:

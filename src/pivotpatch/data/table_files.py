@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from pivotpatch.errors import InputError, choose_one_of, quote_fault, shorten
-from pivotpatch.writing import flush
+from pivotpatch.errors import InputError, choose_one_of, explaining, quote_fault, shorten
+from pivotpatch.runtime.packed import open_table
+from pivotpatch.writing import replacing
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 MAX_COLUMNS = 50_000
@@ -31,7 +32,6 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _CHUNK = 256  # lines of JSON held at once: too few objects to start the garbage collector
 _CSV_BLOCK = 1 << 24  # bytes of CSV that Arrow parses at once; no row can be longer
 _SAMPLE = 5  # rows that tell what separates their values
-_WHOLE = 1 << 28  # bytes of a Parquet file up to which Arrow does not make room for all that a damaged page claims
 _UNPACKING = Lock()  # else each thread that finds a file still packed unpacks all of it
 
 
@@ -190,13 +190,13 @@ def _check_quotes(path: Path) -> None:
     with path.open("rb") as file:
         if sum(line.count(b'"') for line in file) % 2 == 0:
             return
-    ends = re.escape(_delimiter(path)).encode() + rb"\r\n"
-    value = rb'"[^"]*+(?:""[^"]*+)*+"|[^"%s][^%s]*+' % (ends, ends)
-    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    sound = re.match(rb"(?:(?:%s)?+(?:[%s]|\Z))*+" % (value, ends), content)
-    if sound is not None and sound.end() < len(content):
-        line = content.count(b"\n", 0, sound.end()) + 1
-        raise InputError(f"{path}, line {line}", "badly quoted", "close the quotes, or copy it again")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows, line = csv.reader(file, delimiter=_delimiter(path), strict=True), 1
+        try:
+            for _ in rows:
+                line = rows.line_num + 1
+        except csv.Error:
+            raise InputError(f"{path}, line {line}", "badly quoted", "close the quotes, or copy it again") from None
 
 
 # JSON by Python's parser: Arrow's takes names such as 2020-01-01 for dates, and its time grows with the square of the
@@ -211,12 +211,6 @@ def _json_rows(path: Path) -> Iterator[dict[str, object]]:
                 yield {**json.loads(line)}
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(f"line {number}: {error}") from None
-
-
-def cache_folder() -> Path:
-    """Where unpacked images are kept: `PIVOTPATCH_CACHE`, or `pivotpatch` in the user's cache folder."""
-    own = os.environ.get("PIVOTPATCH_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pivotpatch"
 
 
 class EmbeddedStore:
@@ -264,25 +258,29 @@ class EmbeddedStore:
 
 
 def _find_unpacked(path: Path, leaf: str) -> Path:
-    """The place in the cache of a column of a file as it is now."""
+    """The place of a column of a file as it is now: in `PIVOTPATCH_CACHE`, or `pivotpatch` in the user's cache."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pivotpatch"
     state = path.stat()
     text = f"{path.resolve()}\n{state.st_size}\n{state.st_mtime_ns}\n{leaf}"
-    return cache_folder() / f"{path.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.arrow"
+    name = f"{path.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.arrow"
+    return Path(os.environ.get("PIVOTPATCH_CACHE") or usual) / name
 
 
 @lru_cache
 def _map_images(path: Path, leaf: str, unpacked: Path) -> pa.ChunkedArray:
     """The column of a file, mapped from the cache; unpacked first where it is not there."""
-    part = unpacked.with_suffix(f".{os.getpid()}")
-    try:
+    todo = "copy the file again if it is damaged, or set PIVOTPATCH_CACHE to a folder with room"
+    where, wrong = str(unpacked.parent), f"images of {path} cannot be unpacked here"
+    with explaining(where, wrong, todo, of=(pa.ArrowException, OSError)):
         if not unpacked.exists():
             if not path.exists() or _find_unpacked(path, leaf) != unpacked:
                 raise InputError(str(path), "the file has changed since it was opened", "open it again")
             unpacked.parent.mkdir(parents=True, exist_ok=True)
             schema = pa.schema([("image", pa.large_binary())])
-            pieces = 1 << 20 if path.stat().st_size > _WHOLE else 0
             with (
-                pq.ParquetFile(path, buffer_size=pieces, pre_buffer=False) as file,
+                replacing(unpacked, through=unpacked.parent) as part,
+                pa.OSFile(str(path)) as packed,
+                open_table(packed) as file,
                 pa.OSFile(str(part), "wb") as stream,
                 pa.ipc.new_file(stream, schema) as writer,
             ):
@@ -290,13 +288,4 @@ def _map_images(path: Path, leaf: str, unpacked: Path) -> pa.ChunkedArray:
                     images = batch.column(0)
                     images = pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
                     writer.write(pa.record_batch([images.cast(pa.large_binary())], schema))
-            flush(part)  # else a crash may leave the new name on a file without its content
-            part.replace(unpacked)
         return pa.ipc.open_file(pa.memory_map(str(unpacked))).read_all().column(0)
-    except (pa.ArrowException, OSError) as error:
-        wrong = f"images of {path} cannot be unpacked here ({quote_fault(error)})"
-        todo = "copy the file again if it is damaged, or set PIVOTPATCH_CACHE to a folder with room"
-        raise InputError(str(unpacked.parent), wrong, todo) from None
-    finally:
-        with suppress(OSError):
-            part.unlink()

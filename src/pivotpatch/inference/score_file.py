@@ -14,14 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.core.counterfactual import check_lam, check_temperature
 from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import open_parquet, read_columns, read_schema
 from pivotpatch.errors import InputError, choose_one_of, explaining, shorten
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.runtime.parts import TagTable, read_tags
-from pivotpatch.runtime.values import Calibration
+from pivotpatch.runtime.values import Calibration, Patching
 from pivotpatch.writing import explain_disk_faults, replacing
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
@@ -151,8 +150,7 @@ def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
                     raise ValueError(f"column {name!r} lacks rows")
         if len(arrays.keys() & set(_PATCHES)) == 1 or None in pictures:
             raise ValueError("names of images, or one of 'patch_logits' and 'weights', are missing")
-    check_lam(noted.get("lam", 1.0), where)
-    check_temperature(noted.get("temperature", 1.0), where)
+    Patching(lam=noted.get("lam", 1.0), temperature=noted.get("temperature", 1.0))  # refuses what is none
     return _make_scores(where, pictures, labels, arrays, noted)
 
 

@@ -23,8 +23,6 @@ from pivotpatch.errors import InputError, choose_one_of, explaining, import_extr
 
 BackboneOption = str | int | float | bool | None
 CVTS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], float, int]] = {
-    "cvt_13": ((64, 192, 384), (1, 2, 10), (1, 3, 6), 0.1, 224),
-    "cvt_21": ((64, 192, 384), (1, 4, 16), (1, 3, 6), 0.1, 224),
     "cvt_w24": ((192, 768, 1024), (2, 2, 20), (3, 12, 16), 0.3, 384),
     "test_cvt": ((8, 16, 32), (1, 2, 3), (1, 2, 4), 0.1, 64),
 }

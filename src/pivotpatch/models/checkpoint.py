@@ -19,18 +19,17 @@ from pivotpatch.errors import InputError, explaining, quote
 from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.limits import Grid, Side, check_numbers
 from pivotpatch.runtime.checks import Preference
-from pivotpatch.runtime.values import Patching, check_views
+from pivotpatch.runtime.values import Adaptive, Calibration, Patching, check_views
 from pivotpatch.writing import explain_disk_faults, replacing_folder
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 CARD = "README.md"
-
+_COEFFICIENT = 1e4  # the largest of a logit, of which few are above 100
 
 Kind = Literal["MultiLabelClassifier", "PatchClassifier", "IndependentClassifier", "MCARClassifier", "HCPClassifier"]
 Text = Annotated[str, Field(min_length=1)]
 Options = Annotated[dict[str, str | int | float | bool | None], AfterValidator(partial(check_numbers, where="options"))]
-Coefficient = Annotated[float, Field(ge=-1e4, le=1e4)]  # of a logit, of which few are above 100
 Threshold = Annotated[float, Field(ge=0, le=1)]
 Mean = Annotated[float, Field(gt=-1e30, lt=1e30)]  # torch could not compute with more
 Deviation = Annotated[float, Field(gt=0, lt=1e30)]
@@ -70,20 +69,6 @@ class _Patching(_Part):
     regions: bool = False
 
 
-class _Calibration(_Part):
-    kind: Literal["image", "patch", "tde"]
-    method: Text
-    slope: list[Coefficient]
-    offset: list[Coefficient]
-
-
-class _Adaptive(_Part):
-    calibration: _Calibration
-    again: _Calibration | None = None
-    cutoffs: list[Annotated[float, Field(ge=0)]]
-    effort: float = Field(1.0, ge=0, le=1)
-
-
 class Description(_Part):
     """The content of model.json."""
 
@@ -95,8 +80,8 @@ class Description(_Part):
     preprocessing: _Preprocessing
     thresholds: list[Threshold] | None
     preferences: dict[Preference, list[Threshold]] = {}
-    calibration: _Calibration | None = None
-    adaptive: _Adaptive | None = None
+    calibration: Calibration | None = None
+    adaptive: Adaptive | None = None
     patching: _Patching | None
 
     @model_validator(mode="after")
@@ -113,6 +98,8 @@ class Description(_Part):
         ]
         if any(each is not None and len(each) != len(self.labels) for each in values):
             raise ValueError(f"thresholds or a calibration are not of {len(self.labels)} labels")
+        if any(abs(number) > _COEFFICIENT for each in values for number in each or ()):
+            raise ValueError(f"a number of a calibration is beyond {_COEFFICIENT:g}")
         return self
 
 
@@ -181,8 +168,8 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "preprocessing": asdict(given.preprocessing),
         "thresholds": given.thresholds,
         **({"preferences": given.preferences} if given.preferences else {}),
-        "calibration": None if given.calibration is None else given.calibration.to_dict(),
-        "adaptive": None if given.adaptive is None else given.adaptive.to_dict(),
+        "calibration": given.calibration and asdict(given.calibration),
+        "adaptive": given.adaptive and asdict(given.adaptive),
         "patching": {name: getattr(given, name) for name in _Patching.model_fields} if patched else None,
     }
     plain: dict[str, Any] = json.loads(json.dumps(content))
@@ -222,8 +209,8 @@ def read_description(folder: Path) -> Description:
 
 def check_preprocessing(preprocessing: Preprocessing, where: str) -> None:
     """Refuse what was read from somebody's files and cannot be done to images; `where` they are."""
-    content = {**asdict(preprocessing), "mean": [*preprocessing.mean], "std": [*preprocessing.std]}
-    _validate(_Preprocessing, content, f"{where}: preprocessing", todo="correct it in its configuration")
+    todo = "correct it in its configuration"
+    _validate(_Preprocessing, asdict(preprocessing), f"{where}: preprocessing", todo=todo)
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -232,7 +219,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 def _validate(schema: type[_Model], content: object, where: str, *, todo: str) -> _Model:
     """Content that fits a schema, or its first fault in one line."""
     try:
-        return schema.model_validate(content)
+        return schema.model_validate_json(json.dumps(content))  # so that a list may be a tuple
     except ValidationError as error:
         fault = error.errors()[0]
     name, reason = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")

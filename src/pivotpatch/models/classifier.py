@@ -23,16 +23,18 @@ from pivotpatch.models.checkpoint import (
     save_checkpoint,
     write_checkpoint,
 )
-from pivotpatch.models.heads import HeadOption, make_head
+from pivotpatch.models.heads import HeadOption, PerLabel, make_head
 from pivotpatch.models.hub import Card, explaining_hub, fetch_folder, write_card
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights, rename_published
 from pivotpatch.runtime.values import Adaptive, Calibration
 
 OWN_HEAD = "its own"
 """The head of a whole model of another library."""
-_PER_LABEL = dict.fromkeys(
-    ("head.queries", "project.weight", "project.bias", "projection.weight", "projection.bias"), (0,)
-)
+_PER_LABEL: PerLabel = {
+    **dict.fromkeys(("queries", "project.weight", "project.bias", "projection.weight", "projection.bias"), (0,)),
+    "words.vectors": (0,),
+    "graph.edges": (0, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -198,10 +200,7 @@ class Classifier(nn.Module):
             model.preprocessing = described.preprocessing.build()
             model.thresholds = described.thresholds
             model.preferences = {name: tuple(values) for name, values in described.preferences.items()}
-            if described.calibration is not None:
-                model.calibration = Calibration.from_dict(described.calibration.model_dump())
-            if described.adaptive is not None:
-                model.adaptive = Adaptive.from_dict(described.adaptive.model_dump())
+            model.calibration, model.adaptive = described.calibration, described.adaptive
         except InputError as error:
             part, wrong, todo = error.parts
             raise error if part == where else InputError(where, f"{part}: {wrong}", todo) from None

@@ -1,15 +1,10 @@
-"""Heads: a feature map in, logits out, in two steps.
-
-`embed` does the work, `project` is the last linear step. PAT-T triples only the projection, so
-that the decoder heads share one decoder among image, patch and weight logits.
-"""
+"""Heads: `embed` makes an embedding of a feature map, `project`, the last step, logits, which PAT-T triples."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from importlib import import_module
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from timm.layers.ml_decoder import TransformerDecoderLayerOptimal
@@ -27,13 +22,20 @@ class Head(nn.Module):
     """Feature map (B,D,h,w) -> embedding -> logits (B,L); built for D `features` and L `labels`.
 
     Attributes:
-        project: the last step; it has `reset_parameters`, which draws its weights anew.
-        per_label: how names of tensors end in which some dimensions, these, count the labels, beside those of
-            `project.weight`, `project.bias` and `queries`.
+        make_projection: makes a last step, embedding -> logits (B,L), with weights of its own.
+        project: the one that it has itself.
+        per_label: how names of tensors end in which some dimensions, these, count the labels, beside `project.weight`,
+            `project.bias`, `queries`, `words.vectors` and `graph.edges`.
     """
 
+    make_projection: Callable[[], nn.Module]
     project: nn.Module
     per_label: ClassVar[PerLabel] = {}
+
+    def set_projection(self, kind: Callable[..., nn.Module], *given: int, **options: Any) -> None:
+        """Say of which kind a last step is, and what it is made with."""
+        self.make_projection = partial(kind, *given, **options)
+        self.project = self.make_projection()
 
     def connect(self, network: nn.Module) -> None:
         """Take part in what a timm model does between image and feature map, where a head does more than follow it."""
@@ -48,12 +50,6 @@ class Head(nn.Module):
         parts: Tensor = self.embed(cut.flatten(0, 1)).unflatten(0, cut.shape[:2])
         return self.embed(features), parts
 
-    def make_projection(self) -> nn.Module:
-        """A new last step, embedding -> logits (B,L), with weights of its own."""
-        made: nn.Module = deepcopy(self.project)
-        made.reset_parameters()  # type: ignore[operator]
-        return made
-
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B,L) of a feature map (B,D,h,w)."""
         return self.project(self.embed(features))
@@ -64,7 +60,7 @@ class LinearHead(Head):
 
     def __init__(self, features: int, labels: int) -> None:
         super().__init__()
-        self.project = nn.Linear(features, labels)
+        self.set_projection(nn.Linear, features, labels)
 
     def embed(self, features: Tensor) -> Tensor:
         """Mean (B,D) over the places of a feature map (B,D,h,w)."""
@@ -79,6 +75,12 @@ class MaxHead(LinearHead):
         return features.amax(dim=(2, 3))
 
 
+def draw_uniform(*shape: int, of: int) -> nn.Parameter:
+    """A weight of this shape, drawn as torch draws those of linear layers over `of` numbers."""
+    bound = 1 / math.sqrt(of)
+    return nn.Parameter(nn.init.uniform_(torch.empty(shape), -bound, bound))
+
+
 class GroupProjection(nn.Module):
     """A linear layer of its own for each query; a query serves ceil(L / G) consecutive labels.
 
@@ -88,14 +90,8 @@ class GroupProjection(nn.Module):
     def __init__(self, labels: int, *, queries: int, width: int) -> None:
         super().__init__()
         self.labels = labels
-        self.weight = nn.Parameter(torch.empty(queries, width, -(-labels // queries)))
+        self.weight = draw_uniform(queries, width, -(-labels // queries), of=width)
         self.bias = nn.Parameter(torch.zeros(labels))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the weights anew."""
-        bound = 1 / math.sqrt(self.weight.shape[1])
-        nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Logits (B,L) of query embeddings (B,G,W)."""
@@ -137,7 +133,7 @@ class Query2LabelHead(Head):
         self.encoder = nn.ModuleList(layer(attend_self=True) for _ in range(encoder_layers))
         self.decoder = nn.ModuleList(decoder() for _ in range(decoder_layers))
         self.norm = nn.LayerNorm(self.width)
-        self.project = GroupProjection(labels, queries=labels, width=self.width)
+        self.set_projection(GroupProjection, labels, queries=labels, width=self.width)
         for weights in (*self.encoder.parameters(), *self.decoder.parameters()):
             if weights.dim() > 1:
                 nn.init.xavier_uniform_(weights)
@@ -218,7 +214,7 @@ class MLDecoderHead(Head):
         self.decoder = TransformerDecoderLayerOptimal(width, nhead=8, dim_feedforward=2048, dropout=0.1)
         self.register_buffer("queries", torch.randn(groups, width))
         self.queries: Tensor
-        self.project = GroupProjection(labels, queries=groups, width=width)
+        self.set_projection(GroupProjection, labels, queries=groups, width=width)
 
     def embed(self, features: Tensor) -> Tensor:
         """Group embeddings (B,G,W) of a feature map (B,D,h,w)."""

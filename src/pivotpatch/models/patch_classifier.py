@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,11 +95,9 @@ class PatchClassifier(SharedClassifier):
 
         Before any further training the result is what PAT-I makes of `trained`, which is left alone.
         """
+        cut = Patching(grid, overlap, source_size, patch_size, closer_size, lam, temperature)
         with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced at once
-            sizes: dict[str, Any] = {"source_size": source_size, "patch_size": patch_size, "closer_size": closer_size}
-            mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "patch_only": patch_only}
-            cut: dict[str, Any] = {"grid": grid, "overlap": overlap, "regions": regions}
-            model = cls(trained.architecture, trained.labels, **cut, **sizes, **mixing)
+            model = cls(trained.architecture, trained.labels, **asdict(cut), patch_only=patch_only, regions=regions)
         model.preprocessing = trained.preprocessing
         model.backbone, model.head = deepcopy((trained.backbone, trained.head))  # at once: they may be connected
         model.patch_projection = deepcopy(trained.head.project)

@@ -1,6 +1,5 @@
 """What a model sees of a batch of images: resized, cut into patches, augmented and normalised on their device."""
 
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, Self
 
@@ -10,10 +9,8 @@ from torch import Tensor
 from pivotpatch.accel.device import choose_compiled, send_tensor
 from pivotpatch.core.patches import check_images, cut_patches, resize_images, split_views
 from pivotpatch.errors import InputError
-from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.runtime.values import Patching
 
 
 class Views(NamedTuple):
@@ -39,6 +36,7 @@ class Drawn(Protocol):
         ...
 
 
+@torch.no_grad()
 def make_network_views(
     model: Classifier,
     images: Tensor,
@@ -48,71 +46,46 @@ def make_network_views(
     size: int | None = None,
     compiled: bool = False,
 ) -> Views:
-    """The views that a model sees of images (B,3,h,w) uint8 from the loader, on their device; see `make_views`.
-
-    Args:
-        model: says how it sees them.
-        images: (B,3,h,w) uint8.
-        augmentation: of all views; none by default.
-        patches: False leaves them out; regions of the feature map are none.
-        size: rows and columns of the whole image; those that the model sees by default.
-        compiled: as in `make_views`.
-    """
-    prepare = model.preprocessing if size is None else replace(model.preprocessing, image_size=size)
-    patching = None
-    if patches and isinstance(model, PatchClassifier) and not model.regions:
-        patching = model.patching
-    return make_views(images, prepare, patching=patching, augmentation=augmentation, compiled=compiled)
-
-
-@torch.no_grad()
-def make_views(
-    images: Tensor,
-    preprocessing: Preprocessing,
-    *,
-    patching: Patching | None = None,
-    augmentation: Drawn | None = None,
-    compiled: bool = False,
-) -> Views:
     """Turn a batch from the loader into what a model sees.
 
     Args:
+        model: says its size S, its normalisation and how patches are cut. With a `source_size` they are cut from
+            `images` rather than from the image resized to S, so that they keep the detail of a larger source.
         images: (B,3,h,w) uint8 at the loader's size, on the device that is to do the work.
-        preprocessing: rows and columns S of the model's input, and its normalisation.
-        patching: how patches are cut; None for none. With a `source_size` they are cut from `images` rather than from
-            the image resized to the model's input, so that they keep the detail of a larger source.
         augmentation: of B * (1 + P) views, all images first, then the patches image by image; none by default.
+        patches: False leaves them out; regions of the feature map are none.
+        size: another S, of the whole image.
         compiled: compile each operation at its first use, which takes seconds; on a GPU it then passes over the pixels
             once and not several times.
 
     Returns:
         Views of (B,3,S,S) and (B,P,3,s,s), float32; s is the `patch_size` or S.
     """
-    check_images(images, "make_views")
+    check_images(images, "views")
     if images.dtype != torch.uint8:
-        raise InputError("make_views", f"images are {images.dtype}", "give uint8 as the loader does")
-    choose, side = partial(choose_compiled, compiled=compiled), preprocessing.image_size
+        raise InputError("views", f"images are {images.dtype}", "give uint8 as the loader does")
+    choose, side = partial(choose_compiled, compiled=compiled), size or model.preprocessing.image_size
     views, count = choose(resize_images)(images, (side, side)), images.shape[0]
     colours = [
         send_tensor(torch.tensor(values), images.device)[:, None, None]
-        for values in (preprocessing.mean, preprocessing.std)
+        for values in (model.preprocessing.mean, model.preprocessing.std)
     ]
 
     def finish(views: Tensor, augmentation: Drawn | None) -> Tensor:
         drawn = views if augmentation is None else augmentation.apply(views, compiled=compiled)
         return choose(_normalise)(drawn, *colours)
 
-    if patching is None:
+    if not patches or not isinstance(model, PatchClassifier) or model.regions:
         image = finish(views, augmentation)
         return Views(image, image.new_empty(count, 0, *image.shape[1:]))
-    source, small = views if patching.source_size is None else images, patching.patch_size or side
-    patches = choose(cut_patches)(source, grid=patching.grid, overlap=patching.overlap, size=(small, small))
+    source, small = views if model.source_size is None else images, model.patch_size or side
+    parts = choose(cut_patches)(source, grid=model.grid, overlap=model.overlap, size=(small, small))
     views = views.contiguous()  # as the patches are: putting both into one batch is then much faster
     if augmentation is not None and small == side:  # all at once
-        joined = finish(torch.cat([views, patches.flatten(0, 1)]), augmentation)
-        return Views(*split_views(joined, patches=patches.shape[1]))
-    whole, parts = (None, None) if augmentation is None else augmentation.split(count)
-    return Views(finish(views, whole), finish(patches.flatten(0, 1), parts).unflatten(0, patches.shape[:2]))
+        joined = finish(torch.cat([views, parts.flatten(0, 1)]), augmentation)
+        return Views(*split_views(joined, patches=parts.shape[1]))
+    first, others = (None, None) if augmentation is None else augmentation.split(count)
+    return Views(finish(views, first), finish(parts.flatten(0, 1), others).unflatten(0, parts.shape[:2]))
 
 
 def _normalise(views: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -1,9 +1,6 @@
-"""ADD-GCN: attention-driven dynamic graph convolutions (Ye et al., ECCV 2020).
+"""ADD-GCN (Ye et al., ECCV 2020): features of labels, from the places that activation maps mark, speak to each other.
 
-A feature of each label is summed over the places that its activation map marks. One graph that is learned, then one
-that is made of the image, let these features speak to each other. The logit is the mean of two: the largest activation
-of the label, and a linear score of its feature. Assumed: nothing. As published, features are sums, so their scale goes
-with the number of places.
+First along a graph that is learned, then along one that is made of the image; what is assumed: docs/peers.md.
 """
 
 from typing import ClassVar
@@ -38,7 +35,7 @@ class ADDGCNHead(Head):
         self.norm = LenientNorm(width)
         self.dynamic_edges = nn.Conv1d(2 * width, labels, 1)
         self.dynamic_weight = nn.Conv1d(width, width, 1)
-        self.project = MeanProjection(labels, queries=labels, width=width)
+        self.set_projection(MeanProjection, labels, queries=labels, width=width)
 
     def embed(self, features: Tensor) -> Tensor:
         """Features and activations (B,L,W+1) of labels, of a feature map (B,D,h,w)."""

@@ -1,15 +1,11 @@
-"""C-Tran: general multi-label classification with transformers (Lanchantin et al., CVPR 2021).
+"""C-Tran (Lanchantin et al., CVPR 2021): places and a token for each label pass one transformer together.
 
-Places of the feature map and a token for each label pass one transformer together. A label's token also says whether
-the label is unknown, known to be absent or known to be present; training reveals some labels at random, so that the
-model learns what they say of the others, and labels that are known may be given later. Assumed: nothing; the loss is
-that of labels that were not revealed, as in the paper, and unknown is a zero vector, as it is meant to be.
+A token also says what is known of its label. Training reveals some at random; unknown is a zero vector, as meant.
 """
 
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.errors import InputError
 from pivotpatch.models.heads import AttentionLayer, GroupProjection, Head
 
 REVEALED = 0.75
@@ -30,9 +26,6 @@ class CTranHead(Head):
         dropout: float = 0.1,  # of attention, feed-forward and their sums
     ) -> None:
         super().__init__()
-        if features % attention_heads:
-            wrong = f"{features} channels with {attention_heads} attention heads"
-            raise InputError("C-Tran", wrong, "give a number of heads that divides them")
         self.queries = nn.Parameter(torch.randn(labels, features) / features**0.5)
         self.states = nn.Parameter(torch.randn(2, features) / features**0.5)  # known to be absent, to be present
         self.norm = nn.LayerNorm(features)
@@ -40,7 +33,7 @@ class CTranHead(Head):
             AttentionLayer(features, attention_heads, feedforward=feedforward, dropout=dropout, attend_self=True)
             for _ in range(layers)
         )
-        self.project = GroupProjection(labels, queries=labels, width=features)
+        self.set_projection(GroupProjection, labels, queries=labels, width=features)
 
     def embed(self, features: Tensor, known: Tensor | None = None) -> Tensor:
         """Label embeddings (B,L,D) of a feature map (B,D,h,w).

@@ -1,12 +1,7 @@
-"""After CNN-RNN: labels named one after the other by a recurrent network (Wang et al., CVPR 2016).
+"""After CNN-RNN (Wang et al., CVPR 2016): an LSTM names labels one after the other; docs/peers.md says what is assumed.
 
-At each step an LSTM reads the label that was named last. What it says and the pooled image together score all labels by
-their embeddings; the highest that was not named before is named next. A logit is the largest score of all steps.
-Assumed: four steps, labels named greedily, and the loss of the largest scores, where the paper trains on sequences in
-the order of frequency and searches with a beam.
+At each step it reads the label that was named last and, with the pooled image, scores all; the largest score counts.
 """
-
-import math
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +28,7 @@ class CNNRNNHead(Head):
         self.see = nn.Linear(features, width)
         self.cell = nn.LSTMCell(width, hidden)
         self.leave = nn.Linear(hidden, width)
-        self.project = LargestScores(labels, width)
+        self.set_projection(LargestScores, width, labels)
 
     def embed(self, features: Tensor) -> Tensor:
         """What labels are scored by (B,S,W), of a feature map (B,D,h,w)."""
@@ -51,23 +46,12 @@ class CNNRNNHead(Head):
         return torch.stack(found, dim=1)
 
 
-class LargestScores(nn.Module):
-    """Logits (B,L), the largest over steps of linear scores of embeddings (B,S,W)."""
-
-    def __init__(self, labels: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(labels, width))
-        self.bias = nn.Parameter(torch.zeros(labels))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the weights anew."""
-        bound = 1 / math.sqrt(self.weight.shape[1])
-        nn.init.uniform_(self.weight, -bound, bound)
+class LargestScores(nn.Linear):
+    """A linear layer whose logits (B,L) are the largest over steps of embeddings (B,S,W)."""
 
     def score(self, embedding: Tensor) -> Tensor:
         """Scores (...,L) of embeddings (...,W)."""
-        return nn.functional.linear(embedding, self.weight, self.bias)
+        return super().forward(embedding)
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Logits (B,L) of embeddings (B,S,W)."""

@@ -1,9 +1,7 @@
-"""CPSD: teachers of groups of labels, and a student of all of them (Xu et al., IJCAI 2022).
+"""CPSD (Xu et al., IJCAI 2022): a student of all labels learns from teachers of groups of them; see docs/peers.md.
 
-Labels are divided twice: into groups that occur together, and into groups that do not. A teacher is trained for each
-group; a student for all labels learns from the truth and from what both teachers of a label say of it. Inference is
-that of a plain model. Assumed: of the four clusterings that are tried, which differ in their seed alone, the best by
-Calinski and Harabasz counts.
+Labels are divided twice: into groups that occur together, and into groups that do not. Of four clusterings, which
+differ in their seed alone, the best by Calinski and Harabasz counts.
 """
 
 import warnings

@@ -1,29 +1,24 @@
-"""CSRA: class-specific residual attention (Zhu and Wu, ICCV 2021).
+"""CSRA (Zhu and Wu, ICCV 2021): scores of every place, their mean plus `lam` times their mean weighed by softmax.
 
-Each label's score is linear in every place of the feature map. Its logit is the mean of those scores plus `lam` times
-their mean weighed by softmax: what PAT does with patches, done with places. Several heads, each sharper than the last,
-add up. Assumed: nothing; numbers of heads other than the published ones are refused.
+What PAT does with patches, done with places. Several heads, each sharper than the last, add up.
 """
 
 import math
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pivotpatch.errors import InputError
-from pivotpatch.models.heads import Head
+from pivotpatch.models.heads import Head, draw_uniform
 
-SHARPNESS = MappingProxyType(
-    {
-        1: (1.0,),
-        2: (1.0, math.inf),
-        4: (1.0, 2.0, 4.0, math.inf),
-        6: (1.0, 2.0, 3.0, 4.0, 5.0, math.inf),
-        8: (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, math.inf),
-    }
-)
+SHARPNESS: dict[int, tuple[float, ...]] = {
+    1: (1.0,),
+    2: (1.0, math.inf),
+    4: (1.0, 2.0, 4.0, math.inf),
+    6: (1.0, 2.0, 3.0, 4.0, 5.0, math.inf),
+    8: (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, math.inf),
+}
 """By the number of heads, what each one's scores are multiplied by before softmax; infinity is the largest score."""
 
 
@@ -41,7 +36,7 @@ class CSRAHead(Head):
         super().__init__()
         if heads not in SHARPNESS:
             raise InputError("CSRA", f"heads is {heads}", f"give one of {', '.join(map(str, SHARPNESS))}")
-        self.project = ResidualAttention(features, labels, heads=heads, lam=lam)
+        self.set_projection(ResidualAttention, features, labels, heads=heads, lam=lam)
 
     def embed(self, features: Tensor) -> Tensor:
         """The places (B,D,N) of a feature map (B,D,h,w)."""
@@ -54,13 +49,7 @@ class ResidualAttention(nn.Module):
     def __init__(self, features: int, labels: int, *, heads: int, lam: float) -> None:
         super().__init__()
         self.lam, self.sharpness = lam, SHARPNESS[heads]
-        self.weight = nn.Parameter(torch.empty(labels, heads, features))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the filters anew."""
-        bound = 1 / math.sqrt(self.weight.shape[2])
-        nn.init.uniform_(self.weight, -bound, bound)
+        self.weight = draw_uniform(labels, heads, features, of=features)
 
     def forward(self, places: Tensor) -> Tensor:
         """Logits (B,L) of places (B,D,N)."""

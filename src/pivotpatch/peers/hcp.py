@@ -1,8 +1,6 @@
-"""After HCP: hypotheses-CNN-pooling (Wei et al., TPAMI 2016).
+"""After HCP (Wei et al., TPAMI 2016): one model looks at many windows; a logit is the largest of theirs.
 
-The same model looks at many hypotheses of where an object is; a logit is the largest of theirs, so that a label needs
-one window that shows it and nothing around it. Assumed: hypotheses are fixed windows of three sizes, where the paper
-takes proposals of objects, clustered; one loss, where the paper first trains on single images.
+So a label needs one window that shows it, and nothing around it. What is assumed: docs/peers.md.
 """
 
 from itertools import product

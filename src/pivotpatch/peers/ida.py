@@ -1,17 +1,13 @@
-"""IDA: interventional dual attention (Liu et al., ICLR 2023).
+"""IDA (Liu et al., ICLR 2023): samples of a label's attended feature, one from each part of the channels.
 
-Attention of a label also catches what lies around its object. So several samples of the attended feature are taken, one
-from each part of the channels, and a second attention weighs them against each other: an approximation of adjusting for
-the context. Assumed, as there is no official code: what an unofficial one does, without its lighter variant.
+A second attention weighs them against each other, to adjust for the context. What is assumed: docs/peers.md.
 """
-
-import math
 
 import torch
 from torch import Tensor, nn
 
 from pivotpatch.errors import InputError
-from pivotpatch.models.heads import AttentionLayer, Head
+from pivotpatch.models.heads import AttentionLayer, Head, draw_uniform
 
 
 class IDAHead(Head):
@@ -32,7 +28,7 @@ class IDAHead(Head):
         if features % samples:
             raise InputError("IDA", f"{features} channels and {samples} samples", "give a number that divides them")
         width = features // samples
-        self.project = ScaledFilters(labels, samples, width)
+        self.set_projection(ScaledFilters, labels, samples, width)
         self.second = nn.ModuleList(
             AttentionLayer(width, 1, feedforward=feedforward, dropout=0.0, attend_self=True) for _ in range(layers)
         )
@@ -55,13 +51,7 @@ class ScaledFilters(nn.Module):
 
     def __init__(self, labels: int, samples: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(labels, samples, width))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the filters anew."""
-        bound = 1 / math.sqrt(self.weight.shape[2])
-        nn.init.uniform_(self.weight, -bound, bound)
+        self.weight = draw_uniform(labels, samples, width, of=width)
 
     def scale(self) -> Tensor:
         """Filters (L,S,D/S), each divided by its length and a little."""

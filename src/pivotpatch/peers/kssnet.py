@@ -1,9 +1,7 @@
-"""After KSSNet: multi-label classification with label graph superimposing (Wang et al., AAAI 2020).
+"""After KSSNet (Wang et al., AAAI 2020): a graph network over labels beside the backbone.
 
-A graph network over labels runs beside the backbone. Behind each stage but the last its embeddings of labels look for
-themselves in the feature map, and what they find is added to it; the last ones are classifiers beside a linear one.
-Assumed: the graph is co-occurrence alone, as no knowledge graph comes with the package; what is added starts at zero,
-so that a trained backbone begins as it was; no dropout. Numbers are those of the published code, which is of videos.
+Behind each stage but the last its labels look for themselves in the feature map, and what they find is added to it,
+nothing at first, so that a trained backbone begins as it was. What else is assumed: docs/peers.md.
 """
 
 from functools import partial
@@ -30,11 +28,7 @@ class KSSNetHead(Head):
     """
 
     project: "AddedLinear"
-    per_label: ClassVar[PerLabel] = {
-        "words.vectors": (0,),
-        "graph.edges": (0, 1),
-        **{f"laterals.{stage}": (0,) for stage in range(STAGES)},
-    }
+    per_label: ClassVar[PerLabel] = {f"laterals.{stage}": (0,) for stage in range(STAGES)}
 
     def __init__(
         self,
@@ -49,7 +43,7 @@ class KSSNetHead(Head):
         self.graph = LabelGraph(labels, partial(superimpose, own=own))
         self.layers = nn.ModuleList([make_layer(vector_width, features)])
         self.laterals = nn.ParameterList()
-        self.project = AddedLinear(features, labels)
+        self.set_projection(AddedLinear, features, labels)
 
     def connect(self, network: nn.Module) -> None:
         """Inject labels behind the stages of a timm model, by hooks that a copy of both keeps."""

@@ -1,15 +1,12 @@
-"""What is known of labels before any image is seen: word vectors, and how often labels occur together.
+"""What is known of labels before any image is seen, as buffers that training fills: word vectors, co-occurrence."""
 
-Both are buffers: they are saved with a model, and no gradient moves them. Training fills them at its start.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from pivotpatch.errors import InputError, shorten
+from pivotpatch.errors import InputError, explaining, shorten
 
 SEED, DEVIATION = 0, 0.38
 """Of the vectors of labels that no file gives: their numbers deviate as GloVe's of MS-COCO's labels do."""
@@ -77,17 +74,12 @@ def read_vectors(path: Path, labels: Sequence[str]) -> Tensor:
     whole = {label: ["_".join(words), "-".join(words)] for label, words in parts.items()}
     wanted = {word for words in (*parts.values(), *whole.values()) for word in words}
     found: dict[str, Tensor] = {}
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                word, *numbers = line.rstrip().split(" ")
-                if word.lower() in wanted and len(numbers) > 1:
-                    found.setdefault(word.lower(), torch.tensor([float(number) for number in numbers]))
-    except FileNotFoundError:
-        raise InputError(str(path), "there is no such file", "give a text file of word vectors") from None
-    except (OSError, ValueError) as error:
-        wrong = f"cannot be read as text with a word and numbers on each line ({error})"
-        raise InputError(str(path), wrong, "give word vectors as GloVe's .txt or fastText's .vec") from None
+    wrong, todo = "cannot be read as text with a word and numbers on each line", "give GloVe's .txt or fastText's .vec"
+    with explaining(str(path), wrong, todo, of=(OSError, ValueError)), path.open(encoding="utf-8") as file:
+        for line in file:
+            word, *numbers = line.rstrip().split(" ")
+            if word.lower() in wanted and len(numbers) > 1:
+                found.setdefault(word.lower(), torch.tensor([float(number) for number in numbers]))
     missing = [label for label in labels if not any(word in found for word in (*parts[label], *whole[label]))]
     if missing:
         wrong = f"it knows no word of {shorten(missing)}"
@@ -95,12 +87,5 @@ def read_vectors(path: Path, labels: Sequence[str]) -> Tensor:
     if len({len(vector) for vector in found.values()}) > 1:
         raise InputError(str(path), "its vectors are not all of one length", "correct it there")
 
-    def look_up(label: str) -> Tensor:
-        one = [found[word] for word in whole[label] if word in found]
-        return one[0] if one else _mean(found[word] for word in parts[label] if word in found)
-
-    return torch.stack([look_up(label) for label in labels])
-
-
-def _mean(vectors: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(vectors)).mean(dim=0)
+    chosen = [[word for word in whole[label] if word in found][:1] or parts[label] for label in labels]
+    return torch.stack([torch.stack([found[w] for w in words if w in found]).mean(dim=0) for words in chosen])

@@ -1,9 +1,6 @@
-"""MCAR: multi-class attentional regions (Gao and Zhou, IEEE TIP 2021).
+"""MCAR (Gao and Zhou, IEEE TIP 2021): the four most likely labels are cut out, enlarged and seen again.
 
-A plain model names its four most likely labels. Around the activation of each it cuts the image, enlarges the crop and
-looks again with the same weights. A logit is the largest of the whole image's and the crops'. Like PAT it costs five
-passes, but crops go where the first look already was. Assumed: of equal peaks in a profile the first counts; crops are
-enlarged by bilinear interpolation; pooling is that of the head ("linear" or "max"), or their mean in the paper.
+Like PAT it costs five passes, but crops go where the first look already was. What is assumed: docs/peers.md.
 """
 
 from pathlib import Path

@@ -1,26 +1,17 @@
-"""ML-GCN: multi-label recognition with graph convolutions (Chen et al., CVPR 2019).
+"""ML-GCN (Chen et al., CVPR 2019): two graph convolutions make the classifiers of labels from their word vectors."""
 
-The classifiers of labels are not learned one by one: two graph convolutions make them of the labels' word vectors,
-along edges between labels that often occur together. A logit is the product of the max-pooled image and a classifier.
-Assumed: nothing. The published settings, 20 epochs of SGD with rates of 0.1 and 0.01, are not those of our recipe.
-"""
-
-import math
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.models.heads import Head, PerLabel
+from pivotpatch.models.heads import Head, draw_uniform
 from pivotpatch.peers.label_priors import LabelGraph, WordVectors, find_conditionals
 
 
 class MLGCNHead(Head):
     """Max pooling and classifiers made by a graph; the embedding is (B,D). PAT-T has three pairs of convolutions."""
-
-    per_label: ClassVar[PerLabel] = {"words.vectors": (0,), "graph.edges": (0, 1)}
 
     def __init__(
         self,
@@ -34,7 +25,7 @@ class MLGCNHead(Head):
     ) -> None:
         super().__init__()
         make = partial(make_edges, threshold=threshold, share=share)
-        self.project = GraphClassifiers(features, labels, width=width, vector_width=vector_width, make=make)
+        self.set_projection(GraphClassifiers, features, labels, width=width, vector_width=vector_width, make=make)
 
     def embed(self, features: Tensor) -> Tensor:
         """Largest value (B,D) over the places of a feature map (B,D,h,w)."""
@@ -47,15 +38,8 @@ class GraphClassifiers(nn.Module):
     def __init__(self, features: int, labels: int, *, width: int, vector_width: int, make: "partial[Tensor]") -> None:
         super().__init__()
         self.words, self.graph = WordVectors(labels, vector_width), LabelGraph(labels, make)
-        self.first = nn.Parameter(torch.empty(vector_width, width))
-        self.second = nn.Parameter(torch.empty(width, features))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the convolutions anew."""
-        for weight in (self.first, self.second):
-            bound = 1 / math.sqrt(weight.shape[1])
-            nn.init.uniform_(weight, -bound, bound)
+        self.first = draw_uniform(vector_width, width, of=width)
+        self.second = draw_uniform(width, features, of=features)
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Logits (B,L) of pooled images (B,D)."""

@@ -1,10 +1,6 @@
-"""After MS-CMA: cross-modality attention with semantic graph embedding (You et al., AAAI 2020).
+"""After MS-CMA (You et al., AAAI 2020): places count for a label by their cosine with its embedding, at two scales.
 
-Labels get embeddings whose cosines are how often they occur together. Each place of the projected feature map counts
-for a label by its cosine with the label's embedding, not at all if that is negative; a label is judged by the mean of
-the places so weighed. Assumed, as there is no public code: width 256, `alpha` 0.4, embeddings fitted once and then
-fixed, and as scales the last feature map and the same pooled two by two, where the paper takes two stages of the
-backbone; their scores add up.
+Cosines of embeddings are how often labels occur together. What is assumed: docs/peers.md.
 """
 
 from typing import ClassVar
@@ -32,7 +28,7 @@ class MSCMAHead(Head):
         super().__init__()
         self.semantic = LabelEmbeddings(labels, width, alpha=alpha)
         self.enter = nn.Sequential(nn.Conv2d(features, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1))
-        self.project = GroupProjection(labels, queries=labels, width=2 * features)
+        self.set_projection(GroupProjection, labels, queries=labels, width=2 * features)
 
     def embed(self, features: Tensor) -> Tensor:
         """What labels are judged by (B,L,2D), of a feature map (B,D,h,w)."""

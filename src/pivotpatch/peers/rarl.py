@@ -1,9 +1,7 @@
-"""After RARL: recurrent attentional reinforcement learning (Chen et al., AAAI 2018).
+"""After RARL (Chen et al., AAAI 2018): an LSTM looks at regions around places that it chooses; see docs/peers.md.
 
-An LSTM looks at regions of the feature map of three sizes around a place, scores labels and chooses the next place. A
-logit is the largest score of all looks. A place is drawn in training, and its choice rewarded by the share of present
-labels that the logits rank first; else it is the expected one. Assumed: the first look is at the middle, five looks,
-regions that are pooled together, and the batch's mean reward as what is expected.
+A place is drawn in training, and its choice rewarded by the share of present labels that the logits rank first, less
+the batch's mean; else it is the expected one.
 """
 
 import torch
@@ -36,7 +34,7 @@ class RARLHead(Head):
         self.cell = nn.LSTMCell(features, hidden)
         self.leave = nn.Linear(hidden, hidden)
         self.locate = nn.Linear(hidden, 2)
-        self.project = LargestScores(labels, hidden)
+        self.set_projection(LargestScores, hidden, labels)
 
     def embed(self, features: Tensor) -> Tensor:
         """What labels are scored by (B,S,W), of a feature map (B,D,h,w), at the places that are expected."""

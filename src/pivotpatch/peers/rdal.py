@@ -1,9 +1,4 @@
-"""After RDAL: recurrently discovered attentional regions (Wang et al., ICCV 2017).
-
-A spatial transformer cuts a region out of the feature map, an LSTM reads it, scores labels and says where to look next.
-A logit is the largest score of all steps. Assumed: the first look is at the whole map and counts too; each region stays
-within half a side of an anchor of its own, where the paper has losses that spread regions; five looks.
-"""
+"""After RDAL (Wang et al., ICCV 2017): a spatial transformer cuts regions, an LSTM reads them; see docs/peers.md."""
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +27,7 @@ class RDALHead(Head):
         self.cell = nn.LSTMCell(features, hidden)
         self.leave = nn.Linear(hidden, hidden)
         self.locate = nn.Linear(hidden, 4)
-        self.project = LargestScores(labels, hidden)
+        self.set_projection(LargestScores, hidden, labels)
         self.register_buffer("anchors", torch.tensor(ANCHORS), persistent=False)
         self.anchors: Tensor
 

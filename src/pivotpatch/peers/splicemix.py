@@ -1,10 +1,6 @@
-"""After SpliceMix: grids of shrunken images as further training images (Wang et al., 2023).
+"""After SpliceMix (Wang et al., 2023): grids of shrunken images join a batch, with the labels of all; docs/peers.md.
 
-A quarter as many images are added to each batch. Each is a grid of 1 x 2, 2 x 2 or 2 x 3 shrunken images of the batch
-and has the labels of all of them; some cells may be left blank. With consistency, the feature map of a grid is also cut
-into its cells, and what the head says of a cell is drawn to what it says of the same image at full size. Inference is
-as before. Assumed: one kind of grid per step; how many cells are blank is uniform; consistency is binary cross entropy
-against probabilities that get no gradient.
+With consistency, what the head says of a cell of a grid's feature map is drawn to what it says of the whole image.
 """
 
 import math

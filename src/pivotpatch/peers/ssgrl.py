@@ -1,25 +1,15 @@
-"""SSGRL: semantic-specific graph representation learning (Chen et al., ICCV 2019).
-
-The word vector of each label chooses, by attention, its own feature from the map. A gated graph network passes messages
-between the features of labels that occur together. Each label is judged by its feature before and after.
-Assumed: the diagonal of the graph is 0. In the published code both gates weigh the state alike; `shared_gate` does so
-too. Its training (frozen early stages, crops, Adam at 1e-5) is not that of our recipe.
-"""
-
-from typing import ClassVar
+"""SSGRL (Chen et al., ICCV 2019): word vectors choose a feature for each label; a gated graph network mixes them."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pivotpatch.models.heads import GroupProjection, Head, PerLabel
+from pivotpatch.models.heads import GroupProjection, Head
 from pivotpatch.peers.label_priors import LabelGraph, WordVectors, find_conditionals
 
 
 class SSGRLHead(Head):
     """Attention by word vectors and a gated graph network; the embedding is (B,L,W)."""
-
-    per_label: ClassVar[PerLabel] = {"words.vectors": (0,), "graph.edges": (0, 1)}
 
     def __init__(
         self,
@@ -43,7 +33,7 @@ class SSGRLHead(Head):
         self.message = nn.Linear(2 * features, 3 * features)  # of update gate, reset gate and new state
         self.state = nn.Linear(features, 2 * features if shared_gate else 3 * features)
         self.leave = nn.Linear(2 * features, width)
-        self.project = GroupProjection(labels, queries=labels, width=width)
+        self.set_projection(GroupProjection, labels, queries=labels, width=width)
 
     def embed(self, features: Tensor) -> Tensor:
         """What labels are judged by (B,L,W), of a feature map (B,D,h,w), whose places are pooled two by two."""

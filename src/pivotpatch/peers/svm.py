@@ -1,10 +1,4 @@
-"""After VGG + SVM: linear support vector machines on a trained backbone (Simonyan and Zisserman, ICLR 2015).
-
-The pooled feature map, scaled to length 1, is judged by a linear machine for each label; the backbone is frozen, and
-the loss is the squared hinge, which weight decay makes wide margins of (`model.frozen=true`,
-`loss.name=squared_hinge`). Assumed: the last feature map of one backbone at one size, where the paper joins two
-backbones' last hidden layers over several sizes.
-"""
+"""After VGG + SVM (Simonyan and Zisserman, ICLR 2015): a linear machine for each label; see docs/peers.md."""
 
 import torch
 from torch import Tensor, nn

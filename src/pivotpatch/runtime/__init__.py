@@ -1,8 +1,4 @@
-"""Tags without torch: decode, ask an ONNX file, decide, write; numpy, Pillow and onnxruntime alone.
-
-`predictor` turns images into tags and asks an `engine`; `prediction` is its answer, `drawing` shows it. `bulk` tags
-millions. `sidecars` and `tag_names` bring tags to where people keep their photos.
-"""
+"""Tags without torch: decode, ask an ONNX file, decide, write; numpy, Pillow and onnxruntime alone."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,4 @@
-"""Tag any number of images: constant memory, any number of processes, and every row once whenever a process ends.
-
-How a job lies on the disk, unfinished and finished, is told in `parts`.
-"""
+"""Tag any number of images: constant memory, any number of processes, every row once; its files: `parts`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing

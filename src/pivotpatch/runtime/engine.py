@@ -1,8 +1,7 @@
-"""One question to every kind of trained model: images in, probabilities and patch weights out; and ONNX files' answer.
+"""One question to every kind of trained model, and ONNX files' answer.
 
-There are two kinds of ONNX files. A "whole" one goes from images to probabilities and runs anywhere. A "looks" one goes
-from views to logits per place of the feature map; what lies around it, cutting, pooling and calibration, is done here,
-so that one graph serves every effort. The bundled tagger is one.
+A "whole" file goes from images to probabilities and runs anywhere. A "looks" one, such as the bundled tagger, goes from
+views to logits per place of the feature map; cutting, pooling and calibration are done here, for every effort.
 """
 
 import json
@@ -21,7 +20,6 @@ from pivotpatch.runtime.checks import PREFERENCES, check_effort
 from pivotpatch.runtime.decoding import resize_pixels
 from pivotpatch.runtime.values import (
     GRID,
-    KINDS,
     SIDE,
     Adaptive,
     Calibration,
@@ -121,15 +119,13 @@ class Description:
         given = self.picture_size, self.image_size, cut.source_size, cut.patch_size, cut.closer_size
         sizes = [side for side in given if side is not None]
         again = () if self.adaptive is None else (self.adaptive.calibration, self.adaptive.again)
-        fitted = [each for each in (self.calibration, *again) if each is not None]
-        odd = [each for each in fitted if len(each.slope) != many or each.kind not in KINDS]
-        calibrated = "".join(f"a calibration of {len(each.slope)} labels and {each.kind!r}" for each in odd[:1])
+        counts |= {len(each.slope) for each in (self.calibration, *again) if each is not None} - {many}
         for valid, wrong in (
             (isinstance(self.labels, tuple) and self.labels, "labels are no list"),
             (all(isinstance(name, str) and name for name in self.labels), "labels are no names"),
             (len(set(self.labels)) == many, "a label comes twice"),
             (all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in numbers), "a threshold is none"),
-            (not counts, f"{', '.join(map(str, counts))} thresholds for {many} labels"),
+            (not counts, f"{', '.join(map(str, counts))} thresholds or calibrations for {many} labels"),
             ({*(self.preferences or ())} <= {*PREFERENCES}, f"preferences are {', '.join(self.preferences or ())}"),
             (isinstance(self.grid, int) and 0 <= self.grid <= GRID, f"grid is {self.grid!r}"),
             (isinstance(self.overlap, (int, float)) and 0 <= self.overlap < 1, f"overlap is {self.overlap!r}"),
@@ -137,7 +133,6 @@ class Description:
             (self.kind in ("whole", "looks"), f"kind is {self.kind!r}"),
             (self.kind == "whole" or (self.image_size and self.patching), "it does not say how to look"),
             ((cut.grid, cut.overlap) == (self.grid or 1, self.overlap), "grid or overlap are not its patches'"),
-            (not odd, f"{calibrated} for {many}"),
         ):
             if not valid:
                 raise InputError("its description", wrong, _AGAIN)
@@ -158,21 +153,16 @@ class Description:
 
     @classmethod
     def from_json(cls, text: str) -> "Description":
-        """What `to_json` gave; anything else is an `InputError`."""
+        """What `to_json` gave; anything else is an error of one kind or another."""
         parts: dict[str, Callable[[Any], Any]] = {
             "patching": lambda told: Patching(**told),
             "calibration": Calibration.from_dict,
             "adaptive": Adaptive.from_dict,
             "preferences": lambda told: {name: tuple(values) for name, values in told.items()},
         }
-        try:
-            read: dict[str, Any] = json.loads(text)
-            read = {name: tuple(value) if isinstance(value, list) else value for name, value in read.items()}
-            return cls(**read | {name: make(read[name]) for name, make in parts.items() if read.get(name) is not None})
-        except InputError as error:
-            raise InputError("its description is wrong", error.parts[1], _AGAIN) from None
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InputError("its description is wrong", quote_fault(error), _AGAIN) from None
+        read: dict[str, Any] = json.loads(text)
+        read = {name: tuple(value) if isinstance(value, list) else value for name, value in read.items()}
+        return cls(**read | {name: make(read[name]) for name, make in parts.items() if read.get(name) is not None})
 
 
 def open_session(path: Path, *, device: str | None = None, threads: int = 0) -> Any:
@@ -374,8 +364,9 @@ def open_onnx(path: str | Path, *, effort: float | None = None, device: str | No
         raise InputError(str(path), "says nothing of labels and thresholds", todo)
     try:
         description = Description.from_json(told)
-    except InputError as error:
-        raise InputError(str(path), ": ".join(error.parts[:2]), _AGAIN) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        wrong = error.parts[1] if isinstance(error, InputError) else quote_fault(error)
+        raise InputError(str(path), f"its description is wrong: {wrong}", _AGAIN) from None
     adaptive = None if description.kind == "whole" else description.adaptive
     effort = choose_effort(effort, adaptive)
     if description.kind == "whole" and effort != 1:

@@ -98,18 +98,16 @@ def describe_unread(unread: Mapping[str, int]) -> list[str]:
     >>> describe_unread({".nef": 1, ".mov": 1, ".mp4": 1})
     ['1 raw file was not read; export it as JPEG first', '2 videos were not read; only images get tags']
     """
-    kinds = ((HEIF, "HEIC file"), (RAW, "raw file"), (OTHER, "JXL or PSD file"), (VIDEO, "video"))
-    counts = {kind: sum(unread.get(suffix, 0) for suffix in suffixes) for suffixes, kind in kinds}
     lines = []
-    for kind, count in counts.items():
-        them, many = ("it", f"1 {kind} was") if count == 1 else ("them", f"{count:,} {kind}s were")
-        todo = {
-            "HEIC file": f"{install_hint('heif')} reads {them}",
-            "raw file": f"export {them} as JPEG first",
-            "JXL or PSD file": f"export {them} as JPEG first",
-            "video": "only images get tags",
-        }[kind]
-        lines += [f"{many} not read; {todo}"] if count else []
+    for suffixes, kind, todo in (
+        (HEIF, "HEIC file", f"{install_hint('heif')} reads THEM"),
+        (RAW, "raw file", "export THEM as JPEG first"),
+        (OTHER, "JXL or PSD file", "export THEM as JPEG first"),
+        (VIDEO, "video", "only images get tags"),
+    ):
+        count = sum(unread.get(suffix, 0) for suffix in suffixes)
+        many, them = (f"1 {kind} was", "it") if count == 1 else (f"{count:,} {kind}s were", "them")
+        lines += [f"{many} not read; {todo.replace('THEM', them)}"] if count else []
     return lines
 
 

@@ -140,7 +140,7 @@ def _list_tar(stream: IO[bytes], file: str) -> Iterator[Source]:
 
 
 def _list_parquet(stream: IO[bytes], file: str) -> Iterator[Found]:
-    table = _open_table(stream)
+    table = open_table(stream)
     column, embedded = _choose_column(table.schema_arrow, file)
     if embedded:
         yield from (Source(f"{file}#{row + 1}", file, row, -1) for row in range(table.metadata.num_rows))
@@ -149,7 +149,7 @@ def _list_parquet(stream: IO[bytes], file: str) -> Iterator[Found]:
         yield from (name if isinstance(name, str) else "" for name in batch.column(0).to_pylist())
 
 
-def _open_table(stream: IO[bytes]) -> Any:
+def open_table(stream: IO[bytes]) -> Any:
     """A Parquet file; only a large one is read by pieces, for there Arrow makes room for all that a page claims."""
     pieces = 1 << 20 if stream.seek(0, os.SEEK_END) > MAX_BYTES else 0
     return import_extra("pyarrow.parquet", "parquet").ParquetFile(stream, buffer_size=pieces, pre_buffer=False)
@@ -157,15 +157,20 @@ def _open_table(stream: IO[bytes]) -> Any:
 
 def _choose_column(schema: Any, file: str) -> tuple[str, bool]:
     """The column of images, as Parquet names it, and whether it holds their bytes or their names."""
-    for name in COLUMNS:
-        if name in schema.names:
-            kind = schema.field(name).type
-            fields = [kind.field(place).name for place in range(kind.num_fields)] if str(kind)[:6] == "struct" else ()
-            if "bytes" in fields or "binary" in str(kind)[:12]:
-                return f"{name}.bytes" if fields else name, True
-            if str(kind) in ("string", "large_string", "string_view"):
-                return name, False
+    for name in filter(schema.names.__contains__, COLUMNS):
+        pixels, _ = find_fields(schema, name)
+        if pixels is not None or str(schema.field(name).type) in ("string", "large_string", "string_view"):
+            return pixels or name, pixels is not None
     raise InputError(file, "has no column of images", f"call it one of {', '.join(COLUMNS)}")
+
+
+def find_fields(schema: Any, column: str) -> tuple[str | None, str | None]:
+    """As Parquet names them, the encoded images of a column (None where they are files) and their paths or names."""
+    kind = schema.field(column).type
+    fields = [kind.field(place).name for place in range(kind.num_fields)] if str(kind).startswith("struct") else []
+    if "bytes" in fields:
+        return f"{column}.bytes", f"{column}.path" if "path" in fields else None
+    return (column, None) if "binary" in str(kind).partition("<")[0] else (None, column)
 
 
 def open_sources(listed: Iterable[Any], root: Path) -> Iterator[Opened]:
@@ -175,14 +180,14 @@ def open_sources(listed: Iterable[Any], root: Path) -> Iterator[Opened]:
     """
     rows = _Rows(root)
     for each in listed:
-        if isinstance(each, str):
-            yield Opened(each, partial(_read_whole, each, root))
+        if isinstance(each, str) and not is_address(each):
+            yield Opened(each, partial(Path, root, each))
         elif isinstance(each, dict):
             yield Opened(each["error"][0], partial(_give, InputError(*each["error"]), ""))
         else:
-            source = Source(*each)
+            source = Source(each, each, 0, MAX_BYTES + 1) if isinstance(each, str) else Source(*each)
             held = source.size < 0
-            read = partial(_give, rows.read(source), source.name) if held else partial(_read_range, source, root)
+            read = partial(_give, rows.read(source), source.name) if held else partial(_read_bytes, source, root)
             yield Opened(source.name, read)
 
 
@@ -199,47 +204,31 @@ def _open(file: str, root: Path | None = None) -> IO[bytes]:
     return (Path(file) if root is None else root / file).open("rb")
 
 
-def _read_whole(name: str, root: Path) -> Path | bytes:
-    """A file that is an image."""
-    if not is_address(name):
-        return root / name
-    content = _read_bytes(Source(name, name, 0, MAX_BYTES + 1), root)
-    return _check_length(content, len(content), name)
-
-
-def _read_range(source: Source, root: Path) -> bytes:
-    """An image in a tar shard."""
-    content = _read_bytes(source, root)
-    if len(content) < min(source.size, MAX_BYTES):
-        raise InputError(source.name, "the shard ends before it", "copy or write the shard again")
-    return _check_length(content, source.size, source.name)
-
-
 def _read_bytes(source: Source, root: Path) -> bytes:
-    """What lies at a place of a local or remote file, or the beginning of it where it is too long."""
+    """An image in a tar shard, or a remote file that is one."""
     end = source.at + min(source.size, MAX_BYTES + 1)
     with _explaining(source.name):
         if is_address(source.file):
             system, place = import_extra("fsspec").core.url_to_fs(source.file)
-            return system.cat_file(place, start=source.at, end=end)
-        with (root / source.file).open("rb") as stream:
-            stream.seek(source.at)
-            return stream.read(end - source.at)
+            content = system.cat_file(place, start=source.at, end=end)
+        else:
+            with (root / source.file).open("rb") as stream:
+                stream.seek(source.at)
+                content = stream.read(end - source.at)
+    if source.name != source.file and len(content) < end - source.at:
+        raise InputError(source.name, "the shard ends before it", "copy or write the shard again")
+    return _give(content, source.name)
 
 
-def _check_length(content: bytes, size: int, name: str) -> bytes:
-    if size > MAX_BYTES:
+def _give(content: bytes | InputError | None, name: str) -> bytes:
+    """What was read, unless it is none or too long."""
+    if isinstance(content, InputError):
+        raise content
+    if content is None:
+        raise InputError(name, "there is no image in this row", "fill it, or leave the row out")
+    if len(content) > MAX_BYTES:
         raise InputError(name, f"has more than the limit of {MAX_BYTES:,} bytes", "shrink the image")
     return content
-
-
-def _give(value: bytes | InputError | None, name: str) -> bytes:
-    """What was read already."""
-    if isinstance(value, InputError):
-        raise value
-    if value is None:
-        raise InputError(name, "there is no image in this row", "fill it, or leave the row out")
-    return _check_length(value, len(value), name)
 
 
 class _Rows:
@@ -269,7 +258,7 @@ class _Rows:
         """Images of a table from a row on."""
         self._group, first = (file, range(at, at + 1)), 0
         with _open(file, self._root) as stream:
-            table = _open_table(stream)
+            table = open_table(stream)
             column, _ = _choose_column(table.schema_arrow, file)
             for group in range(table.num_row_groups):
                 rows = range(first, first + table.metadata.row_group(group).num_rows)

@@ -1,9 +1,6 @@
 """The files of a tagging job: its list of images, a part for each stretch that is done, and what they become.
 
-Unfinished work lies in `tags.parquet.parts/`: settings.json, the list of images (images.jsonl), and a part for each
-stretch of the list that is done, rows as lines of JSON in a file named by its first image and the one after its last.
-A part is there whole or not at all, and nothing else says how far the work is: it can end at any moment and go on in
-one process, in several, or on a cluster. In the end the parts become one file; then the work is finished.
+A part, in `tags.parquet.parts/`, is there whole or not at all, and nothing else says how far the work is.
 """
 
 import csv

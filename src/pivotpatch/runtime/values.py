@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pivotpatch.errors import InputError
+from pivotpatch.errors import InputError, check_known
 from pivotpatch.runtime.checks import check_effort
 
 SIDE = 4096
@@ -149,6 +149,7 @@ class Calibration:
     offset: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        check_known(self.kind, KINDS, where="Calibration", what="kind")
         if len(self.slope) != len(self.offset):
             wrong = f"{len(self.slope)} slopes and {len(self.offset)} offsets"
             raise InputError("Calibration", wrong, "give one of each per label")

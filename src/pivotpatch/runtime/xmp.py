@@ -1,8 +1,4 @@
-"""Tags in an XMP packet: added, and taken out again, without touching any other byte of it.
-
-The packet is parsed to learn where things are, never written anew: comments, prefixes, escapes, padding and whatever
-other programs keep in it stay as they are.
-"""
+"""Tags in an XMP packet, added and taken out: it is parsed to learn where things are, and no other byte is touched."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -83,7 +83,7 @@ def calibrate_out_of_fold(logits: Tensor, target: Tensor, *, method: Method = "p
     """
     probs = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
     for inside in draw_folds(len(logits)):
-        fitted = fit_calibration(logits[~inside], target[~inside], kind="", method=method)
+        fitted = fit_calibration(logits[~inside], target[~inside], kind="tde", method=method)
         probs[inside] = fitted.apply(logits[inside])
     return probs
 
