@@ -55,6 +55,7 @@ METHODS = {
     "q2l_pat": [*PAT, "model.head=query2label"],
     "mldec_asl": [*ASL, "model.head=ml_decoder"],
     "mldec_pat": [*PAT, "model.head=ml_decoder"],
+    "mldec_native": [*NATIVE, "model.head=ml_decoder"],
     "max_asl": [*ASL, "model.head=max"],
     "splice_asl": [*ASL, "mix.share=0.25"],  # a step costs 1.25 passes: +12 is the cost of 15 epochs without
     "splicecl_asl": [*ASL, "mix.share=0.25", "mix.consistent=true"],
