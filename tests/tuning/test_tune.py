@@ -39,7 +39,8 @@ from pivotpatch.tuning.tune import (
 LABELS = tuple("abcde")
 SCORES = make_scores(LABELS, count=200)
 PLAIN = make_scores(LABELS, count=200, patches=False)
-CLOSER = replace(make_scores(LABELS, count=200, seed=1), closer_size=64)
+MODEL = PatchClassifier("test_resnet", LABELS, image_size=32)
+CLOSER = replace(make_scores(LABELS, count=200, seed=1), closer_size=40)
 
 
 @cache
@@ -56,8 +57,8 @@ def tune(
         mixing=mixing,
         calibration=calibration,
         goal=goal if goal in PREFERRED else parse_goal(goal),
+        model=MODEL,
         closer=closer,
-        closer_cost=2.25,
         resamples=50,
         generator=torch.Generator().manual_seed(0),
     )
@@ -188,7 +189,7 @@ def test_a_closer_look_is_mixed_as_the_patches_are_out_of_fold() -> None:
     plain = tune(SCORES, mixing="global", calibration="platt")
     mixture = fit(SCORES).shared
     expected, other = (
-        effort_curve(mixture.scores, patch_cost=4.0, closer=closer, closer_cost=2.25, method="platt")
+        effort_curve(mixture.scores, patch_cost=4.0, closer=closer, closer_cost=1.25**2, method="platt")
         for closer in (mixture.mix(CLOSER), CLOSER)
     )
     assert found.effort == expected

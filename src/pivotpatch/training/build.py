@@ -89,6 +89,11 @@ class Run:
         return self.config.train.epochs * self.steps_per_epoch
 
     @property
+    def held_out(self) -> int:
+        """How many validation images there are."""
+        return 0 if self.val_loader is None else len(self.val_loader.records)
+
+    @property
     def model(self) -> Classifier:
         """The model that is evaluated and kept: the average, where there is one."""
         return self.task.model if self.average is None else self.average.module

@@ -171,9 +171,8 @@ def tune_scores(
     mixing: Mixing = "auto",
     calibration: Scaling = "auto",
     goal: Goal | str = BEST_F1,
-    patch_cost: float = 4.0,
+    model: Classifier | None = None,
     closer: Scores | None = None,
-    closer_cost: float = 0.0,
     effort: float = 1.0,
     resamples: int = 1000,
     generator: torch.Generator,
@@ -187,10 +186,9 @@ def tune_scores(
         mixing: what to do about lam and temperature.
         calibration: how to calibrate.
         goal: of the thresholds; the name of a preference for its own.
-        patch_cost: of an image's patches in passes over an image, see `PatchClassifier.patch_cost`; only told.
-        closer: of a closer look at the same images (`PatchClassifier.look_closer`), which then is the second look of
+        model: that they are of; it says what a second look costs, 4 passes over an image where it is not given.
+        closer: of its closer look at the same images (`PatchClassifier.look_closer`), which then is the second look of
             efforts between 0 and 1. It is mixed as the patches are, out of fold too; its own must have been kept.
-        closer_cost: of that look, likewise.
         effort: of the model where none is asked for.
         resamples: of the interval of lam's gain.
         generator: draws them.
@@ -235,7 +233,12 @@ def tune_scores(
             if chosen != "none":
                 own = fit_calibration(again.scaled(kind), target, kind=kind, method=chosen)
                 adaptive = replace(adaptive, again=own)
-        curve = effort_curve(honest, patch_cost=patch_cost, closer=closer, closer_cost=closer_cost, method=chosen)
+        costs = {"patch_cost": 4.0}
+        if isinstance(model, PatchClassifier):
+            costs["patch_cost"] = model.patch_cost
+            if closer is not None and closer.closer_size is not None:
+                costs["closer_cost"] = model.closer_cost(closer.closer_size)
+        curve = effort_curve(honest, closer=closer, method=chosen, **costs)
     return Tuning(
         pictures=len(scores),
         labels=labels,
