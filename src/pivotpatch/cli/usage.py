@@ -113,9 +113,6 @@ def _add_audit(verbs: Verbs) -> None:
             audit.add_argument("--baseline", type=Path, metavar="SCORES", required=part == "cases", help=told)
         if part == "pairs":
             _add_pair_options(audit)
-        if part in ("pairs", "label-errors"):
-            told = "of logits; by default those to rank by"
-            audit.add_argument("--kind", choices=["image", "patch", "tde"], help=told)
         if part in ("steps", "scale"):
             _add_definition(audit)
         if part != "scale":
