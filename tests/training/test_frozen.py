@@ -24,6 +24,7 @@ from pivotpatch.process import ignore
 from pivotpatch.training import fit, load_config, resume
 from pivotpatch.training.build import Run, build_run, choose_frozen
 from pivotpatch.training.config import RunConfig, settle_config
+from pivotpatch.training.dry_run import try_run
 from pivotpatch.training.features import FOLDER, Embedder, Features, Ordinary, find_ordinary, pick_variants
 from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.task import Kept, PatchTask, make_loss, make_task
@@ -80,10 +81,20 @@ def test_what_is_kept_gives_the_same_run_and_nothing_is_computed_again(
 ) -> None:
     shutil.copytree(whole.parent / FOLDER, tmp_path / FOLDER)
     monkeypatch.setattr(Embedder, "_compute", lambda *_: crash())
-    told: list[str] = []
-    fit(freeze(start), tmp_path / "again", tell=told.append)
-    assert any(re.search(r"is trained already; --full would train everything, in about \d+ ", line) for line in told)
+    fit(freeze(start), tmp_path / "again")
     assert read_run(tmp_path / "again") == read_run(whole)
+
+
+def test_a_dry_run_tells_what_heads_alone_take_and_what_all_of_it_would(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tried = try_run(freeze(start), make_accelerator(freeze(start)))
+    assert (tried.pictures, tried.val_pictures, tried.steps, tried.held_bytes) == (58, 14, 40, 0)
+    assert tried.seconds > 40 * tried.seconds_per_step + tried.seconds_per_validation > 0
+    told = r"the backbone of .* is trained already; --full would train everything, in about \d+ (s|minutes)$"
+    assert re.search(told, tried.choices["model.frozen"])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("stage", "done"), [("features", 40), ("features", 90), ("train", 22)])
