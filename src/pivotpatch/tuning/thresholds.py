@@ -180,13 +180,6 @@ def fit_thresholds(
     return FittedThresholds(goal.definition, pooled.item(), LEAST, rows, shared)
 
 
-def fit_preferences(probs: Tensor, target: Tensor, *, labels: Sequence[str]) -> dict[str, FittedThresholds]:
-    """Thresholds for each of `PREFERRED`; probs and target are those of `fit_thresholds`, best calibrated per label."""
-    return {
-        name: fit_thresholds(probs, target, goal=goal, shared=True, labels=labels) for name, goal in PREFERRED.items()
-    }
-
-
 def _choose(probs: Tensor, target: Tensor, goal: Goal) -> tuple[Tensor, Tensor]:
     """The best threshold (L,) of probabilities (N,L), and whether it reaches the goal (L,).
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from pivotpatch.tuning.calibration import (
     reliability,
 )
 from pivotpatch.tuning.mixing import MixingStudy, count_below, fit_mixing
-from pivotpatch.tuning.thresholds import BEST_F1, FittedThresholds, Goal, fit_preferences, fit_thresholds
+from pivotpatch.tuning.thresholds import BEST_F1, PREFERRED, FittedThresholds, Goal, fit_thresholds
 
 Mixing = Literal["auto", "keep", "global"]
 """Lam and temperature: "auto" fits them and keeps what was scored with where the gain is within noise."""
@@ -210,18 +211,17 @@ def tune_scores(
     tried = METHODS if calibration == "auto" else (calibration,)
     chosen = min(tried, key=lambda method: qualities[method].overall.log_loss)
 
-    def fit_rules(logits: Tensor, truth: Tensor) -> tuple[Calibration, FittedThresholds, dict[str, FittedThresholds]]:
+    def fit_rules(logits: Tensor, truth: Tensor) -> tuple[Calibration, dict[str, FittedThresholds]]:
         fitted = fit_calibration(logits, truth, kind=kind, method=chosen)
-        probs = fitted.apply(logits)
-        preferences = fit_preferences(probs, truth, labels=labels)
-        own = preferences[goal] if isinstance(goal, str) else fit_thresholds(probs, truth, goal=goal, labels=labels)
-        return fitted, own, preferences
+        fit = partial(fit_thresholds, fitted.apply(logits), truth, labels=labels)
+        rules = {name: fit(goal=wanted, shared=True) for name, wanted in PREFERRED.items()}
+        return fitted, rules | {"own": rules[goal] if isinstance(goal, str) else fit(goal=goal)}
 
-    fitted, thresholds, preferences = fit_rules(final.scaled(kind), target)
-    decided = {name: torch.zeros_like(target) for name in ("own", *preferences)}
+    fitted, rules = fit_rules(final.scaled(kind), target)
+    decided = {name: torch.zeros_like(target) for name in rules}
     for inside in draw_folds(len(scores)):
-        calibrated, rule, others = fit_rules(logits[~inside], target[~inside])
-        for name, each in {"own": rule, **others}.items():
+        calibrated, others = fit_rules(logits[~inside], target[~inside])
+        for name, each in others.items():
             decided[name][inside] = each.policy.decide(calibrated.apply(logits[inside])).float()
     judged = {name: precision_recall(given, target, labels=labels) for name, given in decided.items()}
     adaptive = curve = None
@@ -249,8 +249,8 @@ def tune_scores(
         calibration=None if chosen == "none" else fitted,
         qualities=qualities,
         curves={"before": reliability(probs["before"], target), "after": reliability(probs[chosen], target)},
-        thresholds=thresholds,
-        preferences=preferences,
+        thresholds=rules.pop("own"),
+        preferences=rules,
         before=precision_recall(probs["before"], target, labels=labels),
         after=judged.pop("own"),
         preferred=judged,
