@@ -58,17 +58,11 @@ class Features(Dataset[Batch]):
 
 
 class Ordinary(NamedTuple):
-    """Images of nothing in particular: whoever collects images of their labels has few without any of these.
+    """Images of nothing in particular: whoever collects images of their labels has few without any of these."""
 
-    Attributes:
-        seen: embeddings of N images.
-        absent: (L,) 0 for labels that none of them is taken to show, NaN where nobody knows.
-        share: how many of them a batch has besides, for each of its own images.
-    """
-
-    seen: Embeddings
-    absent: Tensor
-    share: float
+    seen: Embeddings  # of N images
+    absent: Tensor  # (L,) 0 for labels that none of them is taken to show, NaN where nobody knows
+    share: float  # how many of them a batch has besides, for each of its own images
 
     def draw(self, places: Tensor, numbers: Tensor) -> Embeddings | None:
         """Those that belong to some images of a batch; None where there are none.

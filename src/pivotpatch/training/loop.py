@@ -80,11 +80,7 @@ def fit(
 
 
 def _train_teachers(config: RunConfig, out: Path, **told: Any) -> tuple[str, ...] | FitResult:
-    """Train the teachers of CPSD beside a run's folder, or those that are not there yet.
-
-    Returns:
-        Their checkpoints, or how the training ended that somebody stopped.
-    """
+    """Train the teachers of CPSD that are not there yet; their checkpoints, or how one ended that somebody stopped."""
     records, home = open_training_records(config).train, out.parent / f"{out.name}-teachers"
     labels = divide_labels(records.labels.names, records.count_pairs(), config.distil.groups)
     for number, (name, group) in enumerate(labels.items(), 1):
