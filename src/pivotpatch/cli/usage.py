@@ -472,10 +472,7 @@ def _add_tune(verbs: Verbs) -> None:
         help="lam and temperature: keep them, or fit one pair for all labels (global); auto fits, and keeps them where "
         "the gain is within noise",
     )
-    kinds, told = (
-        ["auto", "none", "temperature", "platt", "platt_per_label"],
-        "auto takes the least log loss out of fold",
-    )
+    kinds, told = ["auto", "none", "temperature", "platt", "platt_per_label"], "auto: the least log loss out of fold"
     tune.add_argument("--calibration", choices=kinds, default="auto", help=told)
     told = (
         "what predict decides by where nothing is preferred: for each label f1, precision:0.9, recall:0.8 or cost:1:5 "
