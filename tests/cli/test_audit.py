@@ -74,9 +74,9 @@ def test_steps_and_scale_are_of_the_definition_that_is_named(audit: Audit) -> No
     assert scale["difference"]["value"] == pytest.approx(scale["tde"] - scale["patch"])
 
 
-def test_options_choose_pairs_kind_and_policy(audit: Audit) -> None:
-    found = read(audit(*PAIRS, "--pair", "one; zero", "--pair", "{two;one}", "--kind", "image", "--json"))
-    wanted = rate_pairs(make_scores(1.0, seed=1).only("image"), pairs=[("one", "zero"), ("two", "one")])
+def test_options_choose_pairs_and_policy(audit: Audit) -> None:
+    found = read(audit(*PAIRS, "--pair", "one; zero", "--pair", "{two;one}", "--json"))
+    wanted = rate_pairs(make_scores(1.0, seed=1), pairs=[("one", "zero"), ("two", "one")])
     assert found["pairs"] == json.loads(json.dumps(wanted.to_dict()))["pairs"]
     fewer = read(audit(*PAIRS, "--min-probability", "0.4", "--policy", "prior:scenes:@val?count=50", "--json"))
     assert all(row["probability"] > 0.4 for row in fewer["pairs"])

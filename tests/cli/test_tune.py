@@ -194,7 +194,7 @@ def test_a_closer_look_is_measured_and_stored(here: Path, capsys: Errors) -> Non
     save_checkpoint(model, "closer")
     words = ("--mixing", "global", "--calibration", "platt", "--closer", str(side), "--out", "tuned")
     found = tune(capsys, "plain", images, *words)
-    look: Any = {"closer": near, "closer_cost": 2.25}
+    look: Any = {"model": model, "closer": near}
     expected = tune_scores(scores, mixing="global", calibration="platt", **look, generator=torch.Generator())
     assert expected.effort is not None
     means = [point.mean for point in expected.effort.points]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pivotpatch.training.config import OptimiserSection, ScheduleSection
-from pivotpatch.training.optimiser import find_cycle_point, find_point, make_optimiser, set_point
+from pivotpatch.training.optimiser import find_point, make_optimiser, set_point
 
 
 def make_small_model() -> nn.Sequential:
@@ -21,13 +21,13 @@ def make_small_model() -> nn.Sequential:
 @given(total=st.integers(1, 300), warmup=st.floats(0, 1))
 def test_the_cycle_is_that_of_torch(total: int, warmup: float) -> None:
     assume(total * warmup != 1)  # torch divides by zero there
-    assert find_cycle_point(0, total=5, warmup=0.2) == (1.0, 0.85)  # and this begins at the peak
+    assert find_point(0, total=5, schedule=ScheduleSection(warmup=0.2)) == (1.0, 0.85)  # and this begins at the peak
     optimiser = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch wants steps of the optimiser in between, which change nothing here
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-4, total_steps=total, pct_start=warmup)
         for step in range(total):
-            point = find_cycle_point(step, total=total, warmup=warmup)
+            point = find_point(step, total=total, schedule=ScheduleSection(warmup=warmup))
             (group,) = optimiser.param_groups
             assert 3e-4 * point.rate == pytest.approx(group["lr"], rel=1e-9, abs=1e-15)
             assert point.momentum == pytest.approx(group["betas"][0], rel=1e-9)

@@ -322,11 +322,3 @@ def test_models_trained_together_are_those_trained_alone() -> None:
         take_steps(alone, TARGET[:, place : place + 1])
         for name, weight in member.state_dict().items():
             torch.testing.assert_close(weight, alone.state_dict()[name], rtol=1e-9, atol=1e-12, msg=name)
-
-
-def test_focusing_factors_are_constant_where_the_section_says_so() -> None:
-    """As in the authors' training: the derivative of the logarithm alone, weighed by the factor."""
-    logits, target = torch.randn(4, 3, requires_grad=True), torch.zeros(4, 3)
-    make_loss(LossSection(gamma_neg=2, clip=0))(logits, target).backward()
-    assert logits.grad is not None
-    torch.testing.assert_close(logits.grad, logits.sigmoid().detach() ** 3)

@@ -86,13 +86,13 @@ def test_scores_without_a_mistake_and_labels_without_a_positive_stay_finite(meth
     assert all(map(math.isfinite, unlucky.slope + unlucky.offset))
 
 
-def ece_by_loop(probs: list[float], truth: list[float], *, bins: int, by: str) -> float:
+def ece_by_loop(probs: list[float], truth: list[float], *, by: str) -> float:
     rank = [sum(other < p for other in probs) for p in probs]
     total = 0.0
-    for number in range(bins):
-        low, high = number / bins, (number + 1) / bins
+    for number in range(15):
+        low, high = number / 15, (number + 1) / 15
         place = probs if by == "width" else [r / len(probs) for r in rank]
-        last = number == bins - 1
+        last = number == 14
         chosen = [i for i, x in enumerate(place) if low <= x and (x < high or last)]
         if chosen:
             total += abs(sum(probs[i] for i in chosen) - sum(truth[i] for i in chosen))
@@ -106,18 +106,18 @@ def test_expected_calibration_error_is_the_loop(by: str, levels: int | None) -> 
     probs = torch.sigmoid(logits).double()
     probs = (probs * levels).round() / levels if levels else probs
     target[3, 1] = NAN
-    judged = judge_calibration(probs, target, bins=4, labels=["a", "b", "c"])
+    judged = judge_calibration(probs, target, labels=["a", "b", "c"])
     for label in range(3):
         rows = ~torch.isnan(target[:, label])
-        expected = ece_by_loop(probs[rows, label].tolist(), target[rows, label].tolist(), bins=4, by=by)
+        expected = ece_by_loop(probs[rows, label].tolist(), target[rows, label].tolist(), by=by)
         faults = judged.per_label[label]
         assert faults is not None
         assert getattr(faults, f"ece_{by}") == pytest.approx(expected)
     known = ~torch.isnan(target)
-    expected = ece_by_loop(probs[known].tolist(), target[known].tolist(), bins=4, by=by)
+    expected = ece_by_loop(probs[known].tolist(), target[known].tolist(), by=by)
     assert getattr(judged.overall, f"ece_{by}") == pytest.approx(expected)
     if by == "width":
-        assert reliability(probs, target, bins=4).ece == pytest.approx(expected)
+        assert reliability(probs, target).ece == pytest.approx(expected)
 
 
 def test_brier_and_log_loss_are_scikit_learns() -> None:

@@ -45,7 +45,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 8), st.sampled_from([0.0, 1.0, NAN])), 
 def test_no_threshold_does_better(rows: list[tuple[int, float]], goal: str) -> None:
     probs = torch.tensor([[place / 8] for place, _ in rows])
     target = torch.tensor([[truth] for _, truth in rows])
-    fitted = fit_thresholds(probs, target, goal=parse_goal(goal), min_positives=1)
+    fitted = fit_thresholds(probs, target, goal=parse_goal(goal))
     known = [(place / 8, truth) for place, truth in rows if truth == truth]
     truth = [t for _, t in known]
     levels = sorted({0.0, 1.0, *(score for score, _ in known)})
@@ -80,14 +80,14 @@ def test_neighbouring_floats_are_parted() -> None:
     low = np.float32(0.7)
     high = np.nextafter(low, np.float32(1))
     probs = torch.tensor([[low], [high], [0.1]])
-    fitted = fit_thresholds(probs, torch.tensor([[0.0], [1.0], [0.0]]), goal=BEST_F1, min_positives=1)
+    fitted = fit_thresholds(probs, torch.tensor([[0.0], [1.0], [0.0]]), goal=BEST_F1)
     assert fitted.policy.decide(probs).flatten().tolist() == [False, True, False]
     apart = torch.tensor([[0.9], [0.5], [0.25]], dtype=torch.float64)
-    halfway = fit_thresholds(apart, torch.tensor([[1.0], [0.0], [0.0]]), goal=BEST_F1, min_positives=1)
+    halfway = fit_thresholds(apart, torch.tensor([[1.0], [0.0], [0.0]]), goal=BEST_F1)
     assert halfway.values[0] == pytest.approx(0.7)
     ends, target = torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0], [0.0]])
-    assert fit_thresholds(ends, target, goal=BEST_F1, min_positives=1).values == (0.5,)
-    assert not fit_thresholds(ends, 1 - target, goal=parse_goal("cost:1:1"), min_positives=1).policy.decide(ends).any()
+    assert fit_thresholds(ends, target, goal=BEST_F1).values == (0.5,)
+    assert not fit_thresholds(ends, 1 - target, goal=parse_goal("cost:1:1")).policy.decide(ends).any()
 
 
 def test_labels_with_few_positives_share_the_threshold_of_all() -> None:

@@ -48,8 +48,6 @@ def run_audit(args: argparse.Namespace) -> int:
     scores = read_score_file(Path(args.words[0]), records=records)
     if records is not None and scores.indices is not None:
         records = records.select(scores.indices.numpy())  # those that have scores
-    if getattr(args, "kind", None) is not None:
-        scores = scores.only(args.kind)
     found = _PARTS[args.part](scores, records, args)
     if args.json:
         print(json.dumps(found.plain))

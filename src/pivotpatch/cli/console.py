@@ -68,12 +68,10 @@ def draw_bar(share: float, *, width: int) -> str:
 
 
 def write_figures(figures: "Mapping[str, Figure | Image]", folder: Path, *, overwrite: bool = True) -> None:
-    """Write figures to a folder as PNG or SVG files, each whole or not at all, and say so on stderr.
+    """Write figures to a folder as PNG or SVG files, by name, each whole or not at all, and say so on stderr.
 
-    Args:
-        figures: by the names of their files, to which `.png` is added where they end in neither `.png` nor `.svg`.
-        folder: where to.
-        overwrite: replace files that are there; else one is an error before any is written.
+    A name that says neither is that of a PNG file. Without `overwrite` a file that is there is an error before any is
+    written.
     """
     if not figures:
         tell(f"drew nothing to {folder}: there is nothing to show")

@@ -52,17 +52,11 @@ def open_predictor(args: argparse.Namespace, *, device: str | None = None) -> Pr
 
 
 class Naming:
-    """Which labels an image gets, and what they are called.
-
-    Attributes:
-        rule: which labels.
-        rules: which of them become tags, by which names; None for all, as they are.
-    """
+    """Which labels an image gets, its `rule`; which of them become tags, by which names: `rules`, of `--tags`."""
 
     def __init__(self, args: argparse.Namespace, labels: Sequence[str]) -> None:
-        self.rule, self.rules = TagRule(args.threshold, args.top_k), None
-        if args.tags is not None:
-            self.rules = TagRules.read(args.tags, labels)
+        self.rule = TagRule(args.threshold, args.top_k)
+        self.rules = None if args.tags is None else TagRules.read(args.tags, labels)
 
     def choose(self, prediction: Prediction) -> list[Tag]:
         """The tags of an image by their names, the most probable first, then those that every image gets."""
@@ -75,22 +69,15 @@ class Naming:
 
 
 class Sidecars:
-    """Writes tags beside images and counts what came of it.
-
-    Attributes:
-        tagged: images whose tags were written.
-        failed: images that could not be read.
-        written: files that changed.
-        unchanged: files that said so before.
-        refused: files that were not written.
-    """
+    """Writes tags beside images and counts what came of it."""
 
     def __init__(self, args: argparse.Namespace, naming: Naming) -> None:
         self._naming = naming
         self._kinds: list[Kind] = list(dict.fromkeys(args.write))
         self._overwrite, self._stop = args.overwrite, args.on_error == "error"
         self._captions: dict[Path, str] = {}  # whose each is
-        self.tagged = self.failed = self.written = self.unchanged = self.refused = 0
+        self.tagged = self.failed = 0  # images whose tags were written, and that could not be read
+        self.written = self.unchanged = self.refused = 0  # files that changed, that said so before, not written
 
     def are_there(self, image: Path) -> bool:
         """Whether an image has been tagged before, in every kind of file."""

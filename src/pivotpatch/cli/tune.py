@@ -195,21 +195,16 @@ def _finish(
     args: argparse.Namespace,
 ) -> None:
     """Fit, store, draw and print."""
-    place, patch_cost, closer_cost = args.out or source.checkpoint, 0.0, 0.0
+    place = args.out or source.checkpoint
     assert place is not None
-    if isinstance(model, PatchClassifier):
-        patch_cost = model.patch_cost
-        if closer is not None and closer.closer_size is not None:
-            closer_cost = model.closer_cost(closer.closer_size)
     list_not_read(scored.not_read)
     found = tune_scores(
         scored.scores,
         mixing=args.mixing,
         calibration=args.calibration,
         goal=goal,
-        patch_cost=patch_cost,
+        model=model,
         closer=closer,
-        closer_cost=closer_cost,
         effort=choose_effort(args.effort, model.adaptive),
         generator=torch.Generator().manual_seed(SEED),
     )

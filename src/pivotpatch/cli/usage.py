@@ -113,9 +113,6 @@ def _add_audit(verbs: Verbs) -> None:
             audit.add_argument("--baseline", type=Path, metavar="SCORES", required=part == "cases", help=told)
         if part == "pairs":
             _add_pair_options(audit)
-        if part in ("pairs", "label-errors"):
-            told = "of logits; by default those to rank by"
-            audit.add_argument("--kind", choices=["image", "patch", "tde"], help=told)
         if part in ("steps", "scale"):
             _add_definition(audit)
         if part != "scale":
@@ -475,10 +472,7 @@ def _add_tune(verbs: Verbs) -> None:
         help="lam and temperature: keep them, or fit one pair for all labels (global); auto fits, and keeps them where "
         "the gain is within noise",
     )
-    kinds, told = (
-        ["auto", "none", "temperature", "platt", "platt_per_label"],
-        "auto takes the least log loss out of fold",
-    )
+    kinds, told = ["auto", "none", "temperature", "platt", "platt_per_label"], "auto: the least log loss out of fold"
     tune.add_argument("--calibration", choices=kinds, default="auto", help=told)
     told = (
         "what predict decides by where nothing is preferred: for each label f1, precision:0.9, recall:0.8 or cost:1:5 "

@@ -89,6 +89,11 @@ class Run:
         return self.config.train.epochs * self.steps_per_epoch
 
     @property
+    def held_out(self) -> int:
+        """How many validation images there are."""
+        return 0 if self.val_loader is None else len(self.val_loader.records)
+
+    @property
     def model(self) -> Classifier:
         """The model that is evaluated and kept: the average, where there is one."""
         return self.task.model if self.average is None else self.average.module
@@ -104,16 +109,11 @@ def build_run(
     progress: Progress = ignore,
     tell: Tell = ignore,
 ) -> Run:
-    """Build a run; the model's first weights depend on the configuration alone.
+    """Build a run and settle its configuration; the model's first weights depend on that alone.
 
-    Args:
-        config: what to build; that of the run is settled, see `settle_config`.
-        accelerator: device and processes.
-        saved: a checkpoint of this very run, to build the model from instead.
-        decode: decode the images that are to be held; else each is decoded when it is needed.
-        keep: folder of the features of a frozen backbone; None keeps them in memory alone.
-        progress: told how many of these are done.
-        tell: as in `make_model`; told what is odd about labels and images, too.
+    Or the model is that of a checkpoint of this very run, `saved`. Without `decode` images to be held are decoded when
+    they are needed; `keep` is the folder of the features of a frozen backbone, None for memory alone. `tell` is told
+    what is odd about labels and images, and what `make_model` tells.
     """
     records, val, tests = open_data(config, look=saved is None, progress=progress, tell=tell)
     # Every process draws the same weights, whatever was drawn before.
@@ -220,11 +220,7 @@ class RunRecords(NamedTuple):
 def open_data(config: RunConfig, *, look: bool = True, progress: Progress = ignore, tell: Tell = ignore) -> RunRecords:
     """Read all that a run will need; whatever is wrong with any of it is told together, before any work is done.
 
-    Args:
-        config: names the images.
-        look: see whether they are there and can be read, unless `data.on_error` is to skip those that cannot.
-        progress: told how many are looked at.
-        tell: told each fault where there are several, and what is odd about labels.
+    With `look`, and unless `data.on_error` is to skip them, images that are not there or cannot be read are wrong, too.
     """
     data, faults, opened, tests = config.data, list[InputError](), list[RecordSet](), dict[str, RecordSet]()
     train, val, lines = None, None, list[str]()
@@ -341,13 +337,7 @@ def none_read(records: RecordSet) -> InputError:
 
 
 def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignore) -> Classifier:
-    """The model of a configuration: new, or from a checkpoint.
-
-    Args:
-        config: says which.
-        labels: of the images.
-        tell: told in one line which of them a checkpoint with other labels knows already.
-    """
+    """The model of a configuration: new, or from a checkpoint; `tell` is told which labels that knows already."""
     section, task = config.model, config.task
     for name in ("closer_size", "regions"):
         if getattr(task, name) and task.kind != "patch":

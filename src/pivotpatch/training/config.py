@@ -267,12 +267,7 @@ def settle_config(config: RunConfig, *, frozen: bool) -> RunConfig:
 
 
 def dump_config(config: RunConfig, *, explained: bool = False) -> str:
-    """A configuration as TOML.
-
-    Args:
-        config: what to write.
-        explained: say behind each key what it means, and name the optional ones that have no value.
-    """
+    """A configuration as TOML; `explained`, each key with what it means, and those that have no value."""
     lines = []
     for section, values in config.model_dump(mode="json").items():
         fields = type(getattr(config, section)).model_fields

@@ -10,16 +10,14 @@ import psutil
 import torch
 from accelerate import Accelerator
 
-from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.loading import Batch, Loader
 from pivotpatch.data.records import Tell
-from pivotpatch.errors import InputError
 from pivotpatch.inference.embedding import AT_ONCE
 from pivotpatch.inference.scoring import score_images
 from pivotpatch.process import ignore
-from pivotpatch.training.build import Run, build_run, choose_frozen, none_read
+from pivotpatch.training.build import Run, build_run, none_read
 from pivotpatch.training.config import RunConfig, settle_config
-from pivotpatch.training.features import Embedder, Features
+from pivotpatch.training.features import Features
 from pivotpatch.training.gain import score_unseen, tune_folds
 from pivotpatch.training.processes import gather_named, own_settings
 from pivotpatch.training.step import compile_run, take_step, time_again, time_step
@@ -27,7 +25,6 @@ from pivotpatch.training.task import make_task
 
 FEW = 2  # images that a step of training everything is timed with, which takes much memory
 STARTING_SECONDS = 30.0  # that a program takes at most before it tries a run; one that is older did something else
-HEADS_SECONDS = 30.0  # that training the heads alone takes, where nobody has timed it
 
 
 @dataclass(frozen=True)
@@ -62,13 +59,12 @@ def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore)
         begun += time.perf_counter() - began
         if run.embedder is not None:
             begun += _try_features(run)
-        run.choices["model.frozen"] += tell_other_way(run, config)
+        run.choices["model.frozen"] += tell_full_time(run, config)
         batch = _find_first(run, run.loader)
         per_step = time_again(run, lambda: take_step(run, batch, step=0, rows=np.arange(len(batch.indices))))
         per_validation = 0.0 if run.val_loader is None else _time_validation(run, run.val_loader)
     failures = [failure for each in (run.loader, run.val_loader) if each is not None for failure in each.failures]
-    val = 0 if run.val_loader is None else len(run.val_loader.records)
-    evaluations = (-(-config.train.epochs // config.evaluation.every) if run.embedder is None else 1) if val else 0
+    evaluations = 1 if run.embedder is not None else -(-config.train.epochs // config.evaluation.every)
     on_gpu = accelerator.device.type == "cuda"
     return DryRun(
         device=torch.cuda.get_device_name() if on_gpu else f"cpu ({torch.get_num_threads()} threads)",
@@ -76,7 +72,7 @@ def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore)
         weights=sum(weight.numel() for weight in run.task.model.parameters()),
         labels=len(run.records.labels),
         pictures=len(run.records),
-        val_pictures=val,
+        val_pictures=run.held_out,
         steps=run.total_steps,
         seconds_per_step=per_step,
         seconds_per_validation=per_validation,
@@ -88,54 +84,30 @@ def try_run(config: RunConfig, accelerator: Accelerator, *, tell: Tell = ignore)
     )
 
 
-def tell_other_way(run: Run, config: RunConfig) -> str:
-    """How long a run would take with the other choice of `model.frozen`; nothing where there is none to make."""
-    section, frozen = config.model, run.embedder is not None
-    if run.accelerator.device.type != "cpu" or section.start_from is None:
+def tell_full_time(run: Run, config: RunConfig) -> str:
+    """How long `--full` would take, from a step of a few images; nothing where it would change nothing, or on a GPU."""
+    if run.embedder is None or run.accelerator.device.type != "cpu":
         return ""
-    if frozen:
-        seconds = _estimate_full(run, config)
-        return f"; --full would train everything, in about {_write_time(seconds)}"
-    try:
-        choose_frozen(settle_config(config, frozen=True), run.task.model, run.accelerator.device)
-    except InputError:  # there is no other way
-        return ""
-    policy, skip = AugmentPolicy(**config.augment.model_dump()), config.data.on_error
-    embedder = Embedder(run.task, policy, None, run.accelerator, run.dtype, skip)
-    seconds = _time_features(run, embedder, variants=1 + config.frozen.variants)
-    return f"; model.frozen=true would train the heads alone, in about {_write_time(seconds + HEADS_SECONDS)}"
-
-
-def _estimate_full(run: Run, config: RunConfig) -> float:
-    """Seconds of training everything, from a few images of one step."""
     given = settle_config(config, frozen=False)
     few = given.model_copy(update={"train": given.train.model_copy(update={"batch_size": FEW, "accumulate": 1})})
     task = make_task(deepcopy(run.task.model).requires_grad_(True).train(), few)
     seconds = time_step(replace(run, config=few, task=task, step_module=task, embedder=None, average=None)) / FEW
-    held = 0 if run.val_loader is None else len(run.val_loader.records)
-    return given.train.epochs * seconds * (len(run.records) + held / 4)  # a backward pass costs more than a forward one
-
-
-def _time_features(run: Run, embedder: Embedder, *, variants: int) -> float:
-    """Seconds that the features of all images of a run take, from those of a few."""
-    held, few = 0 if run.val_loader is None else len(run.val_loader.records), run.records[:AT_ONCE]
-    seconds = time_again(run, lambda: embedder.fill([Features(few, 1)], ignore)) / len(few)
-    return seconds * (len(run.records) * variants + held)
-
-
-def _write_time(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} s"
+    seconds *= given.train.epochs * (len(run.records) + run.held_out / 4)  # a backward pass costs the most
+    about = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} s"
+    return f"; --full would train everything, in about {about}"
 
 
 def _try_features(run: Run) -> float:
     """Seconds of all that a frozen run does beside its steps; its loaders then ship features that mean nothing."""
-    assert run.embedder is not None
-    seconds = _time_features(run, run.embedder, variants=1 + run.config.frozen.variants)
+    embedder, few = run.embedder, run.records[:AT_ONCE]
+    assert embedder is not None
+    seconds = time_again(run, lambda: embedder.fill([Features(few, 1)], ignore)) / len(few)
+    seconds *= len(run.records) * (1 + run.config.frozen.variants) + run.held_out
     for loader in filter(None, (run.loader, run.val_loader)):
         dataset = loader.batches.dataset
         assert isinstance(dataset, Features)
         dataset.kept = torch.rand(
-            run.embedder.find_shape(dataset), dtype=torch.float16, generator=torch.Generator().manual_seed(0)
+            embedder.find_shape(dataset), dtype=torch.float16, generator=torch.Generator().manual_seed(0)
         )
     began = time.perf_counter()
     if run.task.folds:

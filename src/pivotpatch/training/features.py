@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,19 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.data.augment import Augmentation, AugmentPolicy, draw_augmentation
-from pivotpatch.data.loading import Batch, Failure, Loader, OnError, hold_images
+from pivotpatch.data.loading import Batch, Failure, OnError, hold_images
 from pivotpatch.data.records import RecordSet
 from pivotpatch.inference.embedding import AT_ONCE, quicken_model
-from pivotpatch.inference.scores import Scores
-from pivotpatch.inference.scoring import score_pictures
-from pivotpatch.models.checkpoint import fingerprint, read_description
+from pivotpatch.models.checkpoint import read_description
 from pivotpatch.models.classifier import Embeddings, MultiLabelClassifier, SharedClassifier
 from pivotpatch.models.open import find_bundled
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.task import Task
-from pivotpatch.tuning.teach import find_background
+from pivotpatch.tuning.teach import find_background, name_views
 from pivotpatch.writing import explain_disk_faults, replacing
 
 FOLDER = ".features"
@@ -61,17 +58,11 @@ class Features(Dataset[Batch]):
 
 
 class Ordinary(NamedTuple):
-    """Images of nothing in particular: whoever collects images of their labels has few without any of these.
+    """Images of nothing in particular: whoever collects images of their labels has few without any of these."""
 
-    Attributes:
-        seen: embeddings of N images.
-        absent: (L,) 0 for labels that none of them is taken to show, NaN where nobody knows.
-        share: how many of them a batch has besides, for each of its own images.
-    """
-
-    seen: Embeddings
-    absent: Tensor
-    share: float
+    seen: Embeddings  # of N images
+    absent: Tensor  # (L,) 0 for labels that none of them is taken to show, NaN where nobody knows
+    share: float  # how many of them a batch has besides, for each of its own images
 
     def draw(self, places: Tensor, numbers: Tensor) -> Embeddings | None:
         """Those that belong to some images of a batch; None where there are none.
@@ -115,29 +106,6 @@ def pick_variants(kept: Tensor, choice: Tensor, model: SharedClassifier) -> Embe
     return Embeddings(rows[:, 0], rows[:, 1:], *((again[:, 0], again[:, 1:]) if model.closer_size else ()))
 
 
-def score_features(
-    model: SharedClassifier, loader: Loader, *, heads: Any = None, closer: bool = False, **options: Any
-) -> Scores:
-    """Score images by the features that a loader ships, without any augmentation.
-
-    Args:
-        model: whose features they are.
-        loader: of `Features`.
-        heads: other last steps than the model's own, see `Task.folds`.
-        closer: take the closer look in the place of the patches.
-        options: as in `score_pictures`.
-    """
-    last: Any = heads or model
-    views = count_rows(model)[1]
-
-    def score(kept: Tensor) -> CounterfactualLogits | Tensor:
-        seen = pick_variants(kept, torch.zeros(len(kept), views, dtype=torch.int64), model)
-        found: CounterfactualLogits | Tensor = last.project_closer(seen) if closer else last.project_embeddings(seen)
-        return found
-
-    return score_pictures(model, loader, score=score, closer_size=model.closer_size if closer else None, **options)
-
-
 def count_rows(model: SharedClassifier) -> tuple[int, int]:
     """Rows of an image's features as it is, and of an augmented variant."""
     views = 1 + model.grid**2 if isinstance(model, PatchClassifier) else 1
@@ -164,12 +132,8 @@ class Embedder:
         assert isinstance(model, SharedClassifier)
         self.model, device = model, self.accelerator.device
         self._quick = quicken_model(model, device=device, dtype=self.dtype)
-        cut: tuple[object, ...] = ()
-        if isinstance(model, PatchClassifier):
-            sizes = (model.source_size, model.patch_size, model.closer_size)
-            cut = (model.grid, model.overlap, model.regions, *sizes)
-        weights, head = fingerprint(model.backbone), model.architecture.head
-        self._own = repr((_VERSION, weights, head, model.preprocessing, cut, str(self.dtype))).encode()
+        also = (model.closer_size, isinstance(model, PatchClassifier) and model.regions, str(self.dtype))
+        self._own = repr((_VERSION, name_views(model), model.preprocessing, *also)).encode()
 
     def find_shape(self, features: Features) -> tuple[int, int, int, int]:
         """N, V, R and D of what `fill` gives."""

@@ -1,7 +1,6 @@
 """A run on the disk: config.toml, environment.json, log.jsonl, metrics.json, last/ and best/, each written whole.
 
-`last/` is a checkpoint like any other (the averaged weights), with two files beside it that a run goes on from:
-training.safetensors (the weights in training and the optimiser's moments) and state.json. Nothing is pickled.
+A run goes on from `last/`: the averaged weights, those in training with the optimiser's moments, and state.json.
 """
 
 import json

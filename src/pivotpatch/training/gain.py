@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pivotpatch.core.bootstrap import resample_average_precision
+from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.metrics import Definition
 from pivotpatch.data.loading import Loader
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier, SharedClassifier
-from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.process import Progress
 from pivotpatch.training.build import Run, open_loader
-from pivotpatch.training.features import Features, score_features
+from pivotpatch.training.features import Features, pick_variants
 from pivotpatch.tuning.tune import Tuning, tune_scores
 
 SEED = 0  # of resamples: the same scores have the same intervals
@@ -25,12 +26,22 @@ SEED = 0  # of resamples: the same scores have the same intervals
 def score_loader(
     run: Run, model: Classifier, loader: Loader, *, progress: Progress, heads: Any = None, closer: bool = False
 ) -> Scores:
-    """Scores of a loader's images; of the features that it ships in their place where the backbone is frozen."""
+    """Scores of a loader's images; of the features that it ships in their place where the backbone is frozen.
+
+    Of features, `heads` of a fold may speak in the place of the model's own, and a closer look in that of the patches.
+    """
     options: dict[str, Any] = {"accelerator": run.accelerator, "dtype": run.dtype, "progress": progress}
     if not isinstance(loader.batches.dataset, Features):
         return score_pictures(model, loader, **options)
     assert isinstance(model, SharedClassifier)
-    return score_features(model, loader, heads=heads, closer=closer, keep_patches=True, **options)
+    last: Any = heads or model
+
+    def score(kept: Tensor) -> CounterfactualLogits | Tensor:
+        seen = pick_variants(kept, torch.zeros(len(kept), kept.shape[2], dtype=torch.int64), model)
+        return last.project_closer(seen) if closer else last.project_embeddings(seen)
+
+    size = model.closer_size if closer else None
+    return score_pictures(model, loader, score=score, closer_size=size, keep_patches=True, **options)
 
 
 def score_folds(run: Run, *, progress: Progress, closer: bool = False) -> Scores:
@@ -65,7 +76,7 @@ def join_scores(parts: Sequence[Scores]) -> Scores:
     return replace(first, pictures=sum((part.pictures for part in parts), ()), logits=logits, **tensors)
 
 
-def measure_gain(before: torch.Tensor, after: Scores, *, definition: Definition) -> dict[str, Any]:
+def measure_gain(before: Tensor, after: Scores, *, definition: Definition) -> dict[str, Any]:
     """MAP before any step and now, and the difference with its paired 95 % interval; before (N,L) are logits."""
     drawn = resample_average_precision(
         {"before": before, "after": after.get(after.ranking)},
@@ -80,11 +91,8 @@ def measure_gain(before: torch.Tensor, after: Scores, *, definition: Definition)
 
 def tune_folds(run: Run, *, progress: Progress) -> Tuning:
     """All that `pivotpatch tune` fits, on the training images, by what heads say that did not learn from them."""
-    model, closer, costs = run.task.model, None, dict[str, Any]()
+    model, closer = run.task.model, None
     scores = score_folds(run, progress=progress)
-    if isinstance(model, PatchClassifier):
-        costs["patch_cost"] = model.patch_cost
-        if model.closer_size is not None:
-            closer = score_folds(run, progress=progress, closer=True)
-            costs["closer_cost"] = model.closer_cost(model.closer_size)
-    return tune_scores(scores, closer=closer, generator=torch.Generator().manual_seed(SEED), **costs)
+    if model.closer_size is not None:
+        closer = score_folds(run, progress=progress, closer=True)
+    return tune_scores(scores, model=model, closer=closer, generator=torch.Generator().manual_seed(SEED))

@@ -24,7 +24,7 @@ from pivotpatch.peers.cpsd import divide_labels
 from pivotpatch.process import Progress, StopSignals, ignore
 from pivotpatch.training.build import Run, build_run, none_read, open_loader, open_training_records
 from pivotpatch.training.config import DistilSection, RunConfig, load_config, settle_config
-from pivotpatch.training.dry_run import tell_other_way
+from pivotpatch.training.dry_run import tell_full_time
 from pivotpatch.training.features import FOLDER, Features
 from pivotpatch.training.folder import CONFIG, RunFolder, RunState
 from pivotpatch.training.gain import measure_gain, score_loader, score_unseen, tune_folds
@@ -73,18 +73,14 @@ def fit(
     with closing(folder), own_settings(accelerator.device):
         run = build_run(config, accelerator, keep=out.parent / FOLDER, progress=progress, tell=tell)
         compile_run(run, steps_left=run.total_steps)
-        run.choices["model.frozen"] += tell_other_way(run, config)
+        run.choices["model.frozen"] += tell_full_time(run, config)
         folder.config = run.config
         folder.create(run.choices)  # only now: a wrong configuration leaves nothing that the next attempt stumbles on
         return _Trainer(run, folder, RunState(records=len(run.records)), progress, report).train(tell)
 
 
 def _train_teachers(config: RunConfig, out: Path, **told: Any) -> tuple[str, ...] | FitResult:
-    """Train the teachers of CPSD beside a run's folder, or those that are not there yet.
-
-    Returns:
-        Their checkpoints, or how the training ended that somebody stopped.
-    """
+    """Train the teachers of CPSD that are not there yet; their checkpoints, or how one ended that somebody stopped."""
     records, home = open_training_records(config).train, out.parent / f"{out.name}-teachers"
     labels = divide_labels(records.labels.names, records.count_pairs(), config.distil.groups)
     for number, (name, group) in enumerate(labels.items(), 1):

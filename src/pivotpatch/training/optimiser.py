@@ -22,34 +22,26 @@ class CyclePoint(NamedTuple):
     momentum: float
 
 
-def find_cycle_point(step: int, *, total: int, warmup: float) -> CyclePoint:
-    """Where the one-cycle policy is before step number `step` of `total`.
+def find_point(step: int, *, total: int, schedule: ScheduleSection) -> CyclePoint:
+    """Where a schedule is before step number `step` of `total`: it needs no state, so a run resumes anywhere.
 
-    The numbers are those of torch's `OneCycleLR` with its defaults, which the published training uses; as a function
-    of the step it needs no state, so a run resumes anywhere.
+    The numbers of one cycle are those of torch's `OneCycleLR` with its defaults, which the published training uses.
 
-    >>> find_cycle_point(19, total=100, warmup=0.2)
+    >>> find_point(19, total=100, schedule=ScheduleSection(warmup=0.2))
     CyclePoint(rate=1.0, momentum=0.85)
+    >>> find_point(60, total=100, schedule=ScheduleSection(name="steps", warmup=0.1, falls=(0.6, 0.8)))
+    CyclePoint(rate=0.1, momentum=0.9)
     """
-    peak_at, low, high = warmup * total - 1, *MOMENTUM
+    if schedule.name == "steps":
+        fallen = sum(step >= round(part * total) for part in schedule.falls)
+        rise = min(1.0, (step + 1) / max(1, round(schedule.warmup * total)))
+        return CyclePoint(rise * FALL**fallen, STEADY)
+    peak_at, low, high = schedule.warmup * total - 1, *MOMENTUM
     if step <= peak_at:
         along = step / peak_at if peak_at > 0 else 1.0
         return CyclePoint(_anneal(INITIAL, 1.0, along), _anneal(high, low, along))
     along = (step - peak_at) / (total - 1 - peak_at)
     return CyclePoint(_anneal(1.0, FINAL, along), _anneal(low, high, along))
-
-
-def find_point(step: int, *, total: int, schedule: ScheduleSection) -> CyclePoint:
-    """Where a schedule is before step number `step` of `total`.
-
-    >>> find_point(60, total=100, schedule=ScheduleSection(name="steps", warmup=0.1, falls=(0.6, 0.8)))
-    CyclePoint(rate=0.1, momentum=0.9)
-    """
-    if schedule.name == "one_cycle":
-        return find_cycle_point(step, total=total, warmup=schedule.warmup)
-    fallen = sum(step >= round(part * total) for part in schedule.falls)
-    rise = min(1.0, (step + 1) / max(1, round(schedule.warmup * total)))
-    return CyclePoint(rise * FALL**fallen, STEADY)
 
 
 def set_point(optimiser: torch.optim.Optimizer, point: CyclePoint, *, peak: float) -> None:

@@ -15,11 +15,9 @@ _STYLES = {"tde": "-", "patch": "--", "image": ":"}
 
 
 def plot_curves(logs: Mapping[str, LogEntries]) -> Figure:
-    """Draw the loss (left) and the validation mAP of each kind of logits (right).
+    """Draw the loss (left) and the validation mAP of each kind of logits (right) of runs, by names for the legend.
 
-    Args:
-        logs: the log of each run, by a name for the legend; the model first, then its baseline, so that both have the
-            colours of all figures.
+    The model comes first, then its baseline, so that both have the colours of all figures.
     """
     figure = Figure(figsize=(9.0, 3.6), dpi=150, layout="constrained")
     losses, scores = figure.subplots(1, 2)

@@ -1,4 +1,4 @@
-"""What a run takes of its machine: processes, trackers, memory, precision; and signals that ask it to stop."""
+"""What a run takes of its machine: processes, trackers, memory, precision."""
 
 import os
 from collections.abc import Iterator
@@ -22,8 +22,6 @@ TRACKS = "tracks"  # the folder of a run that trackers write to
 Place = Literal["device", "memory", "nothing"]
 DEVICE_SHARE = 1 / 4  # of free GPU memory that images may take: the rest is for the feature maps of a step
 HOST_SHARE = 1 / 2  # of available RAM
-COMPILE_SECONDS = 120.0  # what compiling a model for training costs
-COMPILE_GAIN = 1.4  # how many times as fast a compiled step is
 
 
 def join_processes() -> PartialState:
@@ -139,12 +137,3 @@ def choose_hold(image_bytes: int, *, epochs: int, free: FreeMemory) -> Place:
     if image_bytes <= DEVICE_SHARE * free.device:
         return "device"
     return "memory" if image_bytes <= HOST_SHARE * free.host else "nothing"
-
-
-def pays_to_compile(*, steps_left: int, seconds_per_step: float) -> bool:
-    """Whether compiling saves more time than it costs, on a GPU.
-
-    >>> [pays_to_compile(steps_left=steps, seconds_per_step=0.25) for steps in (10_000, 1_000)]
-    [True, False]
-    """
-    return steps_left * seconds_per_step * (1 - 1 / COMPILE_GAIN) > COMPILE_SECONDS

@@ -33,19 +33,12 @@ _TINY = 1e-12  # the least share of a patch that a logarithm is taken of
 
 
 class Kept(NamedTuple):
-    """What is left of views behind a frozen backbone.
+    """What is left of views behind a frozen backbone."""
 
-    Attributes:
-        embeddings: of B images.
-        fold: (B,) that each is in.
-        ordinary: embeddings of other images, which are in no fold; None for none.
-        absent: (L,) what all of these are taken to show: 0 for nothing, NaN where that is not known.
-    """
-
-    embeddings: Embeddings
-    fold: Tensor
-    ordinary: Embeddings | None = None
-    absent: Tensor | None = None
+    embeddings: Embeddings  # of B images
+    fold: Tensor  # (B,) that each is in
+    ordinary: Embeddings | None = None  # of other images, which are in no fold
+    absent: Tensor | None = None  # (L,) what all of these are taken to show: 0 for nothing, NaN where nobody knows
 
 
 class Task(nn.Module):

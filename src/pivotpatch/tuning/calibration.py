@@ -15,6 +15,7 @@ from pivotpatch.errors import InputError, check_known
 from pivotpatch.runtime.values import Calibration
 
 FOLDS = 5
+BINS = 15  # of expected calibration errors
 Method = Literal["none", "temperature", "platt", "platt_per_label"]
 METHODS: tuple[Method, ...] = get_args(Method)
 _RIDGE = 1e-3  # in units of one image: keeps a fit of scores without a mistake finite and changes nothing else
@@ -153,26 +154,25 @@ class Reliability(NamedTuple):
         return ((self.share - self.mean_prob).abs() * self.counts).sum().item() / self.counts.sum().item()
 
 
-def reliability(probs: Tensor, target: Tensor, *, bins: int = 15) -> Reliability:
+def reliability(probs: Tensor, target: Tensor) -> Reliability:
     """The data of a reliability diagram in bins of equal width, over all decisions that are known.
 
     Args:
         probs: of any shape, in [0,1].
         target: of the same shape, 1 present, 0 absent, NaN unknown.
-        bins: how many.
     """
     check_probabilities(probs, "reliability")
     known = ~torch.isnan(target)
-    return _bin(probs.detach()[known].double(), target[known].double(), bins=bins, by="width")
+    return _bin(probs.detach()[known].double(), target[known].double(), by="width")
 
 
-def _bin(probs: Tensor, truth: Tensor, *, bins: int, by: Literal["width", "mass"]) -> Reliability:
+def _bin(probs: Tensor, truth: Tensor, *, by: Literal["width", "mass"]) -> Reliability:
     """Bins of probabilities (M,) whose truth (M,) is known, of equal width or with equal numbers of decisions."""
     if by == "width":
-        place = (probs * bins).long().clamp(max=bins - 1)
+        place = (probs * BINS).long().clamp(max=BINS - 1)
     else:  # equal probabilities share a bin
-        place = torch.searchsorted(probs.sort().values, probs) * bins // len(probs)
-    count, said, came = (torch.bincount(place, weights, bins) for weights in (None, probs, truth))
+        place = torch.searchsorted(probs.sort().values, probs) * BINS // len(probs)
+    count, said, came = (torch.bincount(place, weights, BINS) for weights in (None, probs, truth))
     filled = count > 0
     count, said, came = count[filled], said[filled], came[filled]
     share = came / count
@@ -208,15 +208,12 @@ class CalibrationQuality:
     per_label: tuple[Faults | None, ...]
 
 
-def judge_calibration(
-    probs: Tensor, target: Tensor, *, bins: int = 15, labels: Sequence[str] | None = None
-) -> CalibrationQuality:
+def judge_calibration(probs: Tensor, target: Tensor, *, labels: Sequence[str] | None = None) -> CalibrationQuality:
     """Expected calibration error, Brier score and log loss.
 
     Args:
         probs: (N,L) in [0,1].
         target: (N,L), 1 present, 0 absent, NaN unknown.
-        bins: of the expected calibration error.
         labels: names of the L labels.
     """
     target, names = check_scores(probs, target, labels=labels, where="judge_calibration")
@@ -230,8 +227,8 @@ def judge_calibration(
             return None
         said, truth = said[known], truth[known]
         return Faults(
-            ece_width=_bin(said, truth, bins=bins, by="width").ece,
-            ece_mass=_bin(said, truth, bins=bins, by="mass").ece,
+            ece_width=_bin(said, truth, by="width").ece,
+            ece_mass=_bin(said, truth, by="mass").ece,
             brier=F.mse_loss(said, truth).item(),
             log_loss=F.binary_cross_entropy(said.clamp(eps, 1 - eps), truth).item(),
         )
@@ -240,4 +237,4 @@ def judge_calibration(
     if overall is None:
         raise InputError("judge_calibration", "no label is known", "check the target")
     judged = torch.tensor([astuple(faults) for faults in per_label if faults is not None], dtype=torch.float64)
-    return CalibrationQuality(bins, overall, Faults(*judged.mean(0).tolist()), names, per_label)
+    return CalibrationQuality(BINS, overall, Faults(*judged.mean(0).tolist()), names, per_label)

@@ -42,21 +42,13 @@ _SAME = 0.98  # cosine of two embeddings of what is almost one image
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """Ordinary images, by their coordinates on the axes along which they differ most.
+    """Ordinary images, by their coordinates on the axes along which they differ most."""
 
-    Attributes:
-        means: (2,D), of the embeddings of images and of patches.
-        axes: (D,R), orthonormal.
-        spread: (R,), the variance along each.
-        level: the mean variance of a feature.
-        places: (N,1+P,R), of each image and its patches.
-    """
-
-    means: Tensor
-    axes: Tensor
-    spread: Tensor
-    level: float
-    places: Tensor
+    means: Tensor  # (2,D), of the embeddings of images and of patches
+    axes: Tensor  # (D,R), orthonormal
+    spread: Tensor  # (R,), the variance along each
+    level: float  # the mean variance of a feature
+    places: Tensor  # (N,1+P,R), of each image and its patches
 
     @classmethod
     def measure(cls, seen: Embeddings, *, rank: int = RANK) -> "Background":
@@ -134,38 +126,23 @@ def check_teachable(model: Classifier) -> None:
 class Lesson:
     """What a label's images teach, and what that is worth, each image judged by all others alone.
 
-    Attributes:
-        label: its name.
-        images: how many there are.
-        row: (D,) of the image and patch projections; their biases are `offsets`.
-        offsets: of the image's logit and of the patches'.
-        weights: (D,) the row of the weight projection.
-        image_calibration: slope and offset of the image's logit alone.
-        threshold: of the probability, for the best F1.
-        share: of images that are taken to show the label.
-        recall: at the threshold, with its 95 % interval.
-        given: share of ordinary images that get the label; some of them may show it, nobody has looked.
-        precision: the least to be expected where `share` of images show it: no ordinary image is taken to do so. What
-            share of them does is not known, so that no average precision can be told.
-        uncertainty: p (1 - p) of the label in an ordinary image, judged by the image alone.
-        unlike: places of images that look unlike the others.
-        repeated: number of images that are almost the same as an earlier one.
+    What share of ordinary images shows the label is not known, so that no average precision can be told.
     """
 
     label: str
-    images: int
-    row: Tensor
-    offsets: tuple[float, float]
-    weights: Tensor
-    image_calibration: tuple[float, float]
-    threshold: float
-    share: float
-    recall: Interval
-    given: float
-    precision: float
-    uncertainty: float
-    unlike: tuple[int, ...]
-    repeated: int
+    images: int  # how many there are
+    row: Tensor  # (D,) of the image and patch projections
+    offsets: tuple[float, float]  # their biases, of the image's logit and of the patches'
+    weights: Tensor  # (D,) the row of the weight projection
+    image_calibration: tuple[float, float]  # slope and offset of the image's logit alone
+    threshold: float  # of the probability, for the best F1
+    share: float  # of images that are taken to show the label
+    recall: Interval  # at the threshold, with its 95 % interval
+    given: float  # share of ordinary images that get the label; some of them may show it, nobody has looked
+    precision: float  # the least to be expected where `share` of images show it, and no ordinary one
+    uncertainty: float  # p (1 - p) of the label in an ordinary image, judged by the image alone
+    unlike: tuple[int, ...]  # places of images that look unlike the others
+    repeated: int  # images that are almost the same as an earlier one
 
     def to_dict(self) -> dict[str, Any]:
         """What is told of it, in plain types."""

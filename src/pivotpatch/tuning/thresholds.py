@@ -15,6 +15,8 @@ from pivotpatch.errors import InputError, check_known, shorten
 
 NEVER = 1.0
 """A threshold that no probability is above."""
+LEAST = 10
+"""Positive images that a label needs for a threshold of its own."""
 _NUMBERS = {"f1": 0, "precision": 1, "recall": 1, "cost": 2}  # that stand behind the name of each goal
 
 
@@ -93,7 +95,7 @@ class LabelThreshold:
 
 @dataclass(frozen=True)
 class FittedThresholds:
-    """Thresholds of all labels for a goal, in words; those with fewer than `min_positives` have the `pooled` one.
+    """Thresholds of all labels for a goal, in words; those with fewer positives than `LEAST` have the `pooled` one.
 
     Where it is `shared`, all have it.
     """
@@ -131,7 +133,6 @@ def fit_thresholds(
     target: Tensor,
     *,
     goal: Goal,
-    min_positives: int = 10,
     shared: bool = False,
     labels: Sequence[str] | None = None,
 ) -> FittedThresholds:
@@ -144,9 +145,9 @@ def fit_thresholds(
         probs: (N,L) in [0,1]; calibrated ones where the checkpoint is to hold a calibration too.
         target: (N,L), 1 present, 0 absent, NaN unknown.
         goal: from `parse_goal`.
-        min_positives: a label with fewer gets the threshold that is best for all labels together.
-        shared: every label gets that one. Where probabilities are calibrated per label, no others give more right tags
-            with a share of so many right ones.
+        shared: every label gets the threshold that is best for all labels together, and not only one with few
+            positives. Where probabilities are calibrated per label, no others give more right tags with a share of so
+            many right ones.
         labels: names of the L labels.
     """
     target, names = check_scores(probs, target, labels=labels, where="fit_thresholds")
@@ -157,7 +158,7 @@ def fit_thresholds(
     own, reached = _choose(probs, target, goal)
     pooled, pooled_reached = _choose(probs.reshape(-1, 1), target.reshape(-1, 1), goal)
     present = target == 1
-    fell_back = (present.sum(0) < min_positives) & (not shared)
+    fell_back = (present.sum(0) < LEAST) & (not shared)
     common = fell_back | shared
     values, reached = torch.where(common, pooled, own), torch.where(common, pooled_reached, reached)
     decided = PerLabel(tuple(values.tolist())).decide(probs)
@@ -176,14 +177,7 @@ def fit_thresholds(
         )
         for name, value, hits, given, positives, fell, reach in zip(names, *columns, strict=True)
     )
-    return FittedThresholds(goal.definition, pooled.item(), min_positives, rows, shared)
-
-
-def fit_preferences(probs: Tensor, target: Tensor, *, labels: Sequence[str]) -> dict[str, FittedThresholds]:
-    """Thresholds for each of `PREFERRED`; probs and target are those of `fit_thresholds`, best calibrated per label."""
-    return {
-        name: fit_thresholds(probs, target, goal=goal, shared=True, labels=labels) for name, goal in PREFERRED.items()
-    }
+    return FittedThresholds(goal.definition, pooled.item(), LEAST, rows, shared)
 
 
 def _choose(probs: Tensor, target: Tensor, goal: Goal) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from pivotpatch.tuning.calibration import (
     reliability,
 )
 from pivotpatch.tuning.mixing import MixingStudy, count_below, fit_mixing
-from pivotpatch.tuning.thresholds import BEST_F1, FittedThresholds, Goal, fit_preferences, fit_thresholds
+from pivotpatch.tuning.thresholds import BEST_F1, PREFERRED, FittedThresholds, Goal, fit_thresholds
 
 Mixing = Literal["auto", "keep", "global"]
 """Lam and temperature: "auto" fits them and keeps what was scored with where the gain is within noise."""
@@ -171,9 +172,8 @@ def tune_scores(
     mixing: Mixing = "auto",
     calibration: Scaling = "auto",
     goal: Goal | str = BEST_F1,
-    patch_cost: float = 4.0,
+    model: Classifier | None = None,
     closer: Scores | None = None,
-    closer_cost: float = 0.0,
     effort: float = 1.0,
     resamples: int = 1000,
     generator: torch.Generator,
@@ -187,10 +187,9 @@ def tune_scores(
         mixing: what to do about lam and temperature.
         calibration: how to calibrate.
         goal: of the thresholds; the name of a preference for its own.
-        patch_cost: of an image's patches in passes over an image, see `PatchClassifier.patch_cost`; only told.
-        closer: of a closer look at the same images (`PatchClassifier.look_closer`), which then is the second look of
+        model: that they are of; it says what a second look costs, 4 passes over an image where it is not given.
+        closer: of its closer look at the same images (`PatchClassifier.look_closer`), which then is the second look of
             efforts between 0 and 1. It is mixed as the patches are, out of fold too; its own must have been kept.
-        closer_cost: of that look, likewise.
         effort: of the model where none is asked for.
         resamples: of the interval of lam's gain.
         generator: draws them.
@@ -212,18 +211,17 @@ def tune_scores(
     tried = METHODS if calibration == "auto" else (calibration,)
     chosen = min(tried, key=lambda method: qualities[method].overall.log_loss)
 
-    def fit_rules(logits: Tensor, truth: Tensor) -> tuple[Calibration, FittedThresholds, dict[str, FittedThresholds]]:
+    def fit_rules(logits: Tensor, truth: Tensor) -> tuple[Calibration, dict[str, FittedThresholds]]:
         fitted = fit_calibration(logits, truth, kind=kind, method=chosen)
-        probs = fitted.apply(logits)
-        preferences = fit_preferences(probs, truth, labels=labels)
-        own = preferences[goal] if isinstance(goal, str) else fit_thresholds(probs, truth, goal=goal, labels=labels)
-        return fitted, own, preferences
+        fit = partial(fit_thresholds, fitted.apply(logits), truth, labels=labels)
+        rules = {name: fit(goal=wanted, shared=True) for name, wanted in PREFERRED.items()}
+        return fitted, rules | {"own": rules[goal] if isinstance(goal, str) else fit(goal=goal)}
 
-    fitted, thresholds, preferences = fit_rules(final.scaled(kind), target)
-    decided = {name: torch.zeros_like(target) for name in ("own", *preferences)}
+    fitted, rules = fit_rules(final.scaled(kind), target)
+    decided = {name: torch.zeros_like(target) for name in rules}
     for inside in draw_folds(len(scores)):
-        calibrated, rule, others = fit_rules(logits[~inside], target[~inside])
-        for name, each in {"own": rule, **others}.items():
+        calibrated, others = fit_rules(logits[~inside], target[~inside])
+        for name, each in others.items():
             decided[name][inside] = each.policy.decide(calibrated.apply(logits[inside])).float()
     judged = {name: precision_recall(given, target, labels=labels) for name, given in decided.items()}
     adaptive = curve = None
@@ -235,7 +233,12 @@ def tune_scores(
             if chosen != "none":
                 own = fit_calibration(again.scaled(kind), target, kind=kind, method=chosen)
                 adaptive = replace(adaptive, again=own)
-        curve = effort_curve(honest, patch_cost=patch_cost, closer=closer, closer_cost=closer_cost, method=chosen)
+        costs = {"patch_cost": 4.0}
+        if isinstance(model, PatchClassifier):
+            costs["patch_cost"] = model.patch_cost
+            if closer is not None and closer.closer_size is not None:
+                costs["closer_cost"] = model.closer_cost(closer.closer_size)
+        curve = effort_curve(honest, closer=closer, method=chosen, **costs)
     return Tuning(
         pictures=len(scores),
         labels=labels,
@@ -246,8 +249,8 @@ def tune_scores(
         calibration=None if chosen == "none" else fitted,
         qualities=qualities,
         curves={"before": reliability(probs["before"], target), "after": reliability(probs[chosen], target)},
-        thresholds=thresholds,
-        preferences=preferences,
+        thresholds=rules.pop("own"),
+        preferences=rules,
         before=precision_recall(probs["before"], target, labels=labels),
         after=judged.pop("own"),
         preferred=judged,
