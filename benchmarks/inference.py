@@ -32,7 +32,7 @@ from pivotpatch.accel.inference import fold_norms
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.patches import resize_images
 from pivotpatch.inference.engine import open_engine
-from pivotpatch.models.views import make_network_views
+from pivotpatch.models.views import make_views
 from pivotpatch.runtime.engine import Pixels
 from pivotpatch.runtime.values import Adaptive, Calibration, patch_boxes
 from pivotpatch.training.processes import own_settings
@@ -142,7 +142,7 @@ def make_compiled(model: PatchClassifier, device: torch.device, *, whole_image: 
     compiled = torch.compile(look, dynamic=False) if device.type == "cuda" else look
 
     def run(pictures: Tensor) -> Tensor:
-        views = make_network_views(model, pictures, patches=not whole_image, compiled=device.type == "cuda")
+        views = make_views(model, pictures, patches=not whole_image, compiled=device.type == "cuda")
         return compiled(views.image, views.patches).float().cpu()
 
     return run

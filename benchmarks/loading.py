@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from pivotpatch.core.patches import stack_views
 from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import make_network_views
+from pivotpatch.models.views import make_views
 from pivotpatch.runtime.decoding import decode_image
 from pivotpatch.runtime.values import patch_boxes
 
@@ -185,7 +185,7 @@ def make_view_step(images: Tensor, kind: RandAugment = "published") -> Callable[
 
     def make() -> Tensor:
         drawn = draw_augmentation(count, policy=policy, generator=generator)
-        views = make_network_views(model, images, augmentation=drawn)
+        views = make_views(model, images, augmentation=drawn)
         return stack_views(views.image, views.patches)
 
     return make

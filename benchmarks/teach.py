@@ -25,7 +25,7 @@ from pivotpatch.inference.embedding import AT_ONCE, quicken_model
 from pivotpatch.models.classifier import Embeddings
 from pivotpatch.models.open import open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import make_network_views
+from pivotpatch.models.views import make_views
 from pivotpatch.tuning.teach import Background, add_label, teach
 
 COUNTS = (5, 20, 100)
@@ -77,7 +77,7 @@ def embed(model: PatchClassifier, records: RecordSet, path: Path) -> Tensor:
     quick = quicken_model(model, device=torch.device("cpu"), dtype=torch.float32)
     with torch.inference_mode():
         for batch in make_loader(records, size=size, batch_size=AT_ONCE, every_batch=True):
-            views = make_network_views(quick, batch.images)
+            views = make_views(quick, batch.images)
             seen = quick.embed_views(views.image, views.patches)
             assert seen.patches is not None
             found.append(torch.cat([seen.image[:, None], seen.patches], dim=1).half())

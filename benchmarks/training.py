@@ -36,7 +36,7 @@ from pivotpatch import AsymmetricLoss, PatchClassifier
 from pivotpatch.accel import quicken_training
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
-from pivotpatch.models.views import Views, make_network_views
+from pivotpatch.models.views import Views, make_views
 from pivotpatch.training.task import PatchTask
 
 LABELS = 80
@@ -340,7 +340,7 @@ def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, dev
     pixels = np.stack([decode_image(path, size=(args.size, args.size)) for path in chosen])
     # Augmented as ours are: the same kernels take longer on some pictures than on others, where power is short.
     drawn = draw_augmentation(5 * args.batch, policy=AugmentPolicy(), generator=torch.Generator().manual_seed(0))
-    views = make_network_views(model, torch.from_numpy(pixels).permute(0, 3, 1, 2).to(device), augmentation=drawn)
+    views = make_views(model, torch.from_numpy(pixels).permute(0, 3, 1, 2).to(device), augmentation=drawn)
     with own_settings(device):
         step = make_floor_step(model, batch=args.batch, compiler={} if device.type == "cuda" else None, views=views)
         speed = Clock(device, steps=args.steps, warm=min(8, args.warm)).run(

@@ -23,7 +23,7 @@ from pivotpatch.data.scenes import SceneStore
 from pivotpatch.models import views as view_making
 from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import make_network_views
+from pivotpatch.models.views import make_views
 
 SIZE = (32, 32)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -79,7 +79,7 @@ def test_views_are_resized_cut_from_the_image_or_the_source_and_normalised(
 ) -> None:
     images = photographs(2, (64, 80))
     model = make_model(grid=grid, overlap=overlap, source_size=64 if native else None)
-    views = make_network_views(model, images)
+    views = make_views(model, images)
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
     resized = resize_images(images, SIZE)
     patches = cut_patches(images if native else resized, grid=grid, overlap=overlap, size=SIZE)
@@ -92,14 +92,14 @@ def test_patches_of_another_size_take_their_own_augmentation() -> None:
     images, drawn, plain = photographs(3, (24, 24)), draw(15), Preprocessing(16, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     resized = resize_images(images, (16, 16))
     model = make_model(plain, patch_size=8)
-    views = make_network_views(model, images, augmentation=drawn)
+    views = make_views(model, images, augmentation=drawn)
     patches = cut_patches(resized, grid=2, size=(8, 8))
     first, _ = drawn.split(3)
     torch.testing.assert_close(views.image, first.apply(resized) / 255)
     for index in range(3):
         own = drawn.select(torch.arange(3 + 4 * index, 7 + 4 * index))
         torch.testing.assert_close(views.patches[index], own.apply(patches[index]) / 255)
-    assert torch.equal(make_network_views(model, images, augmentation=first, patches=False).image, views.image)
+    assert torch.equal(make_views(model, images, augmentation=first, patches=False).image, views.image)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "choose_compiled", choose)
     for count in (12, 7):
         images, drawn = photographs(count, (48, 64)), draw(5 * count)
-        make = partial(make_network_views, make_model(source_size=64), images, augmentation=drawn)
+        make = partial(make_views, make_model(source_size=64), images, augmentation=drawn)
         for plain, compiled in zip(make()[:2], make(compiled=True)[:2], strict=True):
             assert torch.equal(plain, compiled)
 
@@ -122,21 +122,21 @@ def test_a_gpu_makes_the_same_views() -> None:
     # Cut whole: resizing differs by a grey level between the devices, which equalising would spread out.
     images, drawn = photographs(20), draw(40)
     whole, parted = make_model(grid=1), make_model()
-    expected = make_network_views(whole, images, augmentation=drawn)
+    expected = make_views(whole, images, augmentation=drawn)
     sent = images.cuda()
-    make = partial(make_network_views, whole, sent, augmentation=drawn)
+    make = partial(make_views, whole, sent, augmentation=drawn)
     make(compiled=True)
     torch.cuda.set_sync_debug_mode("error")  # nothing may wait for the device
     try:
         views, compiled = make(), make(compiled=True)
-        plain = make_network_views(parted, sent)
+        plain = make_views(parted, sent)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for found in (views, compiled):
         for here, there in zip(expected[:2], found[:2], strict=True):
             close = (here - there.cpu()).abs() < 2.01 / 255 / min(STD)
             assert close.float().mean() > 0.995
-    cut = make_network_views(parted, images).patches
+    cut = make_views(parted, images).patches
     assert (cut - plain.patches.cpu()).abs().max() < 1.01 / 255 / min(STD)
 
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pivotpatch.errors import InputError
 from pivotpatch.export.onnx import export_onnx
 from pivotpatch.inference.engine import TorchEngine
-from pivotpatch.models.views import make_network_views
+from pivotpatch.models.views import make_views
 from pivotpatch.runtime.engine import PROVIDERS, choose_providers, open_onnx
 from pivotpatch.runtime.predictor import Predictor
 from pivotpatch.runtime.values import Adaptive, Calibration, measure_uncertainty
@@ -76,7 +76,7 @@ def test_one_graph_of_looks_answers_with_every_effort_as_in_torch(options: dict[
     for closer, again in ((None, None), (96, Calibration("tde", "platt", (1.0, 0.5, 2.0), (0.0, 0.3, -0.3)))):
         model.closer_size = closer
         with torch.no_grad():
-            doubt = measure_uncertainty(plain.apply(model.forward_images(make_network_views(model, images).image)))
+            doubt = measure_uncertainty(plain.apply(model.forward_images(make_views(model, images).image)))
         cutoff = float(doubt.sort().values[2:4].mean())
         model.adaptive = Adaptive(plain, (0.0, cutoff, 1.0), again, effort=0.5)
         assert export_onnx(model, tmp_path / "looks.onnx", looks=True).difference < 1e-3

@@ -86,7 +86,7 @@ def draw_augmentation(count: int, *, policy: AugmentPolicy, generator: torch.Gen
     """Draw the augmentation of `count` views, each on its own.
 
     Args:
-        count: N; for `make_network_views` B * (1 + P).
+        count: N; for `make_views` B * (1 + P).
         policy: what may happen.
         generator: on the CPU, whatever the device of the views: the host decides which views take which operation,
             so that it need never wait for the device.

@@ -12,7 +12,7 @@ from pivotpatch.accel.inference import quicken_inference
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scoring import evaluating
 from pivotpatch.models.classifier import Embeddings, SharedClassifier
-from pivotpatch.models.views import make_network_views
+from pivotpatch.models.views import make_views
 from pivotpatch.process import count_workers
 from pivotpatch.runtime.decoding import decode_image, read_ahead
 
@@ -51,7 +51,7 @@ def embed_files(model: SharedClassifier, paths: Sequence[str], *, progress: Call
         read = {name: each for name, each in named if not isinstance(each, InputError)}
         if read:
             with torch.inference_mode():
-                views = make_network_views(quick, torch.from_numpy(np.stack([*read.values()])).permute(0, 3, 1, 2))
+                views = make_views(quick, torch.from_numpy(np.stack([*read.values()])).permute(0, 3, 1, 2))
                 parts.append(quick.embed_views(views.image, views.patches))
             names += read
         progress(len(names) + len(not_read))

@@ -20,7 +20,7 @@ from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.open import open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import make_network_views
+from pivotpatch.models.views import make_views
 from pivotpatch.runtime.checks import check_effort
 from pivotpatch.runtime.engine import Answer, Array, Pixels, check_answer
 from pivotpatch.runtime.predictor import TAGGER
@@ -135,7 +135,7 @@ class TorchEngine:
 
     def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer[Tensor]:
         """A first look at every image, then a second one at those about which the model is unsure."""
-        views = (make_network_views(model, part, patches=False).image for part in split_for_device(pictures))
+        views = (make_views(model, part, patches=False).image for part in split_for_device(pictures))
         logits = torch.cat([model.forward_images(image) for image in views])
         fitted = self.calibration if self.adaptive is None else self.adaptive.calibration
         probs = _mark(_calibrate(logits, fitted), logits)

@@ -15,7 +15,7 @@ from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import make_network_views
+from pivotpatch.models.views import make_views
 from pivotpatch.process import Progress, ignore
 from pivotpatch.runtime.values import Patching
 
@@ -43,9 +43,9 @@ def look_again(
     It is at the whole images, `closer_size` rows and columns of them, or at their patches where that is None.
     """
     if closer_size is None:
-        views = make_network_views(model, images)
+        views = make_views(model, images)
         return model.forward_views(*views[:2]) if model.regions else model.add_patches(image_logits, views.patches)
-    return model.look_closer(image_logits, make_network_views(model, images, patches=False, size=closer_size).image)
+    return model.look_closer(image_logits, make_views(model, images, patches=False, size=closer_size).image)
 
 
 def score_images(
@@ -63,16 +63,16 @@ def score_images(
     classifier = get_classifier(model, "score_images")
     if closer_size is not None:
         assert isinstance(classifier, PatchClassifier), "callers check it, `check_closer`"
-        first = classifier.forward_images(make_network_views(classifier, images, patches=False).image)
+        first = classifier.forward_images(make_views(classifier, images, patches=False).image)
         return look_again(classifier, images, first, closer_size=closer_size)
-    views = make_network_views(classifier, images)
+    views = make_views(classifier, images)
     if isinstance(classifier, PatchClassifier):
         return classifier.forward_views(views.image, views.patches)
     if not isinstance(model, PatchInference):
         return classifier(views.image)
     own, source = images.shape[-1], None
     if own > classifier.preprocessing.image_size:
-        source = make_network_views(classifier, images, size=own).image
+        source = make_views(classifier, images, size=own).image
     return model(views.image, source=source)
 
 

@@ -37,7 +37,7 @@ class Drawn(Protocol):
 
 
 @torch.no_grad()
-def make_network_views(
+def make_views(
     model: Classifier,
     images: Tensor,
     *,

@@ -20,7 +20,7 @@ from pivotpatch.models.classifier import (
 )
 from pivotpatch.models.open import open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.models.views import Views, make_network_views
+from pivotpatch.models.views import Views, make_views
 from pivotpatch.peers.c_tran import CTranHead, draw_known
 from pivotpatch.peers.cpsd import Teachers
 from pivotpatch.peers.mcar import MCARClassifier
@@ -76,7 +76,7 @@ class Task(nn.Module):
 
     def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
         """The views of images (B,3,h,w) uint8 from the loader, on their device."""
-        return make_network_views(self.model, images, augmentation=augmentation, compiled=compiled)
+        return make_views(self.model, images, augmentation=augmentation, compiled=compiled)
 
     def forward(self, seen: Views | Kept, target: Tensor) -> Tensor:
         """The K parts of the loss of a batch against its target (B,L), each summed over images and labels.
@@ -244,7 +244,7 @@ class PatchTask(Task):
             usual = augmentation.select(torch.cat([torch.arange(count), others[:, :-1].flatten()]))
             last = augmentation.select(others[:, -1])
         views = super().make_views(images, augmentation=usual, compiled=compiled)
-        closer = make_network_views(self.model, images, augmentation=last, patches=False, size=size, compiled=compiled)
+        closer = make_views(self.model, images, augmentation=last, patches=False, size=size, compiled=compiled)
         return views._replace(closer=closer.image)
 
     def judge(self, model: Any, embeddings: Embeddings, target: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ class TaughtTask(PatchTask):
     def make_views(self, images: Tensor, *, augmentation: Augmentation | None = None, compiled: bool = False) -> Views:
         """The views of images (B,3,h,w) uint8: each is augmented once, for both models."""
         drawn = images if augmentation is None else augmentation.apply(images, compiled=compiled)
-        shown = make_network_views(self._teacher[0], drawn, compiled=compiled)
+        shown = make_views(self._teacher[0], drawn, compiled=compiled)
         return super().make_views(drawn, compiled=compiled)._replace(shown=(shown.image, shown.patches))
 
     def judge_views(self, views: Views, target: Tensor) -> Tensor:
