@@ -2,12 +2,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from file_server import FileServer
-from made_archives import serve_voc
+from published import PICTURES, write_all
 from run_process import write_images
 
 from pivotpatch.data.loading import EpochSampler
-from pivotpatch.data.prepare import prepare
 from pivotpatch.errors import InputError
 from pivotpatch.training import find_recipe, load_config
 from pivotpatch.training.dry_run import STARTING_SECONDS, DryRun, try_run
@@ -22,17 +20,36 @@ def try_changes(*changes: str, recipe: Path | None = None) -> DryRun:
     return try_run(config, make_accelerator(config))
 
 
+# Each data set and task; tests/training/test_recipes.py builds the models of all recipes.
 @pytest.mark.slow
-def test_a_recipe_takes_what_prepare_makes(
-    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "change", "labels"),
+    [
+        ("coco-lite0-pat", "model.head=linear", 10),
+        ("coco-resnet101-int", "data.labels=['car', 'fork']", 2),
+        ("vg256-resnet101-asl", "data.test=vg:data/vg256@test?min_images=1", 10),
+        ("voc2007-tresnet_l-asl", "model.head=linear", 20),
+        ("coco-tresnet_l-patch_only", "task.kind=patch_only", 10),
+        ("coco-resnet101-regions", "model.image_size=224", 10),
+        ("coco-resnet101-ml_gcn", "model.head=ml_gcn", 10),
+        ("voc2007-resnet101-mcar", "task.kind=crops", 20),
+    ],
+)
+def test_recipes_pass_a_dry_run(
+    name: str, change: str, labels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the smallest images that its model takes; test_recipes.py has the addresses and the models of all others."""
+    """On the smallest images that the model takes."""
     monkeypatch.chdir(tmp_path)
-    prepare(serve_voc(file_server, file_server.url), Path("data/voc2007"))
+    write_all(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    changes = [*SMALL, "model.image_size=32", "data.val_fraction=0.4"]
-    tried = try_changes(*changes, recipe=find_recipe("voc2007-tresnet_l-asl"))
-    assert (tried.pictures, tried.val_pictures, tried.labels, tried.steps) == (2, 1, 20, 80)
+    changes = [*SMALL, "model.weights=", "model.image_size=32", change]
+    if name.startswith("vg256"):
+        changes += ["data.train=vg:data/vg256@train?min_images=1"]
+    tried = try_changes(*changes, recipe=find_recipe(name))
+    train = 2 * PICTURES * 7 // 10 if name.startswith("vg256") else PICTURES
+    assert (tried.pictures, tried.val_pictures) == (train - round(train / 10), round(train / 10))
+    assert tried.steps == load_config(find_recipe(name)).train.epochs * -(-tried.pictures // 2)
+    assert tried.labels == labels
     assert sorted(tmp_path.rglob("*")) == before
 
 

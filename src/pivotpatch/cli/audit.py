@@ -81,6 +81,10 @@ def _audit_pairs(scores: Scores, records: RecordSet | None, args: argparse.Names
         raise InputError("--equal-recall", "there is nothing to compare with", "give --baseline SCORES")
     rates = rate(scores, policy=policy) if comparison is None else comparison.model
     lines = [f"{len(rates):,} pairs, rates in per cent; decisions by {rates.definition}"]
+    if len(rates):
+        judged = [rates] if comparison is None else [rates, comparison.baseline]
+        means = [f"FPR {100 * each.fpr.nanmean():.1f}, TPR {100 * each.tpr.nanmean():.1f}" for each in judged]
+        lines.append(f"mean conditional {'; of the baseline '.join(means)}")
     if comparison is not None:
         lines += [f"conditional FPR: {_tell(comparison.cfpr)}", f"conditional TPR: {_tell(comparison.ctpr)}"]
     moved = 0 if comparison is None else comparison.cfpr.improved + comparison.cfpr.worse
