@@ -14,7 +14,6 @@ from PIL import Image, ImageOps
 from run_process import TrainingProcess, crash, make_config, read_run, when, write_images
 
 from pivotpatch.data.address import open_records
-from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.loading import hold_images
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scoring import evaluating
@@ -25,7 +24,7 @@ from pivotpatch.training import fit, load_config, resume
 from pivotpatch.training.build import Run, build_run, choose_frozen
 from pivotpatch.training.config import RunConfig, settle_config
 from pivotpatch.training.dry_run import try_run
-from pivotpatch.training.features import FOLDER, Embedder, Features, Ordinary, find_ordinary, pick_variants
+from pivotpatch.training.features import FOLDER, Embedder, Features, Ordinary, find_ordinary, read_features
 from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.task import Kept, PatchTask, make_loss, make_task
 
@@ -43,7 +42,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
 def freeze(start: str, *changes: str) -> RunConfig:
     """40 steps on features of 58 images, 14 are held out."""
     own = ("model.backbone=resnet101.tv_in1k", "model.image_size=", "task.closer_size=48", "train.epochs=5")
-    return make_config(IMAGES, f"model.start_from={start}", *own, "frozen.variants=1", "augment.flip=0.5", *changes)
+    return make_config(IMAGES, f"model.start_from={start}", *own, *changes)
 
 
 def build(config: RunConfig, keep: Path | None = None) -> Run:
@@ -64,7 +63,7 @@ def test_only_heads_learn_and_all_that_other_verbs_need_is_there(start: str, who
     last = ("head.project", "patch_projection", "weight_projection")
     assert learned == {f"{place}.{part}" for place in last for part in ("weight", "bias")}
     assert None not in (after.thresholds, after.calibration, after.adaptive)
-    assert len(list((whole.parent / FOLDER).iterdir())) == 72 + 58  # an augmented variant of what is learned from
+    assert len(list((whole.parent / FOLDER).iterdir())) == 72
     metrics = load_metrics(whole)
     gain = metrics["gain"]
     assert (metrics["frozen"], metrics["tuned"]["images"], gain["images"]) == (True, 58, 72)
@@ -97,7 +96,7 @@ def test_a_dry_run_tells_what_heads_alone_take_and_what_all_of_it_would(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("stage", "done"), [("features", 40), ("features", 90), ("train", 22)])
+@pytest.mark.parametrize(("stage", "done"), [("features", 40), ("features", 66), ("train", 22)])
 def test_a_run_that_stops_among_features_or_heads_goes_on_to_the_same_end(
     stage: str, done: int, start: str, whole: Path, tmp_path: Path
 ) -> None:
@@ -127,7 +126,7 @@ def test_regions_of_the_feature_map_are_kept_apart_from_patches() -> None:
         torch.manual_seed(0)
         model = PatchClassifier("test_resnet", ["cat"], image_size=32, regions=regions)
         task = make_task(model, make_config())
-        embedder = Embedder(task, AugmentPolicy(), None, make_accelerator(make_config()), torch.float32)
+        embedder = Embedder(task, None, make_accelerator(make_config()), torch.float32)
         names.append(embedder._own)
     assert names[0] != names[1]
 
@@ -136,29 +135,16 @@ def test_features_are_what_the_model_makes_of_views_whatever_images_are_beside(s
     run = build(freeze(start))
     embedder, model = run.embedder, run.task.model
     assert embedder is not None
-    some, other = Features(run.records[:12], 2), Features(run.records[8:11], 2)
+    some, other = Features(run.records[:12]), Features(run.records[8:11])
     for features in (some, other):
         embedder.fill([features], ignore)
     torch.testing.assert_close(some.kept[8:11], other.kept, rtol=1e-3, atol=1e-3)
-    assert not torch.equal(some.kept[:, 0, :5], some.kept[:, 1, :5])
     assert isinstance(model, PatchClassifier)
     pixels = hold_images(run.records[:12], size=(32, 32)).images
     with evaluating(model), torch.inference_mode():
         expected = model.embed_views(*run.task.make_views(pixels)[:3])
-    found = pick_variants(some.kept, torch.zeros(12, 6, dtype=torch.int64), model)
+    found = read_features(some.kept, model)
     torch.testing.assert_close(tuple(found), tuple(expected), rtol=2e-3, atol=2e-3)
-
-
-def test_each_view_is_of_the_variant_that_was_drawn_for_it() -> None:
-    model = PatchClassifier("test_resnet", ["a"], image_size=32, closer_size=48)
-    kept = torch.arange(2 * 3 * 10 * 4).reshape(2, 3, 10, 4).half()
-    choice = torch.tensor([[0, 1, 2, 0, 1, 2], [2, 2, 1, 1, 0, 1]])
-    found = pick_variants(kept, choice, model)
-    for row in range(2):
-        views = [kept[row, choice[row, view], view] for view in range(5)]
-        torch.testing.assert_close(torch.cat([found.image[row, None], found.patches[row]]).half(), torch.stack(views))  # type: ignore[index]
-        torch.testing.assert_close(found.closer[row].half(), kept[row, 0, 5])  # type: ignore[index]
-        torch.testing.assert_close(found.closer_patches[row].half(), kept[row, 0, 6:])  # type: ignore[index]
 
 
 def change_image(_: Run, folder: Path) -> None:
@@ -176,7 +162,7 @@ def change_overlap(run: Run, _: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "computed"), [(change_image, 2), (change_backbone, 80), (change_overlap, 80), (lambda *_: None, 0)]
+    ("change", "computed"), [(change_image, 1), (change_backbone, 40), (change_overlap, 40), (lambda *_: None, 0)]
 )
 def test_what_is_stale_has_another_name(
     change: Callable[[Run, Path], None], computed: int, start: str, tmp_path: Path
@@ -185,12 +171,12 @@ def test_what_is_stale_has_another_name(
     run = build(freeze(start), keep=None)
 
     def fill() -> int:
-        embedder = Embedder(run.task, AugmentPolicy(), tmp_path / FOLDER, run.accelerator, run.dtype)
+        embedder = Embedder(run.task, tmp_path / FOLDER, run.accelerator, run.dtype)
         before = len(list((tmp_path / FOLDER).glob("*.npy")))
-        embedder.fill([Features(open_records(table), 2)], ignore)
+        embedder.fill([Features(open_records(table))], ignore)
         return len(list((tmp_path / FOLDER).glob("*.npy"))) - before
 
-    assert fill() == 80
+    assert fill() == 40
     (image,) = (tmp_path / "images").rglob("0003.png")
     change(run, image.parent)
     assert fill() == computed

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from pivotpatch.data.address import open_records
-from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.data.check import doubt_labels, find_unreadable
 from pivotpatch.data.corrections import apply_corrections
 from pivotpatch.data.loading import Batch, Loader, count_held_bytes, hold_images, make_loader
@@ -140,14 +139,13 @@ def build_run(
     embedder = ordinary = None
     if frozen:
         hold, why = "nothing", ": the backbone is frozen, so that each image is read only once"
-        policy = AugmentPolicy(**config.augment.model_dump())
-        embedder = Embedder(task, policy, keep, accelerator, dtype, config.data.on_error)
+        embedder = Embedder(task, keep, accelerator, dtype, config.data.on_error)
         assert isinstance(model, SharedClassifier)
         ordinary = find_ordinary(model, records, share=config.frozen.ordinary)
         if ordinary is not None:
             number, new = len(ordinary.seen.image), int(ordinary.absent.isfinite().sum())
             why_frozen += f"; {number:,} ordinary images are taken to show none of {new} new labels (frozen.ordinary)"
-        held = [Features(records, 1 + config.frozen.variants), None if val is None else Features(val, 1)]
+        held = [Features(records), None if val is None else Features(val)]
     elif hold == "auto":
         free = measure_free_memory(accelerator)
         hold = choose_hold(image_bytes, epochs=config.train.epochs, free=free)

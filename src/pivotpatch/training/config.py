@@ -91,7 +91,6 @@ class FrozenSection(Section):
     epochs: Positive = Field(30, description="in the place of train.epochs")
     batch_size: Positive = Field(64, description="in the place of train.batch_size")
     lr: PositiveFloat = Field(2e-3, description="in the place of optimiser.lr")
-    variants: Count = Field(0, description="augmented variants of each image, besides itself, whose features are kept")
     ordinary: Share = Field(
         0.3, description="images without any label that heads see for each one; ordinary ones of the tagger's fill up"
     )

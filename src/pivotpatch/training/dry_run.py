@@ -101,8 +101,8 @@ def _try_features(run: Run) -> float:
     """Seconds of all that a frozen run does beside its steps; its loaders then ship features that mean nothing."""
     embedder, few = run.embedder, run.records[:AT_ONCE]
     assert embedder is not None
-    seconds = time_again(run, lambda: embedder.fill([Features(few, 1)], ignore)) / len(few)
-    seconds *= len(run.records) * (1 + run.config.frozen.variants) + run.held_out
+    seconds = time_again(run, lambda: embedder.fill([Features(few)], ignore)) / len(few)
+    seconds *= len(run.records) + run.held_out
     for loader in filter(None, (run.loader, run.val_loader)):
         dataset = loader.batches.dataset
         assert isinstance(dataset, Features)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pivotpatch.data.augment import Augmentation, AugmentPolicy, draw_augmentation
 from pivotpatch.data.loading import Batch, Failure, OnError, hold_images
 from pivotpatch.data.records import RecordSet
 from pivotpatch.inference.embedding import AT_ONCE, quicken_model
@@ -28,33 +27,28 @@ from pivotpatch.writing import explain_disk_faults, replacing
 
 FOLDER = ".features"
 """Beside the folders of runs, which share it."""
-_VERSION = 1  # of what is kept
+_VERSION = 2  # of what is kept
 
 
 @dataclass(eq=False)
 class Features(Dataset[Batch]):
-    """Features of N images in V variants: as they are first, then augmented, each view on its own.
-
-    There are R rows of D numbers: of the image, of its patches, and of the first variant alone those of the closer look
-    and of its patches.
-    """
+    """Features of N images: R rows of D numbers, of the image, its patches, a closer look and the patches of that."""
 
     records: RecordSet
-    variants: int
-    kept: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,V,R,D) float16, once `Embedder.fill` was asked
+    kept: Tensor = field(default_factory=lambda: torch.empty(0))  # (N,R,D) float16, once `Embedder.fill` was asked
     failures: dict[int, Failure] = field(default_factory=dict)  # images that could not be read, by their index
 
     def __getitem__(self, chosen: list[int]) -> Batch:
-        """A batch of features (B,V,R,D) in the place of images."""
+        """A batch of features (B,R,D) in the place of images."""
         read = np.array([index for index in chosen if index not in self.failures], dtype=np.int64)
         indices = torch.from_numpy(read)
         failures = tuple(self.failures[index] for index in chosen if index in self.failures)
         return Batch(self.kept[indices], self.records.target(read), indices, failures)
 
     def select(self, rows: NDArray[np.int64]) -> "Features":
-        """The images that `rows` names, as they are alone."""
+        """The images that `rows` names."""
         failures = {row: self.failures[index] for row, index in enumerate(rows.tolist()) if index in self.failures}
-        return Features(self.records.select(rows), 1, self.kept[torch.from_numpy(rows), :1], failures)
+        return Features(self.records.select(rows), self.kept[torch.from_numpy(rows)], failures)
 
 
 class Ordinary(NamedTuple):
@@ -96,32 +90,24 @@ def find_ordinary(model: SharedClassifier, records: RecordSet, *, share: float) 
     return Ordinary(Embeddings(seen.image.to(device), patches), absent.to(device), lacking)
 
 
-def pick_variants(kept: Tensor, choice: Tensor, model: SharedClassifier) -> Embeddings:
-    """Embeddings of B images, from their features (B,V,R,D) and the variants (B,1+P..) that each view is of."""
-    count = count_rows(model)[1]
-    rows = kept[torch.arange(len(kept))[:, None], choice[:, :count], torch.arange(count)].float()
+def read_features(kept: Tensor, model: SharedClassifier) -> Embeddings:
+    """Embeddings of B images, from their features (B,R,D)."""
+    rows = kept.float()
     if not isinstance(model, PatchClassifier):
         return Embeddings(rows[:, 0])
-    again = kept[:, 0, count:].float()
-    return Embeddings(rows[:, 0], rows[:, 1:], *((again[:, 0], again[:, 1:]) if model.closer_size else ()))
-
-
-def count_rows(model: SharedClassifier) -> tuple[int, int]:
-    """Rows of an image's features as it is, and of an augmented variant."""
-    views = 1 + model.grid**2 if isinstance(model, PatchClassifier) else 1
-    return views * (2 if model.closer_size else 1), views
+    looks = rows.chunk(2 if model.closer_size else 1, dim=1)
+    return Embeddings(*(part for look in looks for part in (look[:, 0], look[:, 1:])))
 
 
 @dataclass
 class Embedder:
-    """Computes features and keeps them, a file per image and variant, named by all that decides what is in it.
+    """Computes features and keeps them, a file per image, named by all that decides what is in it.
 
-    So nothing that is stale can be taken for what is wanted: another image, backbone, patching or augmentation has
-    another name. Files are written whole; those that are there say what is left to do.
+    So nothing that is stale can be taken for what is wanted: another image, backbone or patching has another name.
+    Files are written whole; those that are there say what is left to do.
     """
 
     task: Task  # makes the views; its model's backbone makes the features
-    policy: AugmentPolicy  # of augmented variants
     folder: Path | None  # where they are kept; None keeps them in memory alone
     accelerator: Accelerator
     dtype: torch.dtype  # of autocast
@@ -135,9 +121,10 @@ class Embedder:
         also = (model.closer_size, isinstance(model, PatchClassifier) and model.regions, str(self.dtype))
         self._own = repr((_VERSION, name_views(model), model.preprocessing, *also)).encode()
 
-    def find_shape(self, features: Features) -> tuple[int, int, int, int]:
-        """N, V, R and D of what `fill` gives."""
-        return len(features.records), features.variants, count_rows(self.model)[0], self.model.backbone.features
+    def find_shape(self, features: Features) -> tuple[int, int, int]:
+        """N, R and D of what `fill` gives."""
+        views = 1 + self.model.grid**2 if isinstance(self.model, PatchClassifier) else 1
+        return len(features.records), views * (2 if self.model.closer_size else 1), self.model.backbone.features
 
     def fill(self, sets: Sequence[Features], progress: Callable[[str, int, int | None], None]) -> None:
         """Give sets their features; each process computes its share of what is not there and reads the others'."""
@@ -145,31 +132,30 @@ class Embedder:
         if self.folder is not None:
             with explain_disk_faults(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-        total, done = sum(len(each.records) * each.variants for each in sets), 0
+        total, done = sum(len(each.records) for each in sets), 0
         for each in sets:
             count = len(each.records)
             each.kept = torch.zeros(self.find_shape(each), dtype=torch.float16)
-            digests = [self._digest(each.records, index) for index in range(count)]
+            names = [self._name(each.records, index) for index in range(count)]
             # Blocks are the same whatever is there already: on a CPU the rounding depends on who is in a batch.
             blocks = [list(range(start, min(start + AT_ONCE, count))) for start in range(0, count, AT_ONCE)]
-            wanted = [(block, variant) for variant in range(each.variants) for block in blocks]
-            left = [(b, v) for b, v in wanted if not all(self._read(each, digests, index, v) for index in b)]
-            done += sum(len(block) for block, _ in wanted) - sum(len(block) for block, _ in left)
+            left = [block for block in blocks if not all(self._read(each, names, index) for index in block)]
+            done += count - sum(map(len, left))
             progress("features", done, total)
-            for block, variant in left:
+            for block in left:
                 if block[0] // AT_ONCE % world == rank:
-                    self._compute(each, digests, block, variant)
+                    self._compute(each, names, block)
                 done += len(block)
                 progress("features", done, total)
             self.accelerator.wait_for_everyone()
-            for block, variant in left:
+            for block in left:
                 if block[0] // AT_ONCE % world != rank:
-                    unread = [index for index in block if not self._read(each, digests, index, variant)]
+                    unread = [index for index in block if not self._read(each, names, index)]
                     if unread:  # nor could the other process read them, as will be found again
-                        self._compute(each, digests, unread, variant)
+                        self._compute(each, names, unread)
 
-    def _compute(self, features: Features, digests: list[bytes], chunk: list[int], variant: int) -> None:
-        """Compute and keep the features of some images in one variant."""
+    def _compute(self, features: Features, names: list[str], chunk: list[int]) -> None:
+        """Compute and keep the features of some images."""
         side = self.model.picture_size
         held = hold_images(features.records.select(np.array(chunk)), size=(side, side), on_error=self.on_error)
         for row, failure in held.failures.items():
@@ -177,63 +163,42 @@ class Embedder:
         read = [row for row in range(len(chunk)) if row not in held.failures]
         if not read:
             return
-        images = held.images[read].to(self.accelerator.device)
-        drawn = self._draw([digests[chunk[row]] for row in read], variant) if variant else None
-        found = self.embed(images, drawn).half().cpu()
+        found = self.embed(held.images[read].to(self.accelerator.device)).half().cpu()
         for row, value in zip(read, found, strict=True):
-            features.kept[chunk[row], variant, : len(value)] = value
+            features.kept[chunk[row]] = value
             if self.folder is not None:
-                path = self._find(digests[chunk[row]], variant)
+                path = self.folder / names[chunk[row]]
                 with explain_disk_faults(path), replacing(path) as written, written.open("wb") as file:
                     np.save(file, value.numpy(), allow_pickle=False)
 
-    def embed(self, images: Tensor, augmentation: Augmentation | None = None) -> Tensor:
-        """Features (B,R,D) of images (B,3,h,w) uint8 from the loader; augmented ones have no closer look."""
+    def embed(self, images: Tensor) -> Tensor:
+        """Features (B,R,D) of images (B,3,h,w) uint8 from the loader."""
         autocast = torch.autocast(images.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with torch.inference_mode(), autocast:
-            views = self.task.make_views(images, augmentation=augmentation)
-            closer = None if augmentation is not None else views.closer
-            seen = self._quick.embed_views(views.image, views.patches, closer)
+            views = self.task.make_views(images)
+            seen = self._quick.embed_views(views.image, views.patches, views.closer)
         parts = [seen.image[:, None], seen.patches, None if seen.closer is None else seen.closer[:, None], seen[3]]
         return torch.cat([part for part in parts if part is not None], dim=1)
 
-    def _draw(self, digests: list[bytes], variant: int) -> Augmentation:
-        """What happens to the views of some images in a variant, whatever images are beside them."""
-        count = self.task.views_per_image
-        seeds = [int.from_bytes(sha256(digest + bytes([variant])).digest()[:7]) for digest in digests]
-        each = [
-            draw_augmentation(count, policy=self.policy, generator=torch.Generator().manual_seed(seed))
-            for seed in seeds
-        ]
-        drawn = torch.arange(len(each) * count).reshape(-1, count)
-        order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
-        return Augmentation(*map(torch.cat, zip(*each, strict=True))).select(order)
-
-    def _digest(self, records: RecordSet, index: int) -> bytes:
-        """Of what is in an image's file and what is made of it."""
+    def _name(self, records: RecordSet, index: int) -> str:
+        """The file of an image's features: by what is in its own file and what is made of it."""
         content, source = sha256(self._own), records.images.source(records.place(index))
         if isinstance(source, Path):
             with suppress(OSError):  # said when it is decoded
                 content.update(source.read_bytes())
         else:
             content.update(source if isinstance(source, bytes) else source.tobytes() + repr(source.shape).encode())
-        return content.digest()
+        return f"{content.hexdigest()[:32]}.npy"
 
-    def _find(self, digest: bytes, variant: int) -> Path:
-        assert self.folder is not None
-        name = sha256(digest + repr((variant, self.policy if variant else None)).encode()).hexdigest()[:32]
-        return self.folder / f"{name}.npy"
-
-    def _read(self, features: Features, digests: list[bytes], index: int, variant: int) -> bool:
-        """Whether the features of an image in a variant are there; they are taken."""
+    def _read(self, features: Features, names: list[str], index: int) -> bool:
+        """Whether the features of an image are there; they are taken."""
         if self.folder is None:
             return False
-        place = features.kept[index, variant, : count_rows(self.model)[min(variant, 1)]]
         try:
-            found = np.load(self._find(digests[index], variant), allow_pickle=False)
+            found = np.load(self.folder / names[index], allow_pickle=False)
         except (OSError, ValueError, EOFError):  # not there, or cut short when the power went
             return False
-        if found.shape != tuple(place.shape) or found.dtype != np.float16:
+        if found.shape != tuple(features.kept.shape[1:]) or found.dtype != np.float16:
             return False
-        place.copy_(torch.from_numpy(found))
+        features.kept[index] = torch.from_numpy(found)
         return True

@@ -17,7 +17,7 @@ from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.process import Progress
 from pivotpatch.training.build import Run, open_loader
-from pivotpatch.training.features import Features, pick_variants
+from pivotpatch.training.features import Features, read_features
 from pivotpatch.tuning.tune import Tuning, tune_scores
 
 SEED = 0  # of resamples: the same scores have the same intervals
@@ -37,7 +37,7 @@ def score_loader(
     last: Any = heads or model
 
     def score(kept: Tensor) -> CounterfactualLogits | Tensor:
-        seen = pick_variants(kept, torch.zeros(len(kept), kept.shape[2], dtype=torch.int64), model)
+        seen = read_features(kept, model)
         return last.project_closer(seen) if closer else last.project_embeddings(seen)
 
     size = model.closer_size if closer else None

@@ -18,7 +18,7 @@ from pivotpatch.data.loading import Batch
 from pivotpatch.models.views import Views
 from pivotpatch.models.weights import load_exactly
 from pivotpatch.training.build import Run
-from pivotpatch.training.features import pick_variants
+from pivotpatch.training.features import read_features
 from pivotpatch.training.optimiser import find_point, set_point
 from pivotpatch.training.task import Kept
 
@@ -74,7 +74,6 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
     count, generator = run.task.views_per_image, torch.Generator().manual_seed(_mix(config.train.seed, step))
     policy, number = AugmentPolicy(**config.augment.model_dump()), config.train.batch_size * count
     augmentation = draw_augmentation(number, policy=policy, generator=generator)
-    variant = torch.randint(1 + config.frozen.variants, (number,), generator=generator)
     other = torch.randint(2**31, (config.train.batch_size,), generator=generator)
     images, target, indices = batch.images, batch.target, batch.indices
     if len(images) == 0:  # a black image of which nothing is known costs nothing, but takes part in every exchange
@@ -88,17 +87,16 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
     compiled = run.compiled and device.type == "cuda"
     shares = list(zip(*(part.chunk(config.train.accumulate) for part in whole), strict=True))
     for number, (pixels, truth, places, chosen) in enumerate(shares, 1):
-        drawn = places[:, None] * count + torch.arange(count)  # for these images, in the order of `make_views`
-        order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
         views: Views | Kept
         with record_function("views"):
             if run.embedder is not None:
-                seen = pick_variants(pixels, variant[drawn], run.embedder.model)
-                views = Kept(seen, run.folds[chosen].to(device))
+                views = Kept(read_features(pixels, run.embedder.model), run.folds[chosen].to(device))
                 if run.ordinary is not None:
                     also = run.ordinary.draw(places, other)
                     views = views._replace(ordinary=also, absent=run.ordinary.absent)
             else:
+                drawn = places[:, None] * count + torch.arange(count)  # for these images, in the order of `make_views`
+                order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
                 views = run.task.make_views(pixels, augmentation=augmentation.select(order), compiled=compiled)
         with nullcontext() if number == len(shares) else run.accelerator.no_sync(run.step_module):
             autocast = torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32)
