@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 from made_scores import make_scores
+from torch.utils.flop_counter import flop_registry
 from verb import SCENES, Errors, train
 
 from pivotpatch.cli.main import main
+from pivotpatch.cli.report import _describe
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.score_file import write_scores
 from pivotpatch.models import load_checkpoint, save_checkpoint
@@ -47,6 +49,14 @@ def test_a_run_is_judged_on_its_validation_images(runs: Path, here: Path, capsys
     costs = [float(cost) for cost in re.findall(r"cost of an image</dt><dd>(\S+) GFLOPs", page)]
     assert costs[0] / costs[1] == pytest.approx(5, rel=0.02)  # the image and four patches
     assert 0 < page.count("data:image/jpeg") <= 60
+
+
+def test_attention_counts_where_torch_has_no_formula_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = PatchClassifier("test_vit", ["three", "nine"], image_size=32)
+    cost = _describe(model)["cost of an image"]
+    for operation in [each for each in flop_registry if "attention" in str(each)]:  # as in older versions, on a CPU
+        monkeypatch.delitem(flop_registry, operation)
+    assert _describe(model)["cost of an image"] == cost
 
 
 def test_scores_need_no_model_and_no_images(here: Path) -> None:

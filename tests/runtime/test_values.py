@@ -59,6 +59,7 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
     for calibration, cutoffs, again, message in (
         (FITTED, (0.0, 1.0), None, "the calibration is of 'tde' logits"),
         (IMAGE, (0.5, 0.25), None, "cutoffs are no rising quantiles"),
+        (IMAGE, (-0.5, 0.25), None, "cutoffs are no rising quantiles"),
         (IMAGE, (0.5, float("inf")), None, "cutoffs are no rising quantiles"),
         (IMAGE, (0.0, 1.0), IMAGE, "the calibration is of 'image' logits; fit one of tde"),
     ):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pivotpatch.cli.console import StageProgress
@@ -126,7 +127,8 @@ def _describe(model: Classifier) -> dict[str, str]:
     """What a model is made of and what it costs."""
     built, side = model.architecture, model.preprocessing.image_size
     image = torch.zeros(1, 3, model.picture_size, model.picture_size, dtype=torch.uint8)
-    with FlopCounterMode(display=False) as counted, evaluating(model), torch.inference_mode():
+    plain = sdpa_kernel(SDPBackend.MATH)  # attention as products: older torch does not count the CPU's fused one
+    with FlopCounterMode(display=False) as counted, evaluating(model), torch.inference_mode(), plain:
         score_images(model, image)
     return {
         "model": f"{type(model).__name__}, {built.backbone}, {built.head} head, {side} x {side} pixels",

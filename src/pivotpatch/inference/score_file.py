@@ -150,7 +150,10 @@ def _read_own(path: Path, schema: pa.Schema, note: bytes) -> Scores:
                     raise ValueError(f"column {name!r} lacks rows")
         if len(arrays.keys() & set(_PATCHES)) == 1 or None in pictures:
             raise ValueError("names of images, or one of 'patch_logits' and 'weights', are missing")
-    Patching(lam=noted.get("lam", 1.0), temperature=noted.get("temperature", 1.0))  # refuses what is none
+    try:
+        Patching(**{name: noted[name] for name in ("overlap", "lam", "temperature") if name in noted})
+    except InputError as error:  # which does not know of which file
+        raise InputError(where, *error.parts[1:]) from None
     return _make_scores(where, pictures, labels, arrays, noted)
 
 

@@ -170,7 +170,8 @@ def find_fields(schema: Any, column: str) -> tuple[str | None, str | None]:
     fields = [kind.field(place).name for place in range(kind.num_fields)] if str(kind).startswith("struct") else []
     if "bytes" in fields:
         return f"{column}.bytes", f"{column}.path" if "path" in fields else None
-    return (column, None) if "binary" in str(kind).partition("<")[0] else (None, column)
+    plain = str(kind).removeprefix("dictionary<values=")  # as pandas writes a category
+    return (column, None) if "binary" in re.split("[<,]", plain)[0] else (None, column)
 
 
 def open_sources(listed: Iterable[Any], root: Path) -> Iterator[Opened]:

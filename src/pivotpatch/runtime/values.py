@@ -260,7 +260,7 @@ class Adaptive:
             if fitted is not None and fitted.kind != kind:
                 raise InputError("Adaptive", f"the calibration is of {fitted.kind!r} logits", f"fit one of {kind}")
         rising = list(self.cutoffs) == sorted(self.cutoffs)  # NaN is never sorted
-        if len(self.cutoffs) < 2 or not rising or not all(map(math.isfinite, self.cutoffs)):
+        if len(self.cutoffs) < 2 or not rising or self.cutoffs[0] < 0 or not all(map(math.isfinite, self.cutoffs)):
             raise InputError("Adaptive", "cutoffs are no rising quantiles", "fit them again")
 
     def find_cutoff(self, effort: float) -> float:
