@@ -1,6 +1,7 @@
 """mAP against what an image costs at inference: is a model with patches better than a plain one of equal cost?
 
     python benchmarks/front.py --time cpu      # ONNX Runtime, two threads: results/front_cpu.json
+    python benchmarks/front.py --time cpu --add  # only models of one look that are not in that file yet
     python benchmarks/front.py --time cuda     # batches of 512 on one GPU: results/front_cuda.json
     python benchmarks/front.py                 # the table, and docs/images/front.png
 
@@ -71,12 +72,17 @@ def main() -> None:
     parser.add_argument("--time", choices=["cpu", "cuda"], help="time every cost that a result needs on this device")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2, help="of the CPU")
+    parser.add_argument("--add", action="store_true", help="time only models of one look that were not timed before")
     parser.add_argument("--sizes", type=int, nargs="*", help="time these inputs alone, for a trial")
     parser.add_argument("--commit", default="", help="of the code, for the record")
     args = parser.parse_args()
     points = list(read_points())
     if args.time:
-        time_costs({point.cost for point in points if not args.sizes or point.size in args.sizes}, args)
+        wanted = {point.cost for point in points if not args.sizes or point.size in args.sizes}
+        known = json.loads(find_times(args.time).read_text("utf-8")) if args.add else {"costs": {}}
+        if args.add:
+            wanted = {cost for cost in wanted if not cost.patches and str(cost) not in known["costs"]}
+        time_costs(wanted, known, args)
     else:
         show(points)
 
@@ -111,8 +117,13 @@ def read_points() -> Iterator[Point]:
         yield Point(curve, size, cost, statistics.mean(kept), len(kept), bool(by_kind.get(True)))
 
 
-def time_costs(costs: set[Cost], args: argparse.Namespace) -> None:
-    """Time each cost, and count the arithmetic of its pass."""
+def find_times(device: str) -> Path:
+    """The file of what was timed on a device."""
+    return RESULTS / f"front_{device}.json"
+
+
+def time_costs(costs: set[Cost], known: dict[str, Any], args: argparse.Namespace) -> None:
+    """Time each cost, and count the arithmetic of its pass; what is known already stays as it is."""
     import numpy as np
     import torch
     from predict import measure
@@ -141,7 +152,7 @@ def time_costs(costs: set[Cost], args: argparse.Namespace) -> None:
             print(f"{cost} is ready", flush=True)
         seconds = measure(ways, rounds=args.rounds)
     base = Cost("linear", 224, False)
-    about = {**describe_machine(device), "threads": args.threads, "batch": batch, "commit": args.commit}
+    about = {**describe_machine(device), "threads": args.threads, "batch": batch, "commit": args.commit, **known}
     rows = {
         str(cost): {
             "ms": 1000 * seconds[str(cost)] / batch,
@@ -150,9 +161,11 @@ def time_costs(costs: set[Cost], args: argparse.Namespace) -> None:
         }
         for cost in sorted(costs)
     }
-    write_json(RESULTS / f"front_{args.time}.json", {**about, "costs": rows})
     for name, row in rows.items():
         print(f"{name:28}{row['ms']:9.2f} ms{row['cost']:8.2f} passes{row['flops']:8.2f} by arithmetic")
+        if args.add:  # the machine may have been slower than it was for the others: only ratios can be compared
+            del row["ms"]
+    write_json(find_times(args.time), {**about, "costs": {**rows, **known["costs"]}})
 
 
 def build(cost: Cost) -> Any:
@@ -182,9 +195,7 @@ def show(points: list[Point]) -> None:
     from matplotlib.figure import Figure
 
     timed = {
-        name: json.loads(path.read_text("utf-8"))
-        for name in ("cpu", "cuda")
-        if (path := RESULTS / f"front_{name}.json").exists()
+        name: json.loads(path.read_text("utf-8")) for name in ("cpu", "cuda") if (path := find_times(name)).exists()
     }
     print(f"| model | input | mAP | seeds | {' | '.join(f'cost, {name}' for name in timed)} | arithmetic |")
     print("|---" * (5 + len(timed)) + "|")
