@@ -33,6 +33,7 @@ HEADS |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
 CURVES |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
 PATCHES = {"pat": "PAT-T", "native": "PAT-T, native"}
 PATCHES |= {method.replace("_asl", "_pat"): f"{name}, PAT-T" for method, name in CURVES.items() if "_" in method}
+LOWEST = 50  # mAP of another system that is drawn
 STYLES = {
     "plain": "o-",
     "ML-Decoder": "s-",
@@ -214,6 +215,8 @@ def show(points: list[Point]) -> None:
         for curve, style in STYLES.items():
             chosen = sorted((point for point in points if point.curve == curve), key=lambda point: point.size)
             places = [(costs[str(point.cost)], point) for point in chosen if str(point.cost) in costs]
+            if not places:
+                continue
             axes.plot(
                 [cost for cost, _ in places], [point.mean for _, point in places], style, label=curve, markersize=5
             )
@@ -221,6 +224,12 @@ def show(points: list[Point]) -> None:
                 axes.annotate(
                     str(point.size), (cost, point.mean), fontsize=6, xytext=(3, -7), textcoords="offset points"
                 )
+        others = {NAMES.get(peer, peer) for peer in PEERS}
+        for point in points:
+            if point.curve in others and str(point.cost) in costs and point.mean > LOWEST:
+                place = costs[str(point.cost)], point.mean
+                axes.plot(*place, "x", color="grey", markersize=5)
+                axes.annotate(point.curve, place, fontsize=6, xytext=(3, -7), textcoords="offset points", color="grey")
         axes.set_xscale("log", base=2)
         threads = f", {each['threads']} threads" if each["device"].startswith("CPU") else ""
         axes.set_xlabel(f"time of an image ({each['device'].split(',')[0]}{threads}), plain at 224 = 1")
