@@ -228,6 +228,19 @@ def test_a_teacher_that_cannot_teach_is_refused(
         make_task(student, load_config(None, [f'distil.teachers=["{tmp_path / "teacher"}"]']))
 
 
+@pytest.mark.parametrize(
+    "student",
+    [
+        PatchClassifier("test_resnet", LABELS, image_size=32, regions=True),
+        MultiLabelClassifier("test_resnet", LABELS, image_size=32),
+    ],
+    ids=["regions", "image"],
+)
+def test_a_teacher_that_is_not_there_is_told_by_its_setting(student: PatchClassifier | MultiLabelClassifier) -> None:
+    with pytest.raises(InputError, match=r"distil.teachers: runs/nobody: .*; train the teacher first"):
+        make_task(student, load_config(None, ['distil.teachers=["runs/nobody"]']))
+
+
 def make_closer_model() -> PatchClassifier:
     """A model without batch norms that takes images of 32 and, on a closer look, of 48 pixels."""
     torch.manual_seed(0)

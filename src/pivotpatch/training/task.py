@@ -339,7 +339,7 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
         raise InputError(name, f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
     if distil.teachers:
         assert isinstance(model, MultiLabelClassifier)
-        teachers = Teachers([open_model(name) for name in distil.teachers], model)
+        teachers = Teachers([_open_teacher(name) for name in distil.teachers], model)
         return StudentTask(model, loss, teachers=teachers, share=distil.share)
     if mix.share:
         assert isinstance(model, MultiLabelClassifier)
@@ -352,13 +352,22 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
     return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
 
 
+def _open_teacher(name: str) -> Classifier:
+    """A teacher by its name; whoever took a recipe may not know that it needs one."""
+    try:
+        return open_model(name)
+    except InputError as error:
+        where, wrong, todo = error.parts
+        raise InputError(f"distil.teachers: {where}", wrong, f"{todo}; train the teacher first") from None
+
+
 def _make_taught(model: PatchClassifier, loss: nn.Module, config: RunConfig) -> TaughtTask:
     """The task of a model of regions and its teacher, which is opened here."""
     where, (name, *more) = "distil.teachers", config.distil.teachers
     if not model.regions or model.closer_size is not None or more or config.mix.share:
         wrong = "with patches one teaches a model of regions of the feature map, without a closer look and mix.share"
         raise InputError(where, wrong, "give task.regions=true and one teacher, or leave it out")
-    teacher = open_model(name)
+    teacher = _open_teacher(name)
     if not isinstance(teacher, PatchClassifier) or teacher.patch_only or teacher.regions:
         raise InputError(where, f"{name} is no PAT-T with patches of its own", "train one by task.kind=patch")
     if teacher.labels != model.labels:
