@@ -319,7 +319,11 @@ def _read_recipe(path: Path) -> dict[str, dict[str, object]]:
     if not path.exists():
         raise InputError(str(path), "there is no such recipe", "see pivotpatch recipes, or give a TOML file")
     with explaining(str(path), "is not valid TOML", "correct it there"):
-        return tomllib.loads(path.read_text("utf-8"))
+        values = tomllib.loads(path.read_text("utf-8"))
+    frozen = values.get("frozen")
+    if isinstance(frozen, dict) and frozen.get("variants") == 0:  # runs of before say so, when there was such an option
+        del frozen["variants"]
+    return values
 
 
 def _parse_override(text: str) -> tuple[str, str, object]:
