@@ -106,6 +106,11 @@ CHANGES = {
     "lr2": ["optimiser.lr=2e-4"],
     "lr3": ["optimiser.lr=3e-4"],
     "lr5": ["optimiser.lr=5e-4"],
+    # A smaller rate for the head alone: the first step of some heads moves logits hundreds of times further than the
+    # plain head's (first_step.py).
+    "head0.1": ["optimiser.lr=1e-5", "optimiser.backbone_share=10"],
+    "head0.01": ["optimiser.lr=1e-6", "optimiser.backbone_share=100"],
+    "head0.003": ["optimiser.lr=3e-7", "optimiser.backbone_share=333.3"],
     "wd": ["optimiser.weight_decay=1e-2"],
     "focus": ["loss.detach_focus=false"],
     "clip10": ["optimiser.clip_norm=10"],

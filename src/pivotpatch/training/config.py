@@ -149,7 +149,7 @@ class OptimiserSection(Section):
 
     name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="kind of optimiser")
     lr: PositiveFloat = Field(1e-4, description="peak learning rate")
-    backbone_share: float = Field(1.0, gt=0, le=1, description="of that rate, for the backbone")
+    backbone_share: PositiveFloat = Field(1.0, description="of that rate, for the backbone; above 1 the head is slower")
     weight_decay: NonNegativeFloat = Field(1e-4, description="decay, on weights only")
     decay_all: bool = Field(False, description="decay norms and biases too")
     clip_norm: PositiveFloat | None = Field(None, description="largest norm of the gradient")

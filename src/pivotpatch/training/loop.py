@@ -397,7 +397,7 @@ def sum_up_steps(run: Run, state: RunState) -> dict[str, Any]:
         "loss": sum(losses.values()),
         **{f"loss_{name}": value for name, value in losses.items()},
         "gradient_norm": norms / len(state.pending),
-        "lr": run.optimiser.param_groups[0]["lr"],
+        "lr": max(group["lr"] for group in run.optimiser.param_groups),
         "pictures_per_second": pictures / state.pending_seconds,
     }
     state.pictures += int(pictures)
