@@ -1,0 +1,66 @@
+"""Which rate suits a head? How far the first step of the common recipe's rate moves the logits of a batch, by head.
+
+One step of AdamW on the head alone, on images of train, without augmentation; no model is judged.
+
+    python benchmarks/first_step.py --data table:coco256 --weights resnet50.safetensors
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from coco256 import COMMON, METHODS, SIZES
+from recording import describe_machine, write_json
+
+from pivotpatch.core.losses import AsymmetricLoss
+from pivotpatch.data.address import open_records
+from pivotpatch.data.loading import hold_images
+from pivotpatch.models.classifier import MultiLabelClassifier
+from pivotpatch.models.views import make_views
+from pivotpatch.training.build import make_model
+from pivotpatch.training.config import load_config
+
+RESULT = Path(__file__).parent / "results" / "first_step.json"
+RUNS = ("asl", "max_asl", "csra_asl", "mlgcn_asl", "addgcn_asl", "ssgrl_asl", "mscma_asl", "ida_asl", "ctran_asl")
+RATE = 1e-4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="address without its split")
+    parser.add_argument("--weights", type=Path, required=True, help="weights of the backbone")
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--runs", nargs="+", default=[*RUNS, "mldec_asl"], help="of coco256.py, plain ones")
+    parser.add_argument("--commit", default="", help="of the code, for the record")
+    args = parser.parse_args()
+    found = {}
+    for run in args.runs:
+        found[run] = measure(run, args)
+        print(f"{run:12} {'  '.join(f'{name} {value:.3g}' for name, value in found[run].items())}")
+    about = {"images": args.images, "rate": RATE, "commit": args.commit}
+    write_json(RESULT, {**describe_machine(torch.device("cpu")), **about, "runs": found})
+
+
+def measure(run: str, args: argparse.Namespace) -> dict[str, float]:
+    """Mean size of a new head's logits, how far one step moves them on average, and the loss per image before it."""
+    records = open_records(f"{args.data}@train")
+    config = load_config(None, [*COMMON, *SIZES["224"], *METHODS[run], f"model.weights={args.weights}"])
+    torch.manual_seed(0)
+    model = make_model(config, records.labels.names).eval()
+    assert isinstance(model, MultiLabelClassifier)
+    chosen = records[: args.images]
+    target = chosen.target()
+    with torch.no_grad():
+        features = model.backbone(make_views(model, hold_images(chosen, size=(224, 224)).images).image)
+    optimiser = torch.optim.AdamW(model.head.parameters(), RATE)
+    before = model.head(features)
+    loss = AsymmetricLoss()(before, target)
+    loss.backward()
+    optimiser.step()
+    with torch.no_grad():
+        moved = (model.head(features) - before).abs().mean()
+    return {"logit": before.abs().mean().item(), "moved": moved.item(), "loss": loss.item() / len(target)}
+
+
+if __name__ == "__main__":
+    main()
