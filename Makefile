@@ -35,7 +35,7 @@ format: $(VENV)/installed
 benchmark: $(VENV)/installed
 	$(RUN) benchmarks/metrics.py
 
-# Kills, damaged inputs, faults, a server under load: minutes, or hours with TORTURE=long (docs/reliability.md).
+# Kills, damaged inputs, faults, a server under load: minutes, or hours with TORTURE=long (benchmarks/README.md).
 torture: $(VENV)/installed
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(RUN) -m torture
 

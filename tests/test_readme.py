@@ -30,11 +30,19 @@ def test_the_first_example_is_short() -> None:
     assert len([line for line in first.splitlines() if line.strip()]) <= 12
 
 
+def find_anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere() -> None:
-    for document in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#]+)", document.read_text("utf-8")):
+    for document in [*DOCUMENTS, *ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"]:
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", document.read_text("utf-8")):
             if "://" not in target:
-                assert (document.parent / target).exists(), f"{document.name}: {target}"
+                page = document.parent / target if target else document
+                assert page.exists(), f"{document.name}: {target}"
+                assert not anchor or anchor in find_anchors(page), f"{document.name}: {target}#{anchor}"
 
 
 @pytest.mark.slow

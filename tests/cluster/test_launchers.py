@@ -1,7 +1,6 @@
-"""What docs/cluster.md shows for training on clusters, run on this machine by stand-ins for what only a cluster has."""
+"""The jobs of examples/cluster that train, run on this machine by stand-ins for what only a cluster has."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -13,14 +12,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from run_process import read_step, write_images
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
 SMALL = "model.backbone=test_resnet model.pretrained=false model.image_size=32 train.epochs=1 train.batch_size=8"
 SMALL += " data.workers=0 output.trackers=[]"
-
-
-def find_block(language: str, beginning: str) -> str:
-    blocks: list[str] = re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
-    return next(block for block in blocks if block.startswith(beginning))
 
 
 def start(script: str, folder: Path, **programs: str) -> "subprocess.Popen[str]":
@@ -54,7 +48,7 @@ def test_two_machines_of_slurm_train_together(tmp_path: Path) -> None:
     write_images(tmp_path / "images")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    script = find_block("bash", "#!/bin/bash\n#SBATCH")
+    script = (EXAMPLES / "train.slurm").read_text("utf-8")
     for shown, here in (("data.csv", f"images/all.csv {SMALL}"), ("/shared", "."), ("29500", str(port))):
         assert shown in script
         script = script.replace(shown, here)
@@ -67,7 +61,7 @@ def test_two_machines_of_slurm_train_together(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_job_of_kubernetes_trains_and_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
     write_images(tmp_path / "images")
-    job = yaml.safe_load(find_block("yaml", "apiVersion"))
+    job = yaml.safe_load((EXAMPLES / "train.yaml").read_text("utf-8"))
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}

@@ -172,7 +172,7 @@ def test_exiftool_and_we_write_to_the_same_sidecar(image: Path) -> None:
 
 @pytest.mark.slow
 def test_the_line_of_the_docs_brings_tags_into_images(image: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "photos.md").read_text("utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "predict.md").read_text("utf-8")
     line = next(line for line in text.splitlines() if line.startswith("exiftool "))
     words = [word.strip("'") for word in line.partition("#")[0].split()[1:]]
     assert words.pop() == "photos/"

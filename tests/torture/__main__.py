@@ -1,7 +1,7 @@
 """`make torture`: kills, damaged inputs, faults of the system, and a server under load; TORTURE=long for hours.
 
 `PYTHONPATH=tests python -m torture [kills|damage|guided|faults|server ...]`. The counts are printed as JSON; what was
-found is a line each on stderr, and the exit status is 1. docs/reliability.md says what was run and found.
+found is a line each on stderr, and the exit status is 1. benchmarks/README.md says what was run and found.
 """
 
 import json

@@ -81,4 +81,4 @@ def check_options(args: argparse.Namespace) -> None:
         raise InputError("--prefer", f"{other} decides without the fitted thresholds", "leave out one of them")
     check_model(args.model)
     if args.tags is not None and not args.tags.is_file():
-        raise InputError(str(args.tags), "there is no such file", "give a TOML file; docs/photos.md says what is in it")
+        raise InputError(str(args.tags), "there is no such file", "give a TOML file (docs/predict.md)")

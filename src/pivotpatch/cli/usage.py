@@ -276,7 +276,7 @@ def _add_predict(verbs: Verbs) -> None:
     bulk.add_argument("--resume", action="store_true", help="go on with the images that unfinished work began with")
     told = "begin anew whatever is there; of --write, replace other captions"
     bulk.add_argument("--overwrite", action="store_true", help=told)
-    cluster = predict.add_argument_group("on a cluster (docs/cluster.md)")
+    cluster = predict.add_argument_group("on a cluster (docs/serve.md)")
     cluster.add_argument("--engine", choices=["ray"], help="share the work out by Ray; all machines must see the files")
     cluster.add_argument("--address", help="of a Ray cluster, or auto for this machine's; else Ray starts here for it")
     cluster.add_argument("--cpus-per-worker", type=float, metavar="N", help="cores that each gets (1)")
@@ -327,7 +327,7 @@ def _add_tag_options(parser: argparse.ArgumentParser) -> None:
     choice.add_argument("--prefer", choices=PREFERENCES, help=told)
     choice.add_argument("--threshold", type=float, metavar="P", help="above which a label is given; the fitted ones")
     choice.add_argument("--top-k", type=int, metavar="K", help="the K most probable; with --threshold, K at most")
-    told = "which of them become tags, and their names (docs/photos.md)"
+    told = "which of them become tags, and their names (docs/predict.md)"
     choice.add_argument("--tags", type=Path, metavar="FILE.toml", help=told)
 
 

@@ -1,4 +1,4 @@
-"""Which of a model's labels become tags, and what they are called: the rules of a TOML file (docs/photos.md)."""
+"""Which of a model's labels become tags, and what they are called: the rules of a TOML file (docs/predict.md)."""
 
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
