@@ -72,9 +72,11 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
     device, config = run.accelerator.device, run.config
     torch.manual_seed(_mix(config.train.seed, step, run.accelerator.process_index))
     count, generator = run.task.views_per_image, torch.Generator().manual_seed(_mix(config.train.seed, step))
-    policy, number = AugmentPolicy(**config.augment.model_dump()), config.train.batch_size * count
-    augmentation = draw_augmentation(number, policy=policy, generator=generator)
-    other = torch.randint(2**31, (config.train.batch_size,), generator=generator)
+    if run.embedder is None:
+        policy, number = AugmentPolicy(**config.augment.model_dump()), config.train.batch_size * count
+        augmentation = draw_augmentation(number, policy=policy, generator=generator)
+    else:
+        other = torch.randint(2**31, (config.train.batch_size,), generator=generator)
     images, target, indices = batch.images, batch.target, batch.indices
     if len(images) == 0:  # a black image of which nothing is known costs nothing, but takes part in every exchange
         images, target = images.new_zeros(1, *images.shape[1:]), target.new_full((1, target.shape[1]), torch.nan)
