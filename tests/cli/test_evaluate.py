@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from verb import LABELS, QUICK, Errors, read_json, read_refusal, save, score, write_run
 
@@ -12,8 +13,10 @@ from pivotpatch.core.metrics import precision_recall
 from pivotpatch.core.policies import PerLabel, PriorMatched
 from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
+from pivotpatch.inference.score_file import read_scores
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.values import Calibration
 
 
@@ -91,3 +94,18 @@ def test_tags_are_judged_as_predict_gave_them(suffix: str, photos: Path, capsys:
     assert "alone; write it with" in read_refusal(capsys, "audit", "pairs", few_tags, "photos.csv")
     Path(f"{few_tags}.summary.json").write_text("{}")
     assert "its tags or few" in read_refusal(capsys, "evaluate", few_tags, "photos.csv")
+
+
+def test_a_file_of_scores_is_judged_with_another_lam(photos: Path, capsys: Errors) -> None:
+    model = save("model")
+    evaluate(capsys, "model", "photos.csv", *QUICK, "--save", "whole.parquet", "--keep-patches")
+    evaluate(
+        capsys, "whole.parquet", "--resamples", "0", "--lam", "0.25", "--temperature", "2", "--save", "other.parquet"
+    )
+    scores = read_scores(Path("other.parquet"))
+    assert isinstance(model, PatchClassifier)
+    model.set_mixing(lam=0.25, temperature=2.0)
+    torch.testing.assert_close(scores.get("tde"), score(model, read_photos()).get("tde"), rtol=1e-4, atol=1e-4)
+    assert (scores.lam, scores.temperature) == (0.25, 2.0)
+    assert "lam is -1.0" in read_refusal(capsys, "evaluate", "whole.parquet", "--lam", "-1")
+    assert "--grid: whole.parquet holds scores" in read_refusal(capsys, "evaluate", "whole.parquet", "--grid", "3")

@@ -29,7 +29,7 @@ from pivotpatch.training.config import load_config
 from pivotpatch.training.processes import join_processes
 
 SEED = 0  # of the resamples: the same scores have the same intervals
-MODEL_OPTIONS = ("patch_inference", "closer", "keep_patches", "batch_size", "workers", "on_error")
+MODEL_OPTIONS = ("patch_inference", "grid", "native", "closer", "keep_patches", "batch_size", "workers", "on_error")
 PATCH_OPTIONS = ("lam", "temperature", "grid", "native")
 RANKED_OPTIONS = ("policy", "baseline", "save", "per_label")  # they need the probabilities of all labels
 NAMES = {"image": "image", "patch": "patches", "tde": "TDE"}
@@ -37,8 +37,6 @@ NAMES = {"image": "image", "patch": "patches", "tde": "TDE"}
 
 def run_evaluate(args: argparse.Namespace) -> int:
     """Score where need be, measure, and tell it in the first process alone."""
-    if not args.patch_inference:
-        refuse_options(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
     refuse_first((args.resamples < 0, "--resamples", f"{args.resamples} is below 0", "give 0 for none, or 1000"))
     if args.save is not None:
         check_score_file(args.save)
@@ -47,11 +45,15 @@ def run_evaluate(args: argparse.Namespace) -> int:
     if source.model is None:
         refuse_options(args, MODEL_OPTIONS, f"{source.path} holds scores, no model", "leave it out")
         scores = sources.read_score_file(source.path, records=records, tags_alone=True)
+        if args.lam is not None or args.temperature is not None:
+            scores = scores.remix(lam=args.lam, temperature=args.temperature)
         if scores.given is not None and scores.logits["image"].isnan().any():
             _judge_tags(scores, args)
         else:
             _finish(Scored(scores, {}), _read_policy(args, source, scores.labels), args)
         return 0
+    if not args.patch_inference:
+        refuse_options(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
     if records is None:
         raise InputError(args.words[0], "a model needs images", "name them after it, such as photos.csv")
     if args.closer is not None:
