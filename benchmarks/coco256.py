@@ -68,8 +68,9 @@ METHODS = {
     "region_mldec": [*PAT, "task.regions=true", "model.head=ml_decoder", "model.head_options={deep_regions=false}"],
 }
 # The other systems, see docs/peers.md: csra_asl, csra_pat and so on.
-PEERS = ("csra", "mlgcn", "addgcn", "ssgrl", "mscma", "ida", "ctran", "kssnet", "cnnrnn", "rdal", "rarl")
+PEERS = ("csra", "mlgcn", "addgcn", "ssgrl", "mscma", "ida", "ctran", "kssnet", "cnnrnn", "rdal", "rarl", "fevlv")
 NAMES = {"mlgcn": "ml_gcn", "addgcn": "add_gcn", "mscma": "ms_cma", "ctran": "c_tran", "cnnrnn": "cnn_rnn"}
+NAMES |= {"fevlv": "fev_lv"}
 for peer in PEERS:
     METHODS[f"{peer}_asl"] = [*ASL, f"model.head={NAMES.get(peer, peer)}"]
     METHODS[f"{peer}_pat"] = [*PAT, f"model.head={NAMES.get(peer, peer)}"]
@@ -78,7 +79,7 @@ OWN = {f"{peer}_asl": f"coco-resnet101-{NAMES.get(peer, peer)}" for peer in ("cs
 OWN |= {"ctran_asl": "coco-resnet101_576-c_tran", "mcar_asl": "coco-resnet101-mcar"}
 OWN |= {"splicecl_asl": "coco-resnet101-splicemix", "max_asl": "coco-resnet101-ml_gcn"}  # the baseline of graph papers
 OWN |= {"addgcn_asl": "voc2007-resnet101_576-add_gcn", "ssgrl_asl": "voc2007-resnet101_576-ssgrl"}
-OWN |= {f"{peer}_asl": f"voc2007-vgg16-{NAMES.get(peer, peer)}" for peer in ("hcp", "cnnrnn", "rdal", "rarl")}
+OWN |= {f"{peer}_asl": f"voc2007-vgg16-{NAMES.get(peer, peer)}" for peer in ("hcp", "cnnrnn", "rdal", "rarl", "fevlv")}
 # What might lift a method further, one change at a time or together: native+flip+lr2.
 CHANGES = {
     "temp0.5": ["task.temperature=0.5"],

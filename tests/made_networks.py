@@ -32,6 +32,7 @@ PEER_OPTIONS: dict[str, dict[str, int]] = {
     "cnn_rnn": {"width": 8, "hidden": 12},
     "rdal": {"hidden": 20},
     "rarl": {"hidden": 20},
+    "fev_lv": {"centres": 3, "exemplars": 7},
     "svm": {},
 }
 

@@ -309,6 +309,24 @@ def svm(state: State, features: Array, label: int) -> float:
     return float(scaled @ state["project.weight"][label] + state["project.bias"][label])
 
 
+def unit(vector: Array) -> Array:
+    return np.asarray(vector / np.sqrt(vector @ vector))
+
+
+def fev_lv(state: State, features: Array, label: int) -> float:
+    regions = [unit(each) for each in (*list_places(features), *list_places(pool_pairs(features)))]
+    centres, exemplars = ([unit(each) for each in state[f"project.{name}"]] for name in ("centres", "exemplars"))
+    encoded, scores = [], []
+    for number, centre in enumerate(centres):
+        shares = [softmax(np.array([20 * region @ each for each in centres]))[number] for region in regions]
+        encoded.append(unit(sum(share * (region - centre) for share, region in zip(shares, regions, strict=True))))
+    for region in regions:
+        near = softmax(np.array([20 * region @ each for each in exemplars]))
+        scores.append(sum(share * state["project.labels_of"][label, m] for m, share in enumerate(near)))
+    feature_view = unit(np.concatenate(encoded)) @ state["project.weight"][label]
+    return float(10 * (feature_view + max(scores)) / 2 + state["project.bias"][label])
+
+
 ORACLES: dict[str, Callable[..., float]] = {
     "csra": csra,
     "ml_gcn": ml_gcn,
@@ -321,5 +339,6 @@ ORACLES: dict[str, Callable[..., float]] = {
     "cnn_rnn": cnn_rnn,
     "rdal": rdal,
     "rarl": rarl,
+    "fev_lv": fev_lv,
     "svm": svm,
 }

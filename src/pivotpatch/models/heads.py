@@ -279,6 +279,7 @@ PEERS: Mapping[str, str] = {
     "cnn_rnn": "pivotpatch.peers.cnn_rnn:CNNRNNHead",
     "rdal": "pivotpatch.peers.rdal:RDALHead",
     "rarl": "pivotpatch.peers.rarl:RARLHead",
+    "fev_lv": "pivotpatch.peers.fev_lv:FevLvHead",
     "svm": "pivotpatch.peers.svm:SVMHead",
 }
 """Heads of other systems, imported when one is asked for: they are built on what this module holds."""

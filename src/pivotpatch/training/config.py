@@ -39,6 +39,7 @@ HeadName = Literal[
     "cnn_rnn",
     "rdal",
     "rarl",
+    "fev_lv",
     "svm",
 ]
 # One name needs no list around it, so that an override is as easy to write as an address.
