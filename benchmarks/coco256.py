@@ -40,7 +40,9 @@ SIZES = {
     "352": ["model.image_size=352", "train.epochs=15"],
     "320": ["model.image_size=320", "train.epochs=15"],
     "272": ["model.image_size=272", "train.epochs=15"],
+    "256": ["model.image_size=256", "train.epochs=15"],
     "224": ["model.image_size=224", "train.epochs=15"],
+    "208": ["model.image_size=208", "train.epochs=15"],
     "160": ["model.image_size=160", "train.epochs=15"],
     "128": ["model.image_size=128", "train.epochs=12"],
 }
@@ -119,6 +121,7 @@ CHANGES = {
     "b64": ["train.batch_size=64"],  # after own, whose steps of 16 images leave a GPU idle at 224 pixels; rates stay
     "12": ["train.epochs=12"],
     "30": ["train.epochs=30"],
+    "75": ["train.epochs=75"],  # a plain model by as much training as a PAT-T of 15 epochs
     "rewritten": [],  # by the code that rewrites a network's slow parts, as every run is now: a name for the comparison
     "lite0": ["model.backbone=tf_efficientnet_lite0", "model.backbone_options={}"],
 }
