@@ -48,4 +48,6 @@ def send_tensor(tensor: Tensor, device: torch.device) -> Tensor:
     >>> send_tensor(torch.arange(3), torch.device("cpu"))
     tensor([0, 1, 2])
     """
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)  # one value for all rows cannot be pinned
