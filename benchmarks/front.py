@@ -212,14 +212,13 @@ def show(points: list[Point]) -> None:
     figure = Figure(figsize=(5.5 * len(timed), 4), layout="constrained")
     for axes, each in zip(figure.subplots(1, len(timed), squeeze=False)[0], timed.values(), strict=True):
         costs = {name: row["cost"] for name, row in each["costs"].items()}
-        for curve, style in STYLES.items():
+        for number, (curve, style) in enumerate(STYLES.items()):
             chosen = sorted((point for point in points if point.curve == curve), key=lambda point: point.size)
             places = [(costs[str(point.cost)], point) for point in chosen if str(point.cost) in costs]
             if not places:
                 continue
-            axes.plot(
-                [cost for cost, _ in places], [point.mean for _, point in places], style, label=curve, markersize=5
-            )
+            x, y = [cost for cost, _ in places], [point.mean for _, point in places]
+            axes.plot(x, y, style, color=f"C{number}", label=curve, markersize=5)
             for cost, point in places:
                 axes.annotate(
                     str(point.size), (cost, point.mean), fontsize=6, xytext=(3, -7), textcoords="offset points"
