@@ -66,8 +66,7 @@ class Lanes:
             time.sleep(every)
         for name, (process, _) in self.running.items():
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            self.say(f"{name} was ended")
+            self.say(f"{name} was ended, by signal {-process.wait()}")
         self.say("done")
 
     def can_run(self, job: dict[str, Any], deadline: float) -> bool:

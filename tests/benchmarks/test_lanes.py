@@ -23,7 +23,7 @@ def run(folder: Path, *jobs: dict[str, Any], lanes: int = 1, deadline: float = 1
 
 def test_a_job_waits_for_others_and_for_files(tmp_path: Path) -> None:
     late = tmp_path / "late"
-    jobs = [
+    jobs: list[dict[str, Any]] = [
         {"name": "last", "command": f"test -e {late}", "after": ["first"], "needs": [str(late)]},
         {"name": "first", "command": f"touch {late}"},
     ]
@@ -31,7 +31,11 @@ def test_a_job_waits_for_others_and_for_files(tmp_path: Path) -> None:
 
 
 def test_a_job_that_fails_runs_again_by_its_other_command(tmp_path: Path) -> None:
-    jobs = [{"command": "false", "again": "echo mended"}, {"command": "false"}, {"command": "true", "after": ["1"]}]
+    jobs: list[dict[str, Any]] = [
+        {"command": "false", "again": "echo mended"},
+        {"command": "false"},
+        {"command": "true", "after": ["1"]},
+    ]
     assert run(tmp_path, *jobs) == ["0"]
     assert (tmp_path / "logs" / "0.log").read_text("utf-8") == "mended\n"
     assert not (tmp_path / "logs" / "2.log").exists()
