@@ -94,6 +94,7 @@ def test_teachers_that_cannot_teach_are_refused() -> None:
 @pytest.mark.slow
 def test_one_command_trains_teachers_and_then_the_student(tmp_path: Path) -> None:
     paced = ["train.epochs=40", "train.batch_size=16", "optimiser.lr=2e-3", "task.kind=image", "distil.groups=2"]
+    paced.append("model.image_size=32")  # six trainings
     config = load_config(None, [f"data.train={SCENES}", f"data.test={SCENES}", *TINY, *PLAIN, *paced])
     lines: list[str] = []
     result = fit(config, tmp_path / "run", tell=lines.append)

@@ -158,6 +158,8 @@ def test_a_system_learns_32_images_by_heart(head: str, kind: str, tmp_path: Path
         paced.append(f"model.head_options={{{wide[head]}}}")
     if head == "ml_gcn":  # its first logits are far from 0
         paced.append("train.epochs=80")
+    if kind in ("windows", "patch"):  # 14 and 5 passes of an image
+        paced.append("model.image_size=32")
     result = fit(configure(head, f"task.kind={kind}", *plain, *paced), tmp_path / "run")
     found = result.metrics["test"][SCENES]
     assert found["tde" if kind == "patch" else "image"]["mean"] > (0.9 if head == "linear" else 0.95)
