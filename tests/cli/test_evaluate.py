@@ -125,3 +125,11 @@ def test_a_mixture_that_cannot_be_made_or_kept_is_refused(photos: Path, capsys: 
     assert read_scores(Path("other.parquet")).thresholds is None
     Path("theirs.csv").write_text("picture,cat,target:cat\na.jpg,0.9,1\nb.jpg,0.1,0\n")
     assert "--lam: theirs.csv holds no logits" in read_refusal(capsys, "evaluate", "theirs.csv", "--lam", "0.5")
+
+
+@pytest.mark.parametrize(("option", "todo"), [("--lam", "keep its scores"), ("--grid", "leave it out")])
+def test_a_model_with_patches_of_its_own_takes_no_others(option: str, todo: str, photos: Path, capsys: Errors) -> None:
+    save("model")
+    told = read_refusal(capsys, "evaluate", "model", "photos.csv", option, "2")
+    assert told.startswith(f"{option}: the model has patches of its own")
+    assert todo in told

@@ -53,6 +53,11 @@ def run_evaluate(args: argparse.Namespace) -> int:
         else:
             _finish(Scored(scores, {}), _read_policy(args, source, scores.labels), args)
         return 0
+    if isinstance(source.model, PatchClassifier):
+        own = "the model has patches of its own (PAT-T)"
+        todo = "keep its scores (--save, --keep-patches) and give it to these"
+        refuse_options(args, ("lam", "temperature"), own, todo)
+        refuse_options(args, ("grid", "native"), own, "leave it out")
     if not args.patch_inference:
         refuse_options(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
     if records is None:
