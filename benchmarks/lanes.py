@@ -10,11 +10,13 @@
 Jobs, the most important first, begin once all that they are `after` have succeeded and all files that they `needs` are
 there, if they can end by the deadline, in minutes from the start: `minutes` is what one takes (0: nobody knows),
 corrected by what finished jobs took. One that `must` run begins in any case. A job that fails runs once more, by the
-command `again` where there is one; what waits for a job that failed twice is left out. The file is read all the time,
-so that jobs may be added or the deadline moved. At the deadline what still runs is ended. Output is in NAME.log.
+command `again` where there is one; what waits for a job that failed twice, that is left out or that nobody knows is
+left out too. The file is read all the time, so that jobs may be added or the deadline moved. At the deadline, or when
+it is stopped, what still runs is ended. Output is in NAME.log.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -51,30 +53,39 @@ class Lanes:
     def run(self, every: float = 1) -> None:
         """Until nothing is left to be done, or the deadline."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        while True:
-            content = json.loads(self.path.read_text("utf-8"))
-            jobs, deadline = {job["name"]: job for job in content["jobs"]}, content["deadline"]
-            self.collect(jobs)
-            hopeful = [job for job in jobs.values() if self.can_run(job, deadline)]
-            for job in hopeful:
-                there = all(Path(name).exists() for name in job.get("needs", ()))
-                ready = there and all(map(self.ended.get, job.get("after", ())))
-                if ready and len(self.running) < content["lanes"]:
-                    self.start(job)
-            if self.minutes >= deadline or not (hopeful or self.running):
-                break
-            time.sleep(every)
-        for name, (process, _) in self.running.items():
-            os.killpg(process.pid, signal.SIGKILL)
-            self.say(f"{name} was ended, by signal {-process.wait()}")
-        self.say("done")
+        content = json.loads(self.path.read_text("utf-8"))
+        try:
+            while True:
+                jobs = {job["name"]: job for job in content["jobs"]}
+                self.collect(jobs)
+                hopeful = self.find_hopeful(jobs, content["deadline"])
+                for job in hopeful:
+                    there = all(Path(name).exists() for name in job.get("needs", ()))
+                    ready = there and all(map(self.ended.get, job.get("after", ())))
+                    if ready and len(self.running) < content["lanes"]:
+                        self.start(job)
+                if self.minutes >= content["deadline"] or not (hopeful or self.running):
+                    break
+                time.sleep(every)
+                with contextlib.suppress(json.JSONDecodeError):  # somebody is writing it
+                    content = json.loads(self.path.read_text("utf-8"))
+        finally:
+            for name, (process, _) in self.running.items():
+                os.killpg(process.pid, signal.SIGKILL)
+                self.say(f"{name} was ended, by signal {-process.wait()}")
+        left_out = [job["name"] for job in content["jobs"] if job["name"] not in self.ended | self.running]
+        self.say(f"done; left out: {', '.join(left_out) or 'none'}")
 
-    def can_run(self, job: dict[str, Any], deadline: float) -> bool:
-        """Whether a job may still run, now or later."""
-        minutes = job["minutes"] * (statistics.median(self.ratios) if self.ratios else 1)
-        in_time = job.get("must", False) or self.minutes + minutes <= deadline
-        vain = any(self.ended.get(name) is False for name in job.get("after", ()))
-        return in_time and not vain and job["name"] not in self.ended | self.running
+    def find_hopeful(self, jobs: dict[str, Any], deadline: float) -> list[dict[str, Any]]:
+        """The jobs that may still run, now or later: in time, and after none that never will."""
+        ratio = statistics.median(self.ratios) if self.ratios else 1
+        begun = self.ended | self.running
+        reached = {name for name in begun if self.ended.get(name, True)}
+        waiting = [job for job in jobs.values() if job["name"] not in begun]
+        waiting = [job for job in waiting if job.get("must") or self.minutes + ratio * job["minutes"] <= deadline]
+        while more := {job["name"] for job in waiting if reached.issuperset(job.get("after", ()))} - reached:
+            reached |= more
+        return [job for job in waiting if job["name"] in reached]
 
     def start(self, job: dict[str, Any]) -> None:
         """Begin a job, in a process group of its own."""

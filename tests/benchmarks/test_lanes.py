@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,42 @@ def test_a_job_that_fails_runs_again_by_its_other_command(tmp_path: Path) -> Non
     assert run(tmp_path, *jobs) == ["0"]
     assert (tmp_path / "logs" / "0.log").read_text("utf-8") == "mended\n"
     assert not (tmp_path / "logs" / "2.log").exists()
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [{"name": "a", "command": "true", "after": ["b"]}],
+        [{"name": "a", "command": "true", "minutes": 99}],
+        [{"name": "a", "command": "false"}],
+    ],
+    ids=["unknown", "in a circle", "too long", "failed"],
+)
+def test_nobody_waits_for_what_never_comes(
+    others: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    assert run(tmp_path, {"name": "b", "command": "true", "after": ["a"]}, *others) == []
+    assert time.monotonic() - began < 30  # the deadline is a minute
+    assert "left out: b" in capsys.readouterr().out
+
+
+def test_a_file_that_is_being_written_ends_nothing(tmp_path: Path) -> None:
+    half = f"echo '{{' > {tmp_path / 'jobs.json'}; sleep 0.1"
+    assert run(tmp_path, {"command": half}, {"command": "true"}) == ["0", "1"]
+
+
+def test_what_runs_is_ended_when_lanes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, {"command": f"sleep 0.5; touch {tmp_path / 'late'}"})
+    monkeypatch.undo()
+    time.sleep(1)
+    assert not (tmp_path / "late").exists()
 
 
 @pytest.mark.parametrize(("must", "expected"), [(False, ["1"]), (True, ["0", "1"])])

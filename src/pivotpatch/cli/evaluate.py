@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from rich.table import Table
@@ -46,12 +47,17 @@ def run_evaluate(args: argparse.Namespace) -> int:
         refuse_options(args, MODEL_OPTIONS, f"{source.path} holds scores, no model", "leave it out")
         scores = sources.read_score_file(source.path, records=records, tags_alone=True)
         if args.lam is not None or args.temperature is not None:
-            scores = scores.remix(lam=args.lam, temperature=args.temperature)
+            scores = _mix_again(scores, source.path, args)
         if scores.given is not None and scores.logits["image"].isnan().any():
             _judge_tags(scores, args)
         else:
             _finish(Scored(scores, {}), _read_policy(args, source, scores.labels), args)
         return 0
+    if isinstance(source.model, PatchClassifier):
+        own = "the model has patches of its own (PAT-T)"
+        todo = "keep its scores (--save, --keep-patches) and give it to these"
+        refuse_options(args, ("lam", "temperature"), own, todo)
+        refuse_options(args, ("grid", "native"), own, "leave it out")
     if not args.patch_inference:
         refuse_options(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
     if records is None:
@@ -79,6 +85,17 @@ def _read_policy(args: argparse.Namespace, source: Source, labels: tuple[str, ..
         todo = f"run pivotpatch tune {source.path}{'' if source.config else ' DATA'}"
         raise InputError("--policy", "no thresholds were fitted", todo)
     return None if args.policy is None else sources.read_policy(args.policy, labels, config=source.config)
+
+
+def _mix_again(scores: Scores, path: Path, args: argparse.Namespace) -> Scores:
+    """Scores of a file with another lam or temperature; the file itself stays, for what was fitted is only there."""
+    if "patch" not in scores.logits:
+        refuse_options(args, ("lam", "temperature"), f"{path} holds no logits of patches", "leave it out")
+    same = args.save is not None and args.save.exists() and args.save.samefile(path)
+    refuse_first((same, "--save", f"{args.save} is the file that is mixed anew", "name another"))
+    if scores.thresholds is not None or scores.calibration is not None:
+        tell("thresholds and calibration are left out: they were fitted to the mixture in the file")
+    return scores.remix(lam=args.lam, temperature=args.temperature)
 
 
 def _score(source: Source, records: RecordSet, args: argparse.Namespace) -> Scored:

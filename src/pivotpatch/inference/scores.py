@@ -116,7 +116,7 @@ class Scores:
         lam = self.lam if lam is None else lam
         if temperature not in (None, self.temperature):
             if self.patch_logits is None or weights is None:
-                raise InputError("scores", "the patches were not kept", "score the images again with their patches")
+                raise InputError("scores", "the patches were not kept", "score the images again with --keep-patches")
             tiny = torch.finfo(weights.dtype).tiny
             weights = patch_weights(weights.clamp(min=tiny).log() * self.temperature, temperature=temperature)
             pooled = pool_patches(self.patch_logits, weights)
