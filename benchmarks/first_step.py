@@ -21,7 +21,7 @@ from pivotpatch.training.build import make_model
 from pivotpatch.training.config import load_config
 
 RESULT = Path(__file__).parent / "results" / "first_step.json"
-RUNS = ("asl", "max_asl", "csra_asl", "mlgcn_asl", "addgcn_asl", "ssgrl_asl", "mscma_asl", "ida_asl", "ctran_asl")
+PLAIN = ("", "max_", "csra_", "mlgcn_", "addgcn_", "ssgrl_", "mscma_", "ida_", "ctran_", "fevlv_", "mldec_")
 RATE = 1e-4
 
 
@@ -29,8 +29,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="address without its split")
     parser.add_argument("--weights", type=Path, required=True, help="weights of the backbone")
-    parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--runs", nargs="+", default=[*RUNS, "mldec_asl"], help="of coco256.py, plain ones")
+    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--runs", nargs="+", default=[f"{head}asl" for head in PLAIN], help="of coco256.py, plain ones")
     parser.add_argument("--commit", default="", help="of the code, for the record")
     args = parser.parse_args()
     found = {}

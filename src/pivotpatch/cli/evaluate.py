@@ -57,7 +57,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
         own = "the model has patches of its own (PAT-T)"
         todo = "keep its scores (--save, --keep-patches) and give it to these"
         refuse_options(args, ("lam", "temperature"), own, todo)
-        refuse_options(args, ("grid", "native"), own, "leave it out")
+        refuse_options(args, ("patch_inference", "grid", "native"), own, "leave it out")
     if not args.patch_inference:
         refuse_options(args, PATCH_OPTIONS, "it is an option of --patch-inference", "give that too")
     if records is None:
@@ -124,12 +124,9 @@ def _score(source: Source, records: RecordSet, args: argparse.Namespace) -> Scor
 
 def _wrap(model: Classifier, args: argparse.Namespace) -> PatchInference:
     """PAT-I around a model that has no patches of its own."""
-    own, side = isinstance(model, PatchClassifier), model.preprocessing.image_size
+    side = model.preprocessing.image_size
     small = args.native is not None and args.native <= side
-    refuse_first(
-        (own, "--patch-inference", "the model has patches of its own (PAT-T)", "leave it out"),
-        (small, "--native", f"{args.native} pixels are no more than the model sees", f"give above {side}"),
-    )
+    refuse_first((small, "--native", f"{args.native} pixels are no more than the model sees", f"give above {side}"))
     given = {name: getattr(args, name) for name in ("lam", "temperature", "grid") if getattr(args, name) is not None}
     return PatchInference(model, **given)
 
