@@ -324,7 +324,7 @@ def fev_lv(state: State, features: Array, label: int) -> float:
         near = softmax(np.array([20 * region @ each for each in exemplars]))
         scores.append(sum(share * state["project.labels_of"][label, m] for m, share in enumerate(near)))
     feature_view = unit(np.concatenate(encoded)) @ state["project.weight"][label]
-    return float(10 * (feature_view + max(scores)) / 2 + state["project.bias"][label])
+    return float(30 * (feature_view + max(scores)) / 2 + state["project.bias"][label])
 
 
 ORACLES: dict[str, Callable[..., float]] = {
