@@ -36,7 +36,9 @@ COMMON = [
     "augment.randaugment=published",  # as in the paper's recipes; their average without a warm-up needs longer runs
 ]
 SIZES = {
+    "496": ["model.image_size=496", "train.epochs=15"],
     "448": ["model.image_size=448", "train.epochs=15"],
+    "416": ["model.image_size=416", "train.epochs=15"],
     "352": ["model.image_size=352", "train.epochs=15"],
     "320": ["model.image_size=320", "train.epochs=15"],
     "272": ["model.image_size=272", "train.epochs=15"],
