@@ -1,5 +1,6 @@
 from collections.abc import Iterable, Iterator
 from functools import partialmethod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -222,16 +223,22 @@ def test_the_order_in_memory_changes_no_number(images: str) -> None:
 
 @pytest.mark.slow
 def test_a_compiled_model_is_the_same(images: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced whole, but run without the code generator, which takes a minute."""
-    compile_eagerly = partialmethod(nn.Module.compile, backend="eager", fullgraph=True)
-    monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
+    """Traced whole, but run without the code generator, which takes a minute; a smaller batch is not compiled for."""
+    traced = []
+
+    def count(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        traced.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=count, fullgraph=True))
     plain, compiled = make_run(images, *CLOSER), make_run(images, *CLOSER, "precision.compile=true")
     compile_run(compiled, steps_left=1)
     assert compiled.compiled
     assert compiled.task.state_dict().keys() == plain.task.state_dict().keys()
-    for count in (4, 3):
-        batch = take_first(plain, count)
+    for number in (4, 3):
+        batch = take_first(plain, number)
         assert_same(find_gradient(compiled, batch), find_gradient(plain, batch))
+        assert len(traced) == 1
 
 
 def test_timing_a_step_changes_nothing(images: str) -> None:
