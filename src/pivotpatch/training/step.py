@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from typing import Literal
 
 import numpy as np
 import torch
@@ -89,7 +90,7 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
     # Compiling for a batch of another size, the last of an epoch or one with unreadable images, would take minutes.
     usual = len(range(run.accelerator.process_index, config.train.batch_size, run.accelerator.num_processes))
     compiled = run.compiled and len(images) == usual
-    stance = "default" if compiled else "force_eager"
+    stance: Literal["default", "force_eager"] = "default" if compiled else "force_eager"
     shares = list(zip(*(part.chunk(config.train.accumulate) for part in whole), strict=True))
     for number, (pixels, truth, places, chosen) in enumerate(shares, 1):
         views: Views | Kept
