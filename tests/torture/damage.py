@@ -228,11 +228,12 @@ def _read_records(path: Path) -> Any:
 
 
 def _read_toml(path: Path) -> Any:
+    from pivotpatch.runtime.prediction import Tag
     from pivotpatch.runtime.tag_names import TagRules
     from pivotpatch.training.config import load_config
 
     if path.name == "tags.toml":
-        return [prob for _, prob in TagRules.read(path, ["cat", "dog"]).apply([("cat", 0.5)])]
+        return [tag.prob for tag in TagRules.read(path, ["cat", "dog"]).apply([Tag("cat", 0.5, 0.5, 0.5)])]
     return float(load_config(path).optimiser.lr)
 
 

@@ -51,28 +51,16 @@ def open_predictor(args: argparse.Namespace, *, device: str | None = None) -> Pr
     return predictor
 
 
-class Naming:
-    """Which labels an image gets, its `rule`; which of them become tags, by which names: `rules`, of `--tags`."""
-
-    def __init__(self, args: argparse.Namespace, labels: Sequence[str]) -> None:
-        self.rule = TagRule(args.threshold, args.top_k)
-        self.rules = None if args.tags is None else TagRules.read(args.tags, labels)
-
-    def choose(self, prediction: Prediction) -> list[Tag]:
-        """The tags of an image by their names, the most probable first, then those that every image gets."""
-        tags = self.rule.choose(prediction)
-        if self.rules is None:
-            return list(tags)
-        known = {tag.label: tag for tag in tags}
-        named = [known[label]._replace(label=name) for name, label in self.rules.name(known).items()]
-        return [*named, *(Tag(name, prob=1.0, threshold=0.0, image_prob=1.0) for name in self.rules.added)]
+def read_rules(args: argparse.Namespace, labels: Sequence[str]) -> tuple[TagRule, TagRules]:
+    """Which labels an image gets; which of them become tags, and by which names."""
+    return TagRule(args.threshold, args.top_k), TagRules() if args.tags is None else TagRules.read(args.tags, labels)
 
 
 class Sidecars:
     """Writes tags beside images and counts what came of it."""
 
-    def __init__(self, args: argparse.Namespace, naming: Naming) -> None:
-        self._naming = naming
+    def __init__(self, args: argparse.Namespace, labels: Sequence[str]) -> None:
+        self._rule, self._rules = read_rules(args, labels)
         self._kinds: list[Kind] = list(dict.fromkeys(args.write))
         self._overwrite, self._stop = args.overwrite, args.on_error == "error"
         self._captions: dict[Path, str] = {}  # whose each is
@@ -89,7 +77,7 @@ class Sidecars:
             tell(f"not read: {prediction}")
             self.failed += 1
             return None
-        tags = self._naming.choose(prediction)
+        tags = self._rules.apply(self._rule.choose(prediction))
         self._write(Path(str(prediction.picture)), tags)
         self.tagged += 1
         return f"{prediction.picture}: {', '.join(tag.label for tag in tags) or 'no tag'}"
@@ -135,7 +123,7 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
         wrong = f"{args.explain} is no name for {'a folder of images' if several else 'one image'}"
         raise InputError("--explain", wrong, "name a folder" if several else "end it in .png")
     predictor = open_predictor(args)
-    naming = Naming(args, predictor.labels)
+    rule, rules = read_rules(args, predictor.labels)
     tagged = failed = 0
     stop = args.on_error == "error" or not several
     for prediction in predictor.predict(chain(head, found), skip=not stop):
@@ -144,7 +132,7 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
             failed += 1
             continue
         tagged += 1
-        tags = naming.choose(prediction)
+        tags = rules.apply(rule.choose(prediction))
         if args.json:
             print(json.dumps({**prediction.to_dict(), "tags": [tag.to_dict() for tag in tags]}))
         else:
@@ -154,7 +142,7 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
             with explain_disk_faults(file.parent):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(file) as written:
-                    prediction.draw(naming.rule.choose(prediction) or prediction.top(3)).save(written, format="png")
+                    prediction.draw(rule.choose(prediction) or prediction.top(3)).save(written, format="png")
             tell(f"wrote {file}")
     if failed:
         tell(f"{failed:,} of {tagged + failed:,} images could not be read")
@@ -213,7 +201,7 @@ def write_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[s
     from pivotpatch.cli.console import StageProgress
 
     predictor, paths = open_predictor(args), list(found)
-    sidecars, skipped = Sidecars(args, Naming(args, predictor.labels)), 0
+    sidecars, skipped = Sidecars(args, predictor.labels), 0
     few = len(paths) <= DETAILED
     with StopSignals() as signals, nullcontext() if few else StageProgress("images") as shown:
 
@@ -261,14 +249,14 @@ def gather_tags(args: argparse.Namespace, share: Share, found: Iterator[Found], 
         engine = open_predictor(argparse.Namespace(**vars(args) | {"device": "cpu"})).engine
     else:
         engine = open_predictor(args, device=_choose_device(args.model, share) if args.device is None else None).engine
-    naming = Naming(args, engine.labels)
+    rule, rules = read_rules(args, engine.labels)
     with StopSignals() as signals, StageProgress("images") as shown:
         summary = tag_pictures(
             engine,
             None if args.resume else found,
             args.out,
-            rule=naming.rule,
-            rules=naming.rules,
+            rule=rule,
+            rules=rules,
             unread=unread,
             all_probs=args.all_probs,
             note={

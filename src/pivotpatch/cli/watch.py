@@ -27,11 +27,11 @@ def run_watch(args: argparse.Namespace) -> int:
         raise InputError("--every", f"{args.every:g} seconds", "give more than 0")
     args.write = args.write or ["xmp"]
     check_options(args)
-    from pivotpatch.cli.tagging import Naming, Sidecars, open_predictor, tell_unread
+    from pivotpatch.cli.tagging import Sidecars, open_predictor, tell_unread
 
     with StopSignals() as signals:
         predictor = open_predictor(args)
-        sidecars = Sidecars(args, Naming(args, predictor.labels))
+        sidecars = Sidecars(args, predictor.labels)
 
         def stopping() -> bool:
             return signals.received is not None

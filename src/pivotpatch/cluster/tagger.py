@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError, import_extra, shorten
 from pivotpatch.process import count_workers
-from pivotpatch.runtime.decoding import decode_image, read_ahead
-from pivotpatch.runtime.prediction import TagRule, tag_batch
-from pivotpatch.runtime.predictor import Predictor, get_pixels
+from pivotpatch.runtime.decoding import decode_with_size, read_ahead
+from pivotpatch.runtime.prediction import TagRule
+from pivotpatch.runtime.predictor import Predictor, Read, answer_batch, get_pixels
 
 COLUMNS = ("bytes", "image", "path")
 """Where images are looked for: a file's bytes, decoded pixels, the name of a file that the worker can read."""
@@ -104,19 +103,19 @@ class PatchTagger:
             batch = batch.append_column(name, column)
         return batch
 
-    def _tag(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[list[str], NDArray[np.float32], str | None]]:
+    def _tag(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[list[str], list[float], str | None]]:
         """Labels, their probabilities and the error of each row."""
         for batch in read_ahead(rows, self._read, batch_size=_AT_ONCE, threads=_count_threads()):
             with self._asking:
-                tagged = tag_batch(self.engine, batch, self.rule)
-            for each in tagged:
+                found = answer_batch(self.engine, batch)
+            for each in found:
                 if isinstance(each, InputError):
-                    yield [], np.empty(0, np.float32), str(each)
+                    yield [], [], str(each)
                 else:
-                    yield each.labels, each.probs, None
+                    tags = self.rule.choose(each)
+                    yield [tag.label for tag in tags], [tag.prob for tag in tags], None
 
-    def _read(self, row: Mapping[str, Any]) -> NDArray[np.uint8]:
-        """Pixels (S,S,3) of a row's image."""
+    def _read(self, row: Mapping[str, Any]) -> Read:
         name, value = next((each for each in row.items() if each[1] is not None), (" or ".join(row), None))
         if isinstance(value, Mapping):
             value = value.get("path") if value.get("bytes") is None else value["bytes"]
@@ -124,7 +123,8 @@ class PatchTagger:
             raise InputError(name, "there is no image in this row", "fill it, or leave the row out")
         given = Path(value) if isinstance(value, str | os.PathLike) else get_pixels(value, name)
         side = self.engine.picture_size
-        return decode_image(given, size=(side, side), name=name)
+        decoded = decode_with_size(given, size=(side, side), name=name)
+        return name, decoded.pixels, decoded
 
 
 def _list_values(column: Any) -> Iterable[Any]:

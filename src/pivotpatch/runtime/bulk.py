@@ -10,15 +10,16 @@ from typing import Any, Literal
 
 from pivotpatch.errors import InputError, import_extra
 from pivotpatch.process import Progress, Share, ignore
-from pivotpatch.runtime.decoding import decode_image, read_ahead
+from pivotpatch.runtime.decoding import decode_with_size, read_ahead
 from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.packed import Found, Opened
 from pivotpatch.runtime.parts import BETWEEN, SUFFIXES, Row, Summary, TagJob
-from pivotpatch.runtime.prediction import Tagged, TagRule, tag_batch
+from pivotpatch.runtime.prediction import Prediction, TagRule
+from pivotpatch.runtime.predictor import Read, answer_batch
 from pivotpatch.runtime.tag_names import TagRules
 from pivotpatch.writing import holding
 
-FITTED = TagRule()
+FITTED, AS_THEY_ARE = TagRule(), TagRules()
 ALONE = Share()
 
 Work = Callable[[TagJob, list[range], Callable[..., bool], Callable[[int], bool]], bool]
@@ -32,7 +33,7 @@ def tag_pictures(
     out: Path,
     *,
     rule: TagRule = FITTED,
-    rules: TagRules | None = None,
+    rules: TagRules = AS_THEY_ARE,
     all_probs: bool = False,
     unread: Mapping[str, int] | None = None,
     note: Mapping[str, Any] | None = None,
@@ -78,17 +79,18 @@ def tag_pictures(
         What came of it; None where it was stopped, or other processes have not finished their shares.
     """
     job = check_out(out, share, overwrite=overwrite, resume=paths is None)
-    names = engine.labels if rules is None else (*map(rules.call, engine.labels), *rules.added)
+    names = *map(rules.call, engine.labels), *rules.added
     odd = [label for label in names if BETWEEN in label]
     if odd and out.suffix.lower() == ".csv":
         wrong = f"the label {odd[0]!r} holds {BETWEEN!r}, which stands between labels"
         raise InputError(str(out), wrong, "write .parquet or .jsonl")
+    renamed = dict(zip(engine.labels, names, strict=False))
     settings = {
         **(note or {}),
         "labels": engine.labels,
         "thresholds": engine.thresholds,
         **asdict(rule),
-        "tags": rules and {**asdict(rules), "rename": dict(zip(engine.labels, names, strict=False))},
+        "tags": None if rules == AS_THEY_ARE else asdict(rules) | {"rename": renamed},
         "all_probs": all_probs,
     }
     with holding(job.lock, shared=share.world > 1) as held:
@@ -131,7 +133,7 @@ def tag_stretch(
     goes_on: Callable[[int], bool],
     *,
     rule: TagRule,
-    rules: TagRules | None,
+    rules: TagRules,
     all_probs: bool,
     batch_size: int,
     threads: int,
@@ -141,21 +143,21 @@ def tag_stretch(
     images, named = tee(job.list_images(stretch))
     size = engine.picture_size, engine.picture_size
 
-    def make_row(tagged: Tagged | InputError, image: Opened) -> Row:
-        if isinstance(tagged, InputError):
+    def make_row(found: Prediction | InputError, image: Opened) -> Row:
+        if isinstance(found, InputError):
             if stop:
-                raise tagged
-            return {"picture": image.name, "error": str(tagged)}
-        tags = list(zip(tagged.labels, tagged.probs.tolist(), strict=True))
-        tags = tags if rules is None else rules.apply(tags)
-        row = {"picture": image.name, "labels": [label for label, _ in tags], "probs": [prob for _, prob in tags]}
-        return {**row, "all_probs": tagged.all_probs.tolist()} if all_probs else row
+                raise found
+            return {"picture": image.name, "error": str(found)}
+        tags = rules.apply(rule.choose(found))
+        row = {"picture": image.name, "labels": [tag.label for tag in tags], "probs": [tag.prob for tag in tags]}
+        return {**row, "all_probs": found.probs.tolist()} if all_probs else row
 
-    def decode(image: Opened) -> Any:
-        return decode_image(image.read(), size=size, name=image.name)
+    def read(image: Opened) -> Read:
+        decoded = decode_with_size(image.read(), size=size, name=image.name)
+        return image.name, decoded.pixels, decoded
 
-    with closing(read_ahead(images, decode, batch_size=batch_size, threads=threads)) as read:
-        batches = (list(map(make_row, tag_batch(engine, batch, rule), named)) for batch in read)
+    with closing(read_ahead(images, read, batch_size=batch_size, threads=threads)) as ahead:
+        batches = (list(map(make_row, answer_batch(engine, batch), named)) for batch in ahead)
         return job.keep(stretch.start, batches, goes_on)
 
 

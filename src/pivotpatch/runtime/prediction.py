@@ -1,7 +1,7 @@
 """What a model says of one image: its tags, and for each the patch that speaks for it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from pivotpatch.errors import InputError, check_known
+from pivotpatch.errors import check_known
 from pivotpatch.runtime.checks import check_rule
 from pivotpatch.runtime.decoding import ImageSource, decode_image
-from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.values import PatchBox, patch_boxes
 
 LONGEST = 640
@@ -97,32 +96,6 @@ class TagRule:
         if self.threshold is not None:
             prediction = replace(prediction, thresholds=np.full_like(prediction.thresholds, self.threshold))
         return tuple(map(prediction.tag_at, self.rank(prediction.probs, prediction.thresholds)))
-
-
-class Tagged(NamedTuple):
-    """The labels that one image gets."""
-
-    labels: list[str]  # K of L labels, the most probable first
-    probs: NDArray[np.float32]  # (K,) theirs
-    all_probs: NDArray[np.float32]  # (L,) of every label
-
-
-def tag_batch(
-    engine: Engine, batch: Sequence[NDArray[np.uint8] | InputError], rule: TagRule
-) -> list[Tagged | InputError]:
-    """Tag images (S,S,3) of an engine's size; what could not be read stays the error that it is."""
-    pixels = [each for each in batch if not isinstance(each, InputError)]
-    answers: Iterator[NDArray[np.float32]] = iter(engine.ask(np.stack(pixels)).probs if pixels else ())
-    thresholds = np.array(engine.thresholds or (0.5,) * len(engine.labels), dtype=np.float32)
-    tagged: list[Tagged | InputError] = []
-    for each in batch:
-        if isinstance(each, InputError):
-            tagged.append(each)
-        else:
-            probs = next(answers)
-            given = rule.rank(probs, thresholds)
-            tagged.append(Tagged([engine.labels[label] for label in given], probs[given], probs))
-    return tagged
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -26,7 +26,8 @@ Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any] | Any
 """A file's path, its bytes, a Pillow image, an array (H,W,3) or (H,W) of uint8, or a tensor (3,H,W)
 of uint8 or of floats from 0 to 1."""
 _TORCH = ("cuda", "mps", "xpu")  # what torch computes on besides the CPU
-_Read = tuple[str | None, ImageSource, Decoded]
+Read = tuple[str | None, ImageSource, Decoded]
+"""An image's name, where figures take it from, and its pixels (S,S,3) for the model."""
 
 
 class ModelError(InputError):
@@ -185,37 +186,9 @@ class Predictor:
             for each in batch:
                 if isinstance(each, InputError) and not skip:
                     raise each
-            answered = iter(self._answer([each for each in batch if not isinstance(each, InputError)], threshold))
-            yield from (each if isinstance(each, InputError) else next(answered) for each in batch)
+            yield from answer_batch(self.engine, batch, threshold=threshold)
 
-    def _answer(self, read: list[_Read], threshold: float | None) -> list[Prediction]:
-        """What is in images that were read."""
-        if not read:
-            return []
-        try:
-            answer = self.engine.ask(np.stack([pixels for *_, (pixels, _) in read]))
-        except InputError as error:
-            raise ModelError(*error.parts) from error
-        limits = self.engine.thresholds or (0.5,) * len(self.labels)
-        thresholds = np.array(limits if threshold is None else (threshold,) * len(limits), dtype=np.float32)
-        return [
-            Prediction(
-                picture=name,
-                source=source,
-                size=size,
-                labels=self.labels,
-                probs=answer.probs[row],
-                image_probs=answer.image_probs[row],
-                patch_probs=_pick(answer.patch_probs, row),
-                weights=_pick(answer.weights, row),
-                thresholds=thresholds,
-                overlap=self.engine.overlap,
-            )
-            for row, (name, source, (_, size)) in enumerate(read)
-        ]
-
-    def _read(self, named: tuple[str, Any]) -> _Read:
-        """An image's name, where figures take it from, and its pixels (S,S,3) for the model."""
+    def _read(self, named: tuple[str, Any]) -> Read:
         where, picture = named
         size = (self.engine.picture_size, self.engine.picture_size)
         if isinstance(picture, str | os.PathLike):
@@ -227,6 +200,37 @@ class Predictor:
             return None, given, decoded
         # A small copy: the caller may go on to draw on it.
         return None, np.array(decode_image(given, size=fit(decoded.size), name=where)), decoded
+
+
+def answer_batch(
+    engine: Engine, batch: Sequence[Read | InputError], *, threshold: float | None = None
+) -> list[Prediction | InputError]:
+    """What is in images that were read; what could not be read stays the error that it is."""
+    read = [each for each in batch if not isinstance(each, InputError)]
+    if not read:
+        return [each for each in batch if isinstance(each, InputError)]
+    try:
+        answer = engine.ask(np.stack([pixels for *_, (pixels, _) in read]))
+    except InputError as error:
+        raise ModelError(*error.parts) from error
+    limits = engine.thresholds or (0.5,) * len(engine.labels)
+    thresholds = np.array(limits if threshold is None else (threshold,) * len(limits), dtype=np.float32)
+    answered = (
+        Prediction(
+            picture=name,
+            source=source,
+            size=size,
+            labels=engine.labels,
+            probs=answer.probs[row],
+            image_probs=answer.image_probs[row],
+            patch_probs=_pick(answer.patch_probs, row),
+            weights=_pick(answer.weights, row),
+            thresholds=thresholds,
+            overlap=engine.overlap,
+        )
+        for row, (name, source, (_, size)) in enumerate(read)
+    )
+    return [each if isinstance(each, InputError) else next(answered) for each in batch]
 
 
 def _pick(part: NDArray[np.float32] | None, row: int) -> NDArray[np.float32] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pivotpatch.errors import InputError, check_known, explaining, quote
+from pivotpatch.runtime.prediction import Tag
 
 _FOLDER = Path(__file__).parent / "languages"
 LANGUAGES: tuple[str, ...] = ("de", "es", "fr", "zh")
@@ -71,29 +72,22 @@ class TagRules:
         read: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in said.items()}
         return cls(**read)
 
-    def apply(self, tags: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
-        """The tags of one image by their new names, the most probable first; of two of the same name, the first.
+    def apply(self, tags: Iterable[Tag]) -> list[Tag]:
+        """The tags of one image, the most probable first, by their new names; of two of the same name, the first.
 
         >>> rules = TagRules(deny=("person",), language="de", at_most=1, always=("Urlaub",))
-        >>> rules.apply([("cat", 0.7), ("person", 0.9), ("dog", 0.8)])
+        >>> tags = rules.apply([Tag("person", 0.9, 0.5, 0.9), Tag("dog", 0.8, 0.5, 0.8), Tag("cat", 0.7, 0.5, 0.7)])
+        >>> [(tag.label, tag.prob) for tag in tags]
         [('Hund', 0.8), ('Urlaub', 1.0)]
         """
-        probs = dict(tags)
-        named = self.name(sorted(probs, key=lambda label: -probs[label]))
-        return [*((name, probs[label]) for name, label in named.items()), *((name, 1.0) for name in self.added)]
-
-    def name(self, labels: Iterable[str]) -> dict[str, str]:
-        """Which of an image's labels, the most probable first, become tags: new names, and the label of each.
-
-        >>> TagRules(deny=("person",), language="fr").name(["dog", "person"])
-        {'chien': 'dog'}
-        """
-        given: dict[str, str] = {}
-        for label in labels:
-            name = self.call(label)
-            if label not in self.deny and (self.allow is None or label in self.allow) and name not in self.always:
-                given.setdefault(name, label)
-        return dict([*given.items()][: self.at_most])
+        given: dict[str, Tag] = {}
+        for tag in tags:
+            name = self.call(tag.label)
+            is_wanted = tag.label not in self.deny and (self.allow is None or tag.label in self.allow)
+            if is_wanted and name not in self.always:
+                given.setdefault(name, tag._replace(label=name))
+        added = (Tag(name, prob=1.0, threshold=0.0, image_prob=1.0) for name in self.added)
+        return [*[*given.values()][: self.at_most], *added]
 
     def call(self, label: str) -> str:
         """What a label is called."""
