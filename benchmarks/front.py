@@ -130,7 +130,7 @@ def time_costs(costs: set[Cost], known: dict[str, Any], args: argparse.Namespace
     from predict import measure
     from recording import describe_machine, write_json
 
-    from pivotpatch.export.onnx import export_onnx
+    from pivotpatch.export import export_onnx
     from pivotpatch.inference.engine import open_engine
     from pivotpatch.runtime import engine as runtime
 

@@ -56,7 +56,7 @@ def write_held_out(address: str, share: str, folder: Path) -> None:
 def make(checkpoint: str, images: Path, folder: Path) -> None:
     """Write checkpoint and graph in half precision, and the statistics of the first held-out images."""
     from pivotpatch import PatchClassifier, load_checkpoint, save_checkpoint
-    from pivotpatch.export.onnx import export_onnx
+    from pivotpatch.export import export_onnx
     from pivotpatch.inference.embedding import embed_files
     from pivotpatch.tuning.teach import FILE, Background
 

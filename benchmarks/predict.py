@@ -24,7 +24,7 @@ from inference import make_published
 from loading import write_photographs
 from PIL import Image
 
-from pivotpatch.export.onnx import export_onnx
+from pivotpatch.export import export_onnx
 from pivotpatch.inference.engine import TorchEngine, open_engine
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.process import keep_freed_memory

@@ -11,7 +11,7 @@ from made_networks import LABELS, ask, fit_made_up, make_network, make_pictures
 from onnx import TensorProto, helper, numpy_helper
 
 from pivotpatch.errors import InputError
-from pivotpatch.export.onnx import export_onnx
+from pivotpatch.export import export_onnx
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.models.views import make_views
 from pivotpatch.runtime.engine import PROVIDERS, choose_providers, open_onnx

@@ -18,7 +18,7 @@ def run_export(args: argparse.Namespace) -> int:
 
     engine = open_engine(args.what, device="cpu", effort=1, fold=False)
     if args.format != "checkpoint":
-        from pivotpatch.export.onnx import export_onnx
+        from pivotpatch.export import export_onnx
 
         written = export_onnx(engine.model, out, half=args.half, looks=args.format == "looks")
         print(f"wrote {out}, {written.size / 1e6:.2f} MB; differs from torch by {written.difference:.1e} at most")

@@ -1,24 +1,28 @@
+import copy
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from made_networks import ask, fit_made_up, make_network, make_pictures, make_plain
+from made_networks import LABELS, ask, fit_made_up, make_network, make_pictures, make_plain
+from torch import Tensor
 
+from pivotpatch import export as exporter
 from pivotpatch.core.patches import resize_images
 from pivotpatch.errors import InputError
-from pivotpatch.export import onnx as exporter
-from pivotpatch.export.onnx import Agreement, export_onnx
+from pivotpatch.export import Agreement, PictureGraph, check_difference, export_onnx, trace_pictures
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.runtime.engine import Description, open_onnx
+from pivotpatch.runtime.decoding import resize_pixels
+from pivotpatch.runtime.engine import Answer, Array, Description, Pixels, open_onnx
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 
 class Written(NamedTuple):
@@ -58,6 +62,7 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write(model, tmp_path_factory.mktemp("regions"))
 
 
+@slow
 @pytest.mark.parametrize(("name", "tolerance"), [("native", 2e-2), ("wrapped", 1e-4), ("regions", 1e-3)])
 def test_a_network_says_in_a_file_what_it_says_in_torch(
     name: str, tolerance: float, request: pytest.FixtureRequest
@@ -76,6 +81,7 @@ def test_a_network_says_in_a_file_what_it_says_in_torch(
     assert (expected.probs[0] - expected.probs[1]).abs().max() > 3 * tolerance  # else the comparison says little
 
 
+@slow
 def test_the_file_explains_itself_to_other_programs(native: Written) -> None:
     onnx.checker.check_model(str(native.path), full_check=True)
     session = onnxruntime.InferenceSession(native.path)
@@ -88,6 +94,7 @@ def test_the_file_explains_itself_to_other_programs(native: Written) -> None:
     assert str(Path(torch.__file__).parent).encode() not in native.path.read_bytes()  # no folder of this machine
 
 
+@slow
 def test_a_network_that_gives_no_numbers_leaves_the_old_file(tmp_path: Path) -> None:
     model = make_plain()
     with torch.no_grad():
@@ -100,6 +107,7 @@ def test_a_network_that_gives_no_numbers_leaves_the_old_file(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
+@slow
 def test_what_one_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "LARGEST", 1_000_000)
     model = make_plain()
@@ -110,7 +118,59 @@ def test_what_one_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytes
         export_onnx(model, tmp_path / "network.onnx", half=True)
 
 
+@slow
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(InputError, match=r"^onnxscript: is not installed; pip install .*\[onnx\]"):
         export_onnx(make_network(), tmp_path / "network.onnx")
+
+
+class Off(TorchEngine):
+    """What a file would say whose answers are wrong in a field."""
+
+    def __init__(self, graph: PictureGraph, **wrong: float | None) -> None:
+        super().__init__(graph.model)
+        self.wrong = wrong
+
+    def ask(self, images: Pixels) -> Answer[Array]:
+        side = self.picture_size
+        said = super().ask(np.stack([resize_pixels(image, (side, side)) for image in images]))
+        changed = {name: None if by is None else getattr(said, name) + by for name, by in self.wrong.items()}
+        return Answer(**said._asdict() | changed)
+
+
+def test_the_graph_says_what_the_engine_says_and_leaves_the_model_alone() -> None:
+    """Images are resized first."""
+    model = make_network(source_size=64).train()
+    fit_made_up(model)
+    before, pictures = copy.deepcopy(model.state_dict()), make_pictures(3, 50, 90)
+    graph = PictureGraph(model)
+    said = Answer(*graph(pictures.permute(0, 2, 3, 1)))
+    assert model.training
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    torch.testing.assert_close(said, ask(TorchEngine(model.eval()), resize_images(pictures, (64, 64))))
+    assert (graph.description.labels, graph.description.thresholds) == (LABELS, model.thresholds)
+    assert (graph.description.grid, graph.description.picture_size) == (2, 64)
+
+
+def test_a_file_passes_with_its_difference_or_is_refused() -> None:
+    graph = PictureGraph(make_network())
+    assert check_difference(Off(graph), graph.engine, tolerance=1e-3) == 0
+    assert check_difference(Off(graph, patch_probs=5e-4), graph.engine, tolerance=1e-3) == pytest.approx(5e-4, rel=1e-3)
+    for name, by, said in (("weights", 0.002, "0.002, which is more than 0.001"), ("probs", float("nan"), "nan")):
+        with pytest.raises(InputError, match=f"differ by {said}"):
+            check_difference(Off(graph, **{name: by}), graph.engine, tolerance=1e-3)
+    with pytest.raises(InputError, match="differ by inf"):
+        check_difference(Off(graph, patch_probs=None), graph.engine, tolerance=1e-3)
+
+
+def test_what_cannot_be_traced_is_told_in_one_line() -> None:
+    model = make_plain()
+
+    def look(_module: object, inputs: tuple[Tensor, ...]) -> None:
+        if inputs[0].mean() > 0:  # a decision that depends on the picture has no place in a graph
+            raise AssertionError
+
+    model.register_forward_pre_hook(look)
+    with pytest.raises(InputError, match="^export: torch cannot trace this model \\([^\n]+\\); try another"):
+        trace_pictures(PictureGraph(model))
