@@ -234,10 +234,10 @@ def _add_export(verbs: Verbs) -> None:
     export.add_argument("what", metavar="WHAT", help=told)
     export.add_argument(
         "--format",
-        choices=("onnx", "looks", "checkpoint"),
+        choices=("onnx", "looks"),
         default="onnx",
         help="onnx: one ONNX file for any program (default); looks: one for pivotpatch without torch, with every "
-        "effort, as the bundled tagger; checkpoint: a folder for pivotpatch, such as a run's best model alone",
+        "effort, as the bundled tagger",
     )
     export.add_argument("--out", type=Path, metavar="FILE", help="default: the name of WHAT with .onnx")
     export.add_argument("--half", action="store_true", help="keep the weights in half precision")
