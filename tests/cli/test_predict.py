@@ -87,7 +87,7 @@ def test_another_network_of_the_same_name_does_not_go_on(here: Path, capsys: Err
 
 
 def test_one_network_has_one_digest_however_a_device_wants_it(here: Path) -> None:
-    one, other = (Predictor.load("model", device="cpu", fold=fold).engine for fold in (True, False))
+    one, other = (open_engine("model", device="cpu", fold=fold) for fold in (True, False))
     assert one.digest() == other.digest()
 
 

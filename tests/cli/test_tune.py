@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def assert_stored(found: dict[str, Any], folder: str) -> None:
     """A checkpoint holds what was told."""
     model = load_checkpoint(folder)
     for held, told in ((model.calibration, found["calibration"]["fitted"]), (model.adaptive, found["adaptive"])):
-        assert (None if held is None else json.loads(json.dumps(held.to_dict()))) == told
+        assert (None if held is None else json.loads(json.dumps(asdict(held)))) == told
     assert model.thresholds == tuple(row["threshold"] for row in found["thresholds"]["rows"])
     if isinstance(model, PatchClassifier):
         assert (model.lam, model.temperature) == pytest.approx((found["lam"], found["temperature"]))

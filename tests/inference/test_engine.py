@@ -10,7 +10,7 @@ from torch import Tensor
 from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.patches import cut_patches
 from pivotpatch.errors import InputError
-from pivotpatch.inference.engine import TorchEngine
+from pivotpatch.inference.engine import TorchEngine, open_engine
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scoring import score_images
 from pivotpatch.models.checkpoint import save_checkpoint
@@ -240,7 +240,7 @@ def test_a_predictor_looks_closer_as_its_checkpoint_says(tmp_path: Path) -> None
     logits = (out.image_logits + model.lam * pooled) / (1 + model.lam)
     probs = torch.sigmoid(torch.tensor(SLOPE) * logits + torch.tensor(OFFSET))
     for fold in (True, False):
-        found = Predictor.load(tmp_path / "model", device="cpu", effort=0.5, fold=fold)(list(pixels))
+        found = Predictor(open_engine(tmp_path / "model", device="cpu", effort=0.5, fold=fold))(list(pixels))
         for place, prediction in enumerate(found):
             torch.testing.assert_close(torch.as_tensor(prediction.probs), probs[place], rtol=0, atol=1e-4)
             torch.testing.assert_close(torch.as_tensor(prediction.weights), out.weights[place], rtol=0, atol=1e-4)

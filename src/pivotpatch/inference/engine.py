@@ -189,7 +189,8 @@ def open_engine(
 ) -> TorchEngine:
     """As `Predictor.load`, for what is no ONNX file.
 
-    A model that is given as such is nobody else's: it is changed into what the device is fastest with.
+    A model that is given as such is nobody else's: unless `fold` is False, it is changed into what the device is
+    fastest with.
     """
     chosen = _choose_device(device)
     model = name if isinstance(name, Classifier) else open_model(os.fspath(name))

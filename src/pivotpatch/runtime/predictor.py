@@ -68,7 +68,6 @@ class Predictor:
         device: Any = None,
         effort: float | None = None,
         prefer: Preference | None = None,
-        fold: bool = True,
     ) -> "Predictor":
         """Open a trained model.
 
@@ -86,11 +85,9 @@ class Predictor:
                 0.6 of the bundled tagger, 1 where `tune --effort` set nothing else.
             prefer: which of the thresholds of a tuned model decide: "precision" gives few wrong tags, "recall" misses
                 few, "balance" has the best F1. None for the model's own choice, of the bundled tagger "precision".
-            fold: fold batch norms into convolutions, on a GPU the ReLU behind them too, which says the same sooner;
-                False leaves the model as it is.
         """
         check_effort(effort, "Predictor")
-        engine = cls._open(name_or_folder, device=device, effort=effort, fold=fold)
+        engine = cls._open(name_or_folder, device=device, effort=effort)
         if prefer is not None:
             check_known(prefer, PREFERENCES, where="Predictor", what="preference")
             if prefer not in engine.preferences:
@@ -100,7 +97,7 @@ class Predictor:
         return cls(engine)
 
     @staticmethod
-    def _open(name_or_folder: Any, *, device: Any, effort: float | None, fold: bool) -> Engine:
+    def _open(name_or_folder: Any, *, device: Any, effort: float | None) -> Engine:
         """The engine of what `load` is given."""
         name = os.fspath(name_or_folder) if isinstance(name_or_folder, str | os.PathLike) else None
         kind = str(device).lower().partition(":")[0]
@@ -114,7 +111,7 @@ class Predictor:
         scheme = "" if name is None else name.partition(":")[0]
         import_extra("torch", scheme if scheme in EXTRAS.values() else None)  # such as hub, which brings torch too
         torch_engines = import_module("pivotpatch.inference.engine")
-        return torch_engines.open_engine(name_or_folder, device=device, effort=effort, fold=fold)
+        return torch_engines.open_engine(name_or_folder, device=device, effort=effort)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ Plain values without torch; what is applied to scores takes arrays and tensors a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -177,13 +177,9 @@ class Calibration:
         slope, offset = (tuple(values[place] for place in places) for values in (self.slope, self.offset))
         return replace(self, slope=slope, offset=offset)
 
-    def to_dict(self) -> dict[str, Any]:
-        """In plain types, for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Calibration":
-        """What `to_dict` gave, also after JSON has made lists of its tuples."""
+        """What `asdict` gave, also after JSON has made lists of its tuples."""
         return cls(content["kind"], content["method"], tuple(content["slope"]), tuple(content["offset"]))
 
 
@@ -276,13 +272,9 @@ class Adaptive:
         """
         return measure_uncertainty(probs) >= self.find_cutoff(effort)
 
-    def to_dict(self) -> dict[str, Any]:
-        """In plain types, for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Adaptive":
-        """What `to_dict` gave, also after JSON has made lists of its tuples."""
+        """What `asdict` gave, also after JSON has made lists of its tuples."""
         again = content.get("again")
         return cls(
             Calibration.from_dict(content["calibration"]),

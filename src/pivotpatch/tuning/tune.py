@@ -152,7 +152,7 @@ class Tuning:
             "mixing": self.mixing and self.mixing.to_dict(),
             "calibration": {
                 "chosen": self.method,
-                "fitted": self.calibration and self.calibration.to_dict(),
+                "fitted": self.calibration and asdict(self.calibration),
                 "qualities": {name: asdict(quality) for name, quality in self.qualities.items()},
             },
             "thresholds": {**asdict(self.thresholds), "decisions": decisions},
@@ -160,7 +160,7 @@ class Tuning:
                 name: {**asdict(fitted), "decisions": asdict(self.preferred[name])}
                 for name, fitted in self.preferences.items()
             },
-            "adaptive": self.adaptive and self.adaptive.to_dict(),
+            "adaptive": self.adaptive and asdict(self.adaptive),
             "closer_size": self.closer_size,
             "effort": self.effort and self.effort.to_dict(),
         }
