@@ -4,7 +4,6 @@ import os
 from collections.abc import Generator, Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -158,16 +157,11 @@ class Predictor:
         TagRule(threshold)  # refuses what is none
         check_known(on_error, ("error", "skip"), where="Predictor", what="on_error")
         if not isinstance(pictures, list | tuple):
-            return next(iter(self.predict([pictures], threshold=threshold, names=["image"])))
+            return answer_batch(self.engine, [self._read(("image", pictures))], threshold=threshold)[0]
         return list(self.predict(pictures, threshold=threshold, skip=on_error == "skip"))
 
     def predict(
-        self,
-        pictures: Iterable[Picture],
-        *,
-        threshold: float | None = None,
-        skip: bool = False,
-        names: Iterable[str] | None = None,
+        self, pictures: Iterable[Picture], *, threshold: float | None = None, skip: bool = False
     ) -> Generator[Any, None, None]:
         """What is in each of any number of images, in order; they are decoded while the model is at work.
 
@@ -175,9 +169,8 @@ class Predictor:
             pictures: images.
             threshold: as in `__call__`.
             skip: yield the error of an image that cannot be read in its place.
-            names: what messages call images without a name.
         """
-        named = zip(names or (f"images[{place}]" for place in count()), pictures, strict=False)
+        named = ((f"images[{place}]", picture) for place, picture in enumerate(pictures))
         threads = min(count_workers(), self.batch_size)
         for batch in read_ahead(named, self._read, batch_size=self.batch_size, threads=threads):
             for each in batch:

@@ -66,31 +66,24 @@ def write_sidecar(image: Path, tags: Sequence[tuple[str, float]], kind: Kind, *,
         after = f"{text}\n".encode("utf-8", "backslashreplace")  # a name that is no Unicode becomes JSON's escapes
     if after == before:
         return False
-    is_ours = kind == "xmp" or (kind == "json" and _load_json(before) is not None)
-    if before is not None and not is_ours and not overwrite:
+    is_ours = kind == "xmp" or before is None or (kind == "json" and _is_ours(before))
+    if not is_ours and not overwrite:
         raise InputError(str(path), "is there already and says something else", "move it away, or overwrite it")
     _write(path, after)
     return True
 
 
-def read_sidecar(image: Path, kind: Kind) -> tuple[str, ...] | None:
-    """The labels that lie beside an image and are ours; None where no run has been. A caption is taken for ours."""
-    path = find_sidecar(image, kind)
-    content = _read(path)
-    if content is None:
-        return None
-    if kind == "xmp":
-        record = read_record(content, where=str(path))
-        return record and record.tags
-    if kind == "json":
-        return _load_json(content)
-    return tuple(filter(None, content.decode("utf-8", "replace").strip().split(", ")))
-
-
 def is_tagged(image: Path, kind: Kind) -> bool:
-    """Whether a run has been here, be it one that found nothing; False where the sidecar cannot be read."""
+    """Whether a run has been here, be it one that found nothing; False where the sidecar cannot be read.
+
+    A caption is taken for ours.
+    """
     try:
-        return read_sidecar(image, kind) is not None
+        path = find_sidecar(image, kind)
+        content = _read(path)
+        if content is None or kind == "txt":
+            return content is not None
+        return _is_ours(content) if kind == "json" else read_record(content, where=str(path)) is not None
     except (OSError, ValueError):  # the latter also of a name that no file can have
         return False
 
@@ -109,15 +102,13 @@ def _suffix_of(image: Path) -> str:
     return clean_label(image.suffix.lower())
 
 
-def _load_json(content: bytes | None) -> tuple[str, ...] | None:
-    """The labels of a file that `write_sidecar` wrote; None for that of another program."""
+def _is_ours(content: bytes) -> bool:
+    """Whether `write_sidecar` wrote a JSON file; False for that of another program."""
     try:
-        said = json.loads(content or b"")
-        if said.keys() == {"image", "tags"}:
-            return tuple(tag["label"] for tag in said["tags"])
-    except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
-        pass
-    return None
+        said = json.loads(content)
+        return said.keys() == {"image", "tags"} and all(tag.keys() == {"label", "prob"} for tag in said["tags"])
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        return False
 
 
 def _read(path: Path) -> bytes | None:
