@@ -30,6 +30,7 @@ from training import LABELS, Clock, forget, make_floor_step
 
 from pivotpatch import PatchClassifier
 from pivotpatch.accel import quicken_training
+from pivotpatch.runtime.values import Patching
 from pivotpatch.training.processes import own_settings
 
 
@@ -179,9 +180,8 @@ def measure(backbone: str, name: str, args: argparse.Namespace, *, device: torch
     labels = [f"label {index}" for index in range(LABELS)]
     torch.manual_seed(0)
     with device:
-        model = PatchClassifier(
-            backbone, labels, image_size=args.size, patch_size=args.size // 2 if variant.half_patches else None
-        )
+        cut = Patching(patch_size=args.size // 2 if variant.half_patches else None)
+        model = PatchClassifier(backbone, labels, image_size=args.size, patching=cut)
     flops = count_flops(model)
     if variant.rewritten:
         quicken_training(model)

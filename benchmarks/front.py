@@ -173,10 +173,11 @@ def build(cost: Cost) -> Any:
     """A model of such a cost, with drawn weights."""
     from pivotpatch.models.classifier import Architecture, MultiLabelClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
+    from pivotpatch.runtime.values import Patching
 
     if cost.regions:
         shallow = Architecture("resnet50", cost.head, cost.size, head_options={"deep_regions": False})
-        return PatchClassifier(shallow, LABELS, grid=cost.regions, regions=True).eval()
+        return PatchClassifier(shallow, LABELS, patching=Patching(cost.regions), regions=True).eval()
     kind: Any = PatchClassifier if cost.patches else MultiLabelClassifier
     return kind("resnet50", LABELS, head=cost.head, image_size=cost.size).eval()
 

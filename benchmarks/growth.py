@@ -36,6 +36,7 @@ from pivotpatch.audit import rank_pairs, rate_pairs
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.heads import HEADS
+from pivotpatch.runtime.values import Patching
 from pivotpatch.training.processes import own_settings
 
 Points = Iterator[tuple[str, dict[str, Any]]]
@@ -120,7 +121,7 @@ def measure_step(
     """Samples a second forward and backward, and the most memory that it took."""
     names = [f"label {index}" for index in range(labels)]
     with device:
-        model = PatchClassifier(args.backbone, names, head=head, image_size=size or args.size, grid=grid)
+        model = PatchClassifier(args.backbone, names, head=head, image_size=size or args.size, patching=Patching(grid))
     forget(device)
     with own_settings(device):
         step = make_floor_step(model, batch=batch, compiler={} if args.compile else None)

@@ -34,7 +34,7 @@ from pivotpatch.core.patches import resize_images
 from pivotpatch.inference.engine import open_engine
 from pivotpatch.models.views import make_views
 from pivotpatch.runtime.engine import Pixels
-from pivotpatch.runtime.values import Adaptive, Calibration, patch_boxes
+from pivotpatch.runtime.values import Adaptive, Calibration, Patching, patch_boxes
 from pivotpatch.training.processes import own_settings
 from pivotpatch.tuning.tune import find_cutoffs
 
@@ -77,14 +77,13 @@ def measure(way: str, backbone: str, args: argparse.Namespace, *, device: torch.
     """Pictures a second of one way."""
     torch.manual_seed(0)
     larger = way in ("native", "small")
-    model = PatchClassifier(
-        backbone,
-        [f"label {index}" for index in range(LABELS)],
-        image_size=args.size,
+    cut = Patching(
         source_size=2 * args.size if larger else None,
         patch_size=args.size // 2 if way == "small" else None,
         closer_size=args.size * 3 // 2 if way == "closer" else None,
     )
+    names = [f"label {index}" for index in range(LABELS)]
+    model = PatchClassifier(backbone, names, image_size=args.size, patching=cut)
     model.eval()
     side = model.picture_size
     pictures = torch.randint(256, (args.batch, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
@@ -136,7 +135,7 @@ def make_compiled(model: PatchClassifier, device: torch.device, *, whole_image: 
     def look(image: Tensor, patches: Tensor) -> Tensor:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             if whole_image:
-                return torch.sigmoid(model.forward_images(image.to(dtype)))
+                return torch.sigmoid(model.head.project(model.embed_images(image.to(dtype))))
             return model.forward_views(image.to(dtype), patches.to(dtype)).probs
 
     compiled = torch.compile(look, dynamic=False) if device.type == "cuda" else look

@@ -29,7 +29,7 @@ from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_views
 from pivotpatch.runtime.decoding import decode_image
-from pivotpatch.runtime.values import patch_boxes
+from pivotpatch.runtime.values import Patching, patch_boxes
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # for the published RandAugment by Pillow
 from reference import randaugment
@@ -180,7 +180,7 @@ def make_view_step(images: Tensor, kind: RandAugment = "published") -> Callable[
     """Draw and make the views of one batch, as training does."""
     policy = AugmentPolicy(flip=0.5, randaugment=kind)
     generator = torch.Generator().manual_seed(0)
-    model = PatchClassifier("test_resnet", ["any"], image_size=SIZE[0], grid=GRID)
+    model = PatchClassifier("test_resnet", ["any"], image_size=SIZE[0], patching=Patching(GRID))
     count = len(images) * (1 + GRID * GRID)
 
     def make() -> Tensor:

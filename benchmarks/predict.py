@@ -101,7 +101,7 @@ def make_ways(args: argparse.Namespace, folder: Path) -> dict[str, Way]:
     }
     ways = {
         "reading alone": Way(lambda: [decode_image(path, size=size) for path in paths], 0.0),
-        "published": Way(make_published_way(args, paths), 1.0 + model.grid**2),
+        "published": Way(make_published_way(args, paths), 1.0 + model.patching.count),
     }
     for name, (asked, passes) in engines.items():
         predictor = Predictor(asked, batch_size=args.batch_size)

@@ -118,7 +118,8 @@ def measure(
                 with torch.inference_mode():
                     out = taught.project_embeddings(Embeddings(shown[:, 0], shown[:, 1:]))
                 logits = out.tde_logits[:, -1]
-                scale = 1 if model.calibration is None else 1 + model.lam  # an untuned model's rows are for p + lam q
+                # The rows of an untuned model are for p + lam q.
+                scale = 1 if model.calibration is None else 1 + model.patching.lam
                 decided = (logits / scale).sigmoid() > lesson.threshold
                 recall = decided[target == 1].double().mean().item()
                 alarms = decided[target == 0].double().mean().item()

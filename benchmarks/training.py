@@ -378,10 +378,10 @@ def make_floor_step(
     order = torch.channels_last if channels_last else torch.contiguous_format
     task = PatchTask(model.to(memory_format=order).train(), AsymmetricLoss())
     device, size = next(model.parameters()).device, model.preprocessing.image_size
-    small = model.patch_size or size
+    small = model.patching.patch_size or size
     if views is None:
         image = torch.randn(batch, 3, size, size, device=device)
-        views = Views(image, torch.randn(batch, model.grid**2, 3, small, small, device=device))
+        views = Views(image, torch.randn(batch, model.patching.count, 3, small, small, device=device))
     target = (torch.rand(batch, len(model.labels), device=device) < 0.04).float()
     with torch.no_grad():  # as after some steps: a new network multiplies by zeros, for which a GPU needs less power
         for weight in model.parameters():

@@ -10,7 +10,7 @@ from pivotpatch.models.backbone import Backbone
 from pivotpatch.models.classifier import Architecture, Classifier, MultiLabelClassifier, SharedClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.engine import Answer, Engine
-from pivotpatch.runtime.values import Calibration
+from pivotpatch.runtime.values import Calibration, Patching
 
 Made = TypeVar("Made", bound=SharedClassifier)
 LABELS = ("cat", 'a "quoted", comma', "Köln 猫 \n\\")
@@ -40,8 +40,8 @@ PEER_OPTIONS: dict[str, dict[str, int]] = {
 def make_network(*, head: str = "linear", image_size: int = 32, **cut: Any) -> PatchClassifier:
     """A model for `LABELS` with drawn weights, whose logits vary by about 1 between images."""
     torch.manual_seed(0)
-    model = PatchClassifier(Architecture("test_resnet", head, image_size, head_options=HEADS[head]), LABELS, **cut)
-    return _spread(model)
+    built = Architecture("test_resnet", head, image_size, head_options=HEADS[head])
+    return _spread(PatchClassifier(built, LABELS, patching=Patching(**cut)))
 
 
 def make_plain(*, head: str = "linear") -> MultiLabelClassifier:

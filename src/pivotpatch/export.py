@@ -231,8 +231,8 @@ def _resizes_evenly(model: Classifier | PatchInference) -> bool:
     if not isinstance(model, PatchClassifier):
         return True
     source, seen = model.picture_size, model.preprocessing.image_size
-    patch = patch_boxes(source, source, grid=model.grid, overlap=model.overlap)[0]
-    resized = ((source, seen), (patch.bottom - patch.top, model.patch_size or seen))
+    patch = patch_boxes(source, source, grid=model.patching.grid, overlap=model.patching.overlap)[0]
+    resized = ((source, seen), (patch.bottom - patch.top, model.patching.patch_size or seen))
     return all(max(sides) % min(sides) == 0 for sides in resized)
 
 

@@ -18,6 +18,7 @@ from pivotpatch.data.scenes import SCENE_LABELS
 from pivotpatch.inference.score_file import read_scores, write_scores
 from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.values import Patching
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.folder import RunFolder
@@ -42,7 +43,7 @@ def assert_stored(found: dict[str, Any], folder: str) -> None:
         assert (None if held is None else json.loads(json.dumps(asdict(held)))) == told
     assert model.thresholds == tuple(row["threshold"] for row in found["thresholds"]["rows"])
     if isinstance(model, PatchClassifier):
-        assert (model.lam, model.temperature) == pytest.approx((found["lam"], found["temperature"]))
+        assert (model.patching.lam, model.patching.temperature) == pytest.approx((found["lam"], found["temperature"]))
 
 
 def save_scores(capsys: Errors, *words: str) -> None:
@@ -190,7 +191,7 @@ def test_a_closer_look_is_measured_and_stored(here: Path, capsys: Errors) -> Non
     model, records = PatchClassifier("test_resnet", SCENE_LABELS.names, image_size=SIZE).eval(), open_records(images)
     write_run("plain", model, f"data.train={SCENES[0]}")
     near, scores = score(model, records, closer_size=side), score(model, records)
-    model.closer_size = side
+    model.patching = Patching(closer_size=side)
     save_checkpoint(model, "closer")
     words = ("--mixing", "global", "--calibration", "platt", "--closer", str(side), "--out", "tuned")
     found = tune(capsys, "plain", images, *words)

@@ -24,13 +24,14 @@ from pivotpatch.models import views as view_making
 from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_views
+from pivotpatch.runtime.values import Patching
 
 SIZE = (32, 32)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def make_model(prepare: Preprocessing = Preprocessing(32, MEAN, STD), **cut: Any) -> PatchClassifier:  # noqa: B008
-    model = PatchClassifier("test_resnet", ["any"], image_size=prepare.image_size, **cut)
+    model = PatchClassifier("test_resnet", ["any"], image_size=prepare.image_size, patching=Patching(**cut))
     model.preprocessing = prepare
     return model
 

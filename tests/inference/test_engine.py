@@ -51,7 +51,7 @@ def image_probs(model: PatchClassifier, pixels: Tensor) -> Tensor:
     """What the image says alone, by its own calibration."""
     assert model.adaptive is not None
     with torch.no_grad():
-        return model.adaptive.calibration.apply(model.forward_images(model.preprocessing(pixels)))
+        return model.adaptive.calibration.apply(model.head.project(model.embed_images(model.preprocessing(pixels))))
 
 
 def by_hand(model: PatchClassifier, pixels: Tensor, kind: str | None) -> Answer[Tensor]:
@@ -218,9 +218,9 @@ def test_what_no_probability_is_blames_the_model(parts: list[str], value: float,
 
 def make_closer(cutoffs: tuple[float, ...] = (0.0, 1.0), *, head: str = "linear") -> PatchClassifier:
     """A model that looks closer, with both calibrations."""
-    model = make_network(head=head, source_size=LOADED, overlap=0.25)
+    model = make_network(head=head, source_size=LOADED, overlap=0.25, closer_size=CLOSER)
     fit_made_up(model)
-    model.adaptive, model.closer_size = Adaptive(IMAGE, cutoffs, calibration("tde")), CLOSER
+    model.adaptive = Adaptive(IMAGE, cutoffs, calibration("tde"))
     return model
 
 
@@ -237,7 +237,7 @@ def test_a_predictor_looks_closer_as_its_checkpoint_says(tmp_path: Path) -> None
     save_checkpoint(model, tmp_path / "model")
     out = score_closer(model, pixels)
     pooled = (out.weights * out.patch_logits).sum(dim=1)
-    logits = (out.image_logits + model.lam * pooled) / (1 + model.lam)
+    logits = (out.image_logits + 0.5 * pooled) / 1.5  # lam is 0.5
     probs = torch.sigmoid(torch.tensor(SLOPE) * logits + torch.tensor(OFFSET))
     for fold in (True, False):
         found = Predictor(open_engine(tmp_path / "model", device="cpu", effort=0.5, fold=fold))(list(pixels))

@@ -17,7 +17,7 @@ from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.runtime.values import patch_boxes
+from pivotpatch.runtime.values import Patching, patch_boxes
 
 LABELS = ["cat", "dog"]
 SIZE, SOURCE = 32, 64
@@ -92,8 +92,8 @@ def test_patch_networks_see_patches_as_they_were_trained(
     source_size: int | None, overlap: float, grid: int, table: Path
 ) -> None:
     torch.manual_seed(0)
-    cutting = {"grid": grid, "overlap": overlap, "source_size": source_size}
-    model = PatchClassifier("test_vit", LABELS, image_size=SIZE, lam=0.5, temperature=0.7, **cutting).eval()  # type: ignore[arg-type]
+    patching = Patching(grid, overlap, source_size, lam=0.5, temperature=0.7)
+    model = PatchClassifier("test_vit", LABELS, image_size=SIZE, patching=patching).eval()
     size = model.picture_size
     scores = score(model, table, size, keep_patches=True)
     assert size == (source_size or SIZE)
@@ -119,7 +119,9 @@ def test_a_network_that_was_trained_on_patches_alone_is_ranked_by_them(table: Pa
 
 
 def test_records_of_fewer_labels_get_the_scores_of_these(table: Path) -> None:
-    model = PatchClassifier("test_vit", ["dog", "cow", "cat"], image_size=SIZE, lam=0.5, temperature=2.0)
+    model = PatchClassifier(
+        "test_vit", ["dog", "cow", "cat"], image_size=SIZE, patching=Patching(lam=0.5, temperature=2.0)
+    )
     (table.parent / "all.csv").write_text(table.read_text().replace("0.png,cat", "0.png,cat|cow"))
     records = open_records(f"table:{table.parent / 'all.csv'}")
 

@@ -15,7 +15,7 @@ from pivotpatch import PatchClassifier, load_checkpoint, save_checkpoint
 from pivotpatch.errors import InputError
 from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.checkpoint import fingerprint
-from pivotpatch.runtime.values import Adaptive, Calibration
+from pivotpatch.runtime.values import Adaptive, Calibration, Patching
 
 LABELS = ["cat", "dog", "cow"]
 CALIBRATION = {"kind": "tde", "method": "platt", "slope": [1.0, 1.0, 1.0], "offset": [0.0]}
@@ -26,8 +26,9 @@ LARGER = "describes a far larger model than its weights are of; it is damaged, c
 
 def make_classifier() -> PatchClassifier:
     torch.manual_seed(0)
-    cut: dict[str, Any] = {"grid": 3, "overlap": 0.25, "source_size": 320, "patch_size": 96, "closer_size": 240}
-    return PatchClassifier("test_resnet", LABELS, **cut, lam=0.5, temperature=2).eval()
+    return PatchClassifier(
+        "test_resnet", LABELS, patching=Patching(3, 0.25, 320, 96, 240, lam=0.5, temperature=2)
+    ).eval()
 
 
 def edit_json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:

@@ -10,8 +10,14 @@ from made_networks import HEADS
 
 from pivotpatch import MultiLabelClassifier, PatchClassifier, PatchInference
 from pivotpatch.errors import InputError
-from pivotpatch.models.classifier import Architecture, IndependentClassifier, SharedClassifier, load_relabelled
-from pivotpatch.runtime.values import Adaptive, Calibration
+from pivotpatch.models.classifier import (
+    Architecture,
+    Embeddings,
+    IndependentClassifier,
+    SharedClassifier,
+    load_relabelled,
+)
+from pivotpatch.runtime.values import Adaptive, Calibration, Patching
 
 LABELS = ["cat", "dog", "straße", "日本"]
 
@@ -25,7 +31,8 @@ def small(backbone: str = "test_resnet", head: str = "linear") -> Architecture:
 def test_logits_are_those_of_a_pass_for_each_view(head: str, patch_size: int | None) -> None:
     """All in one pass where patches are as large as the image; they may come later, or alone."""
     torch.manual_seed(0)
-    model = PatchClassifier(small(head=head), LABELS, patch_size=patch_size, lam=0.5, temperature=2.0).eval()
+    patching = Patching(patch_size=patch_size, lam=0.5, temperature=2.0)
+    model = PatchClassifier(small(head=head), LABELS, patching=patching).eval()
     side = patch_size or 64
     images, patches = torch.rand(3, 3, 64, 64), torch.rand(3, 4, 3, side, side)
     seen: list[torch.Size] = []
@@ -36,8 +43,9 @@ def test_logits_are_those_of_a_pass_for_each_view(head: str, patch_size: int | N
         w = torch.stack([model.weight_projection(part) for part in parts], dim=1)
         pooled = (torch.softmax(w / 2, dim=1) * q).sum(1)
         model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
-        once, first = model.forward_views(images, patches), model.forward_images(images)
-        later, alone = model.add_patches(first[1:], patches[1:]), model.forward_patches(patches)
+        once, seen_alone = model.forward_views(images, patches), model.embed_images(images)
+        later = model.project_embeddings(Embeddings(seen_alone[1:], model.embed_patches(patches[1:])))
+        alone, first = model.forward_patches(patches), model.head.project(seen_alone)
     close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
     close((first, once.image_logits, once.patch_logits), (p, p, q))
     close((alone, once.pooled_logits, once.tde_logits), (pooled, pooled, p + 0.5 * pooled))
@@ -71,7 +79,7 @@ def test_from_classifier_starts_as_pat_i(head: str) -> None:
     trained.preprocessing = replace(trained.preprocessing, mean=(0.1, 0.2, 0.3))
     before = {key: value.clone() for key, value in trained.state_dict().items()}
     state = torch.random.get_rng_state()
-    model = PatchClassifier.from_classifier(trained, overlap=0.2, source_size=200, lam=0.5, temperature=0.7)
+    model = PatchClassifier.from_classifier(trained, patching=Patching(2, 0.2, 200, lam=0.5, temperature=0.7))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert model.preprocessing == trained.preprocessing
     assert model.picture_size == 200
@@ -110,8 +118,8 @@ def test_images_that_do_not_suit_the_network_are_named() -> None:
         ({"labels": "cat"}, "'cat' are not different names"),
         ({"image_size": 0}, "image_size is 0"),
         ({"weights": "no.safetensors"}, "there is no such file"),
-        ({"patch_size": 4096}, "patch_size is 4096"),
-        ({"image_size": 96, "source_size": 95}, "source_size is 95; give a side of 96 pixels"),
+        ({"patching": Patching(patch_size=4096)}, "patch_size is 4096"),
+        ({"image_size": 96, "patching": Patching(source_size=95)}, "source_size is 95; give a side of 96 pixels"),
     ],
 )
 def test_bad_choices_are_named(options: dict[str, Any], message: str) -> None:
@@ -139,7 +147,7 @@ def test_another_mixture_is_the_same_logits_mixed_anew() -> None:
     torch.testing.assert_close(after.probs, torch.sigmoid(after.tde_logits / (1 + lam)))
     with pytest.raises(InputError, match="lam is inf"):
         model.set_mixing(lam=float("inf"), temperature=1.0)
-    assert model.lam == lam
+    assert model.patching.lam == lam
 
 
 def test_thresholds_are_taken_from_any_numbers() -> None:

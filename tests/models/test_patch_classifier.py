@@ -7,10 +7,10 @@ import torch
 from made_networks import HEADS, LABELS, make_network
 from torch import Tensor
 
-from pivotpatch import PatchClassifier, save_checkpoint
+from pivotpatch import CounterfactualLogits, PatchClassifier, save_checkpoint
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, Embeddings
-from pivotpatch.runtime.values import Adaptive, Calibration
+from pivotpatch.runtime.values import Adaptive, Calibration, Patching
 
 LAM, TEMPERATURE = 0.5, 0.25
 Spans = list[tuple[int, int]]
@@ -20,6 +20,11 @@ def make_closer(*, head: str = "linear", grid: int = 2, overlap: float = 0.0) ->
     model = make_network(head=head, grid=grid, overlap=overlap)
     model.set_mixing(lam=LAM, temperature=TEMPERATURE)
     return model.double()
+
+
+def look(model: PatchClassifier, images: Tensor, closer: Tensor) -> CounterfactualLogits:
+    """What is said of images that are seen twice."""
+    return model.project_closer(Embeddings(model.embed_images(images), None, *model.embed_regions(closer)))
 
 
 def draw(*shape: int) -> Tensor:
@@ -35,14 +40,14 @@ def draw(*shape: int) -> Tensor:
     ],
 )
 def test_a_closer_look_is_the_definition(head: str, size: int, grid: int, overlap: float, spans: Spans) -> None:
-    model, first = make_closer(head=head, grid=grid, overlap=overlap), draw(2, 3)
+    model, images = make_closer(head=head, grid=grid, overlap=overlap), draw(2, 3, 32, 32)
     closer = draw(2, 3, size, size)
     seen: list[torch.Size] = []
     with torch.inference_mode():
         features = model.backbone(closer)
         model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
-        found = model.look_closer(first, closer)
-        alone = model.project_embeddings(Embeddings(*model._embed_regions(closer)))
+        found, first = look(model, images, closer), model.head(model.backbone(images))
+        alone = model.project_embeddings(Embeddings(*model.embed_regions(closer)))
         parts = [
             model.head.embed(features[..., top:bottom, left:right]) for top, bottom in spans for left, right in spans
         ]
@@ -56,7 +61,7 @@ def test_a_closer_look_is_the_definition(head: str, size: int, grid: int, overla
     tde = p + LAM * q
     torch.testing.assert_close(tuple(found), (p, patch, weights, q, tde, torch.sigmoid(tde / (1 + LAM))))
     torch.testing.assert_close((alone.image_logits, alone.pooled_logits), (image, q))
-    assert seen == [(2, 3, size, size)] * 2  # one pass stands for all patches
+    assert seen == [images.shape, closer.shape, images.shape, closer.shape]  # one pass stands for all patches
     assert weights.std(dim=1).mean() > 0.02  # so that a wrong order or temperature would be seen
 
 
@@ -93,21 +98,21 @@ def test_regions_are_patches_of_the_feature_map_and_take_one_pass(head: str, tmp
 def test_looks_that_cannot_be_are_refused() -> None:
     for size in (64, 63, 0, -96):
         with pytest.raises(InputError, match=f"a closer look at {size} pixels is no closer than the 64 of the first"):
-            PatchClassifier("test_resnet", LABELS, image_size=64, closer_size=size)
-    for wrong in ({"source_size": 128}, {"patch_size": 32}, {"patch_only": True}):
+            PatchClassifier("test_resnet", LABELS, image_size=64, patching=Patching(closer_size=size))
+    for cut, patch_only in ((Patching(source_size=128), False), (Patching(patch_size=32), False), (Patching(), True)):
         with pytest.raises(InputError, match="regions of the feature map have no source_size or patch_size"):
-            PatchClassifier("test_resnet", LABELS, image_size=64, regions=True, **wrong)
+            PatchClassifier("test_resnet", LABELS, image_size=64, patching=cut, patch_only=patch_only, regions=True)
     with pytest.raises(InputError, match="the backbone takes images of one size only; look at patches instead"):
-        PatchClassifier("test_vit", LABELS, image_size=64, closer_size=96)
+        PatchClassifier("test_vit", LABELS, image_size=64, patching=Patching(closer_size=96))
     flexible = Architecture("test_vit", image_size=64, backbone_options={"dynamic_img_size": True})
-    model = PatchClassifier(flexible, LABELS, closer_size=96).eval().double()
-    assert model.look_closer(draw(2, 3), draw(2, 3, 96, 96)).patch_logits.shape == (2, 4, 3)
+    model = PatchClassifier(flexible, LABELS, patching=Patching(closer_size=96)).eval().double()
+    assert look(model, draw(2, 3, 64, 64), draw(2, 3, 96, 96)).patch_logits.shape == (2, 4, 3)
     with pytest.raises(InputError, match="grid 3 is larger than the image, 2 x 2"):
-        make_closer(grid=3).look_closer(draw(2, 3), draw(2, 3, 48, 48))
+        make_closer(grid=3).embed_regions(draw(2, 3, 48, 48))
 
 
 def test_a_closer_look_has_its_own_calibration_at_the_size_that_it_was_fitted_to() -> None:
-    model = PatchClassifier("test_resnet", LABELS, image_size=32, closer_size=48)
+    model = PatchClassifier("test_resnet", LABELS, image_size=32, patching=Patching(closer_size=48))
     image, patches, again = (Calibration(kind, "platt", (1.0,) * 3, (0.0,) * 3) for kind in ("image", "tde", "tde"))
     assert model.find_calibration(closer_size=48) is None
     model.calibration = patches
@@ -116,9 +121,9 @@ def test_a_closer_look_has_its_own_calibration_at_the_size_that_it_was_fitted_to
     found = [model.find_calibration(closer_size=size) for size in (None, 48, 64)]
     assert [each is again for each in found] == [False, True, False]
     assert found[0] is found[2] is patches
-    model.closer_size = None  # then a second look is at the patches, whatever else is still held
+    model.patching = Patching()  # then a second look is at the patches, whatever else is still held
     assert model.find_calibration(closer_size=None) is patches
-    model.closer_size, model.adaptive = 48, Adaptive(image, (0.0, 1.0))
+    model.patching, model.adaptive = Patching(closer_size=48), Adaptive(image, (0.0, 1.0))
     assert model.find_calibration(closer_size=48) is patches
 
 
@@ -133,7 +138,7 @@ def test_embeddings_and_what_is_projected_from_them_are_all_that_the_model_says(
         later = Embeddings(
             *(part[1:] for part in embeddings if part is not None)
         )  # any rows of them, at any later time
-        expected = model.forward_views(images, patches), model.look_closer(model.forward_images(images), closer)
+        expected = model.forward_views(images, patches), look(model, images, closer)
         for found, said in zip((model.project_embeddings, model.project_closer), expected, strict=True):
             torch.testing.assert_close(tuple(found(later)), tuple(value[1:] for value in said))
     assert (expected[0].tde_logits - expected[1].tde_logits).abs().max() > 0.1

@@ -1,5 +1,6 @@
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,11 @@ def test_one_graph_of_looks_answers_with_every_effort_as_in_torch(options: dict[
     plain = Calibration("image", "platt", (0.75, 1.5, 1.0), (0.5, 0.0, -1.0))
     images = make_pictures(6, model.picture_size, model.picture_size)
     for closer, again in ((None, None), (96, Calibration("tde", "platt", (1.0, 0.5, 2.0), (0.0, 0.3, -0.3)))):
-        model.closer_size = closer
+        model.patching = replace(model.patching, closer_size=closer)
         with torch.no_grad():
-            doubt = measure_uncertainty(plain.apply(model.forward_images(make_views(model, images).image)))
+            doubt = measure_uncertainty(
+                plain.apply(model.head.project(model.embed_images(make_views(model, images).image)))
+            )
         cutoff = float(doubt.sort().values[2:4].mean())
         model.adaptive = Adaptive(plain, (0.0, cutoff, 1.0), again, effort=0.5)
         assert export_onnx(model, tmp_path / "looks.onnx", looks=True).difference < 1e-3

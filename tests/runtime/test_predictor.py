@@ -16,7 +16,7 @@ from pivotpatch.runtime.decoding import decode_image
 from pivotpatch.runtime.engine import Answer, Array, Pixels
 from pivotpatch.runtime.prediction import LONGEST
 from pivotpatch.runtime.predictor import Picture, Predictor
-from pivotpatch.runtime.values import Adaptive, Calibration, PatchBox
+from pivotpatch.runtime.values import Adaptive, Calibration, PatchBox, Patching
 
 LABELS = ("cat", "dog")
 PIXELS = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
@@ -26,7 +26,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with native patches."""
     torch.manual_seed(0)
-    model = PatchClassifier("test_resnet", LABELS, image_size=32, source_size=64)
+    model = PatchClassifier("test_resnet", LABELS, image_size=32, patching=Patching(source_size=64))
     model.thresholds = (0.25, 0.75)
     folder = tmp_path_factory.mktemp("model") / "checkpoint"
     save_checkpoint(model, folder)
@@ -171,7 +171,8 @@ def test_a_predictor_tells_what_it_is() -> None:
 @pytest.mark.parametrize("backbone", ["resnet18", "tresnet_m", "tf_efficientnet_lite0", "test_vit"])
 def test_a_gpu_says_nearly_the_same(backbone: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = PatchClassifier(backbone, LABELS, image_size=64, closer_size=None if backbone == "test_vit" else 96)
+    cut = Patching(closer_size=None if backbone == "test_vit" else 96)
+    model = PatchClassifier(backbone, LABELS, image_size=64, patching=cut)
     model.calibration = Calibration("tde", "platt", (1.0, 1.0), (0.0, 0.0))
     model.adaptive = Adaptive(Calibration("image", "platt", (1.0, 1.0), (0.0, 0.0)), (0.0, 0.0, 1.0))
     save_checkpoint(model, tmp_path / "model")

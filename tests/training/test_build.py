@@ -42,7 +42,7 @@ def test_what_was_fitted_to_other_weights_does_not_go_on(kind: type[Classifier],
     assert (again.thresholds, again.calibration, again.adaptive) == (None, None, None)
     assert torch.equal(next(again.parameters()), next(model.parameters()))
     if isinstance(again, PatchClassifier):
-        assert (again.lam, again.temperature) == (0.7, 1.0)
+        assert (again.patching.lam, again.patching.temperature) == (0.7, 1.0)
         assert again.patch_only == (task == "patch_only")
 
 

@@ -20,6 +20,7 @@ from pivotpatch.inference.scoring import evaluating
 from pivotpatch.models import Architecture, Embeddings, IndependentClassifier, MultiLabelClassifier, PatchClassifier
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.process import ignore
+from pivotpatch.runtime.values import Patching
 from pivotpatch.training import fit, load_config, resume
 from pivotpatch.training.build import Run, build_run, choose_frozen
 from pivotpatch.training.config import RunConfig, settle_config
@@ -158,7 +159,7 @@ def change_backbone(run: Run, _: Path) -> None:
 
 def change_overlap(run: Run, _: Path) -> None:
     assert isinstance(run.task.model, PatchClassifier)
-    run.task.model.overlap = 0.5
+    run.task.model.patching = Patching(overlap=0.5)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_heads_of_a_fold_learn_from_all_others_and_the_model_from_all() -> None:
 
 def test_ordinary_images_teach_all_heads_as_images_without_the_new_labels_would() -> None:
     torch.manual_seed(0)
-    model = PatchClassifier("test_resnet", ["known", "new"], image_size=32, closer_size=48)
+    model = PatchClassifier("test_resnet", ["known", "new"], image_size=32, patching=Patching(closer_size=48))
     task = PatchTask(model, make_loss(load_config(None).loss))
     task.freeze(folds=2)
     width = model.backbone.features

@@ -15,6 +15,7 @@ from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views
+from pivotpatch.runtime.values import Patching
 from pivotpatch.training.config import LossSection, OptimiserSection, load_config
 from pivotpatch.training.optimiser import make_optimiser
 from pivotpatch.training.task import PatchOnlyTask, PatchTask, Task, TaughtTask, WholeImageTask, make_loss, make_task
@@ -35,7 +36,7 @@ def make_views(count: int = 3) -> Views:
 
 def make_patch_model() -> PatchClassifier:
     torch.manual_seed(0)
-    model = PatchClassifier("test_vit", LABELS, image_size=32, lam=0.7, temperature=0.5)
+    model = PatchClassifier("test_vit", LABELS, image_size=32, patching=Patching(lam=0.7, temperature=0.5))
     return model.double()
 
 
@@ -55,7 +56,7 @@ def pool_slowly(model: PatchClassifier, embeddings: list[Tensor]) -> list[float]
     weighing = [model.weight_projection(each)[0].tolist() for each in embeddings]
     pooled = []
     for label in range(len(LABELS)):
-        shares = pat.weights([row[label] for row in weighing], float(model.temperature))
+        shares = pat.weights([row[label] for row in weighing], model.patching.temperature)
         pooled.append(sum(share * row[label] for share, row in zip(shares, logits, strict=True)))
     return pooled
 
@@ -138,9 +139,9 @@ def test_regions_are_trained_by_both_losses_of_one_view() -> None:
 def make_taught(tmp_path: Path, *, grid: int = 2) -> TaughtTask:
     """A student of regions, four places a side, and a teacher that cuts native patches of images of 80 pixels."""
     torch.manual_seed(1)
-    teacher = PatchClassifier("test_resnet", LABELS, image_size=64, source_size=80, overlap=0.25)
+    teacher = PatchClassifier("test_resnet", LABELS, image_size=64, patching=Patching(2, 0.25, 80))
     save_checkpoint(teacher, tmp_path / "teacher")
-    student = PatchClassifier("test_resnet", LABELS, image_size=64, regions=True, grid=grid)
+    student = PatchClassifier("test_resnet", LABELS, image_size=64, regions=True, patching=Patching(grid))
     task = make_task(student, load_config(None, [f'distil.teachers=["{tmp_path / "teacher"}"]']))
     assert isinstance(task, TaughtTask)
     return task
@@ -245,7 +246,7 @@ def make_closer_model() -> PatchClassifier:
     """A model without batch norms that takes images of 32 and, on a closer look, of 48 pixels."""
     torch.manual_seed(0)
     flexible = Architecture("test_vit", image_size=32, backbone_options={"dynamic_img_size": True})
-    return PatchClassifier(flexible, LABELS, closer_size=48, lam=0.7, temperature=0.5)
+    return PatchClassifier(flexible, LABELS, patching=Patching(closer_size=48, lam=0.7, temperature=0.5))
 
 
 def closer_cost(model: PatchClassifier, closer: Tensor, section: LossSection) -> float:

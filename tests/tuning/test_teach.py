@@ -13,7 +13,7 @@ from pivotpatch.errors import InputError
 from pivotpatch.models import open_model
 from pivotpatch.models.classifier import Embeddings, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.runtime.values import Adaptive, Calibration
+from pivotpatch.runtime.values import Adaptive, Calibration, Patching
 from pivotpatch.tuning.teach import Background, Lesson, add_label, check_teachable, find_background, fit_axis, teach
 
 COUNT = 3  # labels of the models here
@@ -201,7 +201,7 @@ def test_a_background_with_every_axis_restores_what_was_seen() -> None:
 def test_the_bundled_background_is_the_taggers_and_no_other_models() -> None:
     tagger = open_model("tagger")
     assert find_background(tagger) is not None
-    tagger.grid = 3  # type: ignore[assignment]
+    tagger.patching = Patching(3)
     assert find_background(tagger) is None
     assert find_background(make_model()) is None
 

@@ -14,6 +14,7 @@ from pivotpatch.core.policies import Fixed, PerLabel
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.values import Patching
 from pivotpatch.tuning.calibration import (
     METHODS,
     Method,
@@ -156,11 +157,11 @@ def test_targets_of_noise_gain_nothing() -> None:
 
 
 def test_a_model_keeps_what_was_fitted() -> None:
-    model = PatchClassifier("test_resnet", LABELS, image_size=32, closer_size=48)
+    model = PatchClassifier("test_resnet", LABELS, image_size=32, patching=Patching(closer_size=48))
     found = tune(SCORES, mixing="global", calibration="none")
     found.store(model)
     assert model.closer_size == 48  # no effort was fitted, so that what it was trained for stays
-    assert (model.lam, model.temperature) == (found.lam, found.temperature)
+    assert (model.patching.lam, model.patching.temperature) == (found.lam, found.temperature)
     assert (model.calibration, model.thresholds) == (None, found.thresholds.values)
     assert (found.adaptive, found.effort) == (None, None)
     for found in (tune(SCORES, mixing="keep", closer=CLOSER), tune(SCORES, mixing="keep")):

@@ -181,9 +181,9 @@ def _read(source: Source, model: Classifier, records: RecordSet | None, args: ar
         return replace(scores.only("image"), lam=1.0, temperature=1.0)
     if model.patch_only:
         return scores
-    lost = scores.patch_logits is None and scores.temperature != model.temperature
+    lost = scores.patch_logits is None and scores.temperature != model.patching.temperature
     refuse_first((lost, where, "its temperature is not the model's", again))
-    return scores.remix(lam=model.lam, temperature=model.temperature)
+    return scores.remix(lam=model.patching.lam, temperature=model.patching.temperature)
 
 
 def _finish(

@@ -73,7 +73,7 @@ class TorchEngine:
         if isinstance(classifier, PatchClassifier) and classifier.patch_only:
             wrong = "the model was trained on patches alone, for the study of scale, and does not see the whole image"
             raise InputError("TorchEngine", wrong, "give one that was trained by another task")
-        patching = model.patching if isinstance(model, PatchInference | PatchClassifier) else None
+        patching = model.patching
         fitted, thresholds = classifier.calibration, classifier.thresholds
         if isinstance(model, PatchInference) and (fitted is None or fitted.kind != "tde"):
             fitted = thresholds = None
@@ -136,7 +136,8 @@ class TorchEngine:
     def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer[Tensor]:
         """A first look at every image, then a second one at those about which the model is unsure."""
         views = (make_views(model, part, patches=False).image for part in split_for_device(pictures))
-        logits = torch.cat([model.forward_images(image) for image in views])
+        first = torch.cat([model.embed_images(image) for image in views])
+        logits = model.head.project(first)
         fitted = self.calibration if self.adaptive is None else self.adaptive.calibration
         probs = _mark(_calibrate(logits, fitted), logits)
         if self.effort == 0:
@@ -148,7 +149,7 @@ class TorchEngine:
         fitted = model.find_calibration(closer_size=model.closer_size)
         for some in split_for_device(pictures[rows]) if len(rows) else ():
             now, rows = rows.split([len(some), len(rows) - len(some)])
-            again = look_again(model, some, logits[now], closer_size=model.closer_size)
+            again = look_again(model, some, first[now], closer_size=model.closer_size)
             for part, seen in zip(parts, self._mix(again, fitted), strict=True):
                 assert seen is not None
                 part[now] = seen

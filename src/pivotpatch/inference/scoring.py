@@ -13,7 +13,7 @@ from pivotpatch.data.records import LabelSpace
 from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
-from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.classifier import Classifier, Embeddings
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_views
 from pivotpatch.process import Progress, ignore
@@ -36,16 +36,19 @@ def get_classifier(model: Classifier | PatchInference, where: str) -> Classifier
 
 
 def look_again(
-    model: PatchClassifier, images: Tensor, image_logits: Tensor, *, closer_size: int | None
+    model: PatchClassifier, images: Tensor, first: Tensor, *, closer_size: int | None
 ) -> CounterfactualLogits:
-    """What a model says on a second look at images (B,3,h,w) from the loader, whose logits (B,L) are known.
+    """What a model says on a second look at images (B,3,h,w) from the loader, whose embeddings (B,...) are known.
 
     It is at the whole images, `closer_size` rows and columns of them, or at their patches where that is None.
     """
-    if closer_size is None:
-        views = make_views(model, images)
-        return model.forward_views(*views[:2]) if model.regions else model.add_patches(image_logits, views.patches)
-    return model.look_closer(image_logits, make_views(model, images, patches=False, size=closer_size).image)
+    if closer_size is not None:
+        closer = make_views(model, images, patches=False, size=closer_size).image
+        return model.project_closer(Embeddings(first, None, *model.embed_regions(closer)))
+    views = make_views(model, images)
+    if model.regions:
+        return model.forward_views(views.image, None)
+    return model.project_embeddings(Embeddings(first, model.embed_patches(views.patches)))
 
 
 def score_images(
@@ -63,7 +66,7 @@ def score_images(
     classifier = get_classifier(model, "score_images")
     if closer_size is not None:
         assert isinstance(classifier, PatchClassifier), "callers check it, `check_closer`"
-        first = classifier.forward_images(make_views(classifier, images, patches=False).image)
+        first = classifier.embed_images(make_views(classifier, images, patches=False).image)
         return look_again(classifier, images, first, closer_size=closer_size)
     views = make_views(classifier, images)
     if isinstance(classifier, PatchClassifier):
@@ -172,7 +175,7 @@ def _join(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _make_scores(
-    shares: Sequence[tuple[Tensor, Tensor, dict[str, Tensor]]], model: nn.Module, loader: "Loader"
+    shares: Sequence[tuple[Tensor, Tensor, dict[str, Tensor]]], model: Classifier | PatchInference, loader: "Loader"
 ) -> Scores:
     """Scores in the order of the records, from the places (N,) in these, targets (N,L) and parts of each process."""
     places, targets, said = zip(*shares, strict=True)
@@ -181,7 +184,7 @@ def _make_scores(
     parts = {name: part[order] for name, part in _join(said).items()}
     patch_only = isinstance(model, PatchClassifier) and model.patch_only
     trained = ("patch",) if patch_only else KINDS  # an image head that was never trained has nothing to say
-    mixing = model.patching if isinstance(model, PatchInference | PatchClassifier) else Patching()
+    mixing = model.patching or Patching()
     return Scores(
         labels=records.labels.names,
         pictures=tuple(records.images.name(records.place(index)) for index in indices.tolist()),

@@ -25,6 +25,7 @@ from pivotpatch.writing import explain_disk_faults, replacing_folder
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 CARD = "README.md"
+_TRAINED = ("patch_only", "regions")  # of a `PatchClassifier`, beside its patching
 _COEFFICIENT = 1e4  # the largest of a logit, of which few are above 100
 
 Kind = Literal["MultiLabelClassifier", "PatchClassifier", "IndependentClassifier", "MCARClassifier", "HCPClassifier"]
@@ -67,6 +68,9 @@ class _Patching(_Part):
     temperature: Annotated[float, Field(gt=0)]
     patch_only: bool = False
     regions: bool = False
+
+    def build(self) -> Patching:
+        return Patching(**self.model_dump(exclude={*_TRAINED}))
 
 
 class Description(_Part):
@@ -170,7 +174,9 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         **({"preferences": given.preferences} if given.preferences else {}),
         "calibration": given.calibration and asdict(given.calibration),
         "adaptive": given.adaptive and asdict(given.adaptive),
-        "patching": {name: getattr(given, name) for name in _Patching.model_fields} if patched else None,
+        "patching": {**asdict(given.patching), **{name: getattr(given, name) for name in _TRAINED}}
+        if patched
+        else None,
     }
     plain: dict[str, Any] = json.loads(json.dumps(content))
     _validate(Description, plain, "save_checkpoint", todo="correct it in the model, then save it")
@@ -200,10 +206,8 @@ def read_description(folder: Path) -> Description:
     with explaining(str(path), "cannot be read as JSON", "copy the checkpoint again, if it is damaged"):
         content = json.loads(path.read_text("utf-8"))
     described = _validate(Description, content, str(path), todo="save the checkpoint again, or upgrade pivotpatch")
-    if described.patching is not None:
-        cut = Patching(**described.patching.model_dump(exclude={"patch_only", "regions"}))
-        if not described.patching.regions:
-            check_views(described.preprocessing.image_size, cut, where=str(path))
+    if described.patching is not None and not described.patching.regions:
+        check_views(described.preprocessing.image_size, described.patching.build(), where=str(path))
     return described
 
 

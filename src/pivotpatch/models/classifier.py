@@ -26,7 +26,7 @@ from pivotpatch.models.checkpoint import (
 from pivotpatch.models.heads import HeadOption, PerLabel, make_head
 from pivotpatch.models.hub import Card, explaining_hub, fetch_folder, write_card
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights, rename_published
-from pivotpatch.runtime.values import Adaptive, Calibration
+from pivotpatch.runtime.values import Adaptive, Calibration, Patching
 
 OWN_HEAD = "its own"
 """The head of a whole model of another library."""
@@ -75,13 +75,13 @@ class Classifier(nn.Module):
             fitted; forgotten with `thresholds`.
         calibration: of those probabilities, where one was fitted.
         adaptive: when one look is enough, where that was fitted.
-        closer_size: see `PatchClassifier`; None for all others.
+        patching: see `PatchClassifier`; None for all others.
         origin: the folder or name that it was opened by, for messages; None for one that was made here.
         left_out: why the head of the `weights` that it was built with could not be taken; None where it was.
     """
 
     preprocessing: Preprocessing
-    closer_size: int | None = None
+    patching: Patching | None = None
     origin: str | None = None
     left_out: str | None = None
 
@@ -153,6 +153,11 @@ class Classifier(nn.Module):
         return self.adaptive.again or self.calibration
 
     @property
+    def closer_size(self) -> int | None:
+        """Rows and columns of a closer look at the whole image; None for a model that takes none."""
+        return None if self.patching is None else self.patching.closer_size
+
+    @property
     def called(self) -> str:
         """What messages call it."""
         return self.origin or f"the {type(self).__name__}"
@@ -192,11 +197,14 @@ class Classifier(nn.Module):
     def build_described(cls, described: Description, folder: Path) -> Self:
         """The model of this kind that a checkpoint's model.json describes, with the weights of its folder."""
         where = str(folder / DESCRIPTION)
-        patching: dict[str, Any] = {} if described.patching is None else described.patching.model_dump()
+        cut = described.patching
+        given: dict[str, Any] = {}
+        if cut is not None:
+            given = {"patching": cut.build(), "patch_only": cut.patch_only, "regions": cut.regions}
         allowance = Allowance([folder / WEIGHTS], where=where)
         try:
             with torch.random.fork_rng(devices=[]), allowance:  # the weights drawn here are replaced at once
-                model = cls(Architecture(**described.architecture.model_dump()), described.labels, **patching)
+                model = cls(Architecture(**described.architecture.model_dump()), described.labels, **given)
             model.preprocessing = described.preprocessing.build()
             model.thresholds = described.thresholds
             model.preferences = {name: tuple(values) for name, values in described.preferences.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,17 +14,19 @@ from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, Embeddings, MultiLabelClassifier, SharedClassifier
 from pivotpatch.runtime.values import Patching, check_views, patch_boxes
 
+PAPER = Patching()
+"""The paper's way: 2 x 2 patches of the image that the model sees, lam 1."""
+
 
 class PatchClassifier(SharedClassifier):
     """PAT-T's network: one backbone, and image, patch and weight logits from projections of their own.
 
     For the decoder heads the decoder is shared and only the last projection is tripled.
 
-    How it cuts and mixes its patches, `grid` to `temperature`, is explained with `Patching`. `forward` takes the image
-    of `source_size` as `source`; efforts between 0 and 1 take a closer look of `closer_size`, `look_closer`, in the
-    place of the patches; `set_mixing` changes `lam` and `temperature`.
-
     Attributes:
+        patching: how it cuts and mixes its patches. `forward` takes the image of `source_size` as `source`; efforts
+            between 0 and 1 take a closer look of `closer_size`, `project_closer`, in the place of the patches;
+            `set_mixing` changes `lam` and `temperature`.
         patch_only: whether it was trained without the whole image, for the study of scale: then its image logits,
             and all that is mixed from them, mean nothing.
         regions: whether its patches are regions of the image's feature map, `grid` per side: then one pass over the
@@ -32,6 +34,7 @@ class PatchClassifier(SharedClassifier):
     """
 
     projections = ("patch_projection", "weight_projection")
+    patching: Patching
     patch_projection: nn.Module
     weight_projection: nn.Module
 
@@ -44,50 +47,34 @@ class PatchClassifier(SharedClassifier):
         image_size: int | None = None,
         pretrained: bool = False,
         weights: str | Path | None = None,
-        grid: int = 2,
-        overlap: float = 0.0,
-        source_size: int | None = None,
-        patch_size: int | None = None,
-        closer_size: int | None = None,
-        lam: float = 1.0,
-        temperature: float = 1.0,
+        patching: Patching = PAPER,
         patch_only: bool = False,
         regions: bool = False,
     ) -> None:
         """Build a model; how it cuts and weighs its patches is the paper's way by default."""
-        cut = Patching(grid, overlap, source_size, patch_size, closer_size, lam, temperature)  # refuses what is none
         super().__init__(backbone, labels, head=head, image_size=image_size, pretrained=pretrained, weights=weights)
-        seen = self.preprocessing.image_size
-        if source_size is not None and source_size < seen:
+        seen, source, small = self.preprocessing.image_size, patching.source_size, patching.patch_size
+        if source is not None and source < seen:
             todo = f"give a side of {seen} pixels, which the model sees, or more, or None for the resized image"
-            raise InputError("PatchClassifier", f"source_size is {source_size!r}", todo)
-        if patch_size is not None and not 1 <= patch_size <= seen:
+            raise InputError("PatchClassifier", f"source_size is {source!r}", todo)
+        if small is not None and not 1 <= small <= seen:
             todo = f"give a side of at most {seen} pixels, at which the model sees the image, or None for that"
-            raise InputError("PatchClassifier", f"patch_size is {patch_size!r}", todo)
-        if regions and (source_size is not None or patch_size is not None or patch_only):
+            raise InputError("PatchClassifier", f"patch_size is {small!r}", todo)
+        if regions and (source is not None or small is not None or patch_only):
             wrong = "regions of the feature map have no source_size or patch_size, and are not seen alone (patch_only)"
             raise InputError("PatchClassifier", wrong, "leave these out, or regions")
         if not regions:
-            check_views(seen, cut, where="PatchClassifier")
-        if closer_size is not None:
-            self.closer_cost(closer_size)  # refuses one that is none
-        self.grid, self.overlap = grid, overlap
-        self.source_size, self.patch_size, self.closer_size = source_size, patch_size, closer_size
-        self.lam, self.temperature = lam, temperature
-        self.patch_only, self.regions = patch_only, regions
+            check_views(seen, patching, where="PatchClassifier")
+        if patching.closer_size is not None:
+            self.closer_cost(patching.closer_size)  # refuses one that is none
+        self.patching, self.patch_only, self.regions = patching, patch_only, regions
 
     @classmethod
     def from_classifier(
         cls,
         trained: MultiLabelClassifier,
         *,
-        grid: int = 2,
-        overlap: float = 0.0,
-        source_size: int | None = None,
-        patch_size: int | None = None,
-        closer_size: int | None = None,
-        lam: float = 1.0,
-        temperature: float = 1.0,
+        patching: Patching = PAPER,
         patch_only: bool = False,
         regions: bool = False,
     ) -> "PatchClassifier":
@@ -95,9 +82,8 @@ class PatchClassifier(SharedClassifier):
 
         Before any further training the result is what PAT-I makes of `trained`, which is left alone.
         """
-        cut = Patching(grid, overlap, source_size, patch_size, closer_size, lam, temperature)
         with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced at once
-            model = cls(trained.architecture, trained.labels, **asdict(cut), patch_only=patch_only, regions=regions)
+            model = cls(trained.architecture, trained.labels, patching=patching, patch_only=patch_only, regions=regions)
         model.preprocessing = trained.preprocessing
         model.backbone, model.head = deepcopy((trained.backbone, trained.head))  # at once: they may be connected
         model.patch_projection = deepcopy(trained.head.project)
@@ -106,29 +92,22 @@ class PatchClassifier(SharedClassifier):
 
     def set_mixing(self, *, lam: float, temperature: float) -> None:
         """Mix image and patches with other numbers; forgets what was fitted to the old probabilities."""
-        mixed = replace(self.patching, lam=lam, temperature=temperature)  # refuses what is none
-        self.lam, self.temperature = mixed.lam, mixed.temperature
+        self.patching = replace(self.patching, lam=lam, temperature=temperature)  # refuses what is none
         self.thresholds = self.calibration = self.adaptive = None
-
-    @property
-    def patching(self) -> Patching:
-        """How it cuts and mixes its patches, as one value."""
-        sizes = self.source_size, self.patch_size, self.closer_size
-        return Patching(self.grid, self.overlap, *sizes, self.lam, self.temperature)
 
     @property
     def picture_size(self) -> int:
         """Rows and columns of the images that a loader is to give: those that patches are cut from."""
-        return self.source_size or super().picture_size
+        return self.patching.source_size or super().picture_size
 
     @property
     def patch_cost(self) -> float:
         """What the patches of a image cost, in passes over an image: pixels are what costs."""
         image = self.preprocessing.image_size
-        return 0.0 if self.regions else (self.grid * (self.patch_size or image) / image) ** 2
+        return 0.0 if self.regions else (self.patching.grid * (self.patching.patch_size or image) / image) ** 2
 
     def closer_cost(self, size: int) -> float:
-        """What `look_closer` costs with images of so many rows and columns, in passes over an image."""
+        """What a closer look costs with images of so many rows and columns, in passes over an image."""
         image = self.preprocessing.image_size
         if size <= image:
             wrong = f"a closer look at {size} pixels is no closer than the {image} of the first"
@@ -144,15 +123,13 @@ class PatchClassifier(SharedClassifier):
             images: (B,C,H,W), what the model sees.
             source: the same images, larger, to cut the patches from; `images` by default.
         """
-        if self.regions:
-            return self.project_embeddings(Embeddings(*self._embed_regions(images)))
-        return self.forward_views(images, cut_views(self.patching, images, source=source))
+        return self.forward_views(images, None if self.regions else cut_views(self.patching, images, source=source))
 
-    def forward_views(self, images: Tensor, patches: Tensor) -> CounterfactualLogits:
+    def forward_views(self, images: Tensor, patches: Tensor | None) -> CounterfactualLogits:
         """All logits of views that were cut before; images (B,C,H,W), patches (B,P,C,h,w)."""
         return self.project_embeddings(self.embed_views(images, patches))
 
-    def embed_views(self, images: Tensor, patches: Tensor, closer: Tensor | None = None) -> Embeddings:
+    def embed_views(self, images: Tensor, patches: Tensor | None, closer: Tensor | None = None) -> Embeddings:
         """Embeddings of views that were cut before: the passes over the backbone, and nothing behind them.
 
         One pass over all of them, or where patches are smaller one over the images and one over the patches; another
@@ -164,59 +141,47 @@ class PatchClassifier(SharedClassifier):
             closer: the same images (B,C,S,S), larger; None for no closer look.
         """
         if self.regions:
-            seen = Embeddings(*self._embed_regions(images))
-        elif patches.shape[3:] != images.shape[2:]:
-            seen = Embeddings(self.embed_images(images), _for_each(patches, self.embed_images))
+            seen = Embeddings(*self.embed_regions(images))
         else:
-            seen = Embeddings(*split_views(self.embed_images(stack_views(images, patches)), patches=patches.shape[1]))
-        return seen if closer is None else Embeddings(*seen[:2], *self._embed_regions(closer))
+            assert patches is not None
+            if patches.shape[3:] != images.shape[2:]:
+                seen = Embeddings(self.embed_images(images), self.embed_patches(patches))
+            else:
+                embedded = self.embed_images(stack_views(images, patches))
+                seen = Embeddings(*split_views(embedded, patches=patches.shape[1]))
+        return seen if closer is None else Embeddings(*seen[:2], *self.embed_regions(closer))
+
+    def embed_patches(self, patches: Tensor) -> Tensor:
+        """Embeddings (B,P,...) of preprocessed patches (B,P,C,h,w)."""
+        return _for_each(patches, self.embed_images)
+
+    def embed_regions(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings (B,...) of images (B,C,H,W), and (B,P,...) of regions of their feature maps."""
+        features = self.backbone(images)
+        boxes = patch_boxes(*features.shape[-2:], grid=self.patching.grid, overlap=self.patching.overlap)
+        return self.head.embed_regions(features, boxes)
 
     def project_embeddings(self, embeddings: Embeddings) -> CounterfactualLogits:
         """All logits of embeddings of images and their patches."""
         assert embeddings.patches is not None
         return self._combine(self.head.project(embeddings.image), embeddings.patches)
 
-    def forward_images(self, images: Tensor) -> Tensor:
-        """Image logits p (B,L) of preprocessed images (B,C,H,W); no patch is seen."""
-        return self.head.project(self.embed_images(images))
-
-    def add_patches(self, image_logits: Tensor, patches: Tensor) -> CounterfactualLogits:
-        """All logits of images whose image logits (B,L) are known already; patches (B,P,C,h,w)."""
-        return self._combine(image_logits, _for_each(patches, self.embed_images))
-
-    def look_closer(self, image_logits: Tensor, closer: Tensor) -> CounterfactualLogits:
-        """All logits of images that are seen once more, larger, in the place of their patches.
+    def project_closer(self, embeddings: Embeddings) -> CounterfactualLogits:
+        """All logits of embeddings of images that were seen once more, larger, in the place of their patches.
 
         One pass over the larger image stands for all of its patches, which are cut from its feature map: they cost
         `closer_cost`, not `patch_cost`, but are not blind to what lies around them. The image logits are the mean of
         both looks at the whole image.
-
-        Args:
-            image_logits: (B,L) of the first look.
-            closer: the same images (B,C,H,W), larger and preprocessed.
         """
-        return self._add_closer(image_logits, *self._embed_regions(closer))
-
-    def project_closer(self, embeddings: Embeddings) -> CounterfactualLogits:
-        """As `look_closer`, of embeddings with a closer look."""
         assert embeddings.closer is not None
         assert embeddings.closer_patches is not None
-        return self._add_closer(self.head.project(embeddings.image), embeddings.closer, embeddings.closer_patches)
+        first, closer = self.head.project(embeddings.image), self.head.project(embeddings.closer)
+        return self._combine((first + closer) / 2, embeddings.closer_patches)
 
     def forward_patches(self, patches: Tensor) -> Tensor:
         """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
-        parts = _for_each(patches, self.embed_images)
+        parts = self.embed_patches(patches)
         return self._combine(parts.new_zeros(len(parts), len(self.labels)), parts).pooled_logits
-
-    def _embed_regions(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings (B,...) of images (B,C,H,W), and (B,P,...) of regions of their feature maps."""
-        features = self.backbone(images)
-        boxes = patch_boxes(*features.shape[-2:], grid=self.grid, overlap=self.overlap)
-        return self.head.embed_regions(features, boxes)
-
-    def _add_closer(self, image_logits: Tensor, closer: Tensor, parts: Tensor) -> CounterfactualLogits:
-        """All logits, from image logits (B,L) of a first look and the embeddings of a closer one."""
-        return self._combine((image_logits + self.head.project(closer)) / 2, parts)
 
     def _combine(self, image_logits: Tensor, parts: Tensor) -> CounterfactualLogits:
         """All logits, from image logits (B,L) and the embeddings (B,P,...) of patches."""
@@ -224,8 +189,8 @@ class PatchClassifier(SharedClassifier):
             image_logits,
             _for_each(parts, self.patch_projection),
             weight_logits=_for_each(parts, self.weight_projection),
-            lam=self.lam,
-            temperature=self.temperature,
+            lam=self.patching.lam,
+            temperature=self.patching.temperature,
         )
 
 

@@ -78,8 +78,9 @@ def make_views(
     if not patches or not isinstance(model, PatchClassifier) or model.regions:
         image = finish(views, augmentation)
         return Views(image, image.new_empty(count, 0, *image.shape[1:]))
-    source, small = views if model.source_size is None else images, model.patch_size or side
-    parts = choose(cut_patches)(source, grid=model.grid, overlap=model.overlap, size=(small, small))
+    cut = model.patching
+    source, small = views if cut.source_size is None else images, cut.patch_size or side
+    parts = choose(cut_patches)(source, grid=cut.grid, overlap=cut.overlap, size=(small, small))
     views = views.contiguous()  # as the patches are: putting both into one batch is then much faster
     if augmentation is not None and small == side:  # all at once
         joined = finish(torch.cat([views, parts.flatten(0, 1)]), augmentation)

@@ -123,7 +123,7 @@ class Embedder:
 
     def find_shape(self, features: Features) -> tuple[int, int, int]:
         """N, R and D of what `fill` gives."""
-        views = 1 + self.model.grid**2 if isinstance(self.model, PatchClassifier) else 1
+        views = 1 + self.model.patching.count if isinstance(self.model, PatchClassifier) else 1
         return len(features.records), views * (2 if self.model.closer_size else 1), self.model.backbone.features
 
     def fill(self, sets: Sequence[Features], progress: Callable[[str, int, int | None], None]) -> None:

@@ -67,7 +67,7 @@ class Task(nn.Module):
         model = self.model
         if not isinstance(model, PatchClassifier):
             return 1
-        return 1 + (0 if model.regions else model.grid**2) + (model.closer_size is not None)
+        return 1 + (0 if model.regions else model.patching.count) + (model.closer_size is not None)
 
     @property
     def picture_size(self) -> int:

@@ -106,7 +106,8 @@ def find_background(model: Classifier) -> Background | None:
 def name_views(model: Classifier) -> str:
     """What decides what embeddings are: weights of the backbone, head, and how images are cut."""
     assert isinstance(model, MultiLabelClassifier | PatchClassifier)
-    cut = (model.grid, model.overlap, model.source_size, model.patch_size) if isinstance(model, PatchClassifier) else ()
+    held = model.patching
+    cut = () if held is None else (held.grid, held.overlap, held.source_size, held.patch_size)
     return repr((fingerprint(model.backbone), model.architecture.head, model.preprocessing.image_size, cut))
 
 
@@ -210,7 +211,7 @@ def teach(
         own = background.locate(without)
         away = own.mean((0, 1)) * len(own) / (len(own) + _OWN)
         others = torch.cat([others, own])
-    lam = model.lam if isinstance(model, PatchClassifier) else 0.0
+    lam, temperature = (0.0, 1.0) if model.patching is None else (model.patching.lam, model.patching.temperature)
     axis = fit_axis(places, background, away=away)
     usual_image, usual = score(others, axis, lam=lam)
     rows, found = torch.arange(len(places)), list[tuple[Tensor, Tensor]]()
@@ -233,7 +234,6 @@ def teach(
     base = offset if model.calibration is not None else offset / (1 + lam)
     row = background.axes @ axis
     alike = nn.functional.normalize(places[:, 0], dim=1)
-    temperature = model.temperature if isinstance(model, PatchClassifier) else 1.0
     return Lesson(
         label=label,
         images=len(places),

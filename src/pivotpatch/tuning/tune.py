@@ -118,7 +118,7 @@ class Tuning:
         if isinstance(model, PatchClassifier):
             model.set_mixing(lam=self.lam, temperature=self.temperature)
             if self.adaptive is not None:  # else no effort was fitted, and the model's own stays
-                model.closer_size = self.closer_size
+                model.patching = replace(model.patching, closer_size=self.closer_size)
         model.calibration, model.thresholds, model.adaptive = self.calibration, self.thresholds.values, self.adaptive
         model.preferences = {name: fitted.values for name, fitted in self.preferences.items()}
 
@@ -188,8 +188,9 @@ def tune_scores(
         calibration: how to calibrate.
         goal: of the thresholds; the name of a preference for its own.
         model: that they are of; it says what a second look costs, 4 passes over an image where it is not given.
-        closer: of its closer look at the same images (`PatchClassifier.look_closer`), which then is the second look of
-            efforts between 0 and 1. It is mixed as the patches are, out of fold too; its own must have been kept.
+        closer: of its closer look at the same images (`PatchClassifier.project_closer`), which then is the second
+            look of efforts between 0 and 1. It is mixed as the patches are, out of fold too; its own must have been
+            kept.
         effort: of the model where none is asked for.
         resamples: of the interval of lam's gain.
         generator: draws them.
