@@ -78,9 +78,9 @@ def test_calibration_belongs_to_the_new_mixture_and_thresholds_to_calibrated_pro
     mixed = SCORES.remix(**mixture.pair._asdict())
     calibration = fit_calibration(mixed.scaled("tde"), SCORES.target, kind="tde", method="platt")
     assert found.calibration == calibration
-    honest = judge_calibration(mixture.scores.probs("tde"), SCORES.target, labels=LABELS)
+    honest = judge_calibration(mixture.scores.probs("tde"), SCORES.target)
     assert found.qualities["none"] == honest  # and the new mixture is judged out of fold
-    assert honest != judge_calibration(mixed.probs("tde"), SCORES.target, labels=LABELS)
+    assert honest != judge_calibration(mixed.probs("tde"), SCORES.target)
     probs = calibration.apply(mixed.scaled("tde"))
     assert found.thresholds == fit_thresholds(probs, SCORES.target, goal=BEST_F1, labels=LABELS)
 
@@ -92,10 +92,10 @@ def test_probabilities_are_judged_out_of_fold() -> None:
     assert found.qualities["before"] == found.qualities["none"]
     for method in METHODS[1:]:
         honest = calibrate_out_of_fold(logits, target, method=method)
-        assert found.qualities[method] == judge_calibration(honest, target, labels=LABELS)
-    best = min(found.qualities, key=lambda name: found.qualities[name].overall.log_loss)
+        assert found.qualities[method] == judge_calibration(honest, target)
+    best = min(found.qualities, key=lambda name: found.qualities[name].log_loss)
     assert found.method == best
-    assert found.curves["after"].ece == pytest.approx(found.qualities[best].overall.ece_width)
+    assert found.curves["after"].ece == pytest.approx(found.qualities[best].ece)
 
 
 def test_decisions_are_judged_out_of_fold() -> None:
@@ -153,7 +153,7 @@ def test_targets_of_noise_gain_nothing() -> None:
     assert found.mixing is not None
     assert found.mixing.chosen is found.mixing.before
     assert found.after.OP == pytest.approx(0.3, abs=0.05)
-    assert found.qualities[found.method].overall.ece_width < 0.05
+    assert found.qualities[found.method].ece < 0.05
 
 
 def test_a_model_keeps_what_was_fitted() -> None:

@@ -245,9 +245,8 @@ def _print_tuning(found: Tuning) -> None:
     for name, quality in found.qualities.items():
         if name == "none" and quality == found.qualities["before"]:  # the mixture is the same, and so are these
             continue
-        overall = quality.overall
-        errors = [f"{100 * each.ece_width:.2f}" for each in (overall, quality.mean)]
-        table.add_row(name, *errors, f"{overall.brier:.4f}", f"{overall.log_loss:.4f}")
+        errors = [f"{100 * each:.2f}" for each in (quality.ece, quality.ece_per_label)]
+        table.add_row(name, *errors, f"{quality.brier:.4f}", f"{quality.log_loss:.4f}")
     screen.print(table)
     screen.print(f"calibration: {found.method}\n")
     table = make_table(["decisions", "before, at 0.5", "by thresholds", *(f"for {name}" for name in found.preferred)])

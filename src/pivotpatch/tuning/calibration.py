@@ -1,7 +1,6 @@
 """Calibration fitted on validation logits, out of fold too, and how far probabilities are from the truth."""
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -15,7 +14,7 @@ from pivotpatch.errors import InputError, check_known
 from pivotpatch.runtime.values import Calibration
 
 FOLDS = 5
-BINS = 15  # of expected calibration errors
+BINS = 15  # of equal width, for expected calibration errors
 Method = Literal["none", "temperature", "platt", "platt_per_label"]
 METHODS: tuple[Method, ...] = get_args(Method)
 _RIDGE = 1e-3  # in units of one image: keeps a fit of scores without a mistake finite and changes nothing else
@@ -163,78 +162,47 @@ def reliability(probs: Tensor, target: Tensor) -> Reliability:
     """
     check_probabilities(probs, "reliability")
     known = ~torch.isnan(target)
-    return _bin(probs.detach()[known].double(), target[known].double(), by="width")
-
-
-def _bin(probs: Tensor, truth: Tensor, *, by: Literal["width", "mass"]) -> Reliability:
-    """Bins of probabilities (M,) whose truth (M,) is known, of equal width or with equal numbers of decisions."""
-    if by == "width":
-        place = (probs * BINS).long().clamp(max=BINS - 1)
-    else:  # equal probabilities share a bin
-        place = torch.searchsorted(probs.sort().values, probs) * BINS // len(probs)
-    count, said, came = (torch.bincount(place, weights, BINS) for weights in (None, probs, truth))
+    said, truth = probs.detach()[known].double(), target[known].double()
+    place = (said * BINS).long().clamp(max=BINS - 1)
+    count, expected, came = (torch.bincount(place, weights, BINS) for weights in (None, said, truth))
     filled = count > 0
-    count, said, came = count[filled], said[filled], came[filled]
+    count, expected, came = count[filled], expected[filled], came[filled]
     share = came / count
-    return Reliability(said / count, share, *wilson_interval(share, count), count)
-
-
-@dataclass(frozen=True)
-class Faults:
-    """How far probabilities are from the truth; 0 is best.
-
-    The expected calibration error is in bins of equal width and in bins of equal numbers of decisions.
-    """
-
-    ece_width: float
-    ece_mass: float
-    brier: float
-    log_loss: float
+    return Reliability(expected / count, share, *wilson_interval(share, count), count)
 
 
 @dataclass(frozen=True)
 class CalibrationQuality:
-    """Faults of probabilities, overall and per label.
+    """How far probabilities are from the truth; 0 is best.
 
     Even perfect probabilities have an expected calibration error above 0, by chance, and labels with few images the
-    most: compare before and after, not one label with another.
-    Of a label of which nothing is known there are none.
+    most: compare before and after.
     """
 
-    bins: int
-    overall: Faults
-    mean: Faults
-    labels: tuple[str, ...]
-    per_label: tuple[Faults | None, ...]
+    ece: float  # the expected calibration error, over all decisions
+    ece_per_label: float  # the mean of that of each label of which anything is known
+    brier: float
+    log_loss: float
 
 
-def judge_calibration(probs: Tensor, target: Tensor, *, labels: Sequence[str] | None = None) -> CalibrationQuality:
+def judge_calibration(probs: Tensor, target: Tensor) -> CalibrationQuality:
     """Expected calibration error, Brier score and log loss.
 
     Args:
         probs: (N,L) in [0,1].
         target: (N,L), 1 present, 0 absent, NaN unknown.
-        labels: names of the L labels.
     """
-    target, names = check_scores(probs, target, labels=labels, where="judge_calibration")
-    check_probabilities(probs, "judge_calibration")
-    eps = torch.finfo(probs.dtype).eps  # of a sure mistake, whose log loss would be infinite
-    probs, target = probs.detach().double(), target.double()
-
-    def judge(said: Tensor, truth: Tensor) -> Faults | None:
-        known = ~torch.isnan(truth)
-        if not known.any():
-            return None
-        said, truth = said[known], truth[known]
-        return Faults(
-            ece_width=_bin(said, truth, by="width").ece,
-            ece_mass=_bin(said, truth, by="mass").ece,
-            brier=F.mse_loss(said, truth).item(),
-            log_loss=F.binary_cross_entropy(said.clamp(eps, 1 - eps), truth).item(),
-        )
-
-    overall, per_label = judge(probs, target), tuple(map(judge, probs.T, target.T))
-    if overall is None:
+    target, _ = check_scores(probs, target, labels=None, where="judge_calibration")
+    known = ~torch.isnan(target)
+    if not known.any():
         raise InputError("judge_calibration", "no label is known", "check the target")
-    judged = torch.tensor([astuple(faults) for faults in per_label if faults is not None], dtype=torch.float64)
-    return CalibrationQuality(BINS, overall, Faults(*judged.mean(0).tolist()), names, per_label)
+    columns = zip(probs.T, target.T, strict=True)
+    labels = [reliability(said, truth).ece for said, truth in columns if not truth.isnan().all()]
+    said, truth = probs.detach()[known].double(), target[known].double()
+    eps = torch.finfo(probs.dtype).eps  # of a sure mistake, whose log loss would be infinite
+    return CalibrationQuality(
+        ece=reliability(probs, target).ece,
+        ece_per_label=sum(labels) / len(labels),
+        brier=F.mse_loss(said, truth).item(),
+        log_loss=F.binary_cross_entropy(said.clamp(eps, 1 - eps), truth).item(),
+    )

@@ -208,9 +208,9 @@ def tune_scores(
     for method in METHODS[1:]:
         if calibration in ("auto", method):
             probs[method] = calibrate_out_of_fold(logits, target, method=method).float()
-    qualities = {name: judge_calibration(each, target, labels=labels) for name, each in probs.items()}
+    qualities = {name: judge_calibration(each, target) for name, each in probs.items()}
     tried = METHODS if calibration == "auto" else (calibration,)
-    chosen = min(tried, key=lambda method: qualities[method].overall.log_loss)
+    chosen = min(tried, key=lambda method: qualities[method].log_loss)
 
     def fit_rules(logits: Tensor, truth: Tensor) -> tuple[Calibration, dict[str, FittedThresholds]]:
         fitted = fit_calibration(logits, truth, kind=kind, method=chosen)
