@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score
 from pivotpatch.audit.evaluation import Policy, evaluate_scores, evaluate_steps, study_scale
 from pivotpatch.core.bootstrap import Interval
 from pivotpatch.core.metrics import Definition, average_precision, precision_recall
-from pivotpatch.core.policies import Fixed, PerLabel, TargetMatched, TopK
+from pivotpatch.core.policies import Fixed, PerLabel, PriorMatched, TopK
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.runtime.values import Calibration
@@ -71,16 +71,17 @@ def test_each_side_decides_by_its_own_thresholds_unless_a_policy_is_named() -> N
     rule = Calibration("tde", "platt", (2.0,) * 4, (0.3,) * 4)
     scores = replace(make_scores(), thresholds=(0.2, 0.4, 0.6, 0.8), calibration=rule)
     other, target = make_scores(seed=5).only("image"), TARGET
+    matched = replace(PriorMatched.from_target(target), definition="target-matched thresholds")
     cases: list[tuple[Policy | None, Any, Any]] = [
         (None, ("tde", PerLabel((0.2, 0.4, 0.6, 0.8)), rule.apply(scores.scaled("tde"))), Fixed(0.5)),
         (Fixed(0.7), ("tde", Fixed(0.7), scores.probs("tde")), Fixed(0.7)),
-        ("target", ("tde", TargetMatched.from_target(target), scores.get("tde")), TargetMatched.from_target(target)),
+        ("target", ("tde", matched, scores.get("tde")), matched),
     ]
     for policy, ours, theirs in cases:
         found = evaluate_scores(scores, policy=policy, baseline=other, empty="skip", resamples=30, generator=seeded())
         kind, decides, values = ours
         one = precision_recall(values, target, policy=decides, empty="skip", labels=LABELS)
-        ranks = isinstance(theirs, TargetMatched)
+        ranks = theirs is matched
         beside = other.get("image") if ranks else other.probs("image")
         two = precision_recall(beside, target, policy=theirs, empty="skip", labels=LABELS)
         assert found.kinds[kind].decided == one

@@ -6,12 +6,12 @@ the `label` and the second its `context`; they co-occur where P(label | context)
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pivotpatch.audit.evaluation import Policy, check_paired, find_rule
+from pivotpatch.audit.evaluation import Policy, Rule, check_paired, find_rule
 from pivotpatch.core.bootstrap import Interval, resample, wilson_interval
 from pivotpatch.core.policies import Given
 from pivotpatch.errors import InputError, check_known
@@ -101,13 +101,12 @@ class PairComparison:
         return {name: getattr(self, name).to_dict() for name in ("cfpr", "ctpr", "model", "baseline")}
 
 
-@dataclass(frozen=True, eq=False)
-class RecallMatched(Given):
-    """Decisions (N,L) of a model that finds as many positives of each label as another, with the fewest tags."""
+class RecallMatched(NamedTuple):
+    """Decisions of two models that find as many positives of each label as the other, with the fewest tags."""
 
+    model: Given
+    baseline: Given
     recall: Tensor  # (L,) of each label; NaN for one that no image shows
-
-    definition: ClassVar[str] = "thresholds of equal recall"
 
 
 class FalsePositive(NamedTuple):
@@ -159,8 +158,7 @@ def rate_pairs(
         min_probability: take the pairs whose P(label | context) is above it.
         pairs: take these instead: names of label and context.
     """
-    rule, target, labels = find_rule(scores, policy, scores.ranking), scores.target, scores.labels
-    assert rule is not None, "every policy decides about the logits to rank by"
+    rule, target, labels = _find_rule(scores, policy), scores.target, scores.labels
     decided = rule.decide(target)
     if pairs is not None:
         # No other label matters then, so that a model which knows others can be compared.
@@ -183,9 +181,13 @@ def rate_pairs(
 
 def decide(scores: Scores, *, policy: Policy = "target") -> Tensor:
     """Decisions (N,L) of a policy about scores; by default each label is given as often as the target has it."""
+    return _find_rule(scores, policy).decide(scores.target)
+
+
+def _find_rule(scores: Scores, policy: Policy) -> Rule:
     rule = find_rule(scores, policy, scores.ranking)
     assert rule is not None, "every policy decides about the logits to rank by"
-    return rule.decide(scores.target)
+    return rule
 
 
 def rank_pairs(rates: PairRates, *, by: Literal["rate", "gap"] = "rate") -> PairRates:
@@ -218,7 +220,7 @@ def find_false_positives(
     return [FalsePositive(scores.pictures[row], row, prob) for row, prob in zip(rows.tolist(), probs, strict=True)]
 
 
-def match_recall(model: Scores, baseline: Scores, *, policy: Policy = "target") -> tuple[RecallMatched, RecallMatched]:
+def match_recall(model: Scores, baseline: Scores, *, policy: Policy = "target") -> RecallMatched:
     """Decisions of a model and of a baseline that find the same number of positives of each label.
 
     The baseline's recall by `policy` is the one of both. Each gives a label to its highest images down to the last of
@@ -234,8 +236,8 @@ def match_recall(model: Scores, baseline: Scores, *, policy: Policy = "target") 
     recall = (decide(baseline, policy=policy) & present).sum(0) / present.sum(0)
     ranked = (_Ranked.make(scores) for scores in (model, baseline))
     once = torch.ones(len(model))
-    first, second = (RecallMatched(each.decide(once, recall), recall) for each in ranked)
-    return first, second
+    first, second = (Given(each.decide(once, recall), "thresholds of equal recall") for each in ranked)
+    return RecallMatched(first, second, recall)
 
 
 def bound_lower(

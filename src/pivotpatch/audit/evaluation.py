@@ -1,7 +1,7 @@
 """What scores are worth: the usual measures with intervals, and the steps from image logits to TDE."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from pivotpatch.core.metrics import (
     find_best_fixed,
     precision_recall,
 )
-from pivotpatch.core.policies import Fixed, Given, PerLabel, TargetMatched, ThresholdPolicy, TopK
+from pivotpatch.core.policies import Fixed, Given, PerLabel, PriorMatched, ThresholdPolicy, TopK
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 
@@ -60,7 +60,8 @@ def find_rule(scores: Scores, policy: Policy | None, kind: str, *, empty: EmptyR
             raise InputError("--policy", "no thresholds were fitted", "choose fixed:0.5, top:3 or prior:DATA")
         return Rule(PerLabel(scores.thresholds), scores.own_probs().float()) if kind == scores.ranking else None
     if policy == "target":
-        policy = TargetMatched.from_target(scores.target)
+        # The shares of the images that are judged: two models are compared at equal counts.
+        policy = replace(PriorMatched.from_target(scores.target), definition="target-matched thresholds")
     elif policy == "best-fixed":
         policy = find_best_fixed(scores.probs(kind).float(), scores.target, empty=empty)
     policy = policy or Fixed(0.5)

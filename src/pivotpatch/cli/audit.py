@@ -17,7 +17,7 @@ from rich.table import Table
 
 from pivotpatch import audit
 from pivotpatch.audit import plots
-from pivotpatch.audit.cooccurrence import FEW, Curve, RecallMatched, bound_lower
+from pivotpatch.audit.cooccurrence import FEW, Curve, bound_lower
 from pivotpatch.audit.evaluation import Policy
 from pivotpatch.cli.console import Screen, make_table, write_figures, write_percent
 from pivotpatch.cli.sources import open_pictures, read_policy, read_score_file
@@ -62,7 +62,7 @@ def run_audit(args: argparse.Namespace) -> int:
 
 def _audit_pairs(scores: Scores, records: RecordSet | None, args: argparse.Namespace) -> _Told:
     pairs = None if args.pair is None else [_split_pair(text) for text in args.pair]
-    other = comparison = lower = None
+    other = comparison = lower = matched = None
     if args.baseline is not None:
         like = scores
         if pairs is not None:  # they need their own labels alone, such as an InT of a few
@@ -75,7 +75,8 @@ def _audit_pairs(scores: Scores, records: RecordSet | None, args: argparse.Names
         others: Policy = read_policy(args.policy, other.labels)
         if args.equal_recall:
             scores = like
-            policy, others = audit.match_recall(scores, other, policy=others)
+            matched = audit.match_recall(scores, other, policy=others)
+            policy, others, _ = matched
         comparison = audit.compare_pairs(rate(scores, policy=policy), rate(other, policy=others))
     elif args.equal_recall:
         raise InputError("--equal-recall", "there is nothing to compare with", "give --baseline SCORES")
@@ -88,10 +89,10 @@ def _audit_pairs(scores: Scores, records: RecordSet | None, args: argparse.Names
     if comparison is not None:
         lines += [f"conditional FPR: {_tell(comparison.cfpr)}", f"conditional TPR: {_tell(comparison.ctpr)}"]
     moved = 0 if comparison is None else comparison.cfpr.improved + comparison.cfpr.worse
-    if moved and isinstance(policy, RecallMatched):
+    if moved and matched is not None:
         assert other is not None
         draw: Any = {"resamples": args.resamples, "generator": torch.Generator().manual_seed(0)}
-        lower = bound_lower(scores, other, rates.names, recall=policy.recall, **draw)
+        lower = bound_lower(scores, other, rates.names, recall=matched.recall, **draw)
         told = f"{100 * lower.value:.1f} % are lower (95 %: {100 * lower.low:.1f} to {100 * lower.high:.1f})"
         lines.append(f"of the {moved:,} conditional FPRs that moved at equal recall {told}")
     worst = audit.rank_pairs(rates, by=args.order)

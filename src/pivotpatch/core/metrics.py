@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.checks import check_shapes
-from pivotpatch.core.policies import SWEPT, BestFixed, Fixed, ThresholdPolicy
+from pivotpatch.core.policies import SWEPT, Fixed, ThresholdPolicy
 from pivotpatch.errors import InputError, check_known, shorten
 
 Definition = Literal["step", "envelope"]
@@ -213,7 +213,7 @@ def measure_counts(hits: Tensor, gives: Tensor, presents: Tensor, *, empty: Empt
     return {name: value.masked_fill(~counted.any(-1), torch.nan) for name, value in values.items()}
 
 
-def find_best_fixed(probs: Tensor, target: Tensor, *, empty: EmptyRule = "zero") -> BestFixed:
+def find_best_fixed(probs: Tensor, target: Tensor, *, empty: EmptyRule = "zero") -> Fixed:
     """The fixed threshold of the highest CF1 on these very images; of equal ones the lowest.
 
     Args:
@@ -225,7 +225,7 @@ def find_best_fixed(probs: Tensor, target: Tensor, *, empty: EmptyRule = "zero")
     0.75
     """
     found = {each: precision_recall(probs, target, policy=Fixed(each), empty=empty).CF1 for each in SWEPT}
-    return BestFixed(max(SWEPT, key=found.__getitem__))
+    return Fixed(max(SWEPT, key=found.__getitem__), best=True)
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:

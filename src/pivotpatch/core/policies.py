@@ -1,7 +1,7 @@
 """Threshold policies by name: precision and recall mean nothing without the rule that decides."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from pivotpatch.core.checks import check_shapes
 from pivotpatch.errors import InputError
 
 SWEPT = tuple(percent / 100 for percent in range(50, 100, 5))
-"""Fixed thresholds that `BestFixed` is chosen from, those that PAT's authors log."""
+"""Fixed thresholds that the best is chosen from, those that PAT's authors log."""
 
 
 class ThresholdPolicy(Protocol):
@@ -35,6 +35,7 @@ class Fixed:
     """
 
     threshold: float = 0.5
+    best: bool = False  # whether it was chosen on the images that are judged, see `find_best_fixed`
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -43,26 +44,13 @@ class Fixed:
     @property
     def definition(self) -> str:
         """The rule in words."""
-        return f"fixed threshold {self.threshold:g}"
+        plain = f"fixed threshold {self.threshold:g}"
+        return f"best {plain} (by CF1, of 0.5, 0.55 .. 0.95)" if self.best else plain
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Decisions (B,L) for probabilities (B,L)."""
         check_probabilities(scores, "Fixed")
         return scores > self.threshold
-
-
-@dataclass(frozen=True)
-class BestFixed(Fixed):
-    """The one of `SWEPT` that has the highest CF1 on the images that are judged, see `find_best_fixed`.
-
-    >>> BestFixed(0.65).definition
-    'best fixed threshold 0.65 (by CF1, of 0.5, 0.55 .. 0.95)'
-    """
-
-    @property
-    def definition(self) -> str:
-        """The rule in words."""
-        return f"best fixed threshold {self.threshold:g} (by CF1, of 0.5, 0.55 .. 0.95)"
 
 
 @dataclass(frozen=True)
@@ -100,6 +88,7 @@ class PriorMatched:
     """
 
     priors: tuple[float, ...]
+    definition: str = "class-prior matched thresholds"  # the rule in words
 
     def __post_init__(self) -> None:
         if not all(0 <= prior <= 1 for prior in self.priors):
@@ -109,11 +98,6 @@ class PriorMatched:
     def from_target(cls, target: Tensor) -> Self:
         """The shares of a target (N,L); unknown labels are left out of their mean."""
         return cls(tuple(torch.nanmean(torch.as_tensor(target).double(), dim=0).nan_to_num(0.0).tolist()))
-
-    @property
-    def definition(self) -> str:
-        """The rule in words."""
-        return "class-prior matched thresholds"
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:
         """Decisions (B,L) for scores (B,L) of any scale; `known` (B,L) marks the images that count."""
@@ -126,16 +110,6 @@ class PriorMatched:
         return (scores >= last) & (wanted > 0) & known
 
 
-@dataclass(frozen=True)
-class TargetMatched(PriorMatched):
-    """The same with the shares of the images that are judged: two models are compared at equal counts."""
-
-    @property
-    def definition(self) -> str:
-        """The rule in words."""
-        return "target-matched thresholds"
-
-
 @dataclass(frozen=True, eq=False)
 class Given:
     """Decisions (B,L) that were made elsewhere, such as the tags in a file.
@@ -145,8 +119,7 @@ class Given:
     """
 
     decisions: Tensor
-
-    definition: ClassVar[str] = "the tags in the file"
+    definition: str = "the tags in the file"  # the rule in words
 
     def decide(self, scores: Tensor, *, known: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """The decisions (B,L), whatever the scores (B,L)."""
