@@ -41,7 +41,7 @@ def assert_stored(found: dict[str, Any], folder: str) -> None:
     model = load_checkpoint(folder)
     for held, told in ((model.calibration, found["calibration"]["fitted"]), (model.adaptive, found["adaptive"])):
         assert (None if held is None else json.loads(json.dumps(asdict(held)))) == told
-    assert model.thresholds == tuple(row["threshold"] for row in found["thresholds"]["rows"])
+    assert model.thresholds == tuple(found["thresholds"]["values"])
     if isinstance(model, PatchClassifier):
         assert (model.patching.lam, model.patching.temperature) == pytest.approx((found["lam"], found["temperature"]))
 

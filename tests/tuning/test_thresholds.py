@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pivotpatch.core.metrics import precision_recall
 from pivotpatch.errors import InputError
 from pivotpatch.tuning.thresholds import BEST_F1, fit_thresholds, parse_goal
 
@@ -52,28 +51,13 @@ def test_no_threshold_does_better(rows: list[tuple[int, float]], goal: str) -> N
     tried = [*levels, *((a + b) / 2 for a, b in pairwise(levels))]
     best = max(worth(goal, [score > cut for score, _ in known], truth) for cut in tried)
     ours = [score > fitted.values[0] for score, _ in known]
-    assert fitted.rows[0].reached == (best > -np.inf)
+    assert (not fitted.unreached) == (best > -np.inf)
     if best > -np.inf:
         assert worth(goal, ours, truth) == pytest.approx(best)
         equal = [cut for cut in tried if worth(goal, [score > cut for score, _ in known], truth) == pytest.approx(best)]
         assert sum(ours) == min(sum(score > cut for score, _ in known) for cut in equal)
     else:
         assert not any(ours)
-
-
-@pytest.mark.parametrize("goal", GOALS)
-def test_rows_say_what_the_policy_does(goal: str) -> None:
-    probs, target = draw()
-    target[:50, 1] = NAN
-    fitted = fit_thresholds(probs, target, goal=parse_goal(goal), labels=list("abcdef"))
-    judged = precision_recall(probs, target, policy=fitted.policy, empty="skip")
-    assert [row.precision for row in fitted.rows] == pytest.approx(list(judged.precision))
-    assert [row.recall for row in fitted.rows] == pytest.approx(list(judged.recall))
-    assert [row.f1 for row in fitted.rows if row.f1 is not None] == pytest.approx(
-        [2 * p * r / (p + r) if p and r else 0.0 for p, r in zip(judged.precision, judged.recall, strict=True)]
-    )
-    assert [row.positives for row in fitted.rows] == (target == 1).sum(0).tolist()
-    assert [row.label for row in fitted.rows] == list("abcdef")
 
 
 def test_neighbouring_floats_are_parted() -> None:
@@ -97,9 +81,8 @@ def test_labels_with_few_positives_share_the_threshold_of_all() -> None:
     target[:, 4] = 0
     fitted = fit_thresholds(probs, target, goal=BEST_F1, labels=list("abcdef"))
     alone = fit_thresholds(probs.reshape(-1, 1), target.reshape(-1, 1), goal=BEST_F1)
-    assert [row.label for row in fitted.rows if row.fell_back] == ["c", "e"]
+    assert (fitted.labels, fitted.few) == (tuple("abcdef"), ("c", "e"))
     assert fitted.values[2] == fitted.values[4] == fitted.pooled == alone.values[0]
-    assert (fitted.rows[4].recall, fitted.rows[4].f1) == (None, None)
     kept = fit_thresholds(probs[:, [0, 1, 3, 5]], target[:, [0, 1, 3, 5]], goal=BEST_F1)
     assert [fitted.values[k] for k in (0, 1, 3, 5)] == list(kept.values)
     assert "fewer than 10 positives, so the threshold of all labels" in str(fitted)
@@ -112,7 +95,7 @@ def test_one_threshold_for_all_labels_gives_the_most_right_tags_at_a_precision()
     target = (torch.rand(probs.shape, generator=generator) < probs).float()
     fitted = fit_thresholds(probs, target, goal=parse_goal("precision:0.8"), shared=True)
     assert fitted.values == (fitted.pooled,) * 2
-    assert not any(row.fell_back for row in fitted.rows)
+    assert fitted.few == ()
     assert "for all labels, for precision of 0.8 or more over all of them" in str(fitted)
     given_labels = fitted.policy.decide(probs)
     hits = int((given_labels & (target == 1)).sum())
@@ -130,9 +113,7 @@ def test_a_goal_out_of_reach_is_said_and_the_label_never_given() -> None:
     probs, target = draw()
     probs[:, 3] = 0.5
     fitted = fit_thresholds(probs, target, goal=parse_goal("precision:0.9"), labels=list("abcdef"))
-    assert [row.label for row in fitted.rows if not row.reached] == ["d"]
-    row = fitted.rows[3]
-    assert (row.threshold, row.precision, row.recall) == (1.0, None, 0.0)
+    assert (fitted.unreached, fitted.values[3]) == (("d",), 1.0)
     assert not fitted.policy.decide(torch.ones(1, 6))[0, 3]
     assert "goal out of reach, so never given: d" in str(fitted)
 

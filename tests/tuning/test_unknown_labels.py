@@ -55,7 +55,7 @@ JUDGES: dict[str, Callable[[Scores], Any]] = {
     "precision and recall": lambda s: precision_recall(s.probs("image"), s.target),
     "calibration": lambda s: fit_calibration(s.get("image"), s.target, kind="image"),
     "its quality": lambda s: judge_calibration(s.probs("image").float(), s.target),
-    "thresholds": lambda s: fit_thresholds(s.probs("image"), s.target, goal=parse_goal("f1")),
+    "thresholds": lambda s: fit_thresholds(s.probs("image"), s.target, goal=parse_goal("cost:9:1")),
     "a wanted precision": lambda s: fit_thresholds(s.probs("image"), s.target, goal=parse_goal("precision:0.6")),
     "evaluate": lambda s: evaluate_scores(s, resamples=0, generator=torch.Generator()).to_dict(),
     "tune": lambda s: tune(s).to_dict(),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -76,40 +77,16 @@ PREFERRED = {
 
 
 @dataclass(frozen=True)
-class LabelThreshold:
-    """The threshold of one label, and what it does to the images that it was fitted on.
-
-    Precision is None where the label is given to no image, recall and F1 where no image shows it. A label with too few
-    positives fell back to the threshold of all labels together; one whose goal is not reached is never given.
-    """
-
-    label: str
-    threshold: float
-    precision: float | None
-    recall: float | None
-    f1: float | None
-    positives: int
-    fell_back: bool
-    reached: bool
-
-
-@dataclass(frozen=True)
 class FittedThresholds:
-    """Thresholds of all labels for a goal, in words; those with fewer positives than `LEAST` have the `pooled` one.
-
-    Where it is `shared`, all have it.
-    """
+    """Thresholds of L labels for a goal, in words."""
 
     goal: str
-    pooled: float
-    min_positives: int
-    rows: tuple[LabelThreshold, ...]
-    shared: bool = False
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """L thresholds, as a checkpoint stores them."""
-        return tuple(row.threshold for row in self.rows)
+    labels: tuple[str, ...]
+    values: tuple[float, ...]  # L, as a checkpoint stores them
+    pooled: float  # the one that is best for all labels together
+    few: tuple[str, ...]  # labels with fewer positives than `LEAST`, which have the pooled one
+    unreached: tuple[str, ...]  # labels for which the goal is out of reach; they are never given
+    shared: bool = False  # whether all have the pooled one
 
     @property
     def policy(self) -> PerLabel:
@@ -119,13 +96,11 @@ class FittedThresholds:
     def __str__(self) -> str:
         if self.shared:
             return f"{self.pooled:.3g} for all labels, for {self.goal} over all of them"
-        text = f"{len(self.rows)} thresholds for {self.goal}, {min(self.values):.3g} to {max(self.values):.3g}"
-        few = [row.label for row in self.rows if row.fell_back]
-        unreached = [row.label for row in self.rows if not row.reached]
-        if few:
-            rule = f"fewer than {self.min_positives} positives, so the threshold of all labels, {self.pooled:.3g}"
-            text += f"; {rule}: {shorten(few)}"
-        return text + (f"; goal out of reach, so never given: {shorten(unreached)}" if unreached else "")
+        text = f"{len(self.values)} thresholds for {self.goal}, {min(self.values):.3g} to {max(self.values):.3g}"
+        if self.few:
+            rule = f"fewer than {LEAST} positives, so the threshold of all labels, {self.pooled:.3g}"
+            text += f"; {rule}: {shorten(self.few)}"
+        return text + (f"; goal out of reach, so never given: {shorten(self.unreached)}" if self.unreached else "")
 
 
 def fit_thresholds(
@@ -139,7 +114,6 @@ def fit_thresholds(
     """Fit a threshold per label on validation scores.
 
     Of thresholds that do equally well the highest is taken, and the middle of the gap in which decisions do not change.
-    What the result says of precision and recall holds for these very images; on others both are a little lower.
 
     Args:
         probs: (N,L) in [0,1]; calibrated ones where the checkpoint is to hold a calibration too.
@@ -157,27 +131,18 @@ def fit_thresholds(
     probs = at_least_float32(probs.detach())
     own, reached = _choose(probs, target, goal)
     pooled, pooled_reached = _choose(probs.reshape(-1, 1), target.reshape(-1, 1), goal)
-    present = target == 1
-    fell_back = (present.sum(0) < LEAST) & (not shared)
-    common = fell_back | shared
+    few = ((target == 1).sum(0) < LEAST) & (not shared)
+    common = few | shared
     values, reached = torch.where(common, pooled, own), torch.where(common, pooled_reached, reached)
-    decided = PerLabel(tuple(values.tolist())).decide(probs)
-    counts = (decided & present).sum(0), (decided & ~torch.isnan(target)).sum(0), present.sum(0)
-    columns = (each.tolist() for each in (values, *counts, fell_back, reached))
-    rows = tuple(
-        LabelThreshold(
-            label=name,
-            threshold=value,
-            precision=hits / given if given else None,
-            recall=hits / positives if positives else None,
-            f1=2 * hits / (given + positives) if positives else None,
-            positives=positives,
-            fell_back=fell,
-            reached=reach,
-        )
-        for name, value, hits, given, positives, fell, reach in zip(names, *columns, strict=True)
+    return FittedThresholds(
+        goal.definition,
+        labels=names,
+        values=tuple(values.tolist()),
+        pooled=pooled.item(),
+        few=tuple(compress(names, few)),
+        unreached=tuple(compress(names, ~reached)),
+        shared=shared,
     )
-    return FittedThresholds(goal.definition, pooled.item(), LEAST, rows, shared)
 
 
 def _choose(probs: Tensor, target: Tensor, goal: Goal) -> tuple[Tensor, Tensor]:
