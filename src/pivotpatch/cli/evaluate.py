@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -164,7 +164,7 @@ def _judge_tags(scores: Scores, args: argparse.Namespace) -> None:
         scores.given.float(), scores.target, policy=Given(scores.given), empty=args.empty, labels=scores.labels
     )
     if args.json:
-        print(json.dumps({"evaluated": args.words, "pictures": len(scores), "decided": found.to_dict()}))
+        print(json.dumps({"evaluated": args.words, "pictures": len(scores), "decided": asdict(found)}))
         return
     screen = Screen()
     screen.print(f"{len(scores):,} images, {len(scores.labels)} labels; all in per cent\n")

@@ -75,10 +75,6 @@ class PrecisionRecall:
     skipped: tuple[str, ...]  # labels without a positive image: in OP and OR, not in CP, CR and `macro_f1`
     never_given: tuple[str, ...]  # labels, among those not skipped, that no image was given
 
-    def to_dict(self) -> dict[str, object]:
-        """All of it in plain types, for JSON."""
-        return asdict(self)
-
     def __str__(self) -> str:
         values = " ".join(f"{k} {100 * getattr(self, k):.1f}" for k in MEASURES)
         skipped = f"; without a positive and skipped: {shorten(self.skipped)}" if self.skipped else ""

@@ -80,11 +80,6 @@ class PatchInference(nn.Module):
         self.channels = channels
         self._warned = False
 
-    @property
-    def grid(self) -> int:
-        """Patches per side."""
-        return self.patching.grid
-
     def forward(self, images: Tensor, *, source: Tensor | None = None) -> CounterfactualLogits:
         """Image logits, patch logits, weights and TDE logits of a batch.
 

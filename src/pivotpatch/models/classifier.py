@@ -56,12 +56,6 @@ class Embeddings(NamedTuple):
     closer: Tensor | None = None  # (B,...) of the larger images; None where there was no closer look
     closer_patches: Tensor | None = None  # (B,P,...) of patches of their feature maps, likewise
 
-    @property
-    def again(self) -> "Embeddings":
-        """The closer look alone, as if there had been no other."""
-        assert self.closer is not None
-        return Embeddings(self.closer, self.closer_patches)
-
 
 class Classifier(nn.Module):
     """What every kind of model knows: what it is made of, its labels, and what it wants to see.

@@ -12,20 +12,21 @@ import torch
 from pivotpatch.errors import InputError
 from pivotpatch.models.backbone import get_config, read_preprocessing
 from pivotpatch.models.checkpoint import DESCRIPTION, Kind, read_description
-from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier, IndependentClassifier, MultiLabelClassifier
+from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier, MultiLabelClassifier
 from pivotpatch.models.foreign import CONFIG, ForeignClassifier, OnnxNetwork, build_timm, load_timm, load_transformers
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.weights import load_exactly, read_head_options, read_labels, read_weights, rename_published
 from pivotpatch.runtime.checks import BUNDLED, check_model, is_named
 
-_KINDS: dict[Kind, type[Classifier]] = {
-    "MultiLabelClassifier": MultiLabelClassifier,
-    "PatchClassifier": PatchClassifier,
-    "IndependentClassifier": IndependentClassifier,
+# Modules of kinds of model; those of other systems are imported where a checkpoint needs one, as their heads are.
+_HOMES: dict[Kind, str] = {
+    "MultiLabelClassifier": "pivotpatch.models.classifier",
+    "PatchClassifier": "pivotpatch.models.patch_classifier",
+    "IndependentClassifier": "pivotpatch.models.classifier",
+    "MCARClassifier": "pivotpatch.peers.mcar",
+    "HCPClassifier": "pivotpatch.peers.hcp",
 }
-# Imported where a checkpoint needs one, as heads of other systems are.
-_PEERS = {"MCARClassifier": "pivotpatch.peers.mcar", "HCPClassifier": "pivotpatch.peers.hcp"}
 _RUN = ("config.toml", "best", "last")  # what a run's folder holds
 
 
@@ -66,10 +67,7 @@ def load_checkpoint(folder: str | Path) -> Classifier:
     """
     folder = find_bundled(str(folder)) or Path(folder)
     described = read_description(folder)
-    if described.kind in _PEERS:
-        kind: type[Classifier] = getattr(import_module(_PEERS[described.kind]), described.kind)
-    else:
-        kind = _KINDS[described.kind]
+    kind: type[Classifier] = getattr(import_module(_HOMES[described.kind]), described.kind)
     return kind.build_described(described, folder)
 
 

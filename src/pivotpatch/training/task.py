@@ -252,7 +252,7 @@ class PatchTask(Task):
         out = model.project_embeddings(embeddings)
         costs = [self.loss(out.image_logits, target), self.loss(out.pooled_logits, target)]
         if embeddings.closer is not None:
-            again = model.project_embeddings(embeddings.again)
+            again = model.project_embeddings(Embeddings(embeddings.closer, embeddings.closer_patches))
             costs.append(self.loss(again.image_logits, target) + self.loss(again.pooled_logits, target))
         return torch.stack(costs)
 
