@@ -24,7 +24,7 @@ def make_closer(*, head: str = "linear", grid: int = 2, overlap: float = 0.0) ->
 
 def look(model: PatchClassifier, images: Tensor, closer: Tensor) -> CounterfactualLogits:
     """What is said of images that are seen twice."""
-    return model.project_closer(Embeddings(model.embed_images(images), None, *model.embed_regions(closer)))
+    return model.combine_closer(model.head.project(model.embed_images(images)), *model.embed_regions(closer))
 
 
 def draw(*shape: int) -> Tensor:

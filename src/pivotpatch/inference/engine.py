@@ -136,8 +136,7 @@ class TorchEngine:
     def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer[Tensor]:
         """A first look at every image, then a second one at those about which the model is unsure."""
         views = (make_views(model, part, patches=False).image for part in split_for_device(pictures))
-        first = torch.cat([model.embed_images(image) for image in views])
-        logits = model.head.project(first)
+        logits = torch.cat([model.head.project(model.embed_images(image)) for image in views])
         fitted = self.calibration if self.adaptive is None else self.adaptive.calibration
         probs = _mark(_calibrate(logits, fitted), logits)
         if self.effort == 0:
@@ -149,7 +148,7 @@ class TorchEngine:
         fitted = model.find_calibration(closer_size=model.closer_size)
         for some in split_for_device(pictures[rows]) if len(rows) else ():
             now, rows = rows.split([len(some), len(rows) - len(some)])
-            again = look_again(model, some, first[now], closer_size=model.closer_size)
+            again = look_again(model, some, logits[now], closer_size=model.closer_size)
             for part, seen in zip(parts, self._mix(again, fitted), strict=True):
                 assert seen is not None
                 part[now] = seen

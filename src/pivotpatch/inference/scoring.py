@@ -36,19 +36,19 @@ def get_classifier(model: Classifier | PatchInference, where: str) -> Classifier
 
 
 def look_again(
-    model: PatchClassifier, images: Tensor, first: Tensor, *, closer_size: int | None
+    model: PatchClassifier, images: Tensor, image_logits: Tensor, *, closer_size: int | None
 ) -> CounterfactualLogits:
-    """What a model says on a second look at images (B,3,h,w) from the loader, whose embeddings (B,...) are known.
+    """What a model says on a second look at images (B,3,h,w) from the loader, whose logits (B,L) are known.
 
     It is at the whole images, `closer_size` rows and columns of them, or at their patches where that is None.
     """
     if closer_size is not None:
         closer = make_views(model, images, patches=False, size=closer_size).image
-        return model.project_closer(Embeddings(first, None, *model.embed_regions(closer)))
+        return model.combine_closer(image_logits, *model.embed_regions(closer))
     views = make_views(model, images)
     if model.regions:
         return model.forward_views(views.image, None)
-    return model.project_embeddings(Embeddings(first, model.embed_patches(views.patches)))
+    return model.combine(image_logits, model.embed_patches(views.patches))
 
 
 def score_images(
@@ -67,7 +67,7 @@ def score_images(
     if closer_size is not None:
         assert isinstance(classifier, PatchClassifier), "callers check it, `check_closer`"
         first = classifier.embed_images(make_views(classifier, images, patches=False).image)
-        return look_again(classifier, images, first, closer_size=closer_size)
+        return look_again(classifier, images, classifier.head.project(first), closer_size=closer_size)
     views = make_views(classifier, images)
     if isinstance(classifier, PatchClassifier):
         return classifier.forward_views(views.image, views.patches)

@@ -164,7 +164,7 @@ class PatchClassifier(SharedClassifier):
     def project_embeddings(self, embeddings: Embeddings) -> CounterfactualLogits:
         """All logits of embeddings of images and their patches."""
         assert embeddings.patches is not None
-        return self._combine(self.head.project(embeddings.image), embeddings.patches)
+        return self.combine(self.head.project(embeddings.image), embeddings.patches)
 
     def project_closer(self, embeddings: Embeddings) -> CounterfactualLogits:
         """All logits of embeddings of images that were seen once more, larger, in the place of their patches.
@@ -175,15 +175,18 @@ class PatchClassifier(SharedClassifier):
         """
         assert embeddings.closer is not None
         assert embeddings.closer_patches is not None
-        first, closer = self.head.project(embeddings.image), self.head.project(embeddings.closer)
-        return self._combine((first + closer) / 2, embeddings.closer_patches)
+        return self.combine_closer(self.head.project(embeddings.image), embeddings.closer, embeddings.closer_patches)
 
     def forward_patches(self, patches: Tensor) -> Tensor:
         """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
         parts = self.embed_patches(patches)
-        return self._combine(parts.new_zeros(len(parts), len(self.labels)), parts).pooled_logits
+        return self.combine(parts.new_zeros(len(parts), len(self.labels)), parts).pooled_logits
 
-    def _combine(self, image_logits: Tensor, parts: Tensor) -> CounterfactualLogits:
+    def combine_closer(self, image_logits: Tensor, closer: Tensor, parts: Tensor) -> CounterfactualLogits:
+        """As `project_closer`, from image logits (B,L) of the first look and the embeddings of the closer one."""
+        return self.combine((image_logits + self.head.project(closer)) / 2, parts)
+
+    def combine(self, image_logits: Tensor, parts: Tensor) -> CounterfactualLogits:
         """All logits, from image logits (B,L) and the embeddings (B,P,...) of patches."""
         return combine_logits(
             image_logits,
