@@ -144,13 +144,6 @@ def test_decisions_at_the_boundary() -> None:
     assert TopK(2).decide(torch.zeros(5, 4)).sum(1).tolist() == [2] * 5  # even where all are alike
 
 
-def test_prior_matched_gives_as_many_as_the_prior_says() -> None:
-    scores, target = draw()
-    target[:, :2] = torch.tensor([0.0, 1.0])
-    assert PriorMatched.from_target(target).decide(scores).sum(0).tolist() == target.sum(0).tolist()
-    assert PriorMatched.from_target(torch.tensor([[1.0], [NAN], [0.0]])).priors == (0.5,)
-
-
 def test_the_best_fixed_threshold_is_that_of_a_loop() -> None:
     scores, target = draw()
     scores = 0.4 + 0.6 * scores

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms.v2 import functional as transforms
 
-from pivotpatch.core.patches import cut_patches, cut_views, resize_images, split_views, stack_views
+from pivotpatch.core.patches import cut_patches, cut_views, resize_images, stack_views
 from pivotpatch.errors import InputError
 from pivotpatch.runtime.values import Patching, patch_boxes
 
@@ -74,13 +74,6 @@ def test_images_are_resized_as_by_pil(size: tuple[int, int]) -> None:
     resized = resize_images(picture, size)
     assert resized.dtype == torch.uint8
     assert (resized[0].int() - transforms.pil_to_tensor(expected).int()).abs().max() <= 1
-
-
-def test_split_views_undoes_stack_views() -> None:
-    images, patches = torch.rand(3, 2, 4, 4), torch.rand(3, 4, 2, 4, 4)
-    again = split_views(stack_views(images, patches), patches=4)
-    assert torch.equal(again[0], images)
-    assert torch.equal(again[1], patches)
 
 
 def test_bad_input_is_named() -> None:

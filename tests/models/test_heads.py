@@ -63,13 +63,6 @@ def test_bad_choices_are_named(name: str, options: dict[str, HeadOption], messag
         make_head(name, features=16, labels=3, options=options)
 
 
-def test_ml_decoder_says_what_timms_layer_says() -> None:
-    head, features = MLDecoderHead(6, 5, width=16).eval(), torch.randn(2, 6, 3, 4)
-    image = head.enter(features.flatten(2).permute(2, 0, 1)).relu()
-    expected = head.decoder(head.queries[:, None].expand(-1, 2, -1), image).transpose(0, 1)
-    torch.testing.assert_close(head.embed(features), expected)
-
-
 @pytest.mark.parametrize("name", ["linear", "max", "query2label", "ml_decoder"])
 def test_the_embedding_of_a_region_is_that_of_the_map_cut_to_it(name: str) -> None:
     options: dict[str, HeadOption] = {"width": 16} if name in ("query2label", "ml_decoder") else {}
