@@ -54,8 +54,8 @@ def test_a_run_is_tuned_on_what_it_held_out_and_keeps_the_result(here_with_run: 
     before = load_checkpoint("run/best")
     held = open_training_records(load_config(Path("run/config.toml"))).val
     assert held is not None
-    found = tune(capsys, "run", "--mixing", "global", "--calibration", "platt", "--thresholds", "cost:1:2")
-    expected = tune_scores(score(before, held), mixing="global", calibration="platt", generator=torch.Generator())
+    found = tune(capsys, "run", "--calibration", "platt", "--thresholds", "cost:1:2")
+    expected = tune_scores(score(before, held), calibration="platt", generator=torch.Generator())
     assert (found["pictures"], found["labels"], found["kind"]) == (24, list(LABELS), "tde")
     assert (found["lam"], found["temperature"]) == (expected.lam, expected.temperature)
     assert expected.calibration is not None
@@ -193,10 +193,10 @@ def test_a_closer_look_is_measured_and_stored(here: Path, capsys: Errors) -> Non
     near, scores = score(model, records, closer_size=side), score(model, records)
     model.patching = Patching(closer_size=side)
     save_checkpoint(model, "closer")
-    words = ("--mixing", "global", "--calibration", "platt", "--closer", str(side), "--out", "tuned")
+    words = ("--calibration", "platt", "--closer", str(side), "--out", "tuned")
     found = tune(capsys, "plain", images, *words)
     look: Any = {"model": model, "closer": near}
-    expected = tune_scores(scores, mixing="global", calibration="platt", **look, generator=torch.Generator())
+    expected = tune_scores(scores, calibration="platt", **look, generator=torch.Generator())
     assert expected.effort is not None
     means = [point.mean for point in expected.effort.points]
     assert [point["mean"] for point in found["effort"]["points"]] == pytest.approx(means, abs=0.01)

@@ -57,8 +57,8 @@ def test_every_pair_has_its_own_map_and_the_best_is_shared() -> None:
     )
     torch.testing.assert_close(study.means, expected, atol=1e-5, rtol=0)
     row, column = divmod(int(expected.argmax()), 4)
-    assert study.shared.pair == (study.lams[column], study.temperatures[row])
-    assert study.before.mean == pytest.approx(average_precision(scores.get("tde"), scores.target).mean, abs=1e-6)
+    assert study.fitted == (study.lams[column], study.temperatures[row])
+    assert study.mean_before == pytest.approx(average_precision(scores.get("tde"), scores.target).mean, abs=1e-6)
 
 
 def test_an_images_own_fold_has_no_say() -> None:
@@ -67,7 +67,7 @@ def test_an_images_own_fold_has_no_say() -> None:
     folds = draw_folds(len(scores))
     changed = scores.target.clone()
     changed[folds[1]] = 1 - changed[folds[1]]
-    one, other = (fit(each).shared.scores.get("tde") for each in (scores, replace(scores, target=changed)))
+    one, other = (fit(each).scores.get("tde") for each in (scores, replace(scores, target=changed)))
     assert torch.equal(one[folds[1]].argsort(0), other[folds[1]].argsort(0))
     assert not torch.equal(one[folds[2]].argsort(0), other[folds[2]].argsort(0))
 
@@ -75,16 +75,15 @@ def test_an_images_own_fold_has_no_say() -> None:
 def test_the_gain_is_honest_and_decides() -> None:
     scores, fresh = draw(1000, blur=4.0), draw(10_000, blur=4.0, seed=1)
     study = fit(scores)
-    assert study.gain.value == pytest.approx(study.shared.mean - study.before.mean)
+    assert study.gain.value == pytest.approx(study.mean_fitted - study.mean_before)
     assert 0 < study.gain.low < study.gain.value < study.gain.high
-    assert study.chosen is study.shared
+    assert study.pays
     before, shared = (
-        average_precision(fresh.remix(**each.pair._asdict()).get("tde"), fresh.target).mean
-        for each in (study.before, study.shared)
+        average_precision(fresh.remix(**each._asdict()).get("tde"), fresh.target).mean
+        for each in (study.before, study.fitted)
     )
     assert shared - before == pytest.approx(study.gain.value, abs=0.02)
-    again = fit(scores.remix(**study.shared.pair._asdict()))
-    assert again.chosen is again.before
+    assert not fit(scores.remix(**study.fitted._asdict())).pays
 
 
 def test_what_was_scored_with_wins_ties() -> None:
@@ -93,11 +92,11 @@ def test_what_was_scored_with_wins_ties() -> None:
     logits = {"image": image, "patch": torch.zeros_like(image), "tde": image}
     scores = replace(scores, logits=logits, lam=1 / 3, temperature=2.0)
     study = fit(scores, lams=(0.0, 1.0, 3.0))
-    assert study.shared.pair == (1 / 3, 2.0)
+    assert study.fitted == (1 / 3, 2.0)
 
 
 def test_without_patches_the_temperature_stays() -> None:
     study = fit(replace(draw(blur=3.0), patch_logits=None, weights=None, temperature=1.5))
-    assert (study.temperatures, study.shared.pair.temperature) == ((1.5,), 1.5)
-    assert study.shared.pair.lam > 1
+    assert (study.temperatures, study.fitted.temperature) == ((1.5,), 1.5)
+    assert study.fitted.lam > 1
     assert study.means.shape == (1, len(LAMS))

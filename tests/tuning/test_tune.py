@@ -38,7 +38,11 @@ from pivotpatch.tuning.tune import (
 )
 
 LABELS = tuple("abcde")
-SCORES = make_scores(LABELS, count=200)
+SHARP = make_scores(LABELS, count=200)
+NOISE = 3 * torch.randn(SHARP.target.shape, generator=torch.Generator().manual_seed(0))
+SCORES = replace(
+    SHARP, logits={**SHARP.logits, "image": SHARP.get("image") + NOISE}
+).remix()  # so that a larger lam pays
 PLAIN = make_scores(LABELS, count=200, patches=False)
 MODEL = PatchClassifier("test_resnet", LABELS, image_size=32)
 CLOSER = replace(make_scores(LABELS, count=200, seed=1), closer_size=40)
@@ -71,11 +75,11 @@ def fit(scores: Scores) -> MixingStudy:
 
 
 def test_calibration_belongs_to_the_new_mixture_and_thresholds_to_calibrated_probabilities() -> None:
-    found = tune(SCORES, mixing="global", calibration="platt")
-    mixture = fit(SCORES).shared
-    assert (found.lam, found.temperature) == mixture.pair
+    found = tune(SCORES, calibration="platt")
+    mixture = fit(SCORES)
+    assert (found.lam, found.temperature) == mixture.fitted
     assert found.lam != 1  # else this test would say nothing
-    mixed = SCORES.remix(**mixture.pair._asdict())
+    mixed = SCORES.remix(**mixture.fitted._asdict())
     calibration = fit_calibration(mixed.scaled("tde"), SCORES.target, kind="tde", method="platt")
     assert found.calibration == calibration
     honest = judge_calibration(mixture.scores.probs("tde"), SCORES.target)
@@ -151,14 +155,14 @@ def test_targets_of_noise_gain_nothing() -> None:
     scores = make_scores(LABELS, count=400)
     found = tune(replace(scores, target=(torch.rand(scores.target.shape, generator=generator) < 0.3).float()))
     assert found.mixing is not None
-    assert found.mixing.chosen is found.mixing.before
+    assert not found.mixing.pays
     assert found.after.OP == pytest.approx(0.3, abs=0.05)
     assert found.qualities[found.method].ece < 0.05
 
 
 def test_a_model_keeps_what_was_fitted() -> None:
     model = PatchClassifier("test_resnet", LABELS, image_size=32, patching=Patching(closer_size=48))
-    found = tune(SCORES, mixing="global", calibration="none")
+    found = tune(SCORES, calibration="none")
     found.store(model)
     assert model.closer_size == 48  # no effort was fitted, so that what it was trained for stays
     assert (model.patching.lam, model.patching.temperature) == (found.lam, found.temperature)
@@ -175,20 +179,20 @@ def test_a_model_keeps_what_was_fitted() -> None:
 
 
 def test_effort_is_fitted_to_the_new_mixture_and_judged_on_honest_logits() -> None:
-    found = tune(SCORES, mixing="global", calibration="platt")
+    found = tune(SCORES, calibration="platt")
     assert found.mixing is not None
     assert found.adaptive == fit_adaptive(SCORES.get("image"), SCORES.target)  # the image's logits know of no lam
     assert found.effort is not None
-    assert found.effort.points[-1].mean == pytest.approx(found.mixing.shared.mean)
+    assert found.effort.points[-1].mean == pytest.approx(found.mixing.mean_fitted)
     assert found.effort.points[0].mean == pytest.approx(average_precision(SCORES.get("image"), SCORES.target).mean)
     kept = tune(SCORES, mixing="keep", calibration="temperature")
     assert kept.effort == effort_curve(SCORES, patch_cost=4.0, method="temperature")
 
 
 def test_a_closer_look_is_mixed_as_the_patches_are_out_of_fold() -> None:
-    found = tune(SCORES, mixing="global", calibration="platt", closer=CLOSER)
-    plain = tune(SCORES, mixing="global", calibration="platt")
-    mixture = fit(SCORES).shared
+    found = tune(SCORES, calibration="platt", closer=CLOSER)
+    plain = tune(SCORES, calibration="platt")
+    mixture = fit(SCORES)
     expected, other = (
         effort_curve(mixture.scores, patch_cost=4.0, closer=closer, closer_cost=1.25**2, method="platt")
         for closer in (mixture.mix(CLOSER), CLOSER)
@@ -198,7 +202,7 @@ def test_a_closer_look_is_mixed_as_the_patches_are_out_of_fold() -> None:
     assert plain.effort is not None
     assert expected.points[-1] == plain.effort.points[-1]
     # All else knows of no closer look, but for its own calibration.
-    remixed = CLOSER.remix(**mixture.pair._asdict())
+    remixed = CLOSER.remix(**mixture.fitted._asdict())
     own = fit_calibration(remixed.scaled("tde"), remixed.target, kind="tde", method="platt")
     assert plain.adaptive is not None
     expected_rule = plain.lam, plain.calibration, plain.thresholds, replace(plain.adaptive, again=own)

@@ -82,13 +82,11 @@ def _check_model(model: Classifier, source: Source, closer_size: int | None, arg
     folder, more = source.checkpoint, list[str]()
     if folder is not None:  # a run goes on from what else is there
         more = sorted({path.name for path in folder.iterdir()} - {DESCRIPTION, WEIGHTS})
-    no_lam = args.mixing == "global" and not isinstance(model, PatchClassifier)
     no_effort = args.closer is not None and args.calibration == "none"
     foreign = "is somebody else's model, of which no checkpoint is written that could keep what is fitted"
     lost = f"holds more than a checkpoint ({', '.join(more)}), which would be lost"
     refuse_first(
         (isinstance(model, ForeignClassifier), str(source.path), foreign, "tune one of ours"),
-        (no_lam, "--mixing", "the model has no patches, so there is no lam", "leave it out"),
         (no_effort, "--closer", "without a calibration no effort is fitted", "leave one of both out"),
         (args.out is not None and args.out.exists(), str(args.out), "exists already", "choose another folder"),
         (args.out is None and folder is None, str(source.path), "is not written to", "give --out FOLDER"),
@@ -123,7 +121,6 @@ def _check_common(model: Classifier, labels: tuple[str, ...], where: str, args: 
     lacks = f"{where} has {len(labels)} of the model's {len(model.labels)} labels, and all have it in common"
     closer = args.closer is not None and (args.closer or None) != model.closer_size
     refuse_first(
-        (args.mixing == "global", "--mixing", lacks, "leave it out, or label the others too"),
         (closer, "--closer", lacks, "leave it out, or label the others too"),
         (args.effort is not None, "--effort", lacks, "leave it out, or label the others too"),
     )
@@ -232,13 +229,13 @@ def _print_tuning(found: Tuning) -> None:
     if found.mixing is not None:
         study = found.mixing
         gain = f"{100 * study.gain.value:+.2f}", write_bounds(study.gain, sign="+")
+        tried = ("as scored", study.before, study.mean_before, ()), ("shared", study.fitted, study.mean_fitted, gain)
         rows = [
-            [each.name, *(f"{number:.3g}" for number in each.pair), f"{100 * each.mean:.2f}", *told]
-            for each, told in ((study.before, ()), (study.shared, gain))
+            [name, *(f"{number:.3g}" for number in pair), f"{100 * mean:.2f}", *told]
+            for name, pair, mean, told in tried
         ]
         screen.print(make_table(["lam and temperature", "lam", "temperature", "mAP", "gain", "95 %"], rows))
-        kept = ", for the gain is within noise" if study.chosen is study.before else ""
-        screen.print(f"lam: {study.chosen.name}{kept}\n")
+        screen.print(f"lam: {'shared' if study.pays else 'as scored, for the gain is within noise'}\n")
     elif found.kind == "tde":
         screen.print(f"lam {found.lam:.3g} and temperature {found.temperature:.3g} as they are\n")
     table = make_table(["probabilities", "ECE", "ECE per label", "Brier score", "log loss"])

@@ -465,13 +465,8 @@ def _add_tune(verbs: Verbs) -> None:
     tune = _add_verb(verbs, "tune", told, does, torchrun=True, what=what)
     told = "what the model says of them: evaluate --save FILE --keep-patches"
     tune.add_argument("--scores", type=Path, metavar="FILE", help=told)
-    tune.add_argument(
-        "--mixing",
-        choices=["auto", "keep", "global"],
-        default="auto",
-        help="lam and temperature: keep them, or fit one pair for all labels (global); auto fits, and keeps them where "
-        "the gain is within noise",
-    )
+    told = "lam and temperature: keep them; auto fits them, and keeps them where the gain is within noise"
+    tune.add_argument("--mixing", choices=["auto", "keep"], default="auto", help=told)
     kinds, told = ["auto", "none", "temperature", "platt", "platt_per_label"], "auto: the least log loss out of fold"
     tune.add_argument("--calibration", choices=kinds, default="auto", help=told)
     told = (

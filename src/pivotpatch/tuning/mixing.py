@@ -26,40 +26,37 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
-    """One way to mix image and patches."""
-
-    name: str  # "as scored" or "shared"
-    pair: Pair  # the same for all labels
-    scores: Scores  # mixed so; of a fitted mixture, each image's TDE logits owe nothing to its own target
-    mean: float  # mAP of these TDE logits (step-wise AP)
-    unseen: tuple[Pair, ...] = ()  # fitted without each fold; none where nothing was fitted
-
-    def mix(self, scores: Scores) -> Scores:
-        """Other scores of the same images, mixed as those that it was fitted to."""
-        return _mix_out_of_fold(scores, self.pair, self.unseen)
-
-
-@dataclass(frozen=True, eq=False)
 class MixingStudy:
-    """What lam and temperature are worth."""
+    """What lam and temperature are worth: those that the images were scored with, and the best ones."""
 
-    before: Mixture  # that the images were scored with
-    shared: Mixture  # the best one
-    gain: Interval  # of its mAP over that of `before`, out of fold, with a paired bootstrap's interval
+    before: Pair  # that the images were scored with
+    fitted: Pair  # the best one, the same for all labels
+    unseen: tuple[Pair, ...]  # the best ones without each fold
+    scores: Scores  # mixed by the fitted pair; each image's TDE logits owe nothing to its own target
+    mean_before: float  # mAP of the TDE logits as they were scored (step-wise AP)
+    mean_fitted: float  # mAP of those of `scores`
+    gain: Interval  # of the second over the first, with a paired bootstrap's interval
     lams: tuple[float, ...]  # G numbers that were tried, rising
     temperatures: tuple[float, ...]  # T numbers that were tried, rising
     means: Tensor  # (T,G) mAP of each pair on all images
-    chosen: Mixture  # to use: as scored, unless the gain is beyond noise
+
+    @property
+    def pays(self) -> bool:
+        """Whether the gain is beyond noise, so that the fitted pair is the one to use."""
+        return self.gain.low > 0
+
+    def mix(self, scores: Scores) -> Scores:
+        """Other scores of the same images, mixed as those that it was fitted to."""
+        return _mix_out_of_fold(scores, self.fitted, self.unseen)
 
     def to_dict(self) -> dict[str, object]:
         """In plain types, for JSON."""
         tried = {
-            each.name: {**each.pair._asdict(), "mAP": each.mean, "gain": gain}
-            for each, gain in ((self.before, None), (self.shared, asdict(self.gain)))
+            "as scored": {**self.before._asdict(), "mAP": self.mean_before, "gain": None},
+            "shared": {**self.fitted._asdict(), "mAP": self.mean_fitted, "gain": asdict(self.gain)},
         }
         curve = {"lam": self.lams, "temperature": self.temperatures, "mAP": self.means.tolist()}
-        return {"chosen": self.chosen.name, "tried": tried, "curve": curve}
+        return {"chosen": "shared" if self.pays else "as scored", "tried": tried, "curve": curve}
 
 
 def fit_mixing(
@@ -88,23 +85,21 @@ def fit_mixing(
     pairs = [Pair(lam, temperature) for temperature in temperatures for lam in lams]
     means = torch.cat([_measure_lams(scores, lams, temperature) for temperature in temperatures], dim=1)
     best, *unseen = (pairs[column] for column in means.round(decimals=12).argmax(1).tolist())
-    mixed = {"as scored": scores.remix(), "shared": _mix_out_of_fold(scores, best, unseen)}
-    logits = {name: each.get("tde").float() for name, each in mixed.items()}
+    mixed = _mix_out_of_fold(scores, best, unseen)
+    logits = {"before": scores.remix().get("tde").float(), "fitted": mixed.get("tde").float()}
     drawn = resample_average_precision(logits, scores.target, resamples=resamples, generator=generator)
-    before, shared = (
-        Mixture(name, pair, mixed[name], drawn.values[name][0].nanmean().item(), tuple(fitted))
-        for name, pair, fitted in (("as scored", used, ()), ("shared", best, unseen))
-    )
-    gain = drawn.bound_mean("shared", minus="as scored")
     table = means[0].reshape(len(temperatures), len(lams))
     return MixingStudy(
-        before,
-        shared,
-        gain,
+        used,
+        best,
+        tuple(unseen),
+        mixed,
+        mean_before=drawn.bound_mean("before").value,
+        mean_fitted=drawn.bound_mean("fitted").value,
+        gain=drawn.bound_mean("fitted", minus="before"),
         lams=tuple(sorted(lams)),
         temperatures=tuple(sorted(temperatures)),
         means=table[np.argsort(temperatures)][:, np.argsort(lams)],
-        chosen=shared if gain.low > 0 else before,
     )
 
 
@@ -128,8 +123,6 @@ def _mix_out_of_fold(scores: Scores, whole: Pair, unseen: Sequence[Pair]) -> Sco
     the pair of its fold gives it, and there the logit that the pair `whole` has; targets have no part in that.
     """
     mixed = scores.remix(**whole._asdict())
-    if not unseen:
-        return mixed
     ranked = mixed.get("tde").sort(dim=0).values
     logits = torch.empty_like(ranked)
     for pair, inside in zip(unseen, draw_folds(len(scores)), strict=True):

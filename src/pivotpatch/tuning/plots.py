@@ -54,7 +54,7 @@ def plot_lam(study: MixingStudy) -> Figure:
     """
     figure, (axes,) = _make_axes(5.4, 3.4)
     shares = [each / (1 + each) for each in study.lams]
-    before, (lam, fitted) = study.before, study.shared.pair
+    before, (lam, fitted) = 100 * study.mean_before, study.fitted
     others = "other temperatures"
     for temperature, means in zip(study.temperatures, (100 * study.means).tolist(), strict=True):
         if temperature == fitted:
@@ -62,8 +62,8 @@ def plot_lam(study: MixingStudy) -> Figure:
         else:
             axes.plot(shares, means, color="0.6", linewidth=0.8, label=others)
             others = ""  # one line in the legend stands for all
-    axes.axhline(100 * before.mean, color=_COLOURS[0], linestyle="--", label=f"as scored: {100 * before.mean:.1f}")
-    text = f"fitted lam {lam:.2g}: {100 * study.shared.mean:.1f} out of fold"
+    axes.axhline(before, color=_COLOURS[0], linestyle="--", label=f"as scored: {before:.1f}")
+    text = f"fitted lam {lam:.2g}: {100 * study.mean_fitted:.1f} out of fold"
     axes.axvline(lam / (1 + lam), color=_COLOURS[1], linestyle=":", label=text)
     ticks = (0, 0.25, 0.5, 1, 2, 4, 16)
     axes.set_xticks([each / (1 + each) for each in ticks], [f"{each:g}" for each in ticks])

@@ -28,7 +28,7 @@ from pivotpatch.tuning.calibration import (
 from pivotpatch.tuning.mixing import MixingStudy, count_below, fit_mixing
 from pivotpatch.tuning.thresholds import BEST_F1, PREFERRED, FittedThresholds, Goal, fit_thresholds
 
-Mixing = Literal["auto", "keep", "global"]
+Mixing = Literal["auto", "keep"]
 """Lam and temperature: "auto" fits them and keeps what was scored with where the gain is within noise."""
 Scaling = Literal["auto"] | Method
 """Calibration: "auto" takes the method of the least log loss out of fold."""
@@ -197,12 +197,10 @@ def tune_scores(
     """
     kind, target, labels = scores.ranking, scores.target, scores.labels
     study, final, honest = None, scores, scores
-    if kind == "tde" and mixing != "keep":
+    if kind == "tde" and mixing == "auto":
         study = fit_mixing(scores, resamples=resamples, generator=generator)
-        if mixing == "global":
-            study = replace(study, chosen=study.shared)
-        if study.chosen is study.shared:
-            final, honest = scores.remix(**study.shared.pair._asdict()), study.shared.scores
+        if study.pays:
+            final, honest = scores.remix(**study.fitted._asdict()), study.scores
     logits = honest.scaled(kind)
     probs = {"before": scores.probs(kind).float(), "none": honest.probs(kind).float()}
     for method in METHODS[1:]:
@@ -230,7 +228,7 @@ def tune_scores(
         adaptive = replace(fit_adaptive(final.get("image"), target), effort=effort)
         if closer is not None:
             again = closer.remix(lam=final.lam, temperature=final.temperature)
-            closer = again if study is None else study.chosen.mix(closer)
+            closer = study.mix(closer) if study is not None and study.pays else again
             if chosen != "none":
                 own = fit_calibration(again.scaled(kind), target, kind=kind, method=chosen)
                 adaptive = replace(adaptive, again=own)
