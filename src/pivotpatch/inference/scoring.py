@@ -47,7 +47,7 @@ def look_again(
         return model.combine_closer(image_logits, *model.embed_regions(closer))
     views = make_views(model, images)
     if model.regions:
-        return model.forward_views(views.image, None)
+        return model.forward_views(views.image, views.patches)
     return model.combine(image_logits, model.embed_patches(views.patches))
 
 

@@ -123,13 +123,15 @@ class PatchClassifier(SharedClassifier):
             images: (B,C,H,W), what the model sees.
             source: the same images, larger, to cut the patches from; `images` by default.
         """
-        return self.forward_views(images, None if self.regions else cut_views(self.patching, images, source=source))
+        if self.regions:
+            return self.project_embeddings(Embeddings(*self.embed_regions(images)))
+        return self.forward_views(images, cut_views(self.patching, images, source=source))
 
-    def forward_views(self, images: Tensor, patches: Tensor | None) -> CounterfactualLogits:
+    def forward_views(self, images: Tensor, patches: Tensor) -> CounterfactualLogits:
         """All logits of views that were cut before; images (B,C,H,W), patches (B,P,C,h,w)."""
         return self.project_embeddings(self.embed_views(images, patches))
 
-    def embed_views(self, images: Tensor, patches: Tensor | None, closer: Tensor | None = None) -> Embeddings:
+    def embed_views(self, images: Tensor, patches: Tensor, closer: Tensor | None = None) -> Embeddings:
         """Embeddings of views that were cut before: the passes over the backbone, and nothing behind them.
 
         One pass over all of them, or where patches are smaller one over the images and one over the patches; another
@@ -142,13 +144,10 @@ class PatchClassifier(SharedClassifier):
         """
         if self.regions:
             seen = Embeddings(*self.embed_regions(images))
+        elif patches.shape[3:] != images.shape[2:]:
+            seen = Embeddings(self.embed_images(images), self.embed_patches(patches))
         else:
-            assert patches is not None
-            if patches.shape[3:] != images.shape[2:]:
-                seen = Embeddings(self.embed_images(images), self.embed_patches(patches))
-            else:
-                embedded = self.embed_images(stack_views(images, patches))
-                seen = Embeddings(*split_views(embedded, patches=patches.shape[1]))
+            seen = Embeddings(*split_views(self.embed_images(stack_views(images, patches)), patches=patches.shape[1]))
         return seen if closer is None else Embeddings(*seen[:2], *self.embed_regions(closer))
 
     def embed_patches(self, patches: Tensor) -> Tensor:
