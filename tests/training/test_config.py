@@ -57,15 +57,6 @@ def test_overrides_are_toml_or_text(override: str, value: object, tmp_path: Path
     assert getattr(getattr(config, section), key) == value
 
 
-def test_runs_from_before_variants_of_features_went_open_where_they_had_none(tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text("[frozen]\nvariants = 0\nepochs = 7\n")
-    assert load_config(path).frozen.epochs == 7
-    path.write_text("[frozen]\nvariants = 1\n")
-    with pytest.raises(InputError, match=r"unknown key 'frozen.variants'"):
-        load_config(path)
-
-
 def test_an_override_has_a_section_a_key_and_a_value() -> None:
     for override in ("epochs=3", "train.epochs", ""):
         with pytest.raises(InputError, match="is not like section.key=value"):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pivotpatch.errors import InputError, check_known, explaining, quote
+from pivotpatch.models.limits import HEAD_NAMES
 from pivotpatch.runtime.values import PatchBox
 
 HeadOption = int | float | bool | None
@@ -267,34 +268,22 @@ HEADS: Mapping[str, Callable[..., Head]] = {
     "query2label": Query2LabelHead,
     "ml_decoder": MLDecoderHead,
 }
-PEERS: Mapping[str, str] = {
-    "csra": "pivotpatch.peers.csra:CSRAHead",
-    "ml_gcn": "pivotpatch.peers.ml_gcn:MLGCNHead",
-    "add_gcn": "pivotpatch.peers.add_gcn:ADDGCNHead",
-    "ssgrl": "pivotpatch.peers.ssgrl:SSGRLHead",
-    "ms_cma": "pivotpatch.peers.ms_cma:MSCMAHead",
-    "ida": "pivotpatch.peers.ida:IDAHead",
-    "c_tran": "pivotpatch.peers.c_tran:CTranHead",
-    "kssnet": "pivotpatch.peers.kssnet:KSSNetHead",
-    "cnn_rnn": "pivotpatch.peers.cnn_rnn:CNNRNNHead",
-    "rdal": "pivotpatch.peers.rdal:RDALHead",
-    "rarl": "pivotpatch.peers.rarl:RARLHead",
-    "fev_lv": "pivotpatch.peers.fev_lv:FevLvHead",
-    "svm": "pivotpatch.peers.svm:SVMHead",
-}
-"""Heads of other systems, imported when one is asked for: they are built on what this module holds."""
 
 
 def make_head(name: str, *, features: int, labels: int, options: Mapping[str, HeadOption] | None = None) -> Head:
     """A head by name; `options` are the keyword arguments of its class."""
-    check_known(name, {*HEADS, *PEERS}, where="head", what="head")
-    make = HEADS.get(name)
-    if make is None:
-        module, _, kind = PEERS[name].partition(":")
-        make = getattr(import_module(module), kind)
+    check_known(name, HEAD_NAMES, where="head", what="head")
+    make = HEADS.get(name) or _find_peer(name)
     given = dict(options or {})
     with explaining(f"head {name!r}", f"cannot be built with {quote(given)}", "change what it does not take"):
         return make(features, labels, **given)
+
+
+def _find_peer(name: str) -> Callable[..., Head]:
+    """The head of another system, imported when it is asked for: it is built on what this module holds."""
+    peer = import_module(f"pivotpatch.peers.{name}")
+    kinds = (each for each in vars(peer).values() if isinstance(each, type) and issubclass(each, Head))
+    return next(kind for kind in kinds if kind.__module__ == peer.__name__)
 
 
 def encode_positions(height: int, width_places: int, *, width: int) -> Tensor:

@@ -6,12 +6,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
 from pivotpatch.errors import InputError, check_known, choose_one_of, cut, explaining, quote
-from pivotpatch.models.limits import Grid, Side
+from pivotpatch.models.limits import HEAD_NAMES, Grid, Side
 
 _FOLDER = Path(__file__).parents[1] / "recipes"
 # What the first two lines of a recipe say, as comments.
@@ -23,25 +23,10 @@ Positive = Annotated[int, Field(ge=1, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
 Part = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-HeadName = Literal[
-    "linear",
-    "max",
-    "query2label",
-    "ml_decoder",
-    "csra",
-    "ml_gcn",
-    "add_gcn",
-    "ssgrl",
-    "ms_cma",
-    "ida",
-    "c_tran",
-    "kssnet",
-    "cnn_rnn",
-    "rdal",
-    "rarl",
-    "fev_lv",
-    "svm",
-]
+if TYPE_CHECKING:
+    HeadName = str
+else:
+    HeadName = Literal[HEAD_NAMES]
 # One name needs no list around it, so that an override is as easy to write as an address.
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
@@ -320,11 +305,7 @@ def _read_recipe(path: Path) -> dict[str, dict[str, object]]:
     if not path.exists():
         raise InputError(str(path), "there is no such recipe", "see pivotpatch recipes, or give a TOML file")
     with explaining(str(path), "is not valid TOML", "correct it there"):
-        values = tomllib.loads(path.read_text("utf-8"))
-    frozen = values.get("frozen")
-    if isinstance(frozen, dict) and frozen.get("variants") == 0:  # runs of before say so, when there was such an option
-        del frozen["variants"]
-    return values
+        return tomllib.loads(path.read_text("utf-8"))
 
 
 def _parse_override(text: str) -> tuple[str, str, object]:
