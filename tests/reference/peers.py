@@ -96,7 +96,7 @@ def add_gcn(state: State, features: Array, label: int) -> float:
     return float((score + active[:, label].max()) / 2)
 
 
-def ssgrl(state: State, features: Array, label: int, *, shared_gate: bool = False) -> float:
+def ssgrl(state: State, features: Array, label: int) -> float:
     places, words, edges = list_places(pool_pairs(features)), state["words.vectors"], state["graph.edges"]
     size, width = len(words), len(features)
     first = []
@@ -107,8 +107,7 @@ def ssgrl(state: State, features: Array, label: int, *, shared_gate: bool = Fals
     parts = [slice(0, width), slice(width, 2 * width), slice(-width, None)]  # update, reset, new
 
     def own(part: int, value: Array) -> Array:
-        rows = parts[0 if shared_gate and part == 1 else part]
-        return np.asarray(state["state.weight"][rows] @ value + state["state.bias"][rows])
+        return np.asarray(state["state.weight"][parts[part]] @ value + state["state.bias"][parts[part]])
 
     now = first
     for _ in range(3):

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 from scipy.sparse import csr_array
 
 from pivotpatch.data.address import choose_split
@@ -209,13 +209,8 @@ def _main_synset(counts: Counter[str]) -> str | None:
 
 
 def _read_label_map(path: Path) -> dict[str, list[str]]:
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise InputError(str(path), "not a JSON object", 'give {"label": ["name", ...], ...}')
-    for label, names in content.items():
-        if not isinstance(names, list) or not all(isinstance(name, str) and clean_name(name) for name in names):
-            raise InputError(str(path), f"the names of {label!r} are not a list of words", "give for example ['tree']")
-    return content
+    with explaining(str(path), "does not give each label a list of names", 'write {"label": ["name", ...], ...}'):
+        return TypeAdapter(dict[str, list[str]]).validate_python(read_json(path))
 
 
 def _group(named: NamedImages, group_of: ArrayLike, *, count: int) -> csr_array:

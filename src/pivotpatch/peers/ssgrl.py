@@ -20,18 +20,17 @@ class SSGRLHead(Head):
         attention_width: int = 1024,  # of the product of places and words
         vector_width: int = 300,  # numbers of a word vector
         steps: int = 3,  # in which messages are passed
-        shared_gate: bool = False,  # as in the published code, let both gates weigh the state alike
     ) -> None:
         super().__init__()
         width = features if width is None else width
-        self.steps, self.shared_gate = steps, shared_gate
+        self.steps = steps
         self.words, self.graph = WordVectors(labels, vector_width), LabelGraph(labels, find_conditionals)
         self.see = nn.Linear(features, attention_width, bias=False)
         self.read = nn.Linear(vector_width, attention_width, bias=False)
         self.mix = nn.Linear(attention_width, attention_width, bias=False)  # softmax would take no notice of a bias
         self.attend = nn.Linear(attention_width, 1, bias=False)
         self.message = nn.Linear(2 * features, 3 * features)  # of update gate, reset gate and new state
-        self.state = nn.Linear(features, 2 * features if shared_gate else 3 * features)
+        self.state = nn.Linear(features, 3 * features)
         self.leave = nn.Linear(2 * features, width)
         self.set_projection(GroupProjection, labels, queries=labels, width=width)
 
@@ -53,8 +52,7 @@ class SSGRLHead(Head):
         told = self.message(torch.cat([edges @ state, edges.t() @ state], dim=2)).chunk(3, dim=2)
         weight, bias = self.state.weight, self.state.bias
         size = state.shape[2]
-        gates = F.linear(state, weight[:-size], bias[:-size])
-        own = (gates, gates) if self.shared_gate else gates.chunk(2, dim=2)
+        own = F.linear(state, weight[:-size], bias[:-size]).chunk(2, dim=2)
         update, reset = (torch.sigmoid(message + mine) for message, mine in zip(told[:2], own, strict=True))
         new = torch.tanh(told[2] + F.linear(reset * state, weight[-size:], bias[-size:]))
         return (1 - update) * state + update * new
