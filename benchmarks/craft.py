@@ -18,7 +18,6 @@ again with cuDNN choosing its kernels by trial.
 
 import argparse
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from recording import describe_machine, write_json
+from recording import describe_machine, now, write_json
 from torch import nn
 
 from pivotpatch import PatchClassifier
@@ -171,13 +170,6 @@ def time_rounds(engine: TorchEngine, pictures: Pixels, way: Way, *, trial: bool,
         for _ in range(rounds):
             engine.ask(pictures)
         return now(engine.device) - began
-
-
-def now(device: torch.device) -> float:
-    """Seconds, once the device has done all that it was asked."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 if __name__ == "__main__":

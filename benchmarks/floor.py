@@ -13,14 +13,11 @@ On a machine without a GPU it runs too (in float32), for a trial: give --size 64
 import argparse
 import gc
 import itertools
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -79,10 +76,6 @@ VARIANTS = {
 }
 
 
-class OutOfTimeError(BaseException):
-    """A variant took longer than it may; no `Exception`, for a compiler that tries kernels catches those."""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbones", nargs="+", default=["resnet50"], help="timm models")
@@ -92,7 +85,6 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=12, help="steps of that batch that are timed, after 4 that are not"
     )
-    parser.add_argument("--limit", type=float, help="seconds that a variant may take, not on Windows")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file, after each variant")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -108,7 +100,7 @@ def main() -> None:
     for backbone in args.backbones:
         found = results["backbones"][backbone] = {}
         for name in args.variants:
-            found[name] = attempt(partial(measure, backbone, name, args, device=device), device, limit=args.limit)
+            found[name] = attempt(partial(measure, backbone, name, args, device=device), device)
             if "error" not in found[name]:
                 tflops = found[name]["samples_per_second"] * found[name]["gflop_per_sample"] / 1e3
                 found[name] |= {"tflops": tflops, "share_of_peak": tflops * 1e12 / peak}
@@ -125,37 +117,17 @@ def tell(found: Mapping[str, Any]) -> str:
     )
 
 
-def attempt(work: Callable[[], dict[str, Any]], device: torch.device, *, limit: float | None = None) -> dict[str, Any]:
+def attempt(work: Callable[[], dict[str, Any]], device: torch.device) -> dict[str, Any]:
     """What work finds, or the error that ended it; either way nothing of it is left on the device."""
     began = time.perf_counter()
     try:
-        with limit_time(limit):
-            found = work()
-    except (Exception, OutOfTimeError) as error:
+        found = work()
+    except Exception as error:
         reason = " ".join(str(error).split())
         found = {"error": f"{type(error).__name__}: {reason[:300]}", "seconds": time.perf_counter() - began}
     gc.collect()
     forget(device)
     return found
-
-
-@contextmanager
-def limit_time(seconds: float | None) -> Iterator[None]:
-    """Raise `OutOfTimeError` in what takes longer."""
-    if seconds is None:
-        yield
-        return
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise OutOfTimeError(f"more than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def measure_peak(device: torch.device) -> float:

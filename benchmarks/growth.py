@@ -62,7 +62,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="samples a step")
     parser.add_argument("--pictures", type=int, default=2000, help="that loss, metrics and audit see")
     parser.add_argument("--steps", type=int, default=20, help="most steps that are timed; fewer where they are slow")
-    parser.add_argument("--limit", type=float, help="seconds that a try may take, not on Windows")
     parser.add_argument("--compile", action="store_true", help="compile the network")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file, after each point")
     args = parser.parse_args()
@@ -87,13 +86,13 @@ def tell(found: Mapping[str, Any]) -> str:
 def grow_grid(args: argparse.Namespace, device: torch.device) -> Points:
     for grid in args.grids:
         work = partial(measure_step, args, device, batch=args.batch, grid=grid)
-        yield str(grid), attempt(work, device, limit=args.limit)
+        yield str(grid), attempt(work, device)
 
 
 def grow_resolution(args: argparse.Namespace, device: torch.device) -> Points:
     for size in args.sizes:
         work = partial(measure_step, args, device, batch=args.batch, size=size)
-        yield str(size), attempt(work, device, limit=args.limit)
+        yield str(size), attempt(work, device)
 
 
 def grow_labels(args: argparse.Namespace, device: torch.device) -> Points:
@@ -101,7 +100,7 @@ def grow_labels(args: argparse.Namespace, device: torch.device) -> Points:
         batch, too_large = args.batch, None
         while True:
             work = partial(measure_step, args, device, batch=batch, head=head, labels=labels)
-            found = attempt(work, device, limit=args.limit)
+            found = attempt(work, device)
             if batch == 1 or not found.get("error", "").startswith("OutOfMemoryError"):
                 break
             batch, too_large = max(batch // 4, 1), batch
@@ -138,7 +137,7 @@ def count_rounds(seconds: float, *, most: int) -> int:
 
 def grow_metrics(args: argparse.Namespace, device: torch.device) -> Points:
     for labels in args.labels:
-        yield str(labels), attempt(partial(measure_metrics, args.pictures, labels, device), device, limit=args.limit)
+        yield str(labels), attempt(partial(measure_metrics, args.pictures, labels, device), device)
 
 
 def measure_metrics(pictures: int, labels: int, device: torch.device) -> dict[str, Any]:
@@ -201,7 +200,7 @@ def read_memory(name: str) -> int | None:
 
 def grow_processes(args: argparse.Namespace, device: torch.device) -> Points:
     for count in args.processes:
-        yield str(count), attempt(partial(train_scenes, count), device, limit=args.limit)
+        yield str(count), attempt(partial(train_scenes, count), device)
 
 
 def train_scenes(processes: int) -> dict[str, Any]:

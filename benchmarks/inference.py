@@ -9,13 +9,12 @@ Pictures lie decoded on the device, as bytes; answers come back to the host. Way
 - ours: image and patches, as `Predictor` asks: batch norms folded, on a GPU bfloat16 and few passes over memory;
 - adaptive: the same with an effort, the share of pictures whose patches are looked at (--effort);
 - closer: the same, and a closer look of 1.5 times the side in place of the patches, at the effort of equal cost;
-- native: as ours, patches cut from a source of twice the side;
-- small: as native, patches seen at half the side of the image (`patch_size`);
-- compiled, compiled-plain: ours and plain with batch norms folded and the network compiled by torch.
+- native: as ours, patches cut from a source of twice the side.
+
+What torch.compile would make of the same network: craft.py.
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -23,23 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recording import describe_machine, write_json
+from recording import describe_machine, now, write_json
 from torch import Tensor
 from training import profile
 
 from pivotpatch import PatchClassifier
-from pivotpatch.accel.inference import fold_norms
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.patches import resize_images
 from pivotpatch.inference.engine import open_engine
-from pivotpatch.models.views import make_views
 from pivotpatch.runtime.engine import Pixels
 from pivotpatch.runtime.values import Adaptive, Calibration, Patching, patch_boxes
 from pivotpatch.training.processes import own_settings
 from pivotpatch.tuning.tune import find_cutoffs
 
 LABELS = 80
-WAYS = ("plain", "published", "ours", "adaptive", "closer", "native", "small", "compiled-plain", "compiled")
+WAYS = ("plain", "published", "ours", "adaptive", "closer", "native")
 
 
 def main() -> None:
@@ -63,7 +60,6 @@ def main() -> None:
     for backbone in args.backbones:
         found = results["backbones"][backbone] = {}
         for way in args.ways:
-            torch.compiler.reset()
             found[way] = measure(way, backbone, args, device=device)
             write_json(args.out, results)  # now, for whoever stops it
             beside = f"  {found['plain'] / found[way]:.2f} times the time of plain" if "plain" in found else ""
@@ -76,10 +72,8 @@ def main() -> None:
 def measure(way: str, backbone: str, args: argparse.Namespace, *, device: torch.device) -> float:
     """Pictures a second of one way."""
     torch.manual_seed(0)
-    larger = way in ("native", "small")
     cut = Patching(
-        source_size=2 * args.size if larger else None,
-        patch_size=args.size // 2 if way == "small" else None,
+        source_size=2 * args.size if way == "native" else None,
         closer_size=args.size * 3 // 2 if way == "closer" else None,
     )
     names = [f"label {index}" for index in range(LABELS)]
@@ -88,11 +82,9 @@ def measure(way: str, backbone: str, args: argparse.Namespace, *, device: torch.
     side = model.picture_size
     pictures = torch.randint(256, (args.batch, side, side, 3), dtype=torch.uint8, device=device).permute(0, 3, 1, 2)
     effort = {"plain": 0.0, "adaptive": args.effort, "closer": args.effort * model.patch_cost / 1.5**2}.get(way, 1.0)
-    with own_settings(device) if args.trial or way.startswith("compiled") else nullcontext():
+    with own_settings(device) if args.trial else nullcontext():
         if way == "published":
             run: Callable[[Tensor], object] = make_published(model.to(device))
-        elif way.startswith("compiled"):
-            run = make_compiled(model, device, whole_image=way == "compiled-plain")
         else:
             if 0 < effort < 1:
                 model.adaptive = order_pictures(model, pictures)
@@ -100,10 +92,10 @@ def measure(way: str, backbone: str, args: argparse.Namespace, *, device: torch.
             run = lambda _: engine.ask(held)  # noqa: E731
         for _ in range(3):
             run(pictures)
-        began = _now(device)
+        began = now(device)
         for _ in range(args.rounds):
             run(pictures)
-        speed = float(args.rounds * args.batch / (_now(device) - began))
+        speed = float(args.rounds * args.batch / (now(device) - began))
         if args.profile is not None:
             profile(lambda: run(pictures), args.profile.with_stem(f"{args.profile.stem}-{backbone}-{way}"))
         return speed
@@ -114,37 +106,11 @@ def _hold(pictures: Tensor) -> Pixels:
     return pictures.permute(0, 2, 3, 1).cpu().numpy()
 
 
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def order_pictures(model: PatchClassifier, pictures: Tensor) -> Adaptive:
     """Random weights doubt all pictures nearly alike: cutoffs by which an effort is the share of these."""
     engine = open_engine(deepcopy(model), device=pictures.device, effort=0)
     calibration = Calibration("image", "platt", (1.0,) * LABELS, (0.0,) * LABELS)
     return Adaptive(calibration, find_cutoffs(torch.from_numpy(engine.ask(_hold(pictures)).probs)))
-
-
-def make_compiled(model: PatchClassifier, device: torch.device, *, whole_image: bool) -> Callable[[Tensor], Tensor]:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model.backbone = fold_norms(model.backbone, side=model.preprocessing.image_size).to(dtype)
-    model = model.to(device).to(memory_format=torch.channels_last)
-
-    def look(image: Tensor, patches: Tensor) -> Tensor:
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            if whole_image:
-                return torch.sigmoid(model.head.project(model.embed_images(image.to(dtype))))
-            return model.forward_views(image.to(dtype), patches.to(dtype)).probs
-
-    compiled = torch.compile(look, dynamic=False) if device.type == "cuda" else look
-
-    def run(pictures: Tensor) -> Tensor:
-        views = make_views(model, pictures, patches=not whole_image, compiled=device.type == "cuda")
-        return compiled(views.image, views.patches).float().cpu()
-
-    return run
 
 
 def make_published(model: PatchClassifier) -> Callable[[Tensor], Tensor]:

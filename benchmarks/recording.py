@@ -1,7 +1,8 @@
-"""What every benchmark on a GPU says of its machine, and how it keeps its figures."""
+"""What every benchmark on a GPU says of its machine, how it tells the time, and how it keeps its figures."""
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,13 @@ import torch
 def describe_machine(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
     return {"device": name, "torch": torch.__version__}
+
+
+def now(device: torch.device) -> float:
+    """Seconds, once the device has done all that it was asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def write_json(path: Path | None, results: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from loading import make_published_pipeline, write_photographs
-from recording import describe_machine, write_json
+from recording import describe_machine, now, write_json
 from torch import Tensor
 
 from pivotpatch import AsymmetricLoss, PatchClassifier
@@ -138,21 +138,16 @@ class Clock:
         self.device, self.steps, self.warm = device, steps, warm
         self.began = self.waited = 0.0
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
     def run(self, batches: Iterator[Any], step: Callable[[Any], object], *, batch: int) -> Speed:
         """Take the steps; batches never end."""
         for number in range(self.warm + self.steps):
             if number == self.warm:
-                self.began, self.waited = self._now(), 0.0
+                self.began, self.waited = now(self.device), 0.0
             asked = time.perf_counter()
             given = next(batches)
             self.waited += time.perf_counter() - asked
             step(given)
-        seconds = self._now() - self.began
+        seconds = now(self.device) - self.began
         memory = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
         return Speed(self.steps * batch / seconds, memory, self.waited / seconds)
 
