@@ -12,85 +12,72 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from lanes import Lanes
 
+WAITS = {"name": "b", "command": "true", "after": ["a"]}
+# Jobs, named by their number unless they say; which succeed, in that order; and what is said of the others.
+CASES: dict[str, tuple[list[dict[str, Any]], list[str], str]] = {
+    "one waits for another and for a file": (
+        [{"command": "test -e late", "after": ["1"], "needs": ["late"]}, {"command": "touch late"}],
+        ["1", "0"],
+        "none",
+    ),
+    "one that fails runs again by its other command": (
+        [{"command": "false", "again": "true"}, {"command": "false"}, {"command": "true", "after": ["1"]}],
+        ["0"],
+        "2",
+    ),
+    "nobody waits for one that is unknown": ([WAITS], [], "b"),
+    "nor in a circle": ([WAITS, {"name": "a", "command": "true", "after": ["b"]}], [], "b, a"),
+    "nor for one that takes too long": ([WAITS, {"name": "a", "command": "true", "minutes": 99}], [], "b, a"),
+    "nor for one that failed": ([WAITS, {"name": "a", "command": "false"}], [], "b"),
+    "one that cannot end in time is left out": ([{"command": "true", "minutes": 5}, {"command": "true"}], ["1"], "0"),
+    "unless it must run": ([{"command": "true", "minutes": 5, "must": True}, {"command": "true"}], ["0", "1"], "none"),
+    "what one took corrects what others are said to take": (
+        [{"command": "sleep 0.3", "minutes": 0.0005}, {"command": "true", "minutes": 0.5}],
+        ["0"],
+        "1",
+    ),
+    "a file that is being written ends nothing": (
+        [{"command": "echo '{' > jobs.json; sleep 0.1"}, {"command": "true"}],
+        ["0", "1"],
+        "none",
+    ),
+}
 
-def run(folder: Path, *jobs: dict[str, Any], lanes: int = 1, deadline: float = 1.0) -> list[str]:
-    path = folder / "jobs.json"
+
+def run(*jobs: dict[str, Any], lanes: int = 1, deadline: float = 1.0) -> list[str]:
     given = [{"minutes": 0, "name": str(number), **job} for number, job in enumerate(jobs)]
-    path.write_text(json.dumps({"lanes": lanes, "deadline": deadline, "jobs": given}), "utf-8")
-    boss = Lanes(path, folder / "logs")
+    Path("jobs.json").write_text(json.dumps({"lanes": lanes, "deadline": deadline, "jobs": given}), "utf-8")
+    boss = Lanes(Path("jobs.json"), Path("logs"))
     boss.run(every=0.01)
     return [name for name, done in boss.ended.items() if done]
 
 
-def test_a_job_waits_for_others_and_for_files(tmp_path: Path) -> None:
-    late = tmp_path / "late"
-    jobs: list[dict[str, Any]] = [
-        {"name": "last", "command": f"test -e {late}", "after": ["first"], "needs": [str(late)]},
-        {"name": "first", "command": f"touch {late}"},
-    ]
-    assert run(tmp_path, *jobs, lanes=2) == ["first", "last"]
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
-def test_a_job_that_fails_runs_again_by_its_other_command(tmp_path: Path) -> None:
-    jobs: list[dict[str, Any]] = [
-        {"command": "false", "again": "echo mended"},
-        {"command": "false"},
-        {"command": "true", "after": ["1"]},
-    ]
-    assert run(tmp_path, *jobs) == ["0"]
-    assert (tmp_path / "logs" / "0.log").read_text("utf-8") == "mended\n"
-    assert not (tmp_path / "logs" / "2.log").exists()
-
-
-@pytest.mark.parametrize(
-    "others",
-    [
-        [],
-        [{"name": "a", "command": "true", "after": ["b"]}],
-        [{"name": "a", "command": "true", "minutes": 99}],
-        [{"name": "a", "command": "false"}],
-    ],
-    ids=["unknown", "in a circle", "too long", "failed"],
-)
-def test_nobody_waits_for_what_never_comes(
-    others: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_jobs_run_that_can(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs, expected, left_out = CASES[case]
     began = time.monotonic()
-    assert run(tmp_path, {"name": "b", "command": "true", "after": ["a"]}, *others) == []
+    assert run(*jobs) == expected
     assert time.monotonic() - began < 30  # the deadline is a minute
-    assert "left out: b" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(f"left out: {left_out}\n")
 
 
-def test_a_file_that_is_being_written_ends_nothing(tmp_path: Path) -> None:
-    half = f"echo '{{' > {tmp_path / 'jobs.json'}; sleep 0.1"
-    assert run(tmp_path, {"command": half}, {"command": "true"}) == ["0", "1"]
-
-
-def test_what_runs_is_ended_when_lanes_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_is_ended_when_lanes_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(seconds: float) -> None:
         raise KeyboardInterrupt
 
+    wait = time.sleep
     monkeypatch.setattr(time, "sleep", stop)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, {"command": f"sleep 0.5; touch {tmp_path / 'late'}"})
-    monkeypatch.undo()
-    time.sleep(1)
-    assert not (tmp_path / "late").exists()
+        run({"command": "sleep 0.5; touch late"})
+    wait(1)
+    assert not Path("late").exists()
 
 
-@pytest.mark.parametrize(("must", "expected"), [(False, ["1"]), (True, ["0", "1"])])
-def test_a_job_that_cannot_end_in_time_is_left_out_unless_it_must_run(
-    must: bool, expected: list[str], tmp_path: Path
-) -> None:
-    jobs: list[dict[str, Any]] = [{"command": "true", "minutes": 5, "must": must}, {"command": "true"}]
-    assert run(tmp_path, *jobs) == expected
-
-
-def test_what_jobs_took_corrects_what_others_are_said_to_take(tmp_path: Path) -> None:
-    slow, next_one = {"command": "sleep 0.3", "minutes": 0.0005}, {"command": "true", "minutes": 0.5}
-    assert run(tmp_path, slow, next_one) == ["0"]  # ten times as slow as was said
-
-
-def test_at_the_deadline_what_runs_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, {"command": "sleep 60"}, deadline=0.002) == []
-    assert "0 was ended" in capsys.readouterr().out
+def test_at_the_deadline_what_runs_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run({"command": "sleep 60"}, {"command": "sleep 60"}, lanes=2, deadline=0.002) == []
+    assert capsys.readouterr().out.count("was ended") == 2

@@ -53,8 +53,7 @@ def test_known_answers_win_and_all_else_stays(photos: Path) -> None:
     corrections = ("fox", "gnu", "cat")
     names = [f"link/{n}.png" for n in range(20, 40)]
     review = open_records(write(photos / "review.csv", corrections, said, names))
-    fixed, val = apply_corrections(train.select(np.arange(25)), train.select(np.arange(25, 30)), review)
-    assert val is not None
+    fixed, val = apply_corrections([train.select(np.arange(25)), train.select(np.arange(25, 30))], review)
     expected = {
         str(photos / "photos" / f"{n}.png"): dict(zip(LABELS, before[n].tolist(), strict=True)) for n in range(30)
     }
@@ -95,6 +94,6 @@ def test_corrections_that_cannot_be_matched_are_refused(photos: Path) -> None:
     train = open_records(write(photos / "train.csv", ("cat",), one, ["photos/0.png"]))
     other = open_records(write(photos / "other" / "review.csv", ("gnu",), one, ["0.png"]))
     with pytest.raises(InputError, match="knows none of the labels"):
-        apply_corrections(train, None, other)
+        apply_corrections([train], other)
     with pytest.raises(InputError, match="its images are no files"):
-        apply_corrections(open_records("scenes:@train?count=4&size=32"), None, train)
+        apply_corrections([open_records("scenes:@train?count=4&size=32")], train)

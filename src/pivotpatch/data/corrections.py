@@ -1,10 +1,9 @@
 """What people have corrected, laid over a table: their answers win, what they did not look at stays as it was."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,29 +14,21 @@ from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.errors import InputError, choose_one_of, shorten
 
 
-class Corrected(NamedTuple):
-    """The training images with their corrections and those that were added, and the validation images with theirs."""
-
-    train: RecordSet
-    val: RecordSet | None
-
-
 def apply_corrections(
-    train: RecordSet, val: RecordSet | None, corrections: RecordSet, *, apart: Iterable[RecordSet] = ()
-) -> Corrected:
+    sets: Sequence[RecordSet], corrections: RecordSet, *, apart: Iterable[RecordSet] = ()
+) -> list[RecordSet]:
     """Lay corrections over the images of a run; the notes of the training images say how much changed.
 
     Images are the same where their files are, links followed. Of a label that the corrections do not know nothing
     changes; an image that is new is trained on, with such labels unknown.
 
     Args:
-        train: the training images.
-        val: the validation images, which get their corrections too.
+        sets: the training images, behind which new ones come, and others that get their corrections too.
         corrections: known states of some labels of some images.
         apart: images that must not be trained on, such as test images.
     """
-    sets = [each for each in (train, val, corrections, *apart) if each is not None]
-    inside = next((each.name for each in sets if not isinstance(each.images, FileStore)), None)
+    train, every = sets[0], (*sets, corrections, *apart)
+    inside = next((each.name for each in every if not isinstance(each.images, FileStore)), None)
     if inside is not None:
         raise InputError(inside, "its images are no files, which corrections are matched by", "unpack them to files")
     names = train.labels.names
@@ -49,17 +40,16 @@ def apply_corrections(
     said[:, [names.index(name) for name in common]] = corrections.keep_labels(common).states.toarray()
     row_of = {path: row for row, path in enumerate(_find_files(corrections))}
     counts, parts, elsewhere = [0, 0], list[RecordSet](), set[str]()
-    for records in (train, val):
-        if records is not None:
-            paths = _find_files(records)
-            elsewhere |= {*paths}
-            parts.append(_overlay(records, [row_of.get(path, -1) for path in paths], said, counts=counts))
+    for records in sets:
+        paths = _find_files(records)
+        elsewhere |= {*paths}
+        parts.append(_overlay(records, [row_of.get(path, -1) for path in paths], said, counts=counts))
     elsewhere.update(*(_find_files(records) for records in apart))
     new = {path: row for path, row in row_of.items() if path not in elsewhere and (said[row] >= 0).any()}
     told = f"{corrections.name}: {counts[0]:,} labels of {counts[1]:,} images corrected, {len(new):,} images added"
     others = [name for name in corrections.labels.names if name not in names]
     told += f"; labels that are not in {train.name} left out: {shorten(others)}" if others else ""
-    return Corrected(_extend(parts[0], new, said, note=told), parts[1] if val is not None else None)
+    return [_extend(parts[0], new, said, note=told), *parts[1:]]
 
 
 def _find_files(records: RecordSet) -> list[str]:

@@ -278,7 +278,9 @@ def open_training_records(config: RunConfig) -> RunRecords:
         train, val = train.select(parts["train"]), train.select(parts["val"])
     if data.corrections is not None:
         tests = [open_records(address) for address in data.test]
-        train, val = apply_corrections(train, val, open_records(data.corrections), apart=tests)
+        sets = [train] if val is None else [train, val]
+        train, *held_out = apply_corrections(sets, open_records(data.corrections), apart=tests)
+        val = held_out[0] if held_out else None
     return RunRecords(train, val)
 
 
