@@ -68,21 +68,17 @@ def test_images_are_looked_up_in_both_folders(root: Path) -> None:
         read_visual_genome(str(root), None, min_images=1)
 
 
-PLURALS = {"tree": "trees", "bus": "buses", "box": "boxes", "city": "cities", "cookie": "cookies", "bench": "benches",
-           "horse": "horses", "street light": "streetlights"}  # fmt: skip
-NO_PLURALS = {"glas": "glass", "glass": "glasses", "bu": "bus", "tenni": "tennis", "viru": "virus"}
 BIKES = [
     [("bike", "bicycle.n.01"), ("bicycle", "bicycle.n.01"), ("motorbike", "minibike.n.01")],
     [("bike", "bicycle.n.01"), ("bikes", None), ("cycle", "bicycle.n.01")],
     [("bike", "minibike.n.01"), ("cycle", "cycle.n.01")],
 ]
 CASES: list[tuple[Any, list[list[str]]]] = [  # names and synsets of each image's objects, the names of each label
-    *(([[(many, None)]], [[many]]) for many in PLURALS.values()),  # joined only to a word that occurs
-    *(([[(one, None)], [(many, None)], [(one, None)]], [[one, many]]) for one, many in PLURALS.items()),
-    *(([[(one, None), (other, None)]], [[one], [other]]) for one, other in NO_PLURALS.items()),
+    ([[("tree", "tree.n.01")], [("trees", "tree.n.01"), ("tree", None)]], [["tree", "trees"]]),
     ([[("blind", "blind_person.n.01")], [("blinds", "window_blind.n.01")]], [["blind"], ["blinds"]]),
+    ([[("glass", None), ("glasses", None)]], [["glass"], ["glasses"]]),  # nothing says that they are one
     # Two of three bikes are bicycles; cycles are half and half, which decides nothing.
-    (BIKES, [["bike", "bicycle", "bikes"], ["cycle"], ["motorbike"]]),
+    (BIKES, [["bike", "bicycle"], ["cycle"], ["bikes"], ["motorbike"]]),
     ([[(name, None)] for name in ("t-shirt", "T  Shirt", "tshirt", "T-Shirt", "shirt", "t-shirt.")],
      [["t-shirt", "t shirt", "tshirt"], ["shirt"]]),
     ([[(name, None) for name in ("№ 1", "café, bar", "大きい木", "---", "a/b")]],
@@ -102,7 +98,9 @@ def test_own_map_agrees_with_counting_by_hand(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     words = [f"{word}{end}" for word in ("tree", "car", "dog", "lamp post", "zebra") for end in ("", "s")]
     shown = [sorted({words[i] for i in generator.integers(len(words), size=3)}) for _ in range(60)]
-    write(tmp_path, [make_image(i, *((word, None) for word in names)) for i, names in enumerate(shown)])
+    write(
+        tmp_path, [make_image(i, *((word, word.removesuffix("s")) for word in names)) for i, names in enumerate(shown)]
+    )
     records = read_visual_genome(str(tmp_path), None, min_images=20, num_labels=4)
     singular = [{word.removesuffix("s") for word in names} for names in shown]
     counts = {word: sum(word in names for names in singular) for word in set().union(*singular)}

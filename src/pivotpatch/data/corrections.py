@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -54,13 +53,8 @@ def apply_corrections(
 
 def _find_files(records: RecordSet) -> list[str]:
     """The file of each record, links followed."""
-    resolve = cache(os.path.realpath)
-    found = []
-    for index in range(len(records)):
-        folder, name = os.path.split(str(records.images.source(records.place(index))))
-        whole = os.path.join(resolve(folder or "."), name)  # noqa: PTH118 (there may be millions)
-        found.append(os.path.realpath(whole) if os.path.islink(whole) else whole)  # noqa: PTH114
-    return found
+    sources = (records.images.source(records.place(index)) for index in range(len(records)))
+    return [os.path.realpath(str(source)) for source in sources]
 
 
 def _overlay(records: RecordSet, rows: list[int], said: NDArray[np.int8], *, counts: list[int]) -> RecordSet:

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -18,8 +17,6 @@ from pivotpatch.data.records import FileStore, LabelSpace, RecordSet
 from pivotpatch.errors import InputError, explaining
 from pivotpatch.runtime.files import read_json
 
-# Words that look like the plural of another thing's name.
-_OWN_WORDS = frozenset({"glasses"})
 # What the published protocol takes from the front of a name.
 _ADJECTIVES = frozenset({
     "white", "black", "blue", "green", "red", "brown", "yellow", "small", "large", "silver", "wooden", "orange", "gray",
@@ -153,9 +150,8 @@ def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: in
     """Merge the names that mean the same and keep the labels with most images.
 
     1. Spelling: names that differ only in spaces and punctuation are one ("t-shirt", "tshirt").
-    2. Number: a name joins the one without its -s, -es or -ies, where that occurs and the synsets do not contradict.
-    3. Meaning: names with the same synset are one, where a name's synset is the one that more than half of its
-       objects with a synset have; a name without such a synset stays on its own.
+    2. Meaning: names with the same synset are one, where a name's synset is the one that more than half of its
+       objects with a synset have ("tree", "trees"); a name without such a synset stays on its own.
 
     A label is called by its name with most images, which comes first in its list. Labels stand by falling number of
     images, equal ones in alphabetical order; those with fewer than `min_images` are left out.
@@ -174,33 +170,12 @@ def build_label_map(named: NamedImages, *, min_images: int = 500, num_labels: in
 
 
 def _group_names(named: NamedImages) -> list[str]:
-    """What each name is merged under: a synset, or the spelling of its singular."""
+    """What each name is merged under: a synset, or its spelling."""
     keys = [re.sub(r"[\W_]+", "", name) or name for name in named.names]
-    synsets: dict[str, Counter[str]] = {}
+    synsets: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for key, counts in zip(keys, named.synsets, strict=True):
-        synsets.setdefault(key, Counter()).update(counts)
-    main = {key: _main_synset(counts) for key, counts in synsets.items()}
-    root_of: dict[str, str] = {}
-    merged: dict[str, Counter[str]] = {}
-    for key in sorted(synsets, key=len):  # the singular is shorter, so its own root is known by then
-        agree = (one for one in _singulars(key) if one in main and len({main[key], main[one]} - {None}) < 2)
-        single = next(agree, None)
-        root_of[key] = key if single is None else root_of[single]
-        merged.setdefault(root_of[key], Counter()).update(synsets[key])
-    return [_main_synset(merged[root_of[key]]) or root_of[key] for key in keys]
-
-
-def _singulars(key: str) -> Iterable[str]:
-    """What a word may be the plural of, likeliest first."""
-    if len(key) < 4 or key in _OWN_WORDS or not key.endswith("s") or key.endswith(("ss", "us", "is")):
-        return
-    if key.endswith("ies"):
-        yield key[:-3] + "y"
-    if key.endswith(("sses", "xes", "ches", "shes")):
-        yield key[:-2]
-    yield key[:-1]
-    if key.endswith("ses"):  # horses have an e of their own, buses have not
-        yield key[:-2]
+        synsets[key].update(counts)
+    return [_main_synset(synsets[key]) or key for key in keys]
 
 
 def _main_synset(counts: Counter[str]) -> str | None:

@@ -42,7 +42,7 @@ class Architecture:
     """What must be known to build a model again before its weights are loaded."""
 
     backbone: str  # a timm model's name
-    head: str = "linear"  # one of `limits.HEAD_NAMES`, such as "linear" or "csra"
+    head: str = "linear"  # one of `HEAD_NAMES`, such as "linear" or "csra"
     image_size: int | None = None  # rows and columns of the images; the backbone's own where None
     backbone_options: Mapping[str, BackboneOption] = field(default_factory=dict)  # the `options` of `Backbone`
     head_options: Mapping[str, HeadOption] = field(default_factory=dict)  # keyword arguments of the head's class

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pivotpatch.errors import InputError, check_known, explaining, quote
-from pivotpatch.models.limits import HEAD_NAMES
-from pivotpatch.runtime.values import PatchBox
+from pivotpatch.runtime.values import HEAD_NAMES, PatchBox
 
 HeadOption = int | float | bool | None
 PerLabel = Mapping[str, tuple[int, ...]]

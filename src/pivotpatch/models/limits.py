@@ -1,4 +1,4 @@
-"""What a model's files may ask for, and how much: refused before anything of that size is made."""
+"""How much a model's files may ask for: refused before anything of that size is made."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
@@ -12,13 +12,6 @@ NUMBER = 1 << 20
 """Largest whole number among the options of a backbone or head, and in the configuration of another library."""
 Side = Annotated[int, Field(ge=1, le=SIDE, strict=True)]
 Grid = Annotated[int, Field(ge=1, le=GRID, strict=True)]
-PEERS = (
-    "csra", "ml_gcn", "add_gcn", "ssgrl", "ms_cma", "ida", "c_tran", "kssnet", "cnn_rnn", "rdal", "rarl", "fev_lv",
-    "svm",
-)  # fmt: skip
-"""Heads of other systems, each in the module of `peers` that has its name."""
-HEAD_NAMES = ("linear", "max", "query2label", "ml_decoder", *PEERS)
-"""What a model's head may be."""
 Content = TypeVar("Content")
 
 
