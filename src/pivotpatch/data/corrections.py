@@ -76,9 +76,8 @@ def _extend(records: RecordSet, new: dict[str, int], said: NDArray[np.int8], *, 
     if not new:
         return records
     assert isinstance(store, FileStore)
-    kind, chunks = store.paths.type, getattr(store.paths, "chunks", [store.paths])
-    text = [os.fsencode(path) if "binary" in str(kind) else path for path in new]
-    images = FileStore(store.root, pa.chunked_array([*chunks, pa.array(text, kind)]))
+    chunks = getattr(store.paths, "chunks", [store.paths])
+    images = FileStore(store.root, pa.chunked_array([*chunks, pa.array([*new], store.paths.type)]))
     states = vstack([records.states, csr_array(said[[*new.values()]])], format="csr")
     order = np.arange(len(records)) if records.order is None else records.order
     return replace(records, images=images, states=states, order=np.append(order, len(store) + np.arange(len(new))))

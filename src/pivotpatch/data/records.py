@@ -1,6 +1,5 @@
 """What every reader returns: a label space and records, held in columns so that millions fit in memory."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -95,23 +94,23 @@ class ImageStore(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
 class FileStore:
-    """Images that are files; their paths lie in one Arrow column, as text or, where not all is UTF-8, as bytes."""
+    """Images that are files; their paths lie in one Arrow column of text."""
 
-    def __init__(self, root: Path, paths: pa.Array | pa.ChunkedArray) -> None:
-        self.root = root
-        self.paths = paths
+    root: Path
+    paths: pa.Array | pa.ChunkedArray
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def name(self, index: int) -> str:
-        """The path as the data set gives it; signs that are not UTF-8 are replaced."""
-        return os.fsencode(self.paths[index].as_py()).decode("utf-8", "replace")
+        """The path as the data set gives it."""
+        return str(self.paths[index].as_py())
 
     def source(self, index: int) -> Path:
         """The file."""
-        return self.root / os.fsdecode(self.paths[index].as_py())
+        return self.root / self.name(index)
 
 
 @dataclass(eq=False, repr=False)
