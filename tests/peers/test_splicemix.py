@@ -5,9 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import MultiLabelClassifier
-from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.peers.splicemix import GRIDS, draw_cells, find_inconsistency, splice_images, split_cells, unite_targets
 from pivotpatch.training.config import load_config
 from pivotpatch.training.task import SpliceTask, make_task
@@ -119,9 +117,3 @@ def test_a_whole_image_is_not_drawn_to_its_cell() -> None:
     assert whole.grad is None
     assert cell.grad is not None
     assert (cell.grad > 0).all()
-
-
-def test_patches_are_not_spliced() -> None:
-    model = PatchClassifier("test_resnet", LABELS, image_size=64)
-    with pytest.raises(InputError, match="mix.share: task.kind is patch; leave it out, or train task.kind=image"):
-        make_task(model, load_config(None, ["mix.share=0.25"]))
