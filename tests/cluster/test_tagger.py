@@ -88,13 +88,14 @@ def test_what_cannot_be_read_is_a_row_of_its_own(means: PatchTagger, tmp_path: P
 
 
 def test_other_columns_pass_through_and_none_is_overwritten(means: PatchTagger) -> None:
-    batch = {"bytes": np.array([draw(255, 0, 0)], dtype=object), "id": np.array([7])}
+    batch = {"bytes": np.array([draw(255, 0, 0)], dtype=object), "id": np.array([7]), "labels": [["mine"]]}
     with pytest.raises(InputError, match="PatchTagger: the batch has labels already; rename"):
-        means(batch | {"labels": [["mine"]]})
-    rows = means(batch)
-    assert list(rows) == [*batch, "labels", "probs", "error"]
+        means(batch)
+    rows = PatchTagger(prefix="tagged_")(batch)
+    assert list(rows) == [*batch, "tagged_labels", "tagged_probs", "tagged_error"]
     assert all(rows[name] is batch[name] for name in batch)
-    assert list(batch) == ["bytes", "id"]
+    assert rows["tagged_labels"][0].as_py() == ["red"]
+    assert list(batch) == ["bytes", "id", "labels"]
 
 
 def test_a_column_of_another_name_is_named(means: PatchTagger) -> None:
@@ -150,8 +151,8 @@ def test_a_pickled_tagger_is_the_same(tagger: PatchTagger) -> None:
     again = pickle.loads(pickle.dumps(tagger))
     assert listed(again(batch)) == listed(tagger(batch))
     assert pickle.dumps(again) == pickle.dumps(tagger) == pickle.dumps(PatchTagger(effort=0))
-    others = [PatchTagger(effort=0.6), PatchTagger(effort=0, columns="path")]
-    assert len({pickle.dumps(each) for each in [tagger, *others]}) == 3
+    others = [PatchTagger(effort=0.6), PatchTagger(effort=0, columns="path"), PatchTagger(effort=0, prefix="x")]
+    assert len({pickle.dumps(each) for each in [tagger, *others]}) == 4
 
 
 def test_a_model_that_is_not_there_or_fails_is_an_exception(

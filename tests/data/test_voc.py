@@ -45,10 +45,13 @@ def test_every_policy(root: Path, difficult: str, value: float) -> None:
     assert records[1].image == root / "VOCdevkit/VOC2007/JPEGImages/000012.jpg"
 
 
-def test_a_year_is_part_of_the_split(root: Path) -> None:
-    assert read_voc(f"{root}/VOCdevkit", "2012-val")[0].image == root / "VOCdevkit/VOC2012/JPEGImages/000005.jpg"
-    with pytest.raises(InputError, match="there is no split 'test'; .*known: 2007-test, 2007-trainval, 2012-val"):
-        read_voc(f"{root}/VOCdevkit", "test")
+def test_the_kit_the_folder_above_and_a_year_are_accepted(root: Path) -> None:
+    kit = root / "VOCdevkit"
+    for location, split in [(root, "2007-test"), (kit, "2007-test"), (kit / "VOC2007", "2007-test"),
+                            (kit / "VOC2007", "test"), (kit / "VOC2012", "val")]:  # fmt: skip
+        records = read_voc(str(location), split)
+        year = "VOC2007" if "test" in split else "VOC2012"
+        assert records[0].image == kit / year / "JPEGImages/000005.jpg"
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
@@ -59,7 +62,7 @@ def test_a_year_is_part_of_the_split(root: Path) -> None:
 def test_damaged_image_sets_are_refused(root: Path, name: str, content: bytes, message: str) -> None:
     (root / "VOCdevkit/VOC2007/ImageSets/Main" / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
-        read_voc(f"{root}/VOCdevkit", "2007-test")
+        read_voc(str(root), "2007-test")
 
 
 def test_images_without_a_positive_label_are_left_out_if_asked(root: Path) -> None:

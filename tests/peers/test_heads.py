@@ -13,10 +13,10 @@ from pivotpatch import PatchClassifier, PatchInference
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, load_relabelled
 from pivotpatch.models.heads import Head, make_head
+from pivotpatch.models.limits import PEERS
 from pivotpatch.peers.add_gcn import ADDGCNHead
 from pivotpatch.peers.c_tran import CTranHead, draw_known
 from pivotpatch.peers.label_priors import LabelPrior, WordVectors
-from pivotpatch.runtime.values import PEERS
 
 LABELS, FEATURES = ("cat", "dog", "cup", "tie", "bed"), 16
 COUNTS = torch.tensor([[9, 6, 0, 2, 0], [6, 8, 1, 4, 0], [0, 1, 3, 0, 0], [2, 4, 0, 5, 0], [0, 0, 0, 0, 0]])

@@ -11,9 +11,9 @@ from made_networks import PEER_OPTIONS as OPTIONS
 from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, MultiLabelClassifier
+from pivotpatch.models.limits import PEERS
 from pivotpatch.models.views import Views
 from pivotpatch.peers.label_priors import read_vectors
-from pivotpatch.runtime.values import PEERS
 from pivotpatch.training.build import build_run
 from pivotpatch.training.config import LossSection, RunConfig, load_config
 from pivotpatch.training.loop import fit

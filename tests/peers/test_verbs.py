@@ -8,7 +8,7 @@ from made_networks import PEER_OPTIONS as OPTIONS
 from PIL import Image
 
 from pivotpatch.cli.main import main
-from pivotpatch.runtime.values import PEERS
+from pivotpatch.models.limits import PEERS
 
 SCENES = "scenes:@{split}?count=24&size=64"
 KINDS = {

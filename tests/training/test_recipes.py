@@ -10,7 +10,7 @@ import torch
 from pivotpatch.data.address import parse_address
 from pivotpatch.data.prepare import PLANS
 from pivotpatch.models.backbone import get_config
-from pivotpatch.runtime.values import PEERS
+from pivotpatch.models.limits import PEERS
 from pivotpatch.training.build import make_model
 from pivotpatch.training.config import (
     EmaSection,

@@ -45,6 +45,7 @@ class PatchTagger:
         device: str | None = None,
         columns: str | Sequence[str] = COLUMNS,
         rule: TagRule = FITTED,
+        prefix: str = "",
     ) -> None:
         """Open the model.
 
@@ -56,14 +57,15 @@ class PatchTagger:
                 is: a file's bytes, an array (H,W,3) or (H,W) of uint8, a Pillow image, a path, or a mapping with
                 "bytes" or "path", as `datasets` has.
             rule: which labels an image gets; by default those above the fitted thresholds.
+            prefix: stands before the names of the three columns, where a batch has such already.
         """
         arrow = import_extra("pyarrow", "parquet")  # every engine brings it
         types = arrow.list_(arrow.string()), arrow.list_(arrow.float32()), arrow.string()
         self._make_columns = [partial(arrow.array, type=each) for each in types]
         self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
-        self.rule = rule
+        self.rule, self.results = rule, tuple(prefix + name for name in RESULTS)
         self.engine = Predictor.load(model, effort=effort, device=device).engine
-        given: dict[str, Any] = {"device": device, "columns": self.columns, "rule": rule}
+        given: dict[str, Any] = {"device": device, "columns": self.columns, "rule": rule, "prefix": prefix}
         self._make_again = partial(PatchTagger, os.fspath(model), effort, **given)
         self._asking = threading.Lock()  # models need not answer two threads at once; decoding goes on meanwhile
 
@@ -86,15 +88,15 @@ class PatchTagger:
         if names and not any(name in names for name in self.columns):
             wrong = f"the batch has the columns {shorten(names)}, none of {shorten(self.columns)}"
             raise InputError("PatchTagger", wrong, "name the one with images: columns='...'")
-        taken = [name for name in RESULTS if name in names]
+        taken = [name for name in self.results if name in names]
         if taken:
             wrong = f"the batch has {shorten(taken)} already"
-            raise InputError("PatchTagger", wrong, "rename the column")
+            raise InputError("PatchTagger", wrong, "rename the column, or give prefix='tagged_'")
         present = {name: _list_values(batch[name]) for name in self.columns if name in names}
         rows = (dict(zip(present, values, strict=True)) for values in zip(*present.values(), strict=True))
         tagged = list(self._tag(rows))
         made = (make([row[place] for row in tagged]) for place, make in enumerate(self._make_columns))
-        added = dict(zip(RESULTS, made, strict=True))
+        added = dict(zip(self.results, made, strict=True))
         if mapping:  # lists, because `datasets` takes no arrays of Arrow's
             return {**batch, **{name: list(column) for name, column in added.items()}}
         for name, column in added.items():

@@ -34,8 +34,8 @@ def read_voc(
     Labels come from `ImageSets/Main/<label>_<set>.txt`. That an image file exists is not checked here.
 
     Args:
-        location: the folder VOCdevkit, which holds those of the years, such as VOC2007.
-        split: year and set, such as 2007-trainval or 2012-val.
+        location: the folder VOCdevkit, the one above it, or one year's folder such as VOC2007.
+        split: year and set, such as 2007-trainval or 2012-val; the year may be left out for one year's folder.
         difficult: what a label becomes that only objects marked difficult show.
         drop_empty: leave images without a positive label out, as the paper's code does.
     """
@@ -59,9 +59,14 @@ def read_voc(
 
 def _find_list(location: Path, split: str | None) -> Path:
     """The file that lists the images of a split."""
-    paths = location.glob("VOC[0-9]*/ImageSets/Main/*.txt")
-    lists = [path for path in paths if path.stem.rpartition("_")[0] not in LABELS]  # those are about one label
-    known = {f"{path.parents[2].name.removeprefix('VOC')}-{path.stem}": path for path in lists}
+    known: dict[str, Path] = {}
+    folders = [folder for above in (location, location / "VOCdevkit") for folder in sorted(above.glob("VOC[0-9]*"))]
+    for folder in (location, *folders):
+        for path in (folder / "ImageSets" / "Main").glob("*.txt"):
+            if path.stem.rpartition("_")[0] not in LABELS:  # those are about one label
+                known[f"{folder.absolute().name.removeprefix('VOC')}-{path.stem}"] = path
+                if folder == location:
+                    known[path.stem] = path
     todo = "give the folder VOCdevkit, with VOC2007/ImageSets/Main/trainval.txt and so on"
     return known[choose_split(split, known, where=str(location), todo=todo)]
 

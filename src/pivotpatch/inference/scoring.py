@@ -13,7 +13,7 @@ from pivotpatch.data.records import LabelSpace
 from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
-from pivotpatch.models.classifier import Classifier, Embeddings
+from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_views
 from pivotpatch.process import Progress, ignore

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pivotpatch.errors import InputError, check_known, explaining, quote
-from pivotpatch.runtime.values import HEAD_NAMES, PatchBox
+from pivotpatch.models.limits import HEAD_NAMES
+from pivotpatch.runtime.values import PatchBox
 
 HeadOption = int | float | bool | None
 PerLabel = Mapping[str, tuple[int, ...]]

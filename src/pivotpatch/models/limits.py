@@ -1,4 +1,4 @@
-"""How much a model's files may ask for: refused before anything of that size is made."""
+"""What a model's files may ask for: which heads, and how much, refused before anything of that size is made."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
@@ -10,6 +10,13 @@ from pivotpatch.runtime.values import GRID, SIDE
 
 NUMBER = 1 << 20
 """Largest whole number among the options of a backbone or head, and in the configuration of another library."""
+PEERS = (
+    "csra", "ml_gcn", "add_gcn", "ssgrl", "ms_cma", "ida", "c_tran", "kssnet", "cnn_rnn", "rdal", "rarl", "fev_lv",
+    "svm",
+)  # fmt: skip
+"""Heads of other systems, each in the module of `peers` that has its name."""
+HEAD_NAMES = ("linear", "max", "query2label", "ml_decoder", *PEERS)
+"""What a model's head may be."""
 Side = Annotated[int, Field(ge=1, le=SIDE, strict=True)]
 Grid = Annotated[int, Field(ge=1, le=GRID, strict=True)]
 Content = TypeVar("Content")

@@ -22,13 +22,6 @@ VIEW_PIXELS = SIDE * SIDE
 """Most pixels of an image and its patches together."""
 KINDS = ("image", "patch", "tde")
 """Kinds of logits, in the order of tables: the whole image, the pooled patches, the total direct effect."""
-PEERS = (
-    "csra", "ml_gcn", "add_gcn", "ssgrl", "ms_cma", "ida", "c_tran", "kssnet", "cnn_rnn", "rdal", "rarl", "fev_lv",
-    "svm",
-)  # fmt: skip
-"""Heads of other systems, each in the module of `peers` that has its name."""
-HEAD_NAMES = ("linear", "max", "query2label", "ml_decoder", *PEERS)
-"""What a model's head may be."""
 Values = TypeVar("Values")
 """An array, or a tensor."""
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
 from pivotpatch.errors import InputError, check_known, choose_one_of, cut, explaining, quote
-from pivotpatch.models.limits import Grid, Side
-from pivotpatch.runtime.values import HEAD_NAMES
+from pivotpatch.models.limits import HEAD_NAMES, Grid, Side
 
 _FOLDER = Path(__file__).parents[1] / "recipes"
 # What the first two lines of a recipe say, as comments.
