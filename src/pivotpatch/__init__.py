@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pivotpatch.models.patch_classifier import PatchClassifier as PatchClassifier
     from pivotpatch.runtime.prediction import Prediction as Prediction
     from pivotpatch.runtime.predictor import Predictor as Predictor
+    from pivotpatch.runtime.values import Patching as Patching
 
 _HOMES = {
     "core.counterfactual": "CounterfactualLogits",
@@ -42,6 +43,7 @@ _HOMES = {
     "models.patch_classifier": "PatchClassifier",
     "runtime.prediction": "Prediction",
     "runtime.predictor": "Predictor",
+    "runtime.values": "Patching",
 }
 __all__ = sorted(" ".join(_HOMES.values()).split())
 __getattr__ = make_face(__name__, _HOMES)
