@@ -231,6 +231,7 @@ def show(points: list[Point]) -> None:
                 axes.plot(*place, "x", color="grey", markersize=5)
                 axes.annotate(point.curve, place, fontsize=6, xytext=(3, -7), textcoords="offset points", color="grey")
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         threads = f", {each['threads']} threads" if each["device"].startswith("CPU") else ""
         axes.set_xlabel(f"time of an image ({each['device'].split(',')[0]}{threads}), plain at 224 = 1")
         axes.set_ylabel("mAP, 5,000 test images (%)")
