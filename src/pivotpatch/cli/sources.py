@@ -55,9 +55,14 @@ def open_given(what: str | Path, *, architecture: str | None, labels: Path | Non
         return open_weights(what, architecture, labels=names)
     config = load_config(find_recipe(architecture))
     said = config.model.model_dump(include={"backbone", "head", "image_size", "backbone_options", "head_options"})
-    patching = config.task.model_dump(exclude={"kind"})
-    normalise = config.model.normalise
-    return open_weights(what, Architecture(**said), labels=names, patching=patching, normalise=normalise)
+    return open_weights(
+        what,
+        Architecture(**said),
+        labels=names,
+        patching=config.task.patching,
+        regions=config.task.regions,
+        normalise=config.model.normalise,
+    )
 
 
 def open_source(what: str | Path, *, architecture: str | None = None, labels: Path | None = None) -> Source:

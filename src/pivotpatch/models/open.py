@@ -1,11 +1,10 @@
 """What a name opens: a bundled model, a run, a checkpoint, a model on the hub, somebody's weights."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,9 +14,10 @@ from pivotpatch.models.checkpoint import DESCRIPTION, Kind, read_description
 from pivotpatch.models.classifier import OWN_HEAD, Architecture, Classifier, MultiLabelClassifier
 from pivotpatch.models.foreign import CONFIG, ForeignClassifier, OnnxNetwork, build_timm, load_timm, load_transformers
 from pivotpatch.models.hub import fetch_folder
-from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.models.patch_classifier import PAPER, PatchClassifier
 from pivotpatch.models.weights import load_exactly, read_head_options, read_labels, read_weights, rename_published
 from pivotpatch.runtime.checks import BUNDLED, check_model, is_named
+from pivotpatch.runtime.values import Patching
 
 # Modules of kinds of model; those of other systems are imported where a checkpoint needs one, as their heads are.
 _HOMES: dict[Kind, str] = {
@@ -100,7 +100,8 @@ def open_weights(
     architecture: str | Architecture,
     *,
     labels: Sequence[str] | None = None,
-    patching: Mapping[str, Any] | None = None,
+    patching: Patching = PAPER,
+    regions: bool = False,
     normalise: bool = True,
 ) -> Classifier:
     """Open a file of weights or an ONNX graph, in evaluation mode, on the CPU; all of it must fit.
@@ -114,7 +115,8 @@ def open_weights(
         architecture: what it is of, such as "resnet101+query2label@448": BACKBONE+HEAD@SIZE. Without a head it is a
             whole timm model, or says what a graph wants done to images; without a size it is the backbone's own.
         labels: names of the L labels, in the order of the logits; those that the file holds by default.
-        patching: keyword arguments of a `PatchClassifier`.
+        patching: of a `PatchClassifier`, how it cuts and mixes its patches.
+        regions: of a `PatchClassifier`, whether its patches are regions of the feature map.
         normalise: subtract timm's mean and divide by its deviation.
     """
     path, where = Path(path), os.fspath(path)
@@ -123,23 +125,28 @@ def open_weights(
     names = labels or (None if exported else read_labels(path))
     if names is None:
         raise InputError(where, "it does not name its labels", "give them: --labels FILE, in Python labels=[...]")
-    model = _open_graph(path, built, names) if exported else _open_state(path, built, names, dict(patching or {}))
+    model = _open_graph(path, built, names) if exported else _open_state(path, built, names, patching, regions=regions)
     if not normalise:
         model.preprocessing = replace(model.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     model.origin = where
     return model.eval()
 
 
-def _open_state(path: Path, built: Architecture, labels: Sequence[str], patching: dict[str, Any]) -> Classifier:
+def _open_state(
+    path: Path, built: Architecture, labels: Sequence[str], patching: Patching, *, regions: bool
+) -> Classifier:
     if built.head == OWN_HEAD:
         return build_timm(built.backbone, labels, path, image_size=built.image_size)
     state, where = read_weights(path), str(path)
     options = {**read_head_options(state), **built.head_options} if built.head in ("query2label", "ml_decoder") else {}
     several = any(name.endswith(("fc.fc2.weight", "fc.fc2.W", "patch_projection.weight")) for name in state)
-    kind: Any = PatchClassifier if several else MultiLabelClassifier
+    built = replace(built, head_options=options)
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
         model: MultiLabelClassifier | PatchClassifier
-        model = kind(replace(built, head_options=options), labels, **(patching if several else {}))
+        if several:
+            model = PatchClassifier(built, labels, patching=patching, regions=regions)
+        else:
+            model = MultiLabelClassifier(built, labels)
     named = rename_published(state, model.backbone.network)
     count = named.get("head.project.bias", torch.empty(len(labels))).shape[0]
     if count != len(labels):

@@ -36,7 +36,6 @@ from pivotpatch.peers.hcp import HCPClassifier
 from pivotpatch.peers.label_priors import LabelPrior, WordVectors, read_vectors
 from pivotpatch.peers.mcar import MCARClassifier
 from pivotpatch.process import Progress, count_workers, ignore
-from pivotpatch.runtime.values import Patching
 from pivotpatch.training.config import RunConfig, TaskSection, settle_config
 from pivotpatch.training.features import Embedder, Features, Ordinary, find_ordinary
 from pivotpatch.training.optimiser import make_optimiser
@@ -384,8 +383,7 @@ def teach_counts(model: Classifier, records: RecordSet) -> None:
 
 def _say_patching(task: TaskSection) -> dict[str, Any]:
     """What a task says of patches, as `PatchClassifier` takes it."""
-    cut = Patching(**task.model_dump(exclude={"kind", "regions"}))
-    return {"patching": cut, "patch_only": task.kind == "patch_only", "regions": task.regions}
+    return {"patching": task.patching, "patch_only": task.kind == "patch_only", "regions": task.regions}
 
 
 def _continue(start: str, config: RunConfig, labels: tuple[str, ...], *, tell: Tell) -> Classifier:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeF
 
 from pivotpatch.errors import InputError, check_known, choose_one_of, cut, explaining, quote
 from pivotpatch.models.limits import HEAD_NAMES, Grid, Side
+from pivotpatch.runtime.values import Patching
 
 _FOLDER = Path(__file__).parents[1] / "recipes"
 # What the first two lines of a recipe say, as comments.
@@ -102,6 +103,11 @@ class TaskSection(Section):
         False, description="patch: cut patches from the feature map, which takes one pass over the image"
     )
     closer_size: Side | None = Field(None, description="patch: pixels per side of a closer look, for efforts below 1")
+
+    @property
+    def patching(self) -> Patching:
+        """How patches are cut and mixed, as `PatchClassifier` takes it."""
+        return Patching(**self.model_dump(exclude={"kind", "regions"}))
 
 
 class MixSection(Section):
