@@ -32,7 +32,7 @@ OUTSIDE = {"core": {"torch"}, "runtime": {"numpy", "PIL"}, "cluster": {"numpy", 
 # Named in a string and imported when it is asked for: what `Predictor.load` opens with torch, heads of other systems.
 DOORS = {("runtime", "pivotpatch.inference.engine"), ("models", "pivotpatch.peers")}
 ALLOWED = {("prediction", "drawing")}  # what `Prediction.plot` draws knows a prediction
-MODULE = re.compile(r"pivotpatch(\.\w+)+(:\w+)?")
+MODULE = re.compile(r"(pivotpatch(?:\.\w+)+)(?::\w+|\.)?")  # with a last dot: an f-string adds the name of a module
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 
@@ -46,10 +46,8 @@ def imported_modules(source: str, *, strings: bool = True) -> set[str]:
             assert node.level == 0, "relative imports hide where they lead"
             assert node.module is not None
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif (
-            strings and isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value)
-        ):
-            found.add(str(node.value).partition(":")[0])  # given to import_module
+        elif strings and isinstance(node, ast.Constant) and (named := MODULE.fullmatch(str(node.value))):
+            found.add(named[1])  # given to import_module
     return found
 
 
@@ -95,6 +93,7 @@ def test_a_wrong_import_would_be_found() -> None:
         ("runtime", "import_module('pivotpatch.inference.scoring')"),
         ("core", "from pivotpatch.models.heads import Head"),
         ("data", "import_module('pivotpatch.peers.csra')"),
+        ("data", "import_module(f'pivotpatch.peers.{name}')"),
         ("data", "def f():\n    from pivotpatch import inference"),
         ("models", "import pivotpatch"),
     ):
