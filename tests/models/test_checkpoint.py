@@ -73,6 +73,17 @@ def test_everything_comes_back(model: PatchClassifier, tmp_path: Path) -> None:
     assert not loaded.training
 
 
+def test_half_the_bytes_say_nearly_the_same(model: PatchClassifier, folder: Path, tmp_path: Path) -> None:
+    model.thresholds = (0.1, 0.2, 0.3)
+    save_checkpoint(model, tmp_path / "small", half=True)
+    sizes = [(place / "model.safetensors").stat().st_size for place in (folder, tmp_path / "small")]
+    assert sizes[1] < 0.55 * sizes[0]
+    small = load_checkpoint(tmp_path / "small")
+    assert small.thresholds == model.thresholds
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(small.state_dict()[key], value, rtol=1e-3, atol=1e-6)  # float32 again
+
+
 def test_a_failed_save_leaves_the_last_good_one(model: PatchClassifier, folder: Path) -> None:
     """A limit on the size of a file is the full disk that a test can have."""
     before = (folder / "model.json").read_bytes(), (folder / "model.safetensors").read_bytes()
