@@ -144,6 +144,10 @@ def test_decisions_at_the_boundary() -> None:
     assert TopK(2).decide(torch.zeros(5, 4)).sum(1).tolist() == [2] * 5  # even where all are alike
 
 
+def test_a_prior_is_the_share_of_the_images_that_are_known() -> None:
+    assert PriorMatched.from_target(torch.tensor([[1.0], [NAN], [0.0]])).priors == (0.5,)
+
+
 def test_the_best_fixed_threshold_is_that_of_a_loop() -> None:
     scores, target = draw()
     scores = 0.4 + 0.6 * scores
