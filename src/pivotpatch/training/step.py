@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Literal
 
 import numpy as np
 import torch
@@ -89,8 +88,8 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
     whole = (images, target, torch.from_numpy(rows), indices)
     # Compiling for a batch of another size, the last of an epoch or one with unreadable images, would take minutes.
     usual = len(range(run.accelerator.process_index, config.train.batch_size, run.accelerator.num_processes))
-    compiled = run.compiled and len(images) == usual
-    stance: Literal["default", "force_eager"] = "default" if compiled else "force_eager"
+    odd = run.compiled and len(images) != usual
+    compiled = run.compiled and not odd and device.type == "cuda"
     shares = list(zip(*(part.chunk(config.train.accumulate) for part in whole), strict=True))
     for number, (pixels, truth, places, chosen) in enumerate(shares, 1):
         views: Views | Kept
@@ -103,12 +102,11 @@ def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int
             else:
                 drawn = places[:, None] * count + torch.arange(count)  # for these images, in the order of `make_views`
                 order = torch.cat([drawn[:, 0], drawn[:, 1:].flatten()])
-                views = run.task.make_views(
-                    pixels, augmentation=augmentation.select(order), compiled=compiled and device.type == "cuda"
-                )
+                views = run.task.make_views(pixels, augmentation=augmentation.select(order), compiled=compiled)
         with nullcontext() if number == len(shares) else run.accelerator.no_sync(run.step_module):
             autocast = torch.autocast(device.type, run.dtype, enabled=run.dtype != torch.float32)
-            with record_function("forward"), autocast, torch.compiler.set_stance(stance):
+            eagerly = torch.compiler.set_stance("force_eager") if odd else nullcontext()
+            with record_function("forward"), autocast, eagerly:
                 parts = run.step_module(views, truth.to(device, non_blocking=True))
             with record_function("backward"):
                 (parts.sum() * scale).backward()
