@@ -55,6 +55,8 @@ def test_query2label_may_let_its_labels_attend_to_each_other() -> None:
         ("ml_decoder", {"groups": 0}, "head 'ml_decoder': cannot be built with"),
         ("csra", {"heads": 3}, "CSRA: heads is 3; give one of 1, 2, 4, 6, 8"),
         ("ida", {"samples": 3}, "IDA: 16 channels and 3 samples"),
+        ("rarl", {"steps": 0}, "head 'rarl': steps is 0; give 1 or more"),
+        ("kssnet", {"own": -0.5}, "head 'kssnet': own is -0.5; give 0 or more"),
         ("c_tran", {"attention_heads": 3}, "head 'c_tran': cannot be built with .*divisible by num_heads"),
     ],
 )

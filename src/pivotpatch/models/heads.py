@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -276,7 +277,12 @@ def make_head(name: str, *, features: int, labels: int, options: Mapping[str, He
     make = HEADS.get(name) or _find_peer(name)
     given = dict(options or {})
     with explaining(f"head {name!r}", f"cannot be built with {quote(given)}", "change what it does not take"):
-        return make(features, labels, **given)
+        made = make(features, labels, **given)
+    for key, value in given.items():
+        counts = type(signature(make).parameters[key].default) is int and not key.endswith("layers")
+        if value is not None and value < counts:  # 1 of what is counted, but there may be no layers at all
+            raise InputError(f"head {name!r}", f"{key} is {value}", f"give {int(counts)} or more")
+    return made
 
 
 def _find_peer(name: str) -> Callable[..., Head]:

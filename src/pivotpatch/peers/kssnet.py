@@ -98,5 +98,5 @@ def superimpose(counts: Tensor, *, own: float) -> Tensor:
     near = find_conditionals(counts)
     near = (near + near.t()) / 2
     mixed = (1 - own) * near * (near >= LEAST) + own * torch.eye(len(counts), device=counts.device)
-    scale = mixed.sum(dim=1).rsqrt()
+    scale = mixed.sum(dim=1).clamp(min=1e-12).rsqrt()  # with own=0 a label may have no neighbour at all
     return scale[:, None] * mixed * scale
