@@ -132,7 +132,7 @@ def test_scores_are_put_in_the_order_of_others(tmp_path: Path) -> None:
         ({"schema": None}, "its note or a column cannot be read .*; it is damaged"),
         ({"labels": list(LABELS[:3])}, r"damaged .*\(cannot reshape array of size 20 into shape \(5,3\)\)"),
         ({"labels": ["a", "b", "a", "c"]}, "a stand twice"),
-        ({"lam": -1}, r"s\.parquet: lam is -1.0; give a finite number"),
+        ({"lam": -1}, r"s\.parquet: lam is -1.0; give a number"),
         ({"overlap": 1.5}, r"s\.parquet: overlap is 1.5; give a share of a patch's side"),
         ({"thresholds": [0.5]}, "thresholds or calibration are not those of 4 labels"),
     ],

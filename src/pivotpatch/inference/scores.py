@@ -113,7 +113,7 @@ class Scores:
         Thresholds and calibration are forgotten: they belong to the old probabilities.
         """
         image, pooled, weights = self.get("image"), self.get("patch"), self.weights
-        lam = self.lam if lam is None else lam
+        lam = Patching(lam=self.lam if lam is None else lam).lam  # refuses what is none
         if temperature not in (None, self.temperature):
             if self.patch_logits is None or weights is None:
                 raise InputError("scores", "the patches were not kept", "score the images again with --keep-patches")

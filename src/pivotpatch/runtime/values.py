@@ -102,7 +102,7 @@ class Patching:
         for name, valid, todo in (
             ("grid", lambda value: isinstance(value, int) and value >= 1, "give a whole number of patches per side"),
             ("overlap", lambda value: 0 <= value < 1, "give a share of a patch's side, 0 or more and below 1"),
-            ("lam", lambda value: 0 <= value < math.inf, "give a finite number, 0 or more"),
+            ("lam", lambda value: 0 <= value <= 1e6, "give a number from 0 to a million"),
             ("temperature", lambda value: value > 0, "give a number above 0"),
         ):
             value = getattr(self, name)
