@@ -95,6 +95,7 @@ CHANGES = {
     "deep": ["model.head_options={deep_regions=true}"],
     "two_stages": ["model.backbone_options={stride_in_conv1=true, two_stages=true}"],
     "taught": [],  # of a model of regions, by --teacher
+    "started": [],  # with --weights of the teacher: the student begins as its teacher
     "grid3": ["task.grid=3"],
     "grid7": ["task.grid=7"],
     "small64": ["task.patch_size=64"],
