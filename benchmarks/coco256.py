@@ -42,7 +42,9 @@ SIZES = {
     "352": ["model.image_size=352", "train.epochs=15"],
     "320": ["model.image_size=320", "train.epochs=15"],
     "272": ["model.image_size=272", "train.epochs=15"],
+    "260": ["model.image_size=260", "train.epochs=15"],
     "256": ["model.image_size=256", "train.epochs=15"],
+    "240": ["model.image_size=240", "train.epochs=15"],
     "224": ["model.image_size=224", "train.epochs=15"],
     "208": ["model.image_size=208", "train.epochs=15"],
     "160": ["model.image_size=160", "train.epochs=15"],
@@ -93,6 +95,7 @@ CHANGES = {
     "deep": ["model.head_options={deep_regions=true}"],
     "two_stages": ["model.backbone_options={stride_in_conv1=true, two_stages=true}"],
     "taught": [],  # of a model of regions, by --teacher
+    "started": [],  # with --weights of the teacher: the student begins as its teacher
     "grid3": ["task.grid=3"],
     "grid7": ["task.grid=7"],
     "small64": ["task.patch_size=64"],
@@ -125,7 +128,10 @@ CHANGES = {
     "30": ["train.epochs=30"],
     "75": ["train.epochs=75"],  # a plain model by as much training as a PAT-T of 15 epochs
     "rewritten": [],  # by the code that rewrites a network's slow parts, as every run is now: a name for the comparison
+    # Other backbones, by --weights of their own.
     "lite0": ["model.backbone=tf_efficientnet_lite0", "model.backbone_options={}"],
+    "lite1": ["model.backbone=tf_efficientnet_lite1", "model.backbone_options={}"],
+    "lite2": ["model.backbone=tf_efficientnet_lite2", "model.backbone_options={}"],
 }
 
 
