@@ -95,7 +95,7 @@ CHANGES = {
     "deep": ["model.head_options={deep_regions=true}"],
     "two_stages": ["model.backbone_options={stride_in_conv1=true, two_stages=true}"],
     "taught": [],  # of a model of regions, by --teacher
-    "started": [],  # with --weights of the teacher: the student begins as its teacher
+    "started": [],  # after taught: with the weights of --teacher, its heads too, in the place of --weights
     "grid3": ["task.grid=3"],
     "grid7": ["task.grid=7"],
     "small64": ["task.patch_size=64"],
@@ -197,7 +197,8 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
     wanted = [change for each in extra for change in (list_own(method) if each == "own" else CHANGES[each])]
     wanted += [f'distil.teachers=["{args.teacher}"]'] if "taught" in extra else []
     changes = [*COMMON, *SIZES[size], *METHODS[method], *wanted, f"train.seed={seed}", *args.set]
-    config = load_config(None, [*data, f"model.weights={args.weights}", *changes])
+    weights = Path(args.teacher) / "model.safetensors" if "started" in extra else args.weights
+    config = load_config(None, [*data, f"model.weights={weights}", *changes])
     folder = Path(tempfile.mkdtemp())
     torch.compiler.reset()  # else torch gives up compiling after a few networks
     try:
