@@ -15,6 +15,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import RandAugment
 from torchvision.transforms.v2 import functional as TF
 
+from pivotpatch.accel import device
 from pivotpatch.accel.device import choose_compiled
 from pivotpatch.core.patches import cut_patches, resize_images
 from pivotpatch.data import augment
@@ -106,8 +107,7 @@ def test_patches_of_another_size_take_their_own_augmentation() -> None:
 @pytest.mark.slow
 def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced whole, but run without the code generator, which takes a minute."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
-    choose = cache(choose_compiled.__wrapped__)
+    choose, _ = watch_compiler(monkeypatch)
     for module in (augment, view_making):
         monkeypatch.setattr(module, "choose_compiled", choose)
     for count in (12, 7):
@@ -115,6 +115,32 @@ def test_compiled_views_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         make = partial(make_views, make_model(source_size=64), images, augmentation=drawn)
         for plain, compiled in zip(make()[:2], make(compiled=True)[:2], strict=True):
             assert torch.equal(plain, compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("randaugment", ["torchvision", "published"])
+def test_an_operation_is_compiled_once_for_any_number_of_views(
+    randaugment: Literal["torchvision", "published"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose, traced = watch_compiler(monkeypatch)
+    for count in (1, 60, 9, 23):
+        views, drawn = photographs(count), draw(count, AugmentPolicy(cutout=0, randaugment=randaugment), seed=count)
+        assert torch.equal(drawn.apply(views, compiled=True), drawn.apply(views))
+    assert len(traced) == choose.cache_info().currsize >= len(OPERATIONS)
+
+
+def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[torch.fx.GraphModule]]:
+    """Compile without the code generator: what compiles, anew, and what it has traced."""
+    traced: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        traced.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count, fullgraph=True))
+    choose = cache(choose_compiled.__wrapped__)
+    monkeypatch.setattr(device, "choose_compiled", choose)
+    return choose, traced
 
 
 @pytest.mark.gpu

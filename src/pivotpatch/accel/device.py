@@ -29,8 +29,18 @@ def can_run(kernel: Callable[[torch.device], object], device: torch.device) -> b
 
 @cache
 def choose_compiled(function: Callable[..., Tensor], *, compiled: bool) -> Callable[..., Tensor]:
-    """A function, or what it is compiled to; the number of views becomes a variable once it has changed."""
+    """A function, or what it is compiled to."""
     return torch.compile(function) if compiled else function
+
+
+def call_compiled(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """A function (N,...) of tensors (N,...), compiled once for every N of 1 or more."""
+    count = len(tensors[0])
+    # Copies: for one row, and for a tensor that begins amid another's memory, torch would compile anew.
+    given = [torch.cat([tensor, tensor]) if count == 1 else tensor.clone() for tensor in tensors]
+    for tensor in given:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return choose_compiled(function, compiled=True)(*given)[:count]
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as TF
 
-from pivotpatch.accel.device import choose_compiled, send_tensor
+from pivotpatch.accel.device import call_compiled, choose_compiled, send_tensor
 from pivotpatch.core.patches import crop_images
 
 STEPS = 9
@@ -152,10 +153,10 @@ def _operate(views: Tensor, operation: Tensor, strength: Tensor, place: Tensor, 
     strengths = send_tensor(strength[order], views.device).reshape(-1, 1, 1, 1).split(counts)
     places = send_tensor(place[order], views.device).split(counts)
     results = []
-    for kind, group, force, where in zip(kinds, groups, strengths, places, strict=True):
+    for kind, group, *drawn in zip(kinds, groups, strengths, places, strict=True):
         if len(group):
-            apply = choose_compiled(kind.apply, compiled=compiled)
-            results.append(apply(group, force, where) if kind.placed else apply(group, force))
+            apply = partial(call_compiled, kind.apply) if compiled else kind.apply
+            results.append(apply(group, *drawn[: 1 + kind.placed]))
     return _take(torch.cat(results), order.argsort())
 
 
