@@ -114,8 +114,9 @@ CHANGES = {
     "lr2": ["optimiser.lr=2e-4"],
     "lr3": ["optimiser.lr=3e-4"],
     "lr5": ["optimiser.lr=5e-4"],
-    # A smaller rate for the head alone: the first step of some heads moves logits hundreds of times further than the
-    # plain head's (first_step.py).
+    # Another rate for the head alone: ten times the backbone's, as CSRA and ML-GCN have it, or a smaller one,
+    # for the first step of some heads moves logits hundreds of times further than the plain head's (first_step.py).
+    "head10": ["optimiser.lr=1e-3", "optimiser.backbone_share=0.1"],
     "head0.1": ["optimiser.lr=1e-5", "optimiser.backbone_share=10"],
     "head0.01": ["optimiser.lr=1e-6", "optimiser.backbone_share=100"],
     "head0.003": ["optimiser.lr=3e-7", "optimiser.backbone_share=333.3"],
