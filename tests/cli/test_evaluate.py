@@ -3,6 +3,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -94,6 +96,23 @@ def test_tags_are_judged_as_predict_gave_them(suffix: str, photos: Path, capsys:
     assert "alone; write it with" in read_refusal(capsys, "audit", "pairs", few_tags, "photos.csv")
     Path(f"{few_tags}.summary.json").write_text("{}")
     assert "its tags or few" in read_refusal(capsys, "evaluate", few_tags, "photos.csv")
+
+
+def test_tags_of_rows_of_a_table_are_judged_by_that_table(photos: Path, capsys: Errors) -> None:
+    """Bulk tagging names images inside a table by row, the table may have names of its own for them."""
+    save("model")
+    records = read_photos()
+    rows = [{"bytes": records[i].image.read_bytes(), "path": f"{20 - i}.png"} for i in range(21)]  # type: ignore[union-attr]
+    labels = [[LABELS[label] for label in record.positive] for record in records]
+    Path("inside").mkdir()
+    for name, part in (("a", slice(0, 9)), ("b", slice(9, 21))):
+        pq.write_table(pa.table({"image": rows[part], "labels": labels[part]}), f"inside/{name}.parquet")
+    packed = ["inside/b.parquet", "inside/a.parquet", "--model", "model", "--workers", "0"]
+    assert main(["predict", *packed, "--out", "tags.parquet", "--all-probs"]) == 0
+    capsys.readouterr()
+    found = evaluate(capsys, "tags.parquet", "inside", "--resamples", "0")
+    live = evaluate(capsys, "model", "inside", *QUICK)
+    assert found["mAP"]["image"] == pytest.approx(live["mAP"]["tde"], abs=1e-3)
 
 
 def test_a_file_of_scores_is_judged_with_another_lam(photos: Path, capsys: Errors) -> None:

@@ -241,8 +241,10 @@ class EmbeddedStore:
 
     def name(self, index: int) -> str:
         """The name that the table gives, or the file's name and the row in it."""
-        if self.names is not None:
-            return str(self.names[index].as_py())
+        return self.name_row(index) if self.names is None else str(self.names[index].as_py())
+
+    def name_row(self, index: int) -> str:
+        """The file's name and the row in it, as bulk tagging names the image."""
         at, row = self._find(index)
         return f"{self.files[at].name}#{row + 1}"
 

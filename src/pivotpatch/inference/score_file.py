@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
-from pivotpatch.data.table_files import open_parquet, read_columns, read_schema
+from pivotpatch.data.table_files import EmbeddedStore, open_parquet, read_columns, read_schema
 from pivotpatch.errors import InputError, choose_one_of, explaining, shorten
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.runtime.parts import TagTable, read_tags
@@ -245,6 +245,10 @@ def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Score
             records = keep_common_labels(records, scores.labels, whose=where, tell=tell or (lambda _: None))
         other, target, names = records.name, records.target(), tuple(map(records.name_at, range(len(records))))
         like = Scores(records.labels.names, names, target, {"image": target}, indices=torch.arange(len(records)))
+        if scores.given is not None and isinstance(records.images, EmbeddedStore):
+            rows = {records.images.name_row(records.place(row)): name for row, name in enumerate(names)}
+            pictures = tuple(rows.get(PurePath(picture).name, picture) for picture in scores.pictures)
+            scores = replace(scores, pictures=pictures)
     if scores.given is not None:
         scores = _name_as(scores, like.pictures, where, other, tell)
     there = set(scores.pictures)
