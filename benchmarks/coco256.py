@@ -37,6 +37,7 @@ COMMON = [
 ]
 SIZES = {
     "496": ["model.image_size=496", "train.epochs=15"],
+    "480": ["model.image_size=480", "train.epochs=15"],
     "448": ["model.image_size=448", "train.epochs=15"],
     "416": ["model.image_size=416", "train.epochs=15"],
     "352": ["model.image_size=352", "train.epochs=15"],
