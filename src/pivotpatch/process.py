@@ -45,10 +45,12 @@ class StopSignals:
 
     Attributes:
         received: the signal that asked, None as long as none has.
+        patient: whether the first one is only noted; False where nothing would be lost.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.patient = True
         self._since = 0.0
 
     def __enter__(self) -> "StopSignals":
@@ -62,9 +64,10 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self.received is None:
-            self.received, self._since = signal.Signals(number), time.monotonic()
-        elif time.monotonic() - self._since > _TOGETHER:
+        first, now = self.received is None, time.monotonic()
+        if first:
+            self.received, self._since = signal.Signals(number), now
+        if not self.patient if first else now - self._since > _TOGETHER:
             raise KeyboardInterrupt
 
 

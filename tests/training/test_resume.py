@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from run_process import (
     when,
     write_images,
 )
+from torch import nn
 
 from pivotpatch.errors import InputError
 from pivotpatch.models import load_checkpoint
@@ -244,6 +246,23 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(SHORT, tmp_path / "run", progress=when("train", 6, press_twice))
     assert read_step(tmp_path / "run") == 4
+
+
+@pytest.mark.slow
+def test_a_run_is_stopped_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_forever(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("it still compiles")
+
+    config, out = make_config("train.epochs=1", "precision.compile=true"), tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=compile_forever))
+        result = fit(config, out)
+    assert (result.stopped_by, result.metrics["steps"]) == (signal.SIGTERM, 0)
+    torch.compiler.reset()
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    assert resume(out).stopped_by is None
+    assert read_step(out) == 7
 
 
 @pytest.mark.slow

@@ -165,6 +165,10 @@ class _Trainer:
                         tested["test"] = self.test()
                     except _Interrupted as interrupted:
                         stopped_by = interrupted.args[0]
+                    except KeyboardInterrupt:
+                        if self.stop.patient:
+                            raise
+                        stopped_by = self.stop.received
                     metrics = self.describe(finished=stopped_by is None) | tested
                 self.folder.write_metrics(metrics)
         except InputError as error:
@@ -222,6 +226,8 @@ class _Trainer:
         """Train until the schedule ends, patience does, or somebody asks to stop."""
         run, state, patience = self.run, self.state, self.run.config.evaluation.patience
         sampler, save_every = run.loader.epoch_sampler, run.config.output.save_every
+        # Compiling takes minutes, and never ends where the processes that do it were sent the signal too.
+        self.stop.patient = not run.compiled or run.accelerator.num_processes > 1
         while True:
             epoch, done = divmod(state.step, run.steps_per_epoch)
             if done == 0 and state.step > state.evaluated:
@@ -232,6 +238,7 @@ class _Trainer:
             for number, (share, batch) in enumerate(zip(list(sampler), run.loader, strict=True), done):
                 rows = sampler.rows(number)[np.isin(share, batch.indices)]
                 numbers = take_step(run, batch, step=state.step, rows=rows)
+                self.stop.patient = True
                 state.step += 1
                 self.recent.append((numbers, batch.indices))
                 self.note_failures(batch.failures)
