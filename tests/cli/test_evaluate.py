@@ -115,6 +115,26 @@ def test_tags_of_rows_of_a_table_are_judged_by_that_table(photos: Path, capsys: 
     assert found["mAP"]["image"] == pytest.approx(live["mAP"]["tde"], abs=1e-3)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_rows_of_tables_of_one_name_are_told_apart_by_their_folders(named: bool, photos: Path, capsys: Errors) -> None:
+    save("model")
+    records = read_photos()
+    held = [records[i].image.read_bytes() for i in range(20)]  # type: ignore[union-attr]
+    rows = [{"bytes": row, "path": f"{i}.png"} for i, row in enumerate(held)] if named else held
+    labels = [[LABELS[label] for label in record.positive] for record in records]
+    for name, part in (("a", slice(0, 10)), ("b", slice(10, 20))):
+        Path("inside", name).mkdir(parents=True)
+        pq.write_table(pa.table({"image": rows[part], "labels": labels[part]}), f"inside/{name}/part.parquet")
+    both = "table:inside/*/part.parquet"
+    for name, data in (("a", "inside/a/part.parquet"), ("b", "inside/b/part.parquet"), ("*", both)):
+        tagged = [*map(str, sorted(Path("inside").glob(f"{name}/part.parquet"))), "--model", "model", "--workers", "0"]
+        assert main(["predict", *tagged, "--out", "tags.csv", "--all-probs", "--overwrite"]) == 0
+        capsys.readouterr()
+        found = evaluate(capsys, "tags.csv", both, "--resamples", "0")
+        live = evaluate(capsys, "model", data, *QUICK, "--save", f"of-{name.strip('*')}.parquet")
+        assert found["mAP"]["image"] == pytest.approx(live["mAP"]["tde"], abs=1e-3)
+
+
 def test_a_file_of_scores_is_judged_with_another_lam(photos: Path, capsys: Errors) -> None:
     model = save("model")
     evaluate(capsys, "model", "photos.csv", *QUICK, "--save", "whole.parquet", "--keep-patches")

@@ -229,6 +229,7 @@ class EmbeddedStore:
         """
         telling = names is not None and pc.count_distinct(names, mode="only_valid").as_py() == len(names)
         self.files, self.leaf, self.names = list(files), leaf, names if telling else None
+        self._titles = _tell_apart(files)
         self._unpacked, self._starts = [_find_unpacked(path, leaf) for path in files], [0]
         for path in files:
             with open_parquet(path) as file:
@@ -240,13 +241,13 @@ class EmbeddedStore:
         return self._starts[-1]
 
     def name(self, index: int) -> str:
-        """The name that the table gives, or the file's name and the row in it."""
+        """The name that the table gives, or the file and the row in it."""
         return self.name_row(index) if self.names is None else str(self.names[index].as_py())
 
     def name_row(self, index: int) -> str:
-        """The file's name and the row in it, as bulk tagging names the image."""
+        """The file and the row in it: an end of the path by which bulk tagging names the image."""
         at, row = self._find(index)
-        return f"{self.files[at].name}#{row + 1}"
+        return f"{self._titles[at]}#{row + 1}"
 
     def source(self, index: int) -> bytes:
         """The image's encoded bytes."""
@@ -258,6 +259,15 @@ class EmbeddedStore:
     def _find(self, index: int) -> tuple[int, int]:
         at = bisect_right(self._starts, index) - 1
         return at, index - self._starts[at]
+
+
+def _tell_apart(files: Sequence[Path]) -> list[str]:
+    """The names of files; where two have the same, their paths from the folder that holds all of them."""
+    names = [path.name for path in files]
+    if len({*names}) == len(names):
+        return names
+    top = os.path.commonpath([path.absolute().parent for path in files])
+    return [path.absolute().relative_to(top).as_posix() for path in files]
 
 
 def _find_unpacked(path: Path, leaf: str) -> Path:

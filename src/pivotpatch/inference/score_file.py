@@ -238,19 +238,17 @@ def _make_scores(
 
 def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Scores | None, tell: Tell | None) -> Scores:
     """The same scores in the order of a data set or of other scores, and with their truth."""
-    other, paired = "the other scores", like is not None
+    other, paired, ends = "the other scores", like is not None, dict[str, str]()
     if like is None:
         assert records is not None
         if scores.labels != records.labels.names:
             records = keep_common_labels(records, scores.labels, whose=where, tell=tell or (lambda _: None))
         other, target, names = records.name, records.target(), tuple(map(records.name_at, range(len(records))))
         like = Scores(records.labels.names, names, target, {"image": target}, indices=torch.arange(len(records)))
-        if scores.given is not None and isinstance(records.images, EmbeddedStore):
-            rows = {records.images.name_row(records.place(row)): name for row, name in enumerate(names)}
-            pictures = tuple(rows.get(PurePath(picture).name, picture) for picture in scores.pictures)
-            scores = replace(scores, pictures=pictures)
+        if isinstance(records.images, EmbeddedStore):
+            ends |= {records.images.name_row(records.place(row)): name for row, name in enumerate(names)}
     if scores.given is not None:
-        scores = _name_as(scores, like.pictures, where, other, tell)
+        scores = _name_as(scores, {name: name for name in like.pictures} | ends, where, other, tell)
     there = set(scores.pictures)
     missing = [name for name in like.pictures if name not in there]
     if tell is not None and not paired and 0 < len(missing) <= _MOST * len(like):
@@ -273,14 +271,14 @@ def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Score
     return replace(scores, target=like.target, indices=like.indices)
 
 
-def _name_as(scores: Scores, wanted: Sequence[str], where: str, other: str, tell: Tell | None) -> Scores:
-    """Scores of absolute paths, by the wanted names that these end in; images that nobody wants are left out."""
-    names, found = set(wanted), dict[int, str]()
+def _name_as(scores: Scores, wanted: Mapping[str, str], where: str, other: str, tell: Tell | None) -> Scores:
+    """Scores of absolute paths, by the names of the wanted ends; images that nobody wants are left out."""
+    found = dict[int, str]()
     for row, picture in enumerate(scores.pictures):
         parts = PurePath(picture).parts
         for start in reversed(range(len(parts))):  # the longest of several ends stays
-            if (end := str(PurePath(*parts[start:]))) in names:
-                found[row] = end
+            if (end := str(PurePath(*parts[start:]))) in wanted:
+                found[row] = wanted[end]
     if not found:
         return scores
     if tell is not None and len(found) < len(scores):
