@@ -126,6 +126,9 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
             open_weights(path, architecture, labels=labels)
     with pytest.raises(InputError, match="w.pth: is a file; say of what model: --architecture RECIPE"):
         open_model(path)
+    exported = path.rename(path.with_suffix(".onnx"))
+    with pytest.raises(InputError, match=r"w\.onnx: is an ONNX file.*to judge it, give evaluate what predict --out"):
+        open_model(exported)
 
 
 def test_training_takes_a_head_only_where_it_fits(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pivotpatch.models.foreign import CONFIG, ForeignClassifier, OnnxNetwork, bu
 from pivotpatch.models.hub import fetch_folder
 from pivotpatch.models.patch_classifier import PAPER, PatchClassifier
 from pivotpatch.models.weights import load_exactly, read_head_options, read_labels, read_weights, rename_published
-from pivotpatch.runtime.checks import BUNDLED, check_model, is_named
+from pivotpatch.runtime.checks import BUNDLED, EXPORTED, check_model, is_named
 from pivotpatch.runtime.values import Patching
 
 # Modules of kinds of model; those of other systems are imported where a checkpoint needs one, as their heads are.
@@ -85,6 +85,10 @@ def find_checkpoint(name: str | os.PathLike[str]) -> Path:
     path = find_bundled(os.fspath(name)) or Path(name)
     check_model(path)
     todo = "give the folder of a run or checkpoint, or an .onnx file"
+    if path.is_file() and path.name.lower().endswith(EXPORTED):
+        say = "to judge it, give evaluate what predict --out --all-probs writes with it"
+        what = "give the run or checkpoint that it comes from, or --architecture of somebody's graph"
+        raise InputError(str(path), "is an ONNX file, which only predict, watch, app and review open", f"{what}; {say}")
     if path.is_file():
         say = "say of what model: --architecture RECIPE or BACKBONE+HEAD, in Python open_weights"
         raise InputError(str(path), "is a file", f"{say}; or {todo}")
