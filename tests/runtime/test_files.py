@@ -65,6 +65,9 @@ def test_folders_patterns_and_lines_name_images_in_order(here: Path) -> None:
         "photos/b.jpg",
         " a b.png",
     ]
+    (here / "photos.CSV").touch()
+    with pytest.raises(InputError, match="photos.CSV: is a table, not an image; give its images, or their folder"):
+        find_images(["photos", "photos.CSV"])
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -21,6 +21,8 @@ OTHER = (".jxl", ".psd")
 """Suffixes of images in formats that are not read."""
 VIDEO = (".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpg", ".mts", ".webm", ".wmv")
 """Suffixes of videos."""
+TABLES = (".csv", ".tsv", ".json", ".jsonl")
+"""Suffixes of tables, which bulk tagging does not read."""
 _ALWAYS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".jp2")
 STDIN = "-"
 # Only a name with one of these can leave its root: a root, a drive, or a step up.
@@ -158,6 +160,9 @@ def find_images(
         if word != STDIN and not os.path.lexists(word) and not glob.has_magic(word):
             todo = "download it and give its path" if "://" in word else "check the path"
             raise InputError(word, "there is no such file or folder", todo)
+        if word.lower().endswith(TABLES) and os.path.isfile(word):  # noqa: PTH113
+            todo = "give its images, or their folder; predict --out also takes a .txt or .parquet file of them"
+            raise InputError(word, "is a table, not an image", todo)
     counts: Counter[str] = Counter() if unread is None else unread
     return (path for word in words for path in _find(word, lines, counts))
 
