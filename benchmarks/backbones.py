@@ -18,19 +18,17 @@ import numpy as np
 import torch
 from predict import measure
 from recording import describe_machine, write_json
-from torch import Tensor, nn
+from torch import nn
+from word_vectors import fit_head, judge_head, pool_features
 
-from pivotpatch.core.metrics import average_precision
 from pivotpatch.data.address import open_records
-from pivotpatch.data.loading import hold_images
 from pivotpatch.models.classifier import MultiLabelClassifier
-from pivotpatch.models.views import make_views
 from pivotpatch.runtime.engine import open_onnx
 
 RESULT = Path(__file__).parent / "results" / "backbones_cpu.json"
 INPUTS = {0: (224, 272, 336), 1: (240,), 2: (260,)}
 LABELS = tuple(f"label {number}" for number in range(80))
-STEP, BATCH = 100, 8  # images that pass a backbone at once; that are timed together
+BATCH = 8  # images that are timed together
 
 
 def main() -> None:
@@ -67,34 +65,16 @@ def judge(number: int, size: int, args: argparse.Namespace) -> list[float]:
     records = open_records(f"{args.data}@train")[: learned + judged]
     name, weights = f"tf_efficientnet_lite{number}", args.weights[number]
     model = MultiLabelClassifier(name, records.labels.names, image_size=size, weights=weights).eval()
-    parts = []
-    for start in range(0, len(records), STEP):
-        images = hold_images(records[start : start + STEP], size=(size, size)).images
-        with torch.inference_mode():
-            parts.append(model.backbone(make_views(model, images).image).mean(dim=(2, 3)))
-        print(f"lite{number} {size}: {start + STEP:,} of {len(records):,}", end="\r", flush=True)
-    features, target = torch.cat(parts).clone(), records.target()
+    features, target = pool_features(model, records, torch.mean), records.target()
     mean, spread = features[:learned].mean(0), features[:learned].std(0).clamp(min=1e-6)
     features = (features - mean) / spread
-    halves = features[:learned], target[:learned], features[learned:], target[learned:]
-    return [train(seed, *halves) for seed in args.seeds]
-
-
-def train(seed: int, features: Tensor, target: Tensor, others: Tensor, truth: Tensor, *, epochs: int = 20) -> float:
-    """MAP in per cent of a linear layer."""
-    torch.manual_seed(seed)
-    head = nn.Linear(features.shape[1], target.shape[1])
-    optimiser = torch.optim.AdamW(head.parameters(), 1e-3, weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1, 0, total_iters=epochs)
-    for _ in range(epochs):
-        for chosen in torch.randperm(len(features)).split(64):
-            loss = nn.functional.binary_cross_entropy_with_logits(head(features[chosen]), target[chosen])
-            optimiser.zero_grad()
-            (loss * target.shape[1]).backward()
-            optimiser.step()
-        schedule.step()
-    with torch.no_grad():
-        return 100 * average_precision(head(others), truth).mean
+    found = []
+    for seed in args.seeds:
+        torch.manual_seed(seed)
+        head = nn.Linear(features.shape[1], target.shape[1])
+        fit_head(head, features[:learned], target[:learned], epochs=20, decay=0.1)
+        found.append(judge_head(head, features[learned:], target[learned:]))
+    return found
 
 
 def time_all() -> dict[str, float]:

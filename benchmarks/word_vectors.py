@@ -7,7 +7,9 @@ images. Images are looked at once, without augmentation, and max-pooled as ML-GC
 """
 
 import argparse
+import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import hold_images
+from pivotpatch.data.records import RecordSet
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.views import make_views
 from pivotpatch.peers.label_priors import read_vectors
@@ -59,17 +62,22 @@ def embed(args: argparse.Namespace, split: str, count: int) -> tuple[Tensor, Ten
     changes = [*COMMON, *SIZES["224"], "task.kind=image", f"model.weights={args.weights}"]
     model = make_model(load_config(None, changes), records.labels.names).eval()
     assert isinstance(model, MultiLabelClassifier)
-    parts = []
-    for start in range(0, count, STEP):
-        images = hold_images(records[start : start + STEP], size=(224, 224)).images
+    return pool_features(model, records, torch.amax), records.target()
+
+
+def pool_features(model: MultiLabelClassifier, records: RecordSet, pool: Callable[..., Tensor]) -> Tensor:
+    """Features (N,D) of images that are looked at once, without augmentation."""
+    size, parts = model.preprocessing.image_size, []
+    for start in range(0, len(records), STEP):
+        images = hold_images(records[start : start + STEP], size=(size, size)).images
         with torch.inference_mode():
-            parts.append(model.backbone(make_views(model, images).image).amax(dim=(2, 3)))
-        print(f"{split}: {min(start + STEP, count):,} of {count:,}", end="\r", flush=True)
-    return torch.cat(parts).clone(), records.target()
+            parts.append(pool(model.backbone(make_views(model, images).image), dim=(2, 3)))
+        print(f"{records.name}: {min(start + STEP, len(records)):,} of {len(records):,}", end="\r", flush=True)
+    return torch.cat(parts).clone()
 
 
 def train(kind: str, seed: int, vectors: Tensor, splits: dict[str, tuple[Tensor, Tensor]], *, epochs: int) -> float:
-    """MAP in per cent of one head, trained with 64 images a step."""
+    """MAP in per cent of one head."""
     torch.manual_seed(seed)
     (features, target), (others, truth) = splits["train"], splits["test"]
     head: nn.Module = nn.Linear(features.shape[1], target.shape[1])
@@ -79,18 +87,30 @@ def train(kind: str, seed: int, vectors: Tensor, splits: dict[str, tuple[Tensor,
         drawn, order = vectors.std() * torch.randn_like(vectors), torch.randperm(len(vectors))
         graph.words.take({"random": drawn, "given": vectors, "shuffled": vectors[order]}[kind])
         head = graph
-    optimiser = torch.optim.AdamW(head.parameters(), 1e-3)
+    fit_head(head, features, target, epochs=epochs, clip=10)
+    return judge_head(head, others, truth)
+
+
+def fit_head(
+    head: nn.Module, features: Tensor, target: Tensor, *, epochs: int, decay: float = 0.01, clip: float = math.inf
+) -> None:
+    """Train a head on features (N,D) and their target (N,L), with 64 images a step."""
+    optimiser = torch.optim.AdamW(head.parameters(), 1e-3, weight_decay=decay)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1, 0, total_iters=epochs)
     for _ in range(epochs):
         for chosen in torch.randperm(len(features)).split(64):
             loss = nn.functional.binary_cross_entropy_with_logits(head(features[chosen]), target[chosen])
             optimiser.zero_grad()
             (loss * target.shape[1]).backward()
-            nn.utils.clip_grad_norm_(head.parameters(), 10)
+            nn.utils.clip_grad_norm_(head.parameters(), clip)
             optimiser.step()
         schedule.step()
-    with torch.no_grad():
-        return 100 * average_precision(head(others), truth).mean
+
+
+@torch.no_grad()
+def judge_head(head: nn.Module, features: Tensor, target: Tensor) -> float:
+    """MAP in per cent."""
+    return 100 * average_precision(head(features), target).mean
 
 
 if __name__ == "__main__":

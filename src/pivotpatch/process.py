@@ -64,10 +64,12 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        first, now = self.received is None, time.monotonic()
-        if first:
-            self.received, self._since = signal.Signals(number), now
-        if not self.patient if first else now - self._since > _TOGETHER:
+        if self.received is None:
+            self.received, self._since = signal.Signals(number), time.monotonic()
+            wait = self.patient
+        else:
+            wait = time.monotonic() - self._since <= _TOGETHER
+        if not wait:
             raise KeyboardInterrupt
 
 

@@ -245,7 +245,7 @@ def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Score
             records = keep_common_labels(records, scores.labels, whose=where, tell=tell or (lambda _: None))
         other, target, names = records.name, records.target(), tuple(map(records.name_at, range(len(records))))
         like = Scores(records.labels.names, names, target, {"image": target}, indices=torch.arange(len(records)))
-        if isinstance(records.images, EmbeddedStore):
+        if scores.given is not None and isinstance(records.images, EmbeddedStore):
             ends |= {records.images.name_row(records.place(row)): name for row, name in enumerate(names)}
     if scores.given is not None:
         scores = _name_as(scores, {name: name for name in like.pictures} | ends, where, other, tell)

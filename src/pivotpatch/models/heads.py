@@ -279,9 +279,10 @@ def make_head(name: str, *, features: int, labels: int, options: Mapping[str, He
     with explaining(f"head {name!r}", f"cannot be built with {quote(given)}", "change what it does not take"):
         made = make(features, labels, **given)
     for key, value in given.items():
-        counts = type(signature(make).parameters[key].default) is int and not key.endswith("layers")
-        if value is not None and value < counts:  # 1 of what is counted, but there may be no layers at all
-            raise InputError(f"head {name!r}", f"{key} is {value}", f"give {int(counts)} or more")
+        counted = type(signature(make).parameters[key].default) is int
+        least = 1 if counted and not key.endswith("layers") else 0  # there may be no layers at all
+        if value is not None and value < least:
+            raise InputError(f"head {name!r}", f"{key} is {value}", f"give {least} or more")
     return made
 
 

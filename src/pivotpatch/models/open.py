@@ -84,14 +84,13 @@ def find_checkpoint(name: str | os.PathLike[str]) -> Path:
     """The checkpoint folder of a bundled model, or that a run or checkpoint folder holds."""
     path = find_bundled(os.fspath(name)) or Path(name)
     check_model(path)
-    todo = "give the folder of a run or checkpoint, or an .onnx file"
     if path.is_file() and path.name.lower().endswith(EXPORTED):
         say = "to judge it, give evaluate what predict --out --all-probs writes with it"
         what = "give the run or checkpoint that it comes from, or --architecture of somebody's graph"
         raise InputError(str(path), "is an ONNX file, which only predict, watch, app and review open", f"{what}; {say}")
     if path.is_file():
         say = "say of what model: --architecture RECIPE or BACKBONE+HEAD, in Python open_weights"
-        raise InputError(str(path), "is a file", f"{say}; or {todo}")
+        raise InputError(str(path), "is a file", f"{say}; or give the folder of a run or checkpoint")
     if (path / DESCRIPTION).exists() or not any((path / part).exists() for part in _RUN):
         return path
     if not (path / "best").is_dir():
