@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from pivotpatch.accel.device import can_run
 from pivotpatch.accel.fusing import Finish, FusedConvolution, QuickBlur, _try_kernel, fuse_activations
-from pivotpatch.accel.inference import fold_norms
+from pivotpatch.accel.inference import fold_norms, quicken_inference
+from pivotpatch.accel.rewrites import FoldedPixels
 
 
 def count(network: nn.Module, kind: type[nn.Module]) -> int:
@@ -91,6 +92,22 @@ def test_what_cannot_be_folded_is_left_alone() -> None:
     next(broken.parameters()).fill_(1e38)
     assert broken(torch.rand(1, 3, 64, 64)).isnan().any()
     assert fold_norms(broken, side=64) is broken
+
+
+@pytest.mark.parametrize("folds", [True, False])
+@torch.no_grad()
+def test_what_a_gpu_is_quickest_with_is_a_copy(folds: bool) -> None:
+    """Also where no norm can be folded: a frozen run saves the backbone that it computed features with."""
+    backbone = make_backbone("resnet18")
+    if not folds:
+        next(backbone.parameters()).fill_(1e38)
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    quick = quicken_inference(backbone, side=64, device=torch.device("cuda"), dtype=torch.bfloat16)
+    assert (count(quick, nn.BatchNorm2d) == 0) == folds
+    assert count(quick, FoldedPixels) == 1  # it was rewritten
+    after = backbone.state_dict()
+    assert after.keys() == before.keys()
+    assert all(value.dtype == before[key].dtype and torch.equal(value, before[key]) for key, value in after.items())
 
 
 def add(made: Made, images: Tensor) -> Any:

@@ -86,6 +86,8 @@ def test_what_is_made_faster_says_the_same(backbone: str) -> None:
         expected = model.backbone(images)
         folded = fold_norms(model.backbone, side=64)
         folded.network = fuse_activations(folded.network)
+        hooks = [hook for part in folded.modules() for hook in part._forward_hooks.values()]
+        assert all(hook.func.__self__ is model.head for hook in hooks)  # which moves to a GPU with the model
         torch.testing.assert_close(folded(images), expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
 
 
