@@ -107,6 +107,24 @@ def test_other_labels_stay_bit_by_bit(kind: type) -> None:
         assert taught.adaptive.again.select(range(COUNT)) == model.adaptive.again
 
 
+@pytest.mark.parametrize(("fitted", "lam"), [(True, 1.0), (False, 0.5), (False, 1.0), (False, 4.0)])
+def test_as_many_images_get_a_label_as_its_lesson_says(fitted: bool, lam: float) -> None:
+    model, features = make()
+    if fitted:
+        tuned(model)
+    model.patching = replace(model.patching or Patching(), lam=lam)
+    usual = draw(200, features=features)
+    background = Background.measure(usual, rank=16)
+    lesson = teach(model, "mug", draw(20, shift=1, seed=1, features=features), background=background)
+    taught = add_label(model, lesson)
+    with torch.inference_mode():
+        out = taught.project_embeddings(usual)
+    probs = taught.calibration.apply(out.tde_logits / (1 + lam)) if taught.calibration else out.probs
+    assert taught.thresholds is not None
+    assert 0 < lesson.given < 0.5
+    assert (probs[:, -1] > taught.thresholds[-1]).float().mean().item() == pytest.approx(lesson.given, abs=0.011)
+
+
 @pytest.mark.parametrize("fitted", [True, False])
 def test_what_is_new_gets_the_label_and_other_images_do_not(fitted: bool) -> None:
     model, features = make()
@@ -118,8 +136,7 @@ def test_what_is_new_gets_the_label_and_other_images_do_not(fitted: bool) -> Non
     probs = []
     for seen in (shown, usual):
         logits = answer(taught, seen)
-        # Without a calibration a model's probability is the sigmoid of p + lam q.
-        probs.append(taught.calibration.apply(logits)[:, -1] if taught.calibration else (2 * logits[:, -1]).sigmoid())
+        probs.append((taught.calibration.apply(logits) if taught.calibration else logits.sigmoid())[:, -1])
     assert taught.thresholds is not None
     given = [(part > taught.thresholds[-1]).float().mean().item() for part in probs]
     assert given[0] == pytest.approx(lesson.recall.value, abs=0.2)

@@ -230,15 +230,13 @@ def teach(
     expected = share * hits + (1 - share) * alarms
     bounds = wilson_interval(torch.tensor(hits), torch.tensor(len(places)))
     bias = -(background.means @ background.axes @ axis)
-    scale = slope if model.calibration is not None else slope / (1 + lam)
-    base = offset if model.calibration is not None else offset / (1 + lam)
     row = background.axes @ axis
     alike = nn.functional.normalize(places[:, 0], dim=1)
     return Lesson(
         label=label,
         images=len(places),
-        row=scale * row,
-        offsets=(scale * bias[0].item() + base, scale * bias[1].item() + base),
+        row=slope * row,
+        offsets=(slope * bias[0].item() + offset, slope * bias[1].item() + offset),
         weights=temperature * row,
         image_calibration=image_fit,
         threshold=threshold,
