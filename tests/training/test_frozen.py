@@ -205,6 +205,16 @@ def test_heads_of_a_fold_learn_from_all_others_and_the_model_from_all() -> None:
     assert all(weight.grad is None for weight in task.model.backbone.parameters())
 
 
+def test_folds_do_not_change_what_the_model_learns(start: str, tmp_path: Path) -> None:
+    """Nor do clipped gradients: each head's own are clipped."""
+    learned = []
+    for folds in (0, 2):
+        out = tmp_path / str(folds)
+        fit(freeze(start, f"frozen.folds={folds}", "optimiser.clip_norm=0.5", "train.epochs=2"), out)
+        learned.append(load_checkpoint(out / "last").state_dict()["head.project.weight"])
+    assert torch.equal(*learned)
+
+
 def test_ordinary_images_teach_all_heads_as_images_without_the_new_labels_would() -> None:
     torch.manual_seed(0)
     model = PatchClassifier("test_resnet", ["known", "new"], image_size=32, patching=Patching(closer_size=48))

@@ -60,6 +60,14 @@ def test_no_threshold_does_better(rows: list[tuple[int, float]], goal: str) -> N
         assert not any(ours)
 
 
+def test_a_recall_that_is_no_binary_number_is_reached_by_its_share() -> None:
+    """0.56 of 25 is 14, and a little more as a product of floats."""
+    probs, target = torch.linspace(1, 0.01, 50)[:, None], torch.ones(50, 1)
+    target[25:] = 0
+    given = fit_thresholds(probs, target, goal=parse_goal("recall:0.56")).policy.decide(probs)
+    assert int(given.sum()) == 14
+
+
 def test_neighbouring_floats_are_parted() -> None:
     low = np.float32(0.7)
     high = np.nextafter(low, np.float32(1))

@@ -68,10 +68,12 @@ class RARLHead(Head):
 def find_reward(logits: Tensor, target: Tensor) -> Tensor:
     """Share (B,) of an image's n present labels that are among its n highest logits (B,L); 0 where it has none.
 
-    >>> find_reward(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1.0, 0.0, 1.0]]))
+    Labels of which nothing is known take no part.
+
+    >>> find_reward(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[torch.nan, 1.0, 0.0, 1.0]]))
     tensor([0.5000])
     """
     present = target.nan_to_num(0) > 0
     count = present.sum(dim=1)
-    rank = logits.argsort(dim=1, descending=True).argsort(dim=1)
+    rank = logits.masked_fill(target.isnan(), -torch.inf).argsort(dim=1, descending=True).argsort(dim=1)
     return (present & (rank < count[:, None])).sum(dim=1) / count.clamp(min=1)

@@ -37,17 +37,18 @@ def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> 
 
     Returns:
         (K + 2,) on the device: the K parts of the loss summed over the share, how many images it has, and the
-        norm of the gradient of the whole batch.
+        norm of the model's gradient of the whole batch.
     """
     config = run.config
     point = find_point(step, total=run.total_steps, schedule=config.schedule)
     set_point(run.optimiser, point, peak=config.optimiser.lr)
     parts = compute_gradients(run, batch, step=step, rows=rows)
     with record_function("norm"):
-        weights, limit = list(run.task.parameters()), config.optimiser.clip_norm
-        norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None])
-        if limit is not None:
-            clip_grads_with_norm_(weights, limit, norm)
+        limit, norms = config.optimiser.clip_norm, list[Tensor]()
+        for part in (run.task.model, *run.task.folds):  # heads of folds learn as if they were alone
+            norms.append(get_total_norm([weight.grad for weight in part.parameters() if weight.grad is not None]))
+            if limit is not None:
+                clip_grads_with_norm_(list(part.parameters()), limit, norms[-1])
     with record_function("optimiser"):
         run.optimiser.step()
         run.optimiser.zero_grad()
@@ -57,7 +58,7 @@ def take_step(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> 
         with record_function("average"):
             run.average.update(run.task.model, step=step + 1)
     count = parts.new_full((1,), len(batch.indices))  # filled on the device, which so need not be waited for
-    return torch.cat([parts, count, norm[None]])
+    return torch.cat([parts, count, norms[0][None]])
 
 
 def compute_gradients(run: Run, batch: Batch, *, step: int, rows: NDArray[np.int64]) -> Tensor:

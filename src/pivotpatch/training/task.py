@@ -214,8 +214,9 @@ class RewardedTask(WholeImageTask):
         head: Any = self.model.head
         embedding, likelihood = head.walk(self.model.backbone(views.image), spread=SPREAD)  # type: ignore[operator]
         logits = head.project(embedding)
-        reward = find_reward(logits.detach(), target)
-        return torch.stack([self.loss(logits, target), -((reward - reward.mean()) * likelihood).sum()])
+        reward, taught = find_reward(logits.detach(), target), find_taught(target)
+        usual = (reward * taught).sum() / taught.sum().clamp(min=1)
+        return torch.stack([self.loss(logits, target), -((reward - usual) * taught * likelihood).sum()])
 
 
 class PatchTask(Task):

@@ -59,7 +59,7 @@ def parse_goal(text: str) -> Goal:
             enough = (given > 0) & (hits / given.clamp(min=1) >= numbers[0])
             return given.masked_fill(~enough, -torch.inf)
         if name == "recall":  # the highest threshold of those that find enough
-            return -given.masked_fill(hits < numbers[0] * positives, torch.inf)
+            return -given.masked_fill((hits / positives.clamp(min=1) < numbers[0]) & (positives > 0), torch.inf)
         return -(numbers[0] * (given - hits) + numbers[1] * (positives - hits))
 
     words = {"f1": "best F1", "precision": "precision of {:g} or more", "recall": "recall of {:g} or more"}
