@@ -11,7 +11,7 @@ from pivotpatch.models import load_checkpoint, save_checkpoint
 from pivotpatch.models.classifier import Classifier, IndependentClassifier, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.values import Adaptive, Calibration
-from pivotpatch.training.build import make_model, open_data
+from pivotpatch.training.build import make_model, open_data, open_training_records
 from pivotpatch.training.config import load_config
 
 LABELS = ("cat", "dog")
@@ -102,3 +102,15 @@ def test_all_faults_of_the_data_are_told_together_before_any_work(tmp_path: Path
     assert read.val is not None
     assert len(read.train) + len(read.val) == 41
     assert open_data(load_config(None, changes[:1]), look=False).train.labels == read.train.labels
+
+
+def test_teachers_of_some_labels_hold_out_the_images_of_their_student() -> None:
+    scenes = "data.train=scenes:@train?count=60&size=32"
+    whole = open_training_records(load_config(None, [scenes]))
+    some = open_training_records(load_config(None, [scenes, "data.labels=['seven', 'one']"]))
+    assert some.train.labels.names == ("seven", "one")
+    for all_labels, two in ((whole.train, some.train), (whole.val, some.val)):
+        assert all_labels is not None
+        assert two is not None
+        assert torch.equal(two.target(), all_labels.keep_labels(["seven", "one"]).target())
+        assert [record.name for record in two] == [record.name for record in all_labels]

@@ -263,17 +263,19 @@ def open_data(config: RunConfig, *, look: bool = True, progress: Progress = igno
 def open_training_records(config: RunConfig) -> RunRecords:
     """Read the training images and hold the validation part out of them, or read that too; then correct them.
 
-    What is held out does not depend on corrections: it is the same after each further one.
+    What is held out depends neither on corrections nor on `data.labels`: it is the same after each further correction,
+    and for teachers of some of the labels as for their student.
     """
     data = config.data
     if data.train is None:
         raise InputError("data.train", "no images are named", "give an address, such as table:photos.csv")
-    train, val = open_aligned(data.train, data.labels), None
+    whole, val = open_records(data.train), None
+    train = align(whole, data.labels)
     if data.val is not None:
         val = open_aligned(data.val, train.labels.names)
     elif data.val_fraction:
         shares = {"train": 1 - data.val_fraction, "val": data.val_fraction}
-        parts = split_records(train, shares, generator=np.random.default_rng(SPLIT_SEED))
+        parts = split_records(whole, shares, generator=np.random.default_rng(SPLIT_SEED))
         train, val = train.select(parts["train"]), train.select(parts["val"])
     if data.corrections is not None:
         tests = [open_records(address) for address in data.test]
@@ -285,7 +287,11 @@ def open_training_records(config: RunConfig) -> RunRecords:
 
 def open_aligned(address: str, labels: Sequence[str] | None) -> RecordSet:
     """Read a data set with its labels in a given order; all of them must be known there."""
-    records = open_records(address)
+    return align(open_records(address), labels)
+
+
+def align(records: RecordSet, labels: Sequence[str] | None) -> RecordSet:
+    """A data set with its labels in a given order; all of them must be known there."""
     if labels is None or tuple(labels) == records.labels.names:
         return records
     try:
