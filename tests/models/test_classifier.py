@@ -1,5 +1,6 @@
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,19 @@ def test_thresholds_are_taken_from_any_numbers() -> None:
     assert model.thresholds == (0.25, 1.0)
 
 
+@pytest.mark.parametrize("kind", [MultiLabelClassifier, PatchClassifier])
+def test_what_is_judged_under_autocast_can_be_ranked(kind: type[SharedClassifier]) -> None:
+    """Tied logits would share one threshold; in training nothing is ranked."""
+    model, count = kind(small(), LABELS).eval(), 2000
+    seen = Embeddings(torch.randn(count, model.backbone.features), torch.randn(count, 4, model.backbone.features))
+    for training in (False, True):
+        model.train(training)
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            out = model.project_embeddings(seen)
+        logits = out if isinstance(out, torch.Tensor) else out.image_logits
+        assert (len(logits[:, 0].unique()) > count - 10) != training
+
+
 OLD, NEW = ("cat", "dog", "sofa"), ("lamp", "sofa", "cat", "tree", "moon")
 
 
@@ -176,6 +190,36 @@ def make(kind: type[SharedClassifier], head: str, labels: tuple[str, ...], *, se
             if value.is_floating_point():
                 value.copy_(0.1 * torch.rand_like(value))
     return model.eval()
+
+
+def test_a_label_keeps_its_classifier_where_the_same_query_serves_it() -> None:
+    """Two queries for four labels: a and b are the first one's, c and d the second's."""
+    trained, model = (
+        MultiLabelClassifier(small(head="ml_decoder"), names).eval()
+        for names in (("a", "b", "c", "d"), ("b", "c", "d", "new"))
+    )
+    fresh = model.head.project.get_parameter("weight").detach().clone()
+    assert load_relabelled(model, trained) == ("b", "c", "d")
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found, expected = model(images), trained(images)
+    torch.testing.assert_close(found[:, [0, 2]], expected[:, [1, 3]])  # b and d
+    kept = model.head.project.get_parameter("weight")
+    assert torch.equal(kept[0, :, 1], fresh[0, :, 1])  # c, which the first query serves now
+    assert torch.equal(kept[1, :, 1], fresh[1, :, 1])
+
+
+@pytest.mark.parametrize("head", ["ml_gcn", "ms_cma"])
+def test_a_new_label_has_a_vector_of_its_own(head: str) -> None:
+    models = [
+        MultiLabelClassifier(Architecture("test_resnet", head, 64), names)
+        for names in (["a", "b", "c"], ["b", "c", "d"], ["c", "d", "e"])
+    ]
+    for before, after in pairwise(models):
+        load_relabelled(after, before)
+    first, *_, last = ([each for name, each in model.named_buffers() if name.endswith(".vectors")] for model in models)
+    assert torch.equal(last[0][0], first[0][2])
+    assert torch.corrcoef(last[0]).fill_diagonal_(0).abs().max() < 0.5
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -65,7 +65,8 @@ def test_a_run_begins_with_the_counts_and_vectors_of_its_labels(tmp_path: Path) 
 
 
 def test_vectors_are_found_by_word_and_by_the_words_of_a_name(tmp_path: Path) -> None:
-    path = write_vectors(tmp_path, "4 2\ncat 1 2\nHOT 0 4\ndog 2 0\nfire_hydrant 5 5\nfire 9 9\n")
+    lines = "4 2\ncat name@domain.com 3 4\ncat 1 2\nHOT 0 4\ndog 2 0\nDog x x\nfire_hydrant 5 5\nfire 9 9\n"
+    path = write_vectors(tmp_path, lines)
     found = read_vectors(path, ["Cat", "hot dog", "fire hydrant", "dog house"])
     assert found.tolist() == [[1, 2], [1, 2], [5, 5], [2, 0]]
 

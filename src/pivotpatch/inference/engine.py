@@ -18,6 +18,7 @@ from pivotpatch.inference.scores import KINDS
 from pivotpatch.inference.scoring import evaluating, get_classifier, look_again, score_images, split_for_device
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.foreign import ForeignClassifier
+from pivotpatch.models.heads import project_embedding
 from pivotpatch.models.open import open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_views
@@ -136,7 +137,7 @@ class TorchEngine:
     def _answer_adaptively(self, model: PatchClassifier, pictures: Tensor) -> Answer[Tensor]:
         """A first look at every image, then a second one at those about which the model is unsure."""
         views = (make_views(model, part, patches=False).image for part in split_for_device(pictures))
-        logits = torch.cat([model.head.project(model.embed_images(image)) for image in views])
+        logits = torch.cat([project_embedding(model.head.project, model.embed_images(image)) for image in views])
         fitted = self.calibration if self.adaptive is None else self.adaptive.calibration
         probs = _mark(_calibrate(logits, fitted), logits)
         if self.effort == 0:

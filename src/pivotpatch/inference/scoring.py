@@ -14,6 +14,7 @@ from pivotpatch.errors import InputError
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.heads import project_embedding
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import make_views
 from pivotpatch.process import Progress, ignore
@@ -67,7 +68,8 @@ def score_images(
     if closer_size is not None:
         assert isinstance(classifier, PatchClassifier), "callers check it, `check_closer`"
         first = classifier.embed_images(make_views(classifier, images, patches=False).image)
-        return look_again(classifier, images, classifier.head.project(first), closer_size=closer_size)
+        logits = project_embedding(classifier.head.project, first)
+        return look_again(classifier, images, logits, closer_size=closer_size)
     views = make_views(classifier, images)
     if isinstance(classifier, PatchClassifier):
         return classifier.forward_views(views.image, views.patches)

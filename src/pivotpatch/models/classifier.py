@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
+from zlib import crc32
 
 import torch
 from huggingface_hub import HfApi
@@ -23,7 +24,7 @@ from pivotpatch.models.checkpoint import (
     save_checkpoint,
     write_checkpoint,
 )
-from pivotpatch.models.heads import HeadOption, PerLabel, make_head
+from pivotpatch.models.heads import HeadOption, PerLabel, make_head, project_embedding
 from pivotpatch.models.hub import Card, explaining_hub, fetch_folder, write_card
 from pivotpatch.models.weights import Allowance, load_exactly, read_weights, rename_published
 from pivotpatch.runtime.values import Adaptive, Calibration, Patching
@@ -318,7 +319,7 @@ class MultiLabelClassifier(SharedClassifier):
 
     def project_embeddings(self, embeddings: Embeddings) -> Tensor:
         """Logits (B,L) of embeddings."""
-        return self.head.project(embeddings.image)
+        return project_embedding(self.head.project, embeddings.image)
 
 
 class IndependentClassifier(Classifier):
@@ -347,7 +348,8 @@ def load_relabelled(model: SharedClassifier, trained: SharedClassifier) -> tuple
     """Give a model the weights of one of the same kind and architecture that has other labels.
 
     What belongs to a label goes to the label of the same name. Labels that `trained` does not know keep what they have,
-    and so does what depends on the number of labels in another way, such as the groups of ML-Decoder.
+    and so do those that another query of ML-Decoder serves, which looks for other things. Vectors of labels that are
+    new are drawn by their names: every model begins with the same ones, so that two labels might come to share theirs.
 
     Returns:
         The labels that both know.
@@ -360,10 +362,20 @@ def load_relabelled(model: SharedClassifier, trained: SharedClassifier) -> tuple
     held, per_label = model.state_dict(), {**_PER_LABEL, **trained.head.per_label}
     for name, value in trained.state_dict().items():
         dims = next((dims for end, dims in per_label.items() if name.endswith(end)), ())
+        if dims and value.ndim == 3 and len(value) == len(held[name]) != len(trained.labels):  # a query serves several
+            (many, own), (old, new) = (each.shape[2] for each in (value, held[name])), (source, to)
+            same = old // many == new // own
+            old, new = old[same], new[same]
+            held[name][new // own, :, new % own] = value[old // many, :, old % many]
+            continue
         dims = dims if all(value.shape[dim] == len(trained.labels) for dim in dims) else ()
         shape = [len(model.labels) if dim in dims else size for dim, size in enumerate(value.shape)]
         if held[name].shape == tuple(shape):
             held[name][_choose(to, dims)] = value[_choose(source, dims)]
+        if name.endswith(".vectors"):
+            for place in set(range(len(model.labels))) - set(to.tolist()):
+                generator = torch.Generator().manual_seed(crc32(model.labels[place].encode()))
+                held[name][place] = value.std() * torch.randn(value.shape[1], generator=generator)
     return tuple(shared)
 
 

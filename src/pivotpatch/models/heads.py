@@ -57,6 +57,19 @@ class Head(nn.Module):
         return self.project(self.embed(features))
 
 
+def project_embedding(project: nn.Module, embedding: Tensor) -> Tensor:
+    """Logits (B,L) of an embedding (B,...) by a last step, in float32 where a model is judged, under autocast too.
+
+    Half precision knows so few numbers that of thousands of images many would have the same logit, in no order.
+    """
+    kind = embedding.device.type
+    if project.training or not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        logits: Tensor = project(embedding)
+        return logits
+    with torch.autocast(kind, enabled=False):
+        return project(embedding.float())
+
+
 class LinearHead(Head):
     """Global average pooling and one linear layer; the embedding is (B,D)."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from pivotpatch.core.counterfactual import CounterfactualLogits, combine_logits
 from pivotpatch.core.patches import cut_views, split_views, stack_views
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, Embeddings, MultiLabelClassifier, SharedClassifier
+from pivotpatch.models.heads import project_embedding
 from pivotpatch.runtime.values import Patching, check_views, patch_boxes
 
 PAPER = Patching()
@@ -163,7 +165,7 @@ class PatchClassifier(SharedClassifier):
     def project_embeddings(self, embeddings: Embeddings) -> CounterfactualLogits:
         """All logits of embeddings of images and their patches."""
         assert embeddings.patches is not None
-        return self.combine(self.head.project(embeddings.image), embeddings.patches)
+        return self.combine(project_embedding(self.head.project, embeddings.image), embeddings.patches)
 
     def project_closer(self, embeddings: Embeddings) -> CounterfactualLogits:
         """All logits of embeddings of images that were seen once more, larger, in the place of their patches.
@@ -174,7 +176,8 @@ class PatchClassifier(SharedClassifier):
         """
         assert embeddings.closer is not None
         assert embeddings.closer_patches is not None
-        return self.combine_closer(self.head.project(embeddings.image), embeddings.closer, embeddings.closer_patches)
+        first = project_embedding(self.head.project, embeddings.image)
+        return self.combine_closer(first, embeddings.closer, embeddings.closer_patches)
 
     def forward_patches(self, patches: Tensor) -> Tensor:
         """Pooled logits q (B,L) of patches (B,P,C,H,W) alone, for the study of scale; no whole image is seen."""
@@ -183,14 +186,14 @@ class PatchClassifier(SharedClassifier):
 
     def combine_closer(self, image_logits: Tensor, closer: Tensor, parts: Tensor) -> CounterfactualLogits:
         """As `project_closer`, from image logits (B,L) of the first look and the embeddings of the closer one."""
-        return self.combine((image_logits + self.head.project(closer)) / 2, parts)
+        return self.combine((image_logits + project_embedding(self.head.project, closer)) / 2, parts)
 
     def combine(self, image_logits: Tensor, parts: Tensor) -> CounterfactualLogits:
         """All logits, from image logits (B,L) and the embeddings (B,P,...) of patches."""
         return combine_logits(
             image_logits,
-            _for_each(parts, self.patch_projection),
-            weight_logits=_for_each(parts, self.weight_projection),
+            _for_each(parts, partial(project_embedding, self.patch_projection)),
+            weight_logits=_for_each(parts, partial(project_embedding, self.weight_projection)),
             lam=self.patching.lam,
             temperature=self.patching.temperature,
         )

@@ -1,5 +1,6 @@
 """What is known of labels before any image is seen, as buffers that training fills: word vectors, co-occurrence."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from pivotpatch.errors import InputError, explaining, shorten
 
 SEED, DEVIATION = 0, 0.38
 """Of the vectors of labels that no file gives: their numbers deviate as GloVe's of MS-COCO's labels do."""
+_NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 
 
 class WordVectors(nn.Module):
@@ -68,7 +70,8 @@ def read_vectors(path: Path, labels: Sequence[str]) -> Tensor:
     """Vectors (L,V) of labels from a text file with a word and its numbers on each line, as GloVe and fastText write.
 
     A label is looked for as one word, its parts joined by `_` or `-`, then part by part: it gets the mean of those that
-    are found. Capitals do not count. A first line of two numbers, how many words and how long, is passed over.
+    are found. Capitals do not count. A first line of two numbers, how many words and how long, is passed over, and so
+    are names of several words, such as "at name@domain.com" in GloVe's largest file.
     """
     parts = {label: label.lower().replace("_", " ").replace("-", " ").split() for label in labels}
     whole = {label: ["_".join(words), "-".join(words)] for label, words in parts.items()}
@@ -78,8 +81,9 @@ def read_vectors(path: Path, labels: Sequence[str]) -> Tensor:
     with explaining(str(path), wrong, todo, of=(OSError, ValueError)), path.open(encoding="utf-8") as file:
         for line in file:
             word, *numbers = line.rstrip().split(" ")
-            if word.lower() in wanted and len(numbers) > 1:
-                found.setdefault(word.lower(), torch.tensor([float(number) for number in numbers]))
+            word = word.lower()
+            if word in wanted and word not in found and len(numbers) > 1 and _NUMBER.fullmatch(numbers[0]):
+                found[word] = torch.tensor([float(number) for number in numbers])
     missing = [label for label in labels if not any(word in found for word in (*parts[label], *whole[label]))]
     if missing:
         wrong = f"it knows no word of {shorten(missing)}"

@@ -53,16 +53,14 @@ class LabelEmbeddings(LabelPrior):
         self.alpha = alpha
         self.register_buffer("vectors", torch.empty(labels, width))
         self.vectors: Tensor
-        self.vectors.copy_(self._draw())
-
-    def _draw(self) -> Tensor:
-        return torch.randn(self.vectors.shape, generator=torch.Generator().manual_seed(SEED), device="cpu")
+        drawn = torch.randn(labels, width, generator=torch.Generator().manual_seed(SEED), device="cpu")
+        self.vectors.copy_(drawn)
 
     def learn_counts(self, counts: Tensor) -> None:
-        """Fit the vectors to counts (L,L) of images that show both of two labels."""
+        """Fit the vectors to counts (L,L) of images that show both of two labels, from what they were before."""
         wanted = find_conditionals(counts.float())
         wanted = (wanted + wanted.t()) / 2
-        vectors = self._draw().requires_grad_()
+        vectors = self.vectors.clone().requires_grad_()
         optimiser = torch.optim.Adam([vectors], lr=RATE)
         with torch.enable_grad():
             for _ in range(STEPS):
