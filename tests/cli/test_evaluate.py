@@ -94,6 +94,10 @@ def test_tags_are_judged_as_predict_gave_them(suffix: str, photos: Path, capsys:
     few_tags = f"sub/few{suffix}"
     assert "alone; write it with" in read_refusal(capsys, "evaluate", few_tags, "photos.csv", "--policy", "top:1")
     assert "alone; write it with" in read_refusal(capsys, "audit", "pairs", few_tags, "photos.csv")
+    Path("tags.toml").write_text("rename = {" + ", ".join(f"{name} = 'my {name}'" for name in LABELS) + "}")
+    assert main(["predict", ".", "--model", "model", "--out", f"own{suffix}", "--tags", "tags.toml"]) == 0
+    refused = read_refusal(capsys, "evaluate", f"own{suffix}", "photos.csv")
+    assert "its tags have names of their own, such as 'my " in refused
     Path(f"{few_tags}.summary.json").write_text("{}")
     assert "its tags or few" in read_refusal(capsys, "evaluate", few_tags, "photos.csv")
 

@@ -53,7 +53,7 @@ def test_paths_come_from_stdin(here: Path, capsys: Errors, monkeypatch: pytest.M
     said = [json.loads(line)["picture"] for line in predict(capsys, "-", "photos/09.png", "--json").splitlines()]
     assert said == ["photos/04.png", "photos/02.png", "photos/09.png"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
-    assert fail(capsys, "-") == "pivotpatch predict: no image is named; name files, folders or patterns"
+    assert fail(capsys, "-") == "predict: no image is named; name files, folders or patterns"
 
 
 def test_pictures_are_explained(here: Path, capsys: Errors) -> None:

@@ -113,6 +113,8 @@ def test_training_images_are_refused(here_with_run: Path, capsys: Errors) -> Non
     assert fail(capsys, "run", mixed).startswith(f"{mixed}: 36 of its 61 {TRAINED}")
     Path("link").symlink_to(here_with_run)
     assert fail(capsys, "run", "link/train.csv").startswith(f"table:link/train.csv: 36 of its 60 {TRAINED}")
+    assert main(["evaluate", "run", "train.csv", *QUICK]) == 0
+    assert f"table:train.csv: 36 of its 60 {TRAINED}, which flatters it" in capsys.readouterr().err
     Path("train.csv").unlink()  # a run far from its images can be tuned on others
     assert fail(capsys, "run").startswith("train.csv: ")
     assert tune(capsys, "run", "val.csv", *KEEP)["pictures"] == 30

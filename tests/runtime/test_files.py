@@ -7,6 +7,7 @@ import pytest
 from pivotpatch.errors import InputError
 from pivotpatch.runtime import files
 from pivotpatch.runtime.files import describe_unread, find_images, read_json, read_text, resolve_inside
+from pivotpatch.runtime.packed import find_sources
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,15 @@ def test_folders_patterns_and_lines_name_images_in_order(here: Path) -> None:
     expected = [f"photos/{name}" for name in inside]
     assert list(find_images(["photos/"])) == list(find_images(["."])) == expected
     assert list(find_images([str(here / "photos")])) == [str(here / path) for path in expected]
-    words = ["photos/b.jpg", "photos/notes.txt", "photos/deep", "photos/b.jpg"]
-    assert list(find_images(words)) == [*words[:2], "photos/deep/c.webp", "photos/deep/er/d.tif", "photos/b.jpg"]
+    Path("photos-2").mkdir()
+    Path("photos-2/e.jpg").touch()
+    words = ["photos/b.jpg", "photos/notes.txt", "photos/deep"]
+    named = [*words[:2], "photos/deep/c.webp", "photos/deep/er/d.tif"]
+    assert list(find_images(words)) == named
+    again = ["photos/./b.jpg", str(here / "photos/deep"), "photos/deep/*.webp"]  # each image once
+    assert list(find_images([*words, *again])) == named
+    assert list(find_sources(["photos", *again])) == expected
+    assert list(find_images(["photos-2", "photos"])) == ["photos-2/e.jpg", *expected]
     assert list(find_images(["photos/*"])) == ["photos/[x].jpg", "photos/a.PNG", "photos/b.jpg"]
     assert list(find_images(["photos/**/*.[tw]*"])) == ["photos/deep/c.webp", "photos/deep/er/d.tif"]
     assert list(find_images(["photos/[x].jpg"])) == ["photos/[x].jpg"]  # a file that is there is no pattern

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_as_many_images_get_a_label_as_its_lesson_says(fitted: bool, lam: float)
     lesson = teach(model, "mug", draw(20, shift=1, seed=1, features=features), background=background)
     taught = add_label(model, lesson)
     with torch.inference_mode():
-        out = taught.project_embeddings(usual)
+        out: Any = taught.project_embeddings(usual)
     probs = taught.calibration.apply(out.tde_logits / (1 + lam)) if taught.calibration else out.probs
     assert taught.thresholds is not None
     assert 0 < lesson.given < 0.5

@@ -73,6 +73,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     state = join_processes()
     scored = _score(source, records, args)
     if state.is_main_process:
+        sources.warn_of_trained(source, records)
         _finish(scored, policy, args)
     state.destroy_process_group()
     return 0

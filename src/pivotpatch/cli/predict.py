@@ -16,7 +16,7 @@ from pivotpatch.runtime.checks import check_effort, check_model, check_rule
 from pivotpatch.runtime.files import STDIN, find_images
 from pivotpatch.runtime.packed import find_sources
 
-NO_IMAGE = ("pivotpatch predict", "no image is named", "name files, folders or patterns")
+NO_IMAGE = ("predict", "no image is named", "name files, folders or patterns")
 RAY_NUMBERS = ("cpus_per_worker", "gpus_per_worker")
 
 

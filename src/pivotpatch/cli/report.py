@@ -18,6 +18,7 @@ from pivotpatch.cli.sources import (
     read_policy,
     read_score_file,
     score_source,
+    warn_of_trained,
 )
 from pivotpatch.cli.telling import list_not_read
 from pivotpatch.data.records import RecordSet
@@ -57,6 +58,8 @@ def run_report(args: argparse.Namespace) -> int:
             subject = replace(subject, scores=subject.scores.select(baseline.scores.indices))
         policy = args.policy and read_policy(args.policy, subject.scores.labels, config=source.config)
         if state.is_main_process:
+            if records is not None and not held_out:
+                warn_of_trained(source, records)
             findings = gather_findings(
                 subject,
                 baseline=baseline,

@@ -1,5 +1,6 @@
 """What a user may name: a run, a checkpoint, a model by name or a file of scores, images, and a policy."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,8 +10,8 @@ import torch
 from pivotpatch.audit.evaluation import Policy
 from pivotpatch.cli.console import tell
 from pivotpatch.core.policies import Fixed, PriorMatched, TopK
-from pivotpatch.data.address import open_records, read_address
-from pivotpatch.data.records import RecordSet, keep_common_labels
+from pivotpatch.data.address import open_records, parse_address, read_address
+from pivotpatch.data.records import FileStore, RecordSet, keep_common_labels
 from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.score_file import SUFFIXES, read_scores
@@ -93,6 +94,36 @@ def open_pictures(words: list[str]) -> RecordSet | None:
     return open_records(address)
 
 
+def find_trained(source: Source, records: RecordSet) -> str | None:
+    """Of how many images a run was trained on, in words; None for none, and where its images cannot be found."""
+    if source.config is None:
+        return None
+    try:
+        train = open_training_records(source.config).train
+    except InputError:  # a run may have moved away from its images, and can be used all the same
+        return None
+    known = set(_identify(train))
+    found = sum(name in known for name in _identify(records))
+    return f"{found:,} of its {len(records):,} images are among those that the run was trained on" if found else None
+
+
+def warn_of_trained(source: Source, records: RecordSet) -> None:
+    """Say on stderr where images are judged that the run was trained on."""
+    found = find_trained(source, records)
+    if found is not None:
+        tell(f"{records.name}: {found}, which flatters it; name others to see what it is worth")
+
+
+def _identify(records: RecordSet) -> list[str]:
+    """What tells an image from all others: a file's path; else its name in its data set, and the seed of scenes."""
+    images = records.images
+    if isinstance(images, FileStore):
+        root = images.root.resolve()
+    else:  # options of an address choose images or say how one is read
+        root = Path(parse_address(records.name).location, str(getattr(images, "seed", ""))).resolve()
+    return [os.path.normpath(root / records.name_at(row)) for row in range(len(records))]
+
+
 def keep_known_labels(records: RecordSet, model: Classifier) -> RecordSet:
     """Images with the labels that a model knows, told on stderr where the images lack some of them."""
     return keep_common_labels(records, model.labels, whose="the model", tell=tell)
@@ -113,8 +144,8 @@ def read_policy(text: str, labels: Sequence[str], *, config: RunConfig | None = 
             return Fixed(float(value))
         if name == "top":
             return TopK(int(value))
-    except InputError:
-        raise
+    except InputError as error:  # which does not know of options
+        raise InputError("--policy", *error.parts[1:]) from None
     except ValueError:
         raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
     if value:

@@ -122,6 +122,10 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
     if args.explain is not None and (args.explain.suffix.lower() != ".png") != several:
         wrong = f"{args.explain} is no name for {'a folder of images' if several else 'one image'}"
         raise InputError("--explain", wrong, "name a folder" if several else "end it in .png")
+    if args.explain is not None:
+        folder = args.explain if several else args.explain.parent
+        with explain_disk_faults(folder):  # now, not after the work
+            folder.mkdir(parents=True, exist_ok=True)
     predictor = open_predictor(args)
     rule, rules = read_rules(args, predictor.labels)
     tagged = failed = 0
@@ -139,10 +143,8 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
             _print(prediction, tags, threshold=args.threshold, detailed=len(head) <= DETAILED)
         if args.explain is not None:
             file = args.explain / f"{tagged:04d}-{Path(str(prediction.picture)).stem}.png" if several else args.explain
-            with explain_disk_faults(file.parent):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(file) as written:
-                    prediction.draw(rule.choose(prediction) or prediction.top(3)).save(written, format="png")
+            with explain_disk_faults(file.parent), replacing(file) as written:
+                prediction.draw(rule.choose(prediction) or prediction.top(3)).save(written, format="png")
             tell(f"wrote {file}")
     if failed:
         tell(f"{failed:,} of {tagged + failed:,} images could not be read")

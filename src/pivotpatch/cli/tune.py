@@ -2,11 +2,9 @@
 
 import argparse
 import json
-import os
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,8 +15,8 @@ from pivotpatch.cli.evaluate import NAMES, write_bounds
 from pivotpatch.cli.sources import Scored, Source
 from pivotpatch.cli.telling import list_not_read, refuse_first
 from pivotpatch.core.metrics import MEASURES
-from pivotpatch.data.address import open_records, parse_address
-from pivotpatch.data.records import FileStore, RecordSet
+from pivotpatch.data.address import open_records
+from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.checkpoint import DESCRIPTION, WEIGHTS, fingerprint, save_checkpoint
@@ -129,28 +127,9 @@ def _check_common(model: Classifier, labels: tuple[str, ...], where: str, args: 
 
 def _refuse_trained(source: Source, records: RecordSet, where: str) -> None:
     """Refuse images that the run was trained on, where these can still be found."""
-    if source.config is None:
-        return
-    try:
-        train, held, _ = open_training_records(source.config)
-    except InputError:  # a run may have moved away from its images, and can be tuned all the same
-        return
-    known = set(_identify(train))
-    found = sum(name in known for name in _identify(records))
-    if found:
-        wrong = f"{found:,} of its {len(records):,} images are among those that the run was trained on"
-        todo = "name others" if held is None else "give the run alone, which takes the images that it held out"
-        raise InputError(where, wrong, todo)
-
-
-def _identify(records: RecordSet) -> list[str]:
-    """What tells an image from all others: a file's path; else its name in its data set, and the seed of scenes."""
-    images = records.images
-    if isinstance(images, FileStore):
-        root = images.root.resolve()
-    else:  # options of an address choose images or say how one is read
-        root = Path(parse_address(records.name).location, str(getattr(images, "seed", ""))).resolve()
-    return [os.path.normpath(root / records.name_at(row)) for row in range(len(records))]
+    wrong = sources.find_trained(source, records)
+    if wrong is not None:
+        raise InputError(where, wrong, "give the run alone, which takes what it held out, or name others")
 
 
 def _read(source: Source, model: Classifier, records: RecordSet | None, args: argparse.Namespace) -> Scores:

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pivotpatch.runtime.checks import PREFERENCES
+from pivotpatch.runtime.checks import PREFERENCES, check_words
 
 Verbs = Any  # what `add_subparsers` gives
 BULK_BATCH = 64  # images at once with `predict --out`
@@ -25,7 +25,9 @@ def add_verb(verbs: Verbs, name: str) -> None:
     _VERBS[name](verbs)
 
 
-def _run(module: str, function: str, args: argparse.Namespace) -> int:
+def _run(module: str, function: str, what: str, args: argparse.Namespace) -> int:
+    if what:
+        check_words(args.words)
     return getattr(import_module(f"pivotpatch.cli.{module}"), function)(args)
 
 
@@ -55,7 +57,7 @@ def _add_verb(
     if what:
         parser.add_argument("words", nargs="+", metavar=words, help=what)
     module, _, function = run.partition(":")
-    parser.set_defaults(run=partial(_run, module or name, function or f"run_{name}"))
+    parser.set_defaults(run=partial(_run, module or name, function or f"run_{name}", what))
     return parser
 
 

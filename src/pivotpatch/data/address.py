@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from pivotpatch.errors import InputError, choose_one_of
+from pivotpatch.runtime.checks import TABLE_KINDS
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
 
-_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 # scheme -> module and function; imported when first asked for, so that `--help` stays quick.
 READERS: Mapping[str, str] = {
     "coco": "pivotpatch.data.coco:read_coco",
@@ -83,7 +83,7 @@ def read_address(word: str) -> str | None:
         # A file that is there may have any sign in its name.
         for address in (whole, parsed) if Path(word).exists() else (parsed, whole):
             path = Path(address.location)
-            if path.is_dir() or path.suffix.lower() in _TABLES:
+            if path.is_dir() or path.suffix.lower() in TABLE_KINDS:
                 return str(replace(address, scheme="folder" if path.is_dir() else "table"))
     except OSError:  # too long for the name of a file
         pass

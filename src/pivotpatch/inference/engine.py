@@ -217,5 +217,6 @@ def open_engine(
 def _choose_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with explaining("device", f"{device!r} cannot be used", "choose cpu or another"):
+    there = [kind for kind in ("cuda", "mps", "xpu") if getattr(torch, kind).is_available()]
+    with explaining("device", f"{device!r} cannot be used", f"choose {' or '.join(['cpu', *there])}"):
         return torch.empty(0, device=device).device

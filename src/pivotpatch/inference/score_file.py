@@ -17,7 +17,7 @@ from torch import Tensor
 from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import EmbeddedStore, open_parquet, read_columns, read_schema
-from pivotpatch.errors import InputError, choose_one_of, explaining, shorten
+from pivotpatch.errors import InputError, choose_one_of, explaining, quote, shorten
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.runtime.parts import TagTable, read_tags
 from pivotpatch.runtime.values import Calibration, Patching
@@ -197,12 +197,15 @@ def _take_tags(where: str, table: TagTable, *, tags_alone: bool) -> Scores:
         raise InputError(where, "it holds the tags alone", "write it with predict --all-probs")
     with explaining(where, "its tags or its summary cannot be read", _DAMAGED):
         labels, thresholds = tuple(map(str, table.settings["labels"])), table.settings["thresholds"]
+        unknown = {label for tags in table.tags for label in tags} - {*labels}
+        if unknown:
+            wrong = f"its tags have names of their own, such as {quote(min(unknown))}"
+            raise InputError(where, wrong, "write it without --tags")
         given = np.array([[label in tags for label in labels] for tags in table.tags])
         probs = np.array(table.all_probs or [[tags.get(label, np.nan) for label in labels] for tags in table.tags])
-        unknown = {label for tags in table.tags for label in tags} - {*labels}
         odd = ~((probs >= 0) & (probs <= 1)) & (given | (table.all_probs is not None))
-        if unknown or odd.any():
-            raise ValueError("a tag is no label, or a probability is not in [0, 1]")
+        if odd.any():
+            raise ValueError("a probability is not in [0, 1]")
         thresholds = thresholds and tuple(map(float, thresholds))
     images = tuple(str(image.resolve()) for image in table.images)
     target, logits = torch.full(probs.shape, torch.nan), {"image": torch.from_numpy(_to_logits(probs))}
@@ -294,6 +297,8 @@ def _match(names: Sequence[str], wanted: Sequence[str], *, what: str, where: str
     extra, missing = sorted(places.keys() - set(wanted)), [name for name in wanted if name not in places]
     if extra and (what == "images" or missing):
         hint = choose_one_of(extra[0], wanted) if what == "labels" else f"there they are named like {wanted[0]!r}"
+        if what == "images" and len(extra) < len(places):
+            hint = f"give one that holds all {len(places):,} that were scored"
         raise InputError(where, f"{len(extra)} {what} are not in {other} ({shorten(extra)})", hint)
     if missing:
         wrong = f"{len(missing)} {what} of {other} have no scores ({shorten(missing)})"

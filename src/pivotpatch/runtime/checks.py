@@ -1,6 +1,7 @@
 """What a user may say, checked before anything slow is imported: numbers, and names of models."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,6 +14,8 @@ SCHEMES = ("hub", "timm", "transformers")
 Preference = Literal["precision", "balance", "recall"]
 PREFERENCES: tuple[Preference, ...] = get_args(Preference)
 """What a user may prefer where a model has thresholds for each: right tags, the best F1, or few that are missing."""
+TABLE_KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
+"""How the names of tables end."""
 EXPORTED = ".onnx"
 """How the names of exported models end."""
 
@@ -43,6 +46,15 @@ def is_named(name: str) -> bool:
     """
     scheme, _, place = name.partition(":")
     return scheme in SCHEMES and place.partition("@")[0] != ""
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse tables, of scores and of images, that are not there; names with options are looked at later."""
+    for word in words[:2]:
+        if word.lower().endswith(TABLE_KINDS) and not set(":?@=") & set(word) and not Path(word).exists():
+            if Path(f"{word}.parts").is_dir():
+                raise InputError(word, "is not finished", "give the same predict command again")
+            raise InputError(word, "there is no such file", "check the path")
 
 
 def check_model(name: str | os.PathLike[str]) -> None:

@@ -8,9 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from pivotpatch.errors import InputError, explaining, install_hint, quote_fault
+
+Kind = TypeVar("Kind")
 
 HEIF = (".heic", ".heif", ".hif")
 """Suffixes of images that need the extra `heif`."""
@@ -74,7 +78,7 @@ def resolve_inside(root: Path, name: str, *, where: str) -> None:
         return
     base = Path(os.path.abspath(root))  # noqa: PTH100 (resolve() would follow links and ask the disk)
     if not Path(os.path.abspath(base / name)).is_relative_to(base):  # noqa: PTH100
-        raise InputError(where, f"{name!r} lies outside {root}", "correct the path or set allow_escape=true")
+        raise InputError(where, f"{name!r} lies outside {root}", "correct the path, or say TABLE?allow_escape=true")
 
 
 @cache
@@ -148,7 +152,7 @@ def find_images(
     A file is taken whatever its name. Of a folder and all in it, and of what a pattern (`*`, `?`, `[...]`, `**` for
     any depth) matches, files with an image's suffix are taken in alphabetical order; hidden ones are left out, links
     to folders are not followed. A folder in it that cannot be listed comes as a path that is no image, at the end. An
-    image that is named twice comes twice.
+    image that several words name comes once.
 
     Args:
         words: files, folders and patterns; `-` stands for `lines`. One that is not there is an error at once, one that
@@ -164,7 +168,27 @@ def find_images(
             todo = "give its images, or their folder; predict --out also takes a .txt or .parquet file of them"
             raise InputError(word, "is a table, not an image", todo)
     counts: Counter[str] = Counter() if unread is None else unread
-    return (path for word in words for path in _find(word, lines, counts))
+    found = (path for word in words for path in _find(word, lines, counts))
+    return drop_repeated(found, words)
+
+
+def drop_repeated(found: Iterator[Kind], words: Sequence[str]) -> Iterator[Kind]:
+    """What some words name, each image once; nothing is remembered where none of them lies in another."""
+    # Of a pattern its folder; what begins as another does stands behind it.
+    fixed = (
+        str(Path(re.split(r"[*?[]", f"{word}*")[0] + "x").parent) if glob.has_magic(word) else word for word in words
+    )
+    places = sorted(Path(os.path.abspath(place)).parts for place in fixed)  # noqa: PTH100
+    return found if not any(b[: len(a)] == a for a, b in pairwise(places)) else _drop(found)
+
+
+def _drop(found: Iterator[Kind]) -> Iterator[Kind]:
+    seen = set[object]()
+    for each in found:
+        key = os.path.abspath(each) if isinstance(each, str) else each  # noqa: PTH100
+        if key not in seen:
+            seen.add(key)
+            yield each
 
 
 def _find(word: str, lines: Iterable[str], unread: Counter[str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from pivotpatch.errors import InputError, explaining, import_extra, quote_fault
-from pivotpatch.runtime.files import STDIN, find_images, is_image, no_image
+from pivotpatch.runtime.files import STDIN, drop_repeated, find_images, is_image, no_image
 
 MAX_BYTES = 1 << 28
 """Bytes of an encoded image that is held whole: one that lies in a shard or far away."""
@@ -70,7 +70,7 @@ def find_sources(
     find_images([word for word in words if not is_address(word)])  # refuses at once what is not there
     if any(map(is_address, words)):
         import_extra("fsspec")
-    return (source for word in words for source in _find(word, lines, unread))
+    return drop_repeated((source for word in words for source in _find(word, lines, unread)), words)
 
 
 def _find(word: str, lines: Iterable[str], unread: Counter[str] | None) -> Iterator[Found]:
