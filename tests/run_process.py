@@ -109,7 +109,6 @@ class TrainingProcess(WorkProcess):
 def _train(out: Path, config: RunConfig | None, dies_at_touch: int | None, told: Connection) -> NoReturn:
     from pivotpatch.training.loop import fit, resume
 
-    torch.set_num_threads(1)
     if dies_at_touch is not None:
         die_at_touch(out, dies_at_touch)
 

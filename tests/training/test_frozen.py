@@ -15,6 +15,7 @@ from run_process import TrainingProcess, crash, make_config, read_run, when, wri
 
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import hold_images
+from pivotpatch.data.scenes import SCENE_LABELS
 from pivotpatch.errors import InputError
 from pivotpatch.inference.scoring import evaluating
 from pivotpatch.models import Architecture, Embeddings, IndependentClassifier, MultiLabelClassifier, PatchClassifier
@@ -30,13 +31,14 @@ from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.task import Kept, PatchTask, make_loss, make_task
 
 IMAGES = "data.train=scenes:@train?count=72&size=32"
+KNOWN = SCENE_LABELS.names[:5]
 
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model that was trained for a moment, on images of another seed."""
+    """A model that was trained for a moment, on images of another seed, and knows half of the labels."""
     folder = tmp_path_factory.mktemp("start")
-    fit(make_config("train.epochs=1", "task.closer_size=48"), folder / "run")
+    fit(make_config("train.epochs=1", "task.closer_size=48", f"data.labels={list(KNOWN)}"), folder / "run")
     return str(folder / "run" / "best")
 
 
@@ -203,6 +205,21 @@ def test_heads_of_a_fold_learn_from_all_others_and_the_model_from_all() -> None:
         found = [weight.grad for weight in heads.head.project.parameters()]  # type: ignore[union-attr]
         torch.testing.assert_close(found, list(expected))
     assert all(weight.grad is None for weight in task.model.backbone.parameters())
+
+
+def test_labels_that_were_known_keep_what_ranks_best(start: str, tmp_path: Path) -> None:
+    """Nothing where too large a rate has spoiled them; labels that are new keep all."""
+    rates, found = ("0.5", "2e-3"), []
+    first = load_checkpoint(start).state_dict()
+    for rate in rates:
+        out = tmp_path / rate
+        fit(freeze(start, f"frozen.lr={rate}"), out)
+        found.append(load_metrics(out)["tuned"]["kept"])
+        learned, last = (load_checkpoint(out / name).state_dict() for name in ("last", "best"))
+        for name in ("head.project.weight", "patch_projection.bias", "weight_projection.weight"):
+            known = torch.lerp(first[name], learned[name][: len(KNOWN)], found[-1])
+            torch.testing.assert_close(last[name], torch.cat([known, learned[name][len(KNOWN) :]]))
+    assert found[0] == 0
 
 
 def test_folds_do_not_change_what_the_model_learns(start: str, tmp_path: Path) -> None:

@@ -141,6 +141,9 @@ def _print_result(metrics: dict[str, Any], out: Path) -> None:
         screen.print(f"best validation mAP {best}")
     if "gain" in metrics:
         screen.print(tell_gain(metrics["gain"], frozen=metrics["frozen"]))
+    kept = metrics.get("tuned", {}).get("kept")
+    if kept is not None:
+        screen.print(f"labels that the model knew keep {kept:.0%} of what they learned, best out of fold")
     tests: dict[str, Any] = metrics.get("test", {})
     if tests:
         names = list(next(iter(tests.values())))

@@ -370,6 +370,21 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
     return model
 
 
+def open_start(config: RunConfig, labels: tuple[str, ...]) -> tuple[SharedClassifier | None, list[int]]:
+    """The model that a run began as, and the places of labels that it knew; none where that is not there any more."""
+    if config.model.start_from is None:
+        return None, []
+    try:
+        known = set(open_model(config.model.start_from).labels)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.train.seed)
+            model = make_model(config, labels)
+    except InputError:
+        return None, []
+    assert isinstance(model, SharedClassifier)
+    return model, [place for place, name in enumerate(labels) if name in known]
+
+
 def teach_vectors(model: Classifier, vectors: Tensor) -> None:
     """Give the word vectors (L,V) of its labels to a model that uses some."""
     parts = model.members if isinstance(model, IndependentClassifier) else [model]

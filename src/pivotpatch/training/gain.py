@@ -6,20 +6,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pivotpatch.core.bootstrap import resample_average_precision
 from pivotpatch.core.counterfactual import CounterfactualLogits
-from pivotpatch.core.metrics import Definition
+from pivotpatch.core.metrics import Definition, average_precision
 from pivotpatch.data.loading import Loader
 from pivotpatch.inference.scores import Scores
 from pivotpatch.inference.scoring import score_pictures
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.process import Progress
-from pivotpatch.training.build import Run, open_loader
+from pivotpatch.training.build import Run, open_loader, open_start
 from pivotpatch.training.features import Features, read_features
 from pivotpatch.tuning.tune import Tuning, tune_scores
 
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of what labels that a model knew have learned from its last images, see `keep_known`."""
 SEED = 0  # of resamples: the same scores have the same intervals
 
 
@@ -87,6 +89,39 @@ def measure_gain(before: Tensor, after: Scores, *, definition: Definition) -> di
     gained = drawn.bound_mean("after", minus="before")
     means = {name: drawn.bound_mean(name).value for name in ("before", "after")}
     return {"images": len(after), **means, "gained": gained.value, "interval": [gained.low, gained.high]}
+
+
+def keep_known(run: Run, *, progress: Progress) -> float | None:
+    """Take back some of what labels learned that the model knew before: a few images may spoil what many taught.
+
+    The weights of such a label become a mean of what they were and what they are: heads of folds say how much of the
+    latter ranks images best that they were not trained on. Labels that are new keep all that they learned.
+
+    Returns:
+        The share of what was learned that is kept, one of `SHARES`; None where no label was known.
+    """
+    start, known = open_start(run.config, run.records.labels.names)
+    if start is None or not known:
+        return None
+    names = [f"{last}.{part}" for last in ("head.project", *start.projections) for part in ("weight", "bias")]
+    before = start.to(run.accelerator.device).state_dict()
+    models: list[nn.Module] = [run.task.model, *run.task.folds]
+    heads = [(each, {name: each.get_parameter(name).detach().clone() for name in names}) for each in models]
+
+    @torch.no_grad()
+    def mix(share: float) -> None:
+        for each, learned in heads:
+            for name in names:
+                each.get_parameter(name)[known] = torch.lerp(before[name][known], learned[name][known], share)
+
+    means = []
+    for share in SHARES:
+        mix(share)
+        scores = score_folds(run, progress=progress).keep_labels(known)
+        means.append(average_precision(scores.get(run.task.ranking), scores.target).mean)
+    best = SHARES[int(np.argmax(means))]
+    mix(best)
+    return best
 
 
 def tune_folds(run: Run, *, progress: Progress) -> Tuning:

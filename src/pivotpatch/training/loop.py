@@ -27,7 +27,7 @@ from pivotpatch.training.config import DistilSection, RunConfig, load_config, se
 from pivotpatch.training.dry_run import tell_full_time
 from pivotpatch.training.features import FOLDER, Features
 from pivotpatch.training.folder import CONFIG, RunFolder, RunState
-from pivotpatch.training.gain import measure_gain, score_loader, score_unseen, tune_folds
+from pivotpatch.training.gain import keep_known, measure_gain, score_loader, score_unseen, tune_folds
 from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
 from pivotpatch.training.step import collect_training, compile_run, restore_training, take_step
 from pivotpatch.writing import explain_disk_faults
@@ -149,6 +149,7 @@ class _Trainer:
         self.recent: list[tuple[Tensor, Tensor]] = []
         self.clock = time.perf_counter()  # until when the time of steps is counted
         self.began = self.clock - self.state.seconds
+        self.kept: float | None = None  # of what labels learned that the model knew, see `keep_known`
 
     def train(self, tell: Tell) -> FitResult:
         """Take the steps that are left, score the test sets, and write what came of it."""
@@ -202,6 +203,7 @@ class _Trainer:
                 "images": tuned.pictures,
                 "calibration": tuned.method,
                 "thresholds": str(tuned.thresholds),
+                "kept": self.kept,
             }
         if before is not None and run.val_loader is not None:
             run.accelerator.wait_for_everyone()  # until the first process has written it
@@ -256,6 +258,8 @@ class _Trainer:
             raise none_read(run.records)
         if ends or run.embedder is None:  # epochs of heads take no time
             self.save()
+        if ends and run.task.folds:
+            self.kept = keep_known(run, progress=self.heed)
         if run.val_loader is None and ends:
             self.folder.save_best(run.model)
         if run.val_loader is not None and (ends or (run.embedder is None and epoch % run.config.evaluation.every == 0)):
