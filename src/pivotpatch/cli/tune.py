@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pivotpatch.cli import sources
-from pivotpatch.cli.console import Screen, StageProgress, make_table, write_figures
+from pivotpatch.cli.console import Screen, StageProgress, make_table, tell, write_figures
 from pivotpatch.cli.evaluate import NAMES, write_bounds
 from pivotpatch.cli.sources import Scored, Source
 from pivotpatch.cli.telling import list_not_read, refuse_first
@@ -186,6 +186,10 @@ def _finish(
     )
     if not args.json:
         _print_tuning(found)
+    run = source.config
+    if args.out is None and run is not None and run.model.frozen is True and run.frozen.folds:
+        fitted = "train fitted calibration, thresholds and effort to all its training images, out of fold"
+        tell(f"{fitted}; those of {found.pictures:,} images take their place (--out FOLDER keeps both)")
     found.store(model)
     save_checkpoint(model, place, overwrite=args.out is None)
     if args.plot is not None:

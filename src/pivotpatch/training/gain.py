@@ -20,7 +20,7 @@ from pivotpatch.training.build import Run, open_loader, open_start
 from pivotpatch.training.features import Features, read_features
 from pivotpatch.tuning.tune import Tuning, tune_scores
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+SHARES = (0.0, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Of what labels that a model knew have learned from its last images, see `keep_known`."""
 SEED = 0  # of resamples: the same scores have the same intervals
 
