@@ -11,11 +11,16 @@ The first of its two commands writes the images that the training held out. READ
 
 import argparse
 import csv
+import json
+from hashlib import sha256
 from pathlib import Path
 
 from rich.progress import Progress
 
+from pivotpatch.writing import replacing
+
 ORDINARY = 1000  # images that `teach` compares with
+SMALL = 1024  # bytes; less than that stays in the graph
 
 
 def main() -> None:
@@ -64,11 +69,36 @@ def make(checkpoint: str, images: Path, folder: Path) -> None:
     model = load_checkpoint(folder)  # as users have it, in half precision
     assert isinstance(model, PatchClassifier)
     print(export_onnx(model, folder / "tagger.onnx", half=True, looks=True))
+    share_weights(folder / "tagger.onnx", folder / "model.safetensors")
     paths = [str(path) for path in sorted(images.glob("*.jpg"))[:ORDINARY]]
     with Progress() as progress:
         task = progress.add_task("embed", total=len(paths))
         seen = embed_files(model, paths, progress=lambda done: progress.update(task, completed=done))
     Background.measure(seen.embeddings).save(folder / FILE, model)
+
+
+def share_weights(graph: Path, weights: Path) -> None:
+    """Let a graph take from a safetensors file beside it what both hold: each weight is in the package once.
+
+    The file's digest goes into the graph, whose own says then which model it is.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    raw, model = weights.read_bytes(), onnx.load(graph)
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    places = [told["data_offsets"] for name, told in json.loads(raw[8:begin]).items() if name != "__metadata__"]
+    held = {raw[begin + first : begin + last]: begin + first for first, last in places}
+    for weight in model.graph.initializer:
+        content = numpy_helper.to_array(weight).tobytes()
+        if len(content) >= SMALL and content in held:
+            weight.ClearField("raw_data")
+            weight.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", weights.name), ("offset", held[content]), ("length", len(content))):
+                weight.external_data.add(key=key, value=str(value))
+    model.metadata_props.add(key="weights", value=sha256(raw).hexdigest())
+    with replacing(graph) as written:
+        written.write_bytes(model.SerializeToString())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from made_engines import Means
 from PIL import Image
 

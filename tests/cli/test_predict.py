@@ -17,7 +17,7 @@ from pivotpatch.cli.main import main
 from pivotpatch.inference.engine import open_engine
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.runtime.predictor import Predictor
+from pivotpatch.runtime.predictor import TAGGER, Predictor
 
 LABELS = ("cat", "dog", "[red]hat")
 COUNT = 20
@@ -95,6 +95,8 @@ def test_the_bundled_tagger_is_one_model_with_torch_and_without() -> None:
     one, other = Predictor.load().engine, open_engine("tagger", device="cpu")
     assert (one.digest(), one.labels) == (other.digest(), other.labels)
     assert one.thresholds == other.thresholds
+    sizes = [TAGGER.with_name(name).stat().st_size for name in (TAGGER.name, "model.safetensors")]
+    assert sizes[0] < 1.2e6 < 7e6 < sizes[1]  # the graph has its weights from there
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
