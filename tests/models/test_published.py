@@ -100,7 +100,11 @@ def make_timm(labels: int = len(LABELS)) -> Any:
 def test_a_checkpoint_may_hold_what_training_scripts_leave_in_it(tmp_path: Path) -> None:
     """The command line, precisions and an optimiser are read past; the labels that ASL's files name are taken."""
     network, images = make_timm(), torch.rand(2, 3, 64, 64)
-    content = {"model": network.state_dict(), "idx_to_class": dict(enumerate(LABELS)), "best_mAP": np.float64(86.6)}
+    content = {
+        "model": network.state_dict(),
+        "idx_to_class": {str(i): LABELS[i] for i in reversed(range(len(LABELS)))},
+        "best_mAP": np.float64(86.6),
+    }
     content |= {"args": argparse.Namespace(lr=1e-4), "AP": np.arange(5.0), "epoch": 3}
     torch.save(content, tmp_path / "w.pth")
     for architecture, kind in (("test_resnet+linear@64", MultiLabelClassifier), ("test_resnet@64", ForeignClassifier)):
@@ -172,5 +176,7 @@ def test_somebodys_onnx_graph_is_asked(batch: str | int, sigmoid: bool, tmp_path
     images = model.preprocessing(make_pictures(3, 40, 50))
     with torch.inference_mode():
         torch.testing.assert_close(model(images), network(images), rtol=1e-3, atol=1e-3)
+    with torch.inference_mode():
+        assert model(1000 * images).isfinite().all()  # also where a sigmoid was rounded to 0 or 1
     with pytest.raises(InputError, match="it takes images of 64 x 64 pixels, not of 96"):
         open_weights(path, "test_resnet@96", labels=LABELS)

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from made_engines import Means
 from PIL import Image
 
+from pivotpatch.errors import InputError
 from pivotpatch.review.desk import LEASE_SECONDS, Desk
 from pivotpatch.review.pile import Pile, Source, find_worst_pairs, make_pile
 from pivotpatch.review.session import Entry, Session
@@ -66,6 +68,8 @@ def test_two_people_get_different_images_until_one_goes_away(pile_up: Callable[.
         at[0] = LEASE_SECONDS + 1
         assert desk.next("e")[0] == open_["a"]
         assert open_["b"] not in [desk.next(tab)[0] for tab in "f"]
+        with pytest.raises(InputError, match="review: True is no state; give 1, 0 or -1"):
+            desk.decide("b", Entry("0", "bob", "", {pile.names[0]: {"red": True}}))
         decided = Entry("1", "bob", "", {pile.names[open_["b"]]: {"red": 1}})
         desk.decide("b", decided)
         assert open_["b"] not in {desk.next(tab)[0] for tab in "bb" if desk.next(tab)}

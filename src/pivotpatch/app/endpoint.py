@@ -95,7 +95,7 @@ class _FormInMemory(MultiPartParser):
 
 async def _find_image(request: Request, body: AsyncGenerator[bytes, None]) -> tuple[bytes, str | None]:
     """The image of a request and its name: the body, or a file of a form. One copy of it outlives the reading."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         return b"".join([chunk async for chunk in body]), None
     try:
         form = await _FormInMemory(request.headers, body, max_files=8, max_fields=8).parse()

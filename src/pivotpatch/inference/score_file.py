@@ -1,6 +1,7 @@
 """Scores as files: our Parquet, anybody's table with a column per label, and the tags that `predict --out` writes."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pivotpatch.data.records import LabelSpace, RecordSet, Tell, keep_common_labels
+from pivotpatch.data.records import FileStore, LabelSpace, RecordSet, Tell, keep_common_labels
 from pivotpatch.data.table import IMAGE_COLUMNS, find_column
 from pivotpatch.data.table_files import EmbeddedStore, open_parquet, read_columns, read_schema
 from pivotpatch.errors import InputError, choose_one_of, explaining, quote, shorten
@@ -207,7 +208,7 @@ def _take_tags(where: str, table: TagTable, *, tags_alone: bool) -> Scores:
         if odd.any():
             raise ValueError("a probability is not in [0, 1]")
         thresholds = thresholds and tuple(map(float, thresholds))
-    images = tuple(str(image.resolve()) for image in table.images)
+    images = tuple(map(os.path.abspath, table.images))
     target, logits = torch.full(probs.shape, torch.nan), {"image": torch.from_numpy(_to_logits(probs))}
     return Scores(labels, images, target, logits, thresholds=thresholds, given=torch.from_numpy(given))
 
@@ -250,6 +251,11 @@ def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Score
         like = Scores(records.labels.names, names, target, {"image": target}, indices=torch.arange(len(records)))
         if scores.given is not None and isinstance(records.images, EmbeddedStore):
             ends |= {records.images.name_row(records.place(row)): name for row, name in enumerate(names)}
+        if scores.given is not None and isinstance(records.images, FileStore):
+            root = os.path.abspath(records.images.root)  # noqa: PTH100 (resolve() would follow links)
+            ends |= {os.path.normpath(PurePath(root, name)): name for name in names}
+            if tell is not None and not ends.keys() & set(scores.pictures):
+                tell(f"{where}: none of its images lies where {other} has them; the ends of their paths have to do")
     if scores.given is not None:
         scores = _name_as(scores, {name: name for name in like.pictures} | ends, where, other, tell)
     there = set(scores.pictures)

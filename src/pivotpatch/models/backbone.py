@@ -20,6 +20,7 @@ from torchvision.transforms.v2 import functional as transforms
 
 from pivotpatch.core.patches import check_images
 from pivotpatch.errors import InputError, choose_one_of, explaining, import_extra, quote
+from pivotpatch.runtime.decoding import decode_image
 
 BackboneOption = str | int | float | bool | None
 CVTS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], float, int]] = {
@@ -66,13 +67,13 @@ class Preprocessing:
         """Prepare an image.
 
         Args:
-            picture: a PIL image of any mode, or pixels (C,H,W) or (B,C,H,W), uint8 or floats in [0, 1].
+            picture: a PIL image, read as files are, or pixels (C,H,W) or (B,C,H,W), uint8 or floats in [0, 1].
 
         Returns:
             Floats (C,S,S) or (B,C,S,S) with S = image_size.
         """
         pixels: Tensor = (
-            transforms.pil_to_tensor(picture.convert("RGB")) if isinstance(picture, Image.Image) else picture
+            torch.from_numpy(decode_image(picture)).permute(2, 0, 1) if isinstance(picture, Image.Image) else picture
         )
         known = pixels.dtype == torch.uint8 or pixels.is_floating_point()
         if pixels.ndim not in (3, 4) or pixels.shape[-3] != len(self.mean) or not known:

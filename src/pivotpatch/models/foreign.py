@@ -181,6 +181,10 @@ def build_timm(name: str, labels: Sequence[str], weights: Path, *, image_size: i
         return _fill_timm(network, labels, weights, name=str(weights), image_size=size)
 
 
+_PASSING = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten")  # what changes no value
+_SURE = 100.0  # the logit of a sigmoid that was rounded to 1
+
+
 class OnnxNetwork(nn.Module):
     """Somebody's ONNX graph, run on the CPU: images (B,3,H,W) in, logits (B,L) out."""
 
@@ -195,13 +199,16 @@ class OnnxNetwork(nn.Module):
         self.shape: list[int | str] = session.get_inputs()[0].shape
         if len(self.shape) != 4 or self.shape[1] != 3:
             raise InputError(str(path), f"its input is {self.shape}", "give a graph of images (B, 3, H, W)")
-        last = [node.op_type for node in graph.node if graph.output[0].name in node.output]
-        self.ends_in_sigmoid = last == ["Sigmoid"]
+        made = {name: node for node in graph.node for name in node.output}
+        last = made.get(graph.output[0].name)
+        while last is not None and last.op_type in _PASSING:
+            last = made.get(last.input[0])
+        self.ends_in_sigmoid = last is not None and last.op_type == "Sigmoid"
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B,L) of preprocessed images (B,3,H,W)."""
         found = self.run(images.float())
-        return found.double().logit().float() if self.ends_in_sigmoid else found
+        return found.double().logit().clamp(-_SURE, _SURE).float() if self.ends_in_sigmoid else found
 
 
 def wrap_session(session: Any, *, output: str | None = None) -> Callable[[Tensor], Tensor]:

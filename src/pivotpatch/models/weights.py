@@ -73,7 +73,10 @@ def read_labels(path: Path) -> list[str] | None:
     """The names of labels that a torch file holds beside its weights, as ASL's and ML-Decoder's do."""
     content = None if path.suffix == ".safetensors" else _read_torch(path)
     names = content.get("idx_to_class") if isinstance(content, dict) else None
-    return [str(name) for _, name in sorted(names.items())] if isinstance(names, dict) else None
+    if not isinstance(names, dict):
+        return None
+    with explaining(str(path), "its idx_to_class is not numbered", "give --labels"):
+        return [str(name) for _, name in sorted(names.items(), key=lambda pair: int(pair[0]))]
 
 
 def _read_torch(path: Path) -> Any:

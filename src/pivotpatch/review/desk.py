@@ -44,7 +44,7 @@ class Desk:
         self._see = lru_cache(_KEPT)(self._ask)
         self._times = deque[float](maxlen=_PACE)
         self._people: dict[str, tuple[str, float]] = {}  # by tab
-        self._asking = Lock()
+        self._asking, self._leasing = Lock(), Lock()
         self._known = [label in predictor.labels for label in pile.doubts.labels]
 
     def next(self, tab: str) -> list[int]:
@@ -118,7 +118,7 @@ class Desk:
                 raise InputError("review", f"{quote(image)} is none of its images", "load the page again")
             for label, state in states.items():
                 check_known(label, self.session.labels, where="review", what="label")
-                if state not in (PRESENT, ABSENT, UNSURE):
+                if type(state) is not int or state not in (PRESENT, ABSENT, UNSURE):
                     raise InputError("review", f"{quote(state)} is no state", "give 1, 0 or -1")
         self.session.decide(entry._replace(when=now()))
         self._leave(tab, grid=entry.mode == "grid")
@@ -146,9 +146,10 @@ class Desk:
     def tell(self, tab: str, who: str) -> dict[str, Any]:
         """How far the review is; a page that asks keeps what it has open."""
         at = self._clock()
-        for key, (holder, _) in list(self._leases.items()):
-            if holder == tab:
-                self._leases[key] = tab, at + LEASE_SECONDS
+        with self._leasing:
+            self._leases |= {
+                key: (tab, at + LEASE_SECONDS) for key, (holder, _) in self._leases.items() if holder == tab
+            }
         self._people[tab] = who, at + LEASE_SECONDS
         done = sum(self.session.is_done(name) for name in self.pile.names)
         today, entries = now()[:10], list(self.session.entries.values())
@@ -196,13 +197,15 @@ class Desk:
 
     def _lease(self, images: Sequence[int], label: str, tab: str) -> None:
         end = self._clock() + LEASE_SECONDS
-        self._leases |= {(image, label): (tab, end) for image in images if self._free(image, label, tab)}
+        with self._leasing:
+            self._leases |= {(image, label): (tab, end) for image in images if self._free(image, label, tab)}
 
     def _leave(self, tab: str, *, grid: bool) -> None:
         """Forget what a page had open in one of its two modes, and what nobody came back for."""
         at = self._clock()
-        self._leases = {
-            (image, label): (holder, end)
-            for (image, label), (holder, end) in self._leases.items()
-            if end > at and (holder != tab or bool(label) != grid)
-        }
+        with self._leasing:
+            self._leases = {
+                (image, label): (holder, end)
+                for (image, label), (holder, end) in self._leases.items()
+                if end > at and (holder != tab or bool(label) != grid)
+            }

@@ -173,7 +173,9 @@ def find_images(
 
 
 def drop_repeated(found: Iterator[Kind], words: Sequence[str]) -> Iterator[Kind]:
-    """What some words name, each image once; nothing is remembered where none of them lies in another."""
+    """What some words name, each image once; nothing is remembered where none of them lies in another, or is a list."""
+    if len(words) > 1 and any(word == STDIN or word.lower().endswith((".txt", ".parquet")) for word in words):
+        return _drop(found)
     # Of a pattern its folder; what begins as another does stands behind it.
     fixed = (
         str(Path(re.split(r"[*?[]", f"{word}*")[0] + "x").parent) if glob.has_magic(word) else word for word in words

@@ -10,7 +10,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from pivotpatch.errors import InputError, explaining, import_extra, quote_fault
@@ -93,6 +93,7 @@ def _find_remote(word: str) -> Iterator[Found]:
         system, place = import_extra("fsspec").core.url_to_fs(word)
         if glob.has_magic(place):
             files = iter(sorted(system.glob(place)))
+            files = files if place.lower().endswith(PACKED) else filter(is_image, files)
         elif not place.lower().endswith(PACKED) and system.isdir(place):
             walk = system.walk(place, on_error="raise")
             files = (f"{folder}/{name}" for folder, _, names in walk for name in sorted(names))
@@ -121,7 +122,9 @@ def _unpack(file: str) -> Iterator[Found]:
 
 def _list_lines(stream: IO[bytes], _file: str) -> Iterator[str]:
     for line in stream:
-        name = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
+        name = (
+            line.decode("utf-8", "surrogateescape").rstrip("\r\n").removeprefix("\ufeff")
+        )  # which Windows writes first
         if name.strip():
             yield name
 
@@ -131,7 +134,8 @@ def _list_tar(stream: IO[bytes], file: str) -> Iterator[Source]:
     with tarfile.open(fileobj=stream, mode="r:") as tar:
         for member in tar:
             end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
-            if member.isreg() and not member.sparse and is_image(member.name):
+            hidden = PurePosixPath(member.name).name.startswith(".")  # as of macOS
+            if member.isreg() and not member.sparse and is_image(member.name) and not hidden:
                 yield Source(f"{file}/{member.name}", file, member.offset_data, member.size)
             tar.members = []  # type: ignore[attr-defined]  # else it holds all it has seen
     stream.seek(end)

@@ -344,8 +344,9 @@ def _write_text(path: Path, rows: Iterator[Row], settings: Mapping[str, Any]) ->
         if table:
             table.writerow(columns)
         for row in rows:
-            for name in columns[2:]:
-                row[name] = [round(prob, 6) for prob in row[name]]  # further digits of a float32 say nothing
+            row["probs"] = [round(prob, 6) for prob in row["probs"]]  # for people
+            if "all_probs" in row:  # to rank by: all digits that a float32 has
+                row["all_probs"] = [float(f"{prob:.9g}") for prob in row["all_probs"]]
             if table:
                 table.writerow([row["picture"], *(BETWEEN.join(map(str, row[name])) for name in columns[1:])])
             else:
