@@ -121,7 +121,7 @@ def make_routes(desk: Desk) -> list[BaseRoute]:
         return desk.tell(_word(said, "tab"), _word(said, "who"))
 
     def _find_image(text: Any) -> int:
-        if not str(text).isdecimal() or not int(str(text)[:20]) < len(pile.names):
+        if not str(text).isdecimal() or len(str(text)) > 18 or int(text) >= len(pile.names):
             raise InputError("review", f"{cut(str(text))!r} is none of its images", "load the page again")
         return int(text)
 
