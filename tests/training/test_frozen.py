@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from run_process import TrainingProcess, crash, make_config, read_run, when, write_images
+from run_process import TrainingProcess, crash, make_config, read_run, when, write_images, write_pictures
 
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import hold_images
@@ -220,6 +220,18 @@ def test_labels_that_were_known_keep_what_ranks_best(start: str, tmp_path: Path)
             known = torch.lerp(first[name], learned[name][: len(KNOWN)], found[-1])
             torch.testing.assert_close(last[name], torch.cat([known, learned[name][len(KNOWN) :]]))
     assert found[0] == 0
+
+
+def test_a_known_label_that_no_image_shows_stays_as_it_was(start: str, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "images", 72)
+    rows = "".join(f"{number:04d}.png,0,{number % 2}\n" for number in range(72))
+    (tmp_path / "images" / "all.csv").write_text(f"image,{KNOWN[0]},blue\n{rows}")
+    fit(freeze(start, f"data.train=table:{tmp_path / 'images' / 'all.csv'}"), tmp_path / "run")
+    assert load_metrics(tmp_path / "run")["tuned"]["kept"] == 0
+    before, after = (
+        load_checkpoint(each).state_dict()["head.project.weight"] for each in (start, tmp_path / "run/best")
+    )
+    assert torch.equal(before[0], after[0])
 
 
 def test_folds_do_not_change_what_the_model_learns(start: str, tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def is_named(name: str) -> bool:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Refuse tables, of scores and of images, that are not there; names with options are looked at later."""
+    """Refuse tables, of scores and of images, that are not there; patterns and options are looked at later."""
     for word in words[:2]:
-        if word.lower().endswith(TABLE_KINDS) and not set(":?@=") & set(word) and not Path(word).exists():
+        if word.lower().endswith(TABLE_KINDS) and not set(":?@=*[") & set(word) and not Path(word).exists():
             if Path(f"{word}.parts").is_dir():
                 raise InputError(word, "is not finished", "give the same predict command again")
             raise InputError(word, "there is no such file", "check the path")

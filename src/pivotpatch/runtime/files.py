@@ -177,9 +177,7 @@ def drop_repeated(found: Iterator[Kind], words: Sequence[str]) -> Iterator[Kind]
     if len(words) > 1 and any(word == STDIN or word.lower().endswith((".txt", ".parquet")) for word in words):
         return _drop(found)
     # Of a pattern its folder; what begins as another does stands behind it.
-    fixed = (
-        str(Path(re.split(r"[*?[]", f"{word}*")[0] + "x").parent) if glob.has_magic(word) else word for word in words
-    )
+    fixed = (str(Path(f"{re.split(r'[*?[]', word)[0]}x").parent) if glob.has_magic(word) else word for word in words)
     places = sorted(Path(os.path.abspath(place)).parts for place in fixed)  # noqa: PTH100
     return found if not any(b[: len(a)] == a for a, b in pairwise(places)) else _drop(found)
 

@@ -122,9 +122,7 @@ def _unpack(file: str) -> Iterator[Found]:
 
 def _list_lines(stream: IO[bytes], _file: str) -> Iterator[str]:
     for line in stream:
-        name = (
-            line.decode("utf-8", "surrogateescape").rstrip("\r\n").removeprefix("\ufeff")
-        )  # which Windows writes first
+        name = line.decode("utf-8", "surrogateescape").rstrip("\r\n").removeprefix("\ufeff")  # as Windows begins
         if name.strip():
             yield name
 

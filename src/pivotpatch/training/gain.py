@@ -13,7 +13,7 @@ from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.metrics import Definition, average_precision
 from pivotpatch.data.loading import Loader
 from pivotpatch.inference.scores import Scores
-from pivotpatch.inference.scoring import score_pictures
+from pivotpatch.inference.scoring import evaluating, score_pictures
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.process import Progress
 from pivotpatch.training.build import Run, open_loader, open_start
@@ -40,7 +40,8 @@ def score_loader(
 
     def score(kept: Tensor) -> CounterfactualLogits | Tensor:
         seen = read_features(kept, model)
-        return last.project_closer(seen) if closer else last.project_embeddings(seen)
+        with evaluating(last):
+            return last.project_closer(seen) if closer else last.project_embeddings(seen)
 
     size = model.closer_size if closer else None
     return score_pictures(model, loader, score=score, closer_size=size, keep_patches=True, **options)
@@ -118,7 +119,8 @@ def keep_known(run: Run, *, progress: Progress) -> float | None:
     for share in SHARES:
         mix(share)
         scores = score_folds(run, progress=progress).keep_labels(known)
-        means.append(average_precision(scores.get(run.task.ranking), scores.target).mean)
+        shown = bool((scores.target == 1).any())  # else nothing can be ranked, and nothing was learned of them
+        means.append(average_precision(scores.get(run.task.ranking), scores.target).mean if shown else 0.0)
     best = SHARES[int(np.argmax(means))]
     mix(best)
     return best
