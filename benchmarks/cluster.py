@@ -33,7 +33,7 @@ class Instant:
     name = "instant"
     labels: tuple[str, ...] = ("a", "b")
     thresholds: tuple[float, ...] | None = None
-    picture_size, grid, overlap, effort = 8, 0, 0.0, 1.0
+    picture_size, grid, overlap, effort, interpolation = 8, 0, 0.0, 1.0, "bilinear"
 
     def __init__(self) -> None:
         self.preferences: Mapping[str, tuple[float, ...]] = {}

@@ -26,6 +26,7 @@ class Means:
     overlap: float = 0.0
     effort: float = 1.0
     name: str = "means"
+    interpolation: str = "bilinear"
 
     def ask(self, images: Pixels) -> Answer[Array]:
         """Answer images (B,S,S,3)."""

@@ -1,5 +1,6 @@
 import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import timm
 import torch
 from made_networks import LABELS, ask, fit_made_up, make_network, make_pictures, make_plain
 from torch import Tensor
@@ -17,10 +19,13 @@ from pivotpatch.errors import InputError
 from pivotpatch.export import Agreement, PictureGraph, check_difference, export_onnx, trace_pictures
 from pivotpatch.inference.engine import TorchEngine
 from pivotpatch.inference.patch_inference import PatchInference
+from pivotpatch.models.backbone import Preprocessing
 from pivotpatch.models.classifier import Classifier
+from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.decoding import resize_pixels
 from pivotpatch.runtime.engine import Answer, Array, Description, Pixels, open_onnx
+from pivotpatch.runtime.predictor import Predictor
 
 slow = pytest.mark.slow
 
@@ -72,13 +77,31 @@ def test_a_network_says_in_a_file_what_it_says_in_torch(
     assert agreement.size == path.stat().st_size
     assert agreement.difference < tolerance
     written, side = open_onnx(path), engine.picture_size
-    for field in ("labels", "thresholds", "preferences", "grid", "overlap", "picture_size"):
+    for field in ("labels", "thresholds", "preferences", "grid", "overlap", "picture_size", "interpolation"):
         assert getattr(written, field) == getattr(engine, field)
     for count, height, width in ((1, side, side), (5, side, side), (2, 2 * side, side // 2)):
         pictures = make_pictures(count, height, width)
         expected = ask(engine, resize_images(pictures, (side, side)))
         torch.testing.assert_close(ask(written, pictures), expected, rtol=0, atol=tolerance)
     assert (expected.probs[0] - expected.probs[1]).abs().max() > 3 * tolerance  # else the comparison says little
+
+
+@slow
+@torch.no_grad()
+@pytest.mark.parametrize("patched", [False, True])
+def test_a_file_resizes_as_the_model_states(patched: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = timm.create_model("test_resnet", num_classes=3).eval()
+    torch.nn.init.normal_(network.fc.weight)
+    prepare = Preprocessing(32, interpolation="bicubic")
+    model = ForeignClassifier(network, ("cat", "cup", "person"), name="theirs", preprocessing=prepare)
+    path = write(PatchInference(model) if patched else model, tmp_path).path
+    predictor, pictures = Predictor.load(path, device="cpu"), make_pictures(3, 90, 70)
+    stated, other = (model(each(pictures)).sigmoid() for each in (prepare, replace(prepare, interpolation="bilinear")))
+    apart = (stated - other).abs().max()
+    inside = ask(open_onnx(path), pictures).image_probs  # by the graph
+    before = torch.tensor(np.stack([found.image_probs for found in predictor(list(pictures))]))
+    assert max((inside - stated).abs().max(), (before - stated).abs().max()) < 0.1 * apart
 
 
 @slow

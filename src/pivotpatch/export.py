@@ -33,7 +33,7 @@ TOLERANCE = 1e-3
 """Largest difference in a probability or weight that float32 arithmetic in another order may make."""
 LOOSE_TOLERANCE = 5e-2
 """The same for weights of half precision (an ImageNet model differs by up to 0.028 on photographs), and where bytes are
-resized by no whole factor: ONNX Runtime rounds a few in a hundred of them to the neighbour of torch's."""
+resized by no whole factor or bicubic: ONNX Runtime rounds a few in a hundred of them to the neighbour of torch's."""
 LARGEST = 2**31
 """Bytes that a file of ONNX stays below."""
 
@@ -79,7 +79,8 @@ def export_onnx(
         _halve_weights(content)
     with explain_disk_faults(path.absolute().parent), replacing(path) as written:
         written.write_bytes(content.SerializeToString())
-        tolerance = LOOSE_TOLERANCE if half or not _resizes_evenly(model) else TOLERANCE
+        exact = expected.interpolation == "bilinear" and _resizes_evenly(model)
+        tolerance = LOOSE_TOLERANCE if half or not exact else TOLERANCE
         found = open_onnx(written, device="cpu", effort=1)
         difference = check_difference(found, expected, tolerance=tolerance, sizes=(1,) if looks else (1, 2))
         if looks and expected.adaptive is not None:
@@ -118,7 +119,11 @@ class PictureGraph(nn.Module):
         size = (self.engine.picture_size, self.engine.picture_size)
         # Not `resize_images`, which leaves images of the right size alone: one graph has to do for every size.
         images = F.interpolate(
-            pictures.permute(0, 3, 1, 2), size=size, mode="bilinear", align_corners=False, antialias=True
+            pictures.permute(0, 3, 1, 2),
+            size=size,
+            mode=self.engine.interpolation,
+            align_corners=False,
+            antialias=True,
         )
         # Copies, because without patches two fields are one tensor, which some exporters do not name twice.
         return tuple(part.clone() for part in self.engine.answer(images) if part is not None)
@@ -179,7 +184,7 @@ class LookGraph(nn.Module):
 
 def _describe(engine: TorchEngine) -> Description:
     """What a file has to say of a model besides the graph."""
-    same = ("labels", "thresholds", "grid", "overlap", "picture_size")
+    same = ("labels", "thresholds", "grid", "overlap", "picture_size", "interpolation")
     fitted = engine.preferences or None
     told = {name: getattr(engine, name) for name in same}
     return Description(__version__, torch.__version__, **told, preferences=fitted)
@@ -200,7 +205,8 @@ def check_difference(written: Engine, expected: Engine, *, tolerance: float, siz
     """
     side, found = expected.picture_size, list[float]()
     for pictures in _make_pictures(side, sizes):
-        known = expected.ask(_to_array(resize_images(pictures, (side, side))))  # first: a broken model names itself
+        resized = resize_images(pictures, (side, side), interpolation=expected.interpolation)
+        known = expected.ask(_to_array(resized))  # first: a broken model names itself
         for one, other in zip(written.ask(_to_array(pictures)), known, strict=True):
             if one is None or other is None or one.shape != other.shape:
                 found.append(0.0 if one is other else np.inf)

@@ -66,14 +66,29 @@ def test_one_value_cuts_as_its_parts_say() -> None:
             Patching(**options)
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(16, 12), (80, 72)])
-def test_images_are_resized_as_by_pil(size: tuple[int, int]) -> None:
-    """Anti-aliased where they shrink, bilinear where they grow."""
+def test_images_are_resized_as_by_pil(size: tuple[int, int], interpolation: str) -> None:
+    """Anti-aliased where they shrink, floats as bytes are."""
     picture = torch.randint(0, 256, (1, 3, 64, 48), dtype=torch.uint8)
-    expected = Image.fromarray(picture[0].permute(1, 2, 0).numpy()).resize(size[::-1], Image.Resampling.BILINEAR)
-    resized = resize_images(picture, size)
+    expected = Image.fromarray(picture[0].permute(1, 2, 0).numpy())
+    expected = expected.resize(size[::-1], Image.Resampling[interpolation.upper()])
+    resized = resize_images(picture, size, interpolation=interpolation)
     assert resized.dtype == torch.uint8
-    assert (resized[0].int() - transforms.pil_to_tensor(expected).int()).abs().max() <= 1
+    rounded = 1 if interpolation == "bilinear" else 2  # rows after columns, each rounded
+    assert (resized[0].int() - transforms.pil_to_tensor(expected).int()).abs().max() <= rounded
+    pale = picture // 2 + 64  # so that nothing overshoots
+    floats = resize_images(pale.float(), size, interpolation=interpolation)
+    assert (floats - resize_images(pale, size, interpolation=interpolation)).abs().max() < 1.5
+
+
+@pytest.mark.gpu
+def test_a_gpu_cuts_off_what_overshoots() -> None:
+    picture = torch.randint(0, 2, (1, 3, 64, 48), dtype=torch.uint8) * 255  # bicubic weights overshoot
+    for size in ((16, 12), (80, 72)):
+        found = resize_images(picture.cuda(), size, interpolation="bicubic").cpu()
+        expected = resize_images(picture.float(), size, interpolation="bicubic").clamp(0, 255)
+        assert (found - expected).abs().max() < 0.51
 
 
 def test_bad_input_is_named() -> None:

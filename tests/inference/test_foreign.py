@@ -1,9 +1,11 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -14,11 +16,16 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 from torch import Tensor, nn
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2.functional import pil_to_tensor, resize
 from transformers.utils import logging
 
 from pivotpatch import InputError, Predictor
+from pivotpatch.cli.sources import score_source
 from pivotpatch.core.patches import resize_images
+from pivotpatch.data.address import open_records
 from pivotpatch.models.foreign import load_timm, load_transformers
+from pivotpatch.training.config import load_config
 
 LABELS = ("cat", "cup", "person")
 SIDE = 32
@@ -57,9 +64,9 @@ def resnet(tmp_path: Path) -> Path:
     return tmp_path / "resnet"
 
 
-def make_resnet() -> Any:
+def make_resnet(**stated: Any) -> Any:
     torch.manual_seed(0)
-    overlay = {"input_size": (3, SIDE, SIDE), "mean": MEAN, "std": STD}
+    overlay = {"input_size": (3, SIDE, SIDE), "mean": MEAN, "std": STD, **stated}
     model = timm.create_model("test_resnet", num_classes=3, pretrained_cfg_overlay=overlay).eval()
     with torch.no_grad():
         nn.init.normal_(model.fc.weight)
@@ -129,6 +136,42 @@ def test_the_answer_is_that_of_the_model_called_by_hand(
     torch.testing.assert_close(answer.weights, weights, atol=1e-5, rtol=0)
     torch.testing.assert_close(answer.patch_probs, pooled.sigmoid(), atol=1e-5, rtol=0)
     torch.testing.assert_close(answer.probs, ((image + pooled) / 2).sigmoid(), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("stated", "other"), [("bilinear", "bicubic"), ("bicubic", "bilinear")])
+def test_a_file_is_resized_as_the_model_states(stated: str, other: str, tmp_path: Path) -> None:
+    """By each way of asking, as torchvision does it."""
+    network, files = make_resnet(interpolation=stated), [tmp_path / f"{place}.png" for place in range(3)]
+    save_for_hf(network, str(tmp_path / "model"), model_config={"label_names": LABELS}, safe_serialization=True)
+    for file, picture in zip(files, make_pictures(3, 90, 70), strict=True):
+        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(file)
+    (tmp_path / "photos.csv").write_text("image,labels\n" + "".join(map("{}.png,{}\n".format, range(3), LABELS)))
+
+    model = load_timm(tmp_path / "model")
+    assert model.preprocessing.interpolation == stated
+    pictures = [pil_to_tensor(Image.open(file)) for file in files]
+
+    def answer(interpolation: str, *, source: int) -> Tensor:
+        prepare = replace(model.preprocessing, interpolation=interpolation)
+        sources = [resize(each, [source, source], InterpolationMode(interpolation)) for each in pictures]
+        return torch.stack([model(prepare(each)[None])[0] for each in sources]).sigmoid()
+
+    def check(probs: Any, *, source: int) -> None:
+        expected, otherwise = answer(stated, source=source), answer(other, source=source)
+        assert (torch.as_tensor(probs) - expected).abs().max() < 0.1 * (otherwise - expected).abs().max()
+
+    torch.testing.assert_close(
+        answer(stated, source=SIDE), model(torch.stack([*map(model.preprocessing, pictures)])).sigmoid()
+    )
+    for given in (files, pictures):
+        check(np.stack([found.probs for found in Predictor.load(model, device="cpu", effort=0)(given)]), source=SIDE)
+    records, config = open_records(f"table:{tmp_path / 'photos.csv'}"), load_config(None, ["data.workers=0"])
+    for size in (SIDE, 2 * SIDE):
+        told = score_source(model, records, config=config, size=size, keep_patches=False, progress=lambda *_: None)
+        check(told.scores.get("image").sigmoid(), source=size)
+    patched = Predictor.load(model, device="cpu")  # cuts patches from images of twice the size
+    check(np.stack([found.image_probs for found in patched(files)]), source=2 * SIDE)
 
 
 @pytest.mark.parametrize(

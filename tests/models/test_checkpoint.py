@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from pivotpatch import PatchClassifier, load_checkpoint, save_checkpoint
 from pivotpatch.errors import InputError
-from pivotpatch.models.backbone import Preprocessing
+from pivotpatch.models.backbone import Preprocessing, get_config, read_preprocessing
 from pivotpatch.models.checkpoint import fingerprint
 from pivotpatch.runtime.values import Adaptive, Calibration, Patching
 
@@ -51,6 +51,18 @@ def model() -> PatchClassifier:
 def folder(model: PatchClassifier, tmp_path: Path) -> Path:
     save_checkpoint(model, tmp_path / "model")
     return tmp_path / "model"
+
+
+def test_images_are_resized_as_in_training_whatever_older_checkpoints_say_of_the_backbone(
+    model: PatchClassifier, folder: Path, tmp_path: Path
+) -> None:
+    assert read_preprocessing(get_config("test_vit")).interpolation == "bicubic"  # of timm's authors
+    assert PatchClassifier("test_vit", LABELS).preprocessing.interpolation == "bilinear"
+    edit_json(lambda told: told["preprocessing"].update(interpolation="bicubic"))(folder)
+    assert load_checkpoint(folder).preprocessing == model.preprocessing
+    model.preprocessing = replace(model.preprocessing, interpolation="bicubic")  # would not come back
+    with pytest.raises(InputError, match="its images are resized 'bicubic', and those of checkpoints bilinearly; set"):
+        save_checkpoint(model, tmp_path / "other")
 
 
 def test_everything_comes_back(model: PatchClassifier, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -19,9 +20,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from pivotpatch.data.loading import resize_quickly
 from pivotpatch.errors import InputError
 from pivotpatch.runtime import decoding
-from pivotpatch.runtime.decoding import MAX_PIXELS, MAX_SIDE, decode_image, decode_with_size, read_ahead
+from pivotpatch.runtime.decoding import MAX_PIXELS, MAX_SIDE, decode_image, decode_with_size, read_ahead, resize_pixels
 
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(0, 256, (3, 5, 3), dtype=np.uint8)
@@ -127,14 +129,16 @@ def test_first_frame_of_an_animation(kind: str) -> None:
     assert (decode_image(data) == (255, 0, 0)).all()
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("resize", [resize_pixels, resize_quickly])
 @pytest.mark.parametrize("size", [(30, 50), (64, 48), (100, 200), (7, 90)])
-def test_resize_is_pillows(size: tuple[int, int]) -> None:
+def test_resize_is_pillows(size: tuple[int, int], resize: Any, interpolation: str) -> None:
     pixels = photograph(64, 96)
-    expected = np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR))
+    expected = np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling[interpolation.upper()]))
     mirrored = pixels[:, ::-1][:, ::-1]
     mirrored.flags.writeable = False
     for source in (encode(Image.fromarray(pixels), "PNG"), mirrored):
-        decoded = decode_image(source, size=size)
+        decoded = decode_image(source, size=size, resize=partial(resize, interpolation=interpolation))
         assert decoded.flags.c_contiguous
         assert np.abs(decoded.astype(int) - expected).max() <= 1
 

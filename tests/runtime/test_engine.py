@@ -139,6 +139,7 @@ def test_what_cannot_be_opened_is_told_in_one_line(tmp_path: Path, monkeypatch: 
         ({}, {}, "says nothing of labels and thresholds; give --architecture and --labels, or a file"),
         ({"pivotpatch": "{"}, {}, r"its description is wrong: Expecting property name"),
         (describe(picture_size=4097), {}, r"sizes are \[4097\]"),
+        (describe(interpolation="nearest"), {}, "interpolation is 'nearest'"),
         (describe(grid=17), {}, "grid is 17"),
         (describe(thresholds=[0.5]), {}, "1 thresholds or calibrations for 3 labels"),
         (describe(preferences={"recall": [0.5]}), {}, "1 thresholds or calibrations for 3 labels"),

@@ -11,9 +11,9 @@ from io import BytesIO
 
 from starlette.exceptions import HTTPException
 
-from pivotpatch.runtime.decoding import Decoded, check_header, decode_with_size
+from pivotpatch.runtime.decoding import Decoded, check_header
 from pivotpatch.runtime.prediction import Prediction
-from pivotpatch.runtime.predictor import ModelError, Predictor
+from pivotpatch.runtime.predictor import ModelError, Predictor, decode_for
 
 MAX_BYTES = 32_000_000
 """Of an image's file, for whoever takes files from others."""
@@ -67,10 +67,9 @@ class Batcher:
             threads.shutdown(cancel_futures=True)
 
     def _decode(self, content: bytes, name: str) -> Decoded:
-        side = self.predictor.engine.picture_size
         large = check_header(BytesIO(content), name=name) > _LARGE
         with self._one_large if large else nullcontext():
-            return decode_with_size(content, size=(side, side), name=name)
+            return decode_for(self.predictor.engine, content, name=name)
 
     async def _answer_all(self) -> None:
         """Answer batch after batch until nobody waits."""

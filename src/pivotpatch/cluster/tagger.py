@@ -11,9 +11,9 @@ import numpy as np
 
 from pivotpatch.errors import InputError, import_extra, shorten
 from pivotpatch.process import count_workers
-from pivotpatch.runtime.decoding import decode_with_size, read_ahead
+from pivotpatch.runtime.decoding import read_ahead
 from pivotpatch.runtime.prediction import TagRule
-from pivotpatch.runtime.predictor import Predictor, Read, answer_batch, get_pixels
+from pivotpatch.runtime.predictor import Predictor, Read, answer_batch, decode_for, get_pixels
 
 COLUMNS = ("bytes", "image", "path")
 """Where images are looked for: a file's bytes, decoded pixels, the name of a file that the worker can read."""
@@ -122,8 +122,7 @@ class PatchTagger:
         if value is None:
             raise InputError(name, "there is no image in this row", "fill it, or leave the row out")
         given = Path(value) if isinstance(value, str | os.PathLike) else get_pixels(value, name)
-        side = self.engine.picture_size
-        decoded = decode_with_size(given, size=(side, side), name=name)
+        decoded = decode_for(self.engine, given, name=name)
         return name, decoded.pixels, decoded
 
 

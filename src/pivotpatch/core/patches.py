@@ -33,12 +33,13 @@ def check_images(images: Tensor, where: str) -> None:
         raise InputError(where, f"images are {images.dtype}", "give a floating-point or uint8 tensor")
 
 
-def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize a batch with bilinear interpolation, anti-aliased where it shrinks.
+def resize_images(images: Tensor, size: tuple[int, int], *, interpolation: str = "bilinear") -> Tensor:
+    """Resize a batch, anti-aliased where it shrinks.
 
     Args:
         images: (B,C,H,W), floating point or uint8.
         size: rows and columns of the result.
+        interpolation: "bilinear" or "bicubic", the latter as Pillow does it.
 
     Returns:
         (B,C,*size) in the dtype of `images`; `images` itself where the size is already right.
@@ -53,12 +54,14 @@ def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
     as_bytes = images.dtype == torch.uint8 and images.is_cpu
     direct = images.dtype in (torch.float32, torch.float64) or as_bytes
     # Anti-aliasing changes nothing when both sides grow, and exporters know the plain form better; not that of bytes,
-    # which ONNX Runtime cuts to whole numbers where torch rounds.
-    smooth = as_bytes or size[0] < height or size[1] < width
+    # which ONNX Runtime cuts to whole numbers where torch rounds, nor bicubic, whose plain form has other weights.
+    smooth = as_bytes or size[0] < height or size[1] < width or interpolation == "bicubic"
     pixels = images if direct else images.float()
     if images.dtype == torch.uint8 and not direct:
         pixels += 0.5  # half a level more, so that cutting off rounds; cheaper here than where the image has grown
-    resized = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False, antialias=smooth)
+    resized = F.interpolate(pixels, size=size, mode=interpolation, align_corners=False, antialias=smooth)
+    if interpolation == "bicubic" and images.dtype == torch.uint8 and not direct:
+        resized = resized.clamp(0, 255)  # it overshoots at edges
     return resized.to(images.dtype)
 
 

@@ -88,6 +88,7 @@ class TorchEngine:
         self.name = classifier.called
         self.labels: tuple[str, ...] = classifier.labels
         self.picture_size: int = classifier.picture_size
+        self.interpolation: str = classifier.preprocessing.interpolation
         self.grid: int = 0 if patching is None or effort == 0 else patching.grid
         self.overlap: float = 0.0 if patching is None else patching.overlap
         self.thresholds: tuple[float, ...] | None = thresholds

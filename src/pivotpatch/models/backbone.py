@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import timm
@@ -61,7 +61,7 @@ class Preprocessing:
     image_size: int  # rows and columns the model sees
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # one value per channel
     std: tuple[float, ...] = (0.229, 0.224, 0.225)  # one value per channel
-    interpolation: str = "bilinear"  # "bilinear" or "bicubic", always anti-aliased
+    interpolation: str = "bilinear"  # or "bicubic", always anti-aliased; of the whole image, patches are bilinear
 
     def __call__(self, picture: Image.Image | Tensor) -> Tensor:
         """Prepare an image.
@@ -90,7 +90,7 @@ class Backbone(nn.Module):
 
     Attributes:
         features: D of the feature map it gives.
-        preprocessing: what timm states for it.
+        preprocessing: what timm states for it, but bilinear, as our loader and views train it.
     """
 
     def __init__(
@@ -146,7 +146,8 @@ class Backbone(nn.Module):
         if self.two_stages:
             with explaining(where, "two_stages is set, and its stages cannot be told", "leave the option out"):
                 self.features += self.network.feature_info[-2]["num_chs"]
-        self.preprocessing: Preprocessing = read_preprocessing(self.network.pretrained_cfg, image_size=image_size)
+        prepare = read_preprocessing(self.network.pretrained_cfg, image_size=image_size)
+        self.preprocessing: Preprocessing = replace(prepare, interpolation="bilinear")
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (B,D,h,w) of images (B,C,H,W)."""

@@ -55,7 +55,8 @@ class _Preprocessing(_Part):
     interpolation: Literal["bilinear", "bicubic"]
 
     def build(self) -> Preprocessing:
-        return Preprocessing(self.image_size, tuple(self.mean), tuple(self.std), self.interpolation)
+        # Models are trained on bilinear views, also those of before that state what timm says of the backbone.
+        return Preprocessing(self.image_size, tuple(self.mean), tuple(self.std))
 
 
 class _Patching(_Part):
@@ -163,6 +164,9 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     if kind not in get_args(Kind):
         raise InputError("save_checkpoint", f"cannot save a {kind}", f"give a {' or '.join(get_args(Kind))}")
     patched = kind == "PatchClassifier"
+    if given.preprocessing.interpolation != "bilinear":
+        wrong = f"its images are resized {given.preprocessing.interpolation!r}, and those of checkpoints bilinearly"
+        raise InputError("save_checkpoint", wrong, 'set interpolation="bilinear" in its preprocessing')
     content = {
         "schema": 1,
         "pivotpatch": __version__,

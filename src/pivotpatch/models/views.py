@@ -49,8 +49,9 @@ def make_views(
     """Turn a batch from the loader into what a model sees.
 
     Args:
-        model: says its size S, its normalisation and how patches are cut. With a `source_size` they are cut from
-            `images` rather than from the image resized to S, so that they keep the detail of a larger source.
+        model: says its size S, how images are resized to it and normalised, and how patches are cut. With a
+            `source_size` they are cut from `images` rather than from the image resized to S, so that they keep the
+            detail of a larger source.
         images: (B,3,h,w) uint8 at the loader's size, on the device that is to do the work.
         augmentation: of B * (1 + P) views, all images first, then the patches image by image; none by default.
         patches: False leaves them out; regions of the feature map are none.
@@ -65,7 +66,8 @@ def make_views(
     if images.dtype != torch.uint8:
         raise InputError("views", f"images are {images.dtype}", "give uint8 as the loader does")
     choose, side = partial(choose_compiled, compiled=compiled), size or model.preprocessing.image_size
-    views, count = choose(resize_images)(images, (side, side)), images.shape[0]
+    views = choose(resize_images)(images, (side, side), interpolation=model.preprocessing.interpolation)
+    count = images.shape[0]
     colours = [
         send_tensor(torch.tensor(values), images.device)[:, None, None]
         for values in (model.preprocessing.mean, model.preprocessing.std)

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from pivotpatch.errors import InputError, import_extra
 from pivotpatch.process import Progress, Share, ignore
-from pivotpatch.runtime.decoding import decode_with_size, read_ahead
+from pivotpatch.runtime.decoding import read_ahead
 from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.packed import Found, Opened
 from pivotpatch.runtime.parts import BETWEEN, SUFFIXES, Row, Summary, TagJob
 from pivotpatch.runtime.prediction import Prediction, TagRule
-from pivotpatch.runtime.predictor import Read, answer_batch
+from pivotpatch.runtime.predictor import Read, answer_batch, decode_for
 from pivotpatch.runtime.tag_names import TagRules
 from pivotpatch.writing import holding
 
@@ -141,7 +141,6 @@ def tag_stretch(
 ) -> bool:
     """Tag a stretch of the list and keep its rows as parts; whether `goes_on` let all come."""
     images, named = tee(job.list_images(stretch))
-    size = engine.picture_size, engine.picture_size
 
     def make_row(found: Prediction | InputError, image: Opened) -> Row:
         if isinstance(found, InputError):
@@ -153,7 +152,7 @@ def tag_stretch(
         return {**row, "all_probs": found.probs.tolist()} if all_probs else row
 
     def read(image: Opened) -> Read:
-        decoded = decode_with_size(image.read(), size=size, name=image.name)
+        decoded = decode_for(engine, image.read(), name=image.name)
         return image.name, decoded.pixels, decoded
 
     with closing(read_ahead(images, read, batch_size=batch_size, threads=threads)) as ahead:

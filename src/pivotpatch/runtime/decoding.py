@@ -24,7 +24,7 @@ from pivotpatch.errors import InputError, explaining, install_hint
 ImageSource = Path | bytes | NDArray[np.uint8]
 """Where an image's pixels come from: a file, its encoded bytes, or the pixels (H,W,3) themselves."""
 Resize = Callable[[NDArray[np.uint8], tuple[int, int]], NDArray[np.uint8]]
-"""Gives pixels (H,W,3) other rows and columns, bilinear and anti-aliased."""
+"""Gives pixels (H,W,3) other rows and columns, anti-aliased."""
 
 Item = TypeVar("Item")
 Read = TypeVar("Read")
@@ -61,8 +61,10 @@ class Decoded(NamedTuple):
     size: tuple[int, int]
 
 
-def resize_pixels(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Pixels (H,W,3) of another size, as Pillow resizes them.
+def resize_pixels(
+    pixels: NDArray[np.uint8], size: tuple[int, int], *, interpolation: str = "bilinear"
+) -> NDArray[np.uint8]:
+    """Pixels (H,W,3) of another size, as Pillow resizes them, "bilinear" or "bicubic".
 
     >>> resize_pixels(np.zeros((4, 6, 3), dtype=np.uint8), (8, 2)).shape
     (8, 2, 3)
@@ -70,8 +72,9 @@ def resize_pixels(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[n
     if pixels.shape[:2] == size:
         return pixels
     if pixels.shape[0] > size[0] and pixels.shape[1] < size[1]:
-        pixels = resize_pixels(pixels, (size[0], pixels.shape[1]))  # Pillow would widen all the rows first
-    return np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR))
+        # Pillow would widen all the rows first.
+        pixels = resize_pixels(pixels, (size[0], pixels.shape[1]), interpolation=interpolation)
+    return np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling[interpolation.upper()]))
 
 
 def decode_image(
@@ -91,10 +94,10 @@ def decode_image(
 
     Args:
         source: a file, its encoded bytes, a Pillow image, or pixels (H,W,3).
-        size: rows and columns, 1 or more, to squash the image to, bilinear and anti-aliased; its own by default.
+        size: rows and columns, 1 or more, to squash the image to; its own by default.
             JPEG files that are much larger are decoded at a fraction of their size.
         name: what messages call an image that is not a file.
-        resize: does the resizing.
+        resize: does the resizing; bilinear and anti-aliased by default.
 
     Returns:
         Pixels (H,W,3).

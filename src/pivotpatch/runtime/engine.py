@@ -68,6 +68,7 @@ class Engine(Protocol):
     thresholds: tuple[float, ...] | None  # L; a label is given where its `probs` are above. None, not fitted: 0.5
     preferences: Mapping[str, tuple[float, ...]]  # other thresholds, by what a user may prefer, see `PREFERENCES`
     picture_size: int  # S, rows and columns of the images that it takes
+    interpolation: str  # how they are resized to that, "bilinear" or "bicubic"
     grid: int  # patches per side; 0 where none are looked at
     overlap: float  # share of a patch's side that it has in common with its neighbour
     effort: float  # share of images that get a second look
@@ -111,6 +112,7 @@ class Description:
     adaptive: Adaptive | None = None  # when to look again; None where that was not fitted
     # L numbers for each of `PREFERENCES`, of both kinds; None where none were fitted.
     preferences: Mapping[str, tuple[float, ...]] | None = None
+    interpolation: str = "bilinear"  # as in `Engine`
 
     def __post_init__(self) -> None:
         decided, many = [self.thresholds or (), *(self.preferences or {}).values()], len(self.labels)
@@ -131,6 +133,7 @@ class Description:
             (isinstance(self.overlap, (int, float)) and 0 <= self.overlap < 1, f"overlap is {self.overlap!r}"),
             (all(type(side) is int and 1 <= side <= SIDE for side in sizes), f"sizes are {sizes}"),
             (self.kind in ("whole", "looks"), f"kind is {self.kind!r}"),
+            (self.interpolation in ("bilinear", "bicubic"), f"interpolation is {self.interpolation!r}"),
             (self.kind == "whole" or (self.image_size and self.patching), "it does not say how to look"),
             ((cut.grid, cut.overlap) == (self.grid or 1, self.overlap), "grid or overlap are not its patches'"),
         ):
@@ -234,6 +237,7 @@ class OnnxEngine:
         self.labels, self.thresholds = description.labels, description.thresholds
         self.preferences: Mapping[str, tuple[float, ...]] = description.preferences or {}
         self.picture_size, self.overlap = description.picture_size, description.overlap
+        self.interpolation = description.interpolation
         self.grid = description.grid if effort > 0 else 0
         with explaining(self.name, "its names cannot be read", _AGAIN):  # they are when they are asked for
             found = tuple(each.name for each in session.get_outputs())

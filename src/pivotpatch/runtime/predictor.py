@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Generator, Iterable, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,7 @@ from PIL import Image
 from pivotpatch.errors import EXTRAS, InputError, check_known, import_extra
 from pivotpatch.process import count_workers
 from pivotpatch.runtime.checks import EXPORTED, PREFERENCES, Preference, check_effort
-from pivotpatch.runtime.decoding import Decoded, ImageSource, decode_image, decode_with_size, read_ahead
+from pivotpatch.runtime.decoding import Decoded, ImageSource, decode_image, decode_with_size, read_ahead, resize_pixels
 from pivotpatch.runtime.engine import Engine, OnnxEngine, is_present, open_onnx
 from pivotpatch.runtime.prediction import Prediction, TagRule, fit
 
@@ -180,16 +181,21 @@ class Predictor:
 
     def _read(self, named: tuple[str, Any]) -> Read:
         where, picture = named
-        size = (self.engine.picture_size, self.engine.picture_size)
         if isinstance(picture, str | os.PathLike):
             path = Path(picture)
-            return str(path), path, decode_with_size(path, size=size)
+            return str(path), path, decode_for(self.engine, path)
         given = get_pixels(picture, where)
-        decoded = decode_with_size(given, size=size, name=where)
+        decoded = decode_for(self.engine, given, name=where)
         if isinstance(given, bytes):
             return None, given, decoded
         # A small copy: the caller may go on to draw on it.
         return None, np.array(decode_image(given, size=fit(decoded.size), name=where)), decoded
+
+
+def decode_for(engine: Engine, source: ImageSource | Image.Image, *, name: str = "image") -> Decoded:
+    """An image as an engine takes it; the rest as in `decode_with_size`."""
+    side, resize = engine.picture_size, partial(resize_pixels, interpolation=engine.interpolation)
+    return decode_with_size(source, size=(side, side), name=name, resize=resize)
 
 
 def answer_batch(
@@ -229,7 +235,7 @@ def _pick(part: NDArray[np.float32] | None, row: int) -> NDArray[np.float32] | N
 
 
 def get_pixels(picture: Any, where: str) -> bytes | Image.Image | NDArray[np.uint8]:
-    """What `decode_with_size` takes of an image that is no file; it checks arrays."""
+    """What `decode_for` takes of an image that is no file; it checks arrays."""
     if isinstance(picture, np.ndarray):
         return np.repeat(picture[..., None], 3, axis=2) if picture.ndim == 2 else picture
     if isinstance(picture, bytes | bytearray | memoryview | Image.Image):

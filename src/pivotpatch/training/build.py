@@ -334,6 +334,7 @@ def open_loader(
         world=accelerator.num_processes,
         every_batch=True,
         held=held,
+        interpolation=model.preprocessing.interpolation,
     )
 
 
