@@ -120,7 +120,7 @@ def configure(
             val=f"scenes:@val?count={size.judged}&size={SCENE}",
             hold="memory",
         ),
-        model=new if start is None else ModelSection(start_from=str(start)),
+        model=new if start is None else ModelSection(start_from=str(start), frozen=False),
         task=TaskSection(kind=kind, source_size=SCENE if kind == "patch" else None),
         optimiser=OptimiserSection(lr=8e-3, weight_decay=1e-2),
         augment=AugmentSection(cutout=0, operations=0),

@@ -257,8 +257,8 @@ def main() -> None:
     baseline, pat = folder / "baseline", folder / "pat"
     size = ["model.backbone=test_resnet", "model.pretrained=false", "model.image_size=64"]
     train(baseline, effort, [*size, "task.kind=image", "optimiser.lr=8e-3", f"train.epochs={effort.epochs}"])
-    further = ["task.kind=patch", f"model.start_from={baseline / 'best'}", "optimiser.lr=4e-3", "train.epochs=1"]
-    train(pat, effort, further)
+    further = ["task.kind=patch", f"model.start_from={baseline / 'best'}", "model.frozen=false", "optimiser.lr=4e-3"]
+    train(pat, effort, [*further, "train.epochs=1"])
     places = {BASELINE: baseline, PAT: pat}
     found = {split: {name: judge(place, split, effort) for name, place in places.items()} for split in SPLITS}
     show(found)

@@ -33,6 +33,7 @@ def test_the_demo_tags_photographs_prints_its_table_and_draws(tmp_path: Path) ->
         differences = [one - other for one, other in zip(rows[name], rows["plain model"], strict=True)]
         assert changes == pytest.approx(differences, abs=0.11)  # both are printed to one decimal
     assert "train the plain model: 5 epochs" in done.stderr  # as many views as an epoch of PAT-T
+    assert "features:" not in done.stderr  # what is trained further without a GPU would be frozen unless told otherwise
     for path in (picture, tmp_path / "demo" / "coffee.png"):
         with Image.open(path) as written:
             assert written.width >= 500
