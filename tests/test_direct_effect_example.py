@@ -1,6 +1,7 @@
 """The example of direct effects: correlations against scipy, effects against single calls, and the whole of it."""
 
 import itertools
+import json
 import runpy
 import subprocess
 import sys
@@ -67,5 +68,7 @@ def test_it_prints_a_row_for_each_model_split_and_kind_and_draws_them(tmp_path: 
     expected = itertools.product(models, splits, ("objects", "scenes"), ("image", "patch", "tde"))
     assert {tuple(row[:4]) for row in rows} == set(expected)
     assert all(-1 <= float(correlation.partition(" ")[0]) <= 1 for *_, correlation, _ in rows)
-    with Image.open(tmp_path / "demo" / "direct_effect" / "quick" / "effects.png") as picture:
+    folder = tmp_path / "demo" / "direct_effect" / "quick"
+    assert json.loads((folder / "pat" / "metrics.json").read_text())["frozen"] is False  # all of it was trained
+    with Image.open(folder / "effects.png") as picture:
         assert picture.width >= 1000

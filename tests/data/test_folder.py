@@ -105,3 +105,14 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         open_records(f"folder:{tmp_path}")
     with pytest.raises(InputError, match=r"none: there is no such folder; check the location"):
         read_folder(str(tmp_path / "none"), None)
+
+
+def test_files_that_cannot_be_read_as_images_are_told(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    for name in ("a.NEF", "b.nef", "c.mov"):
+        (tmp_path / "cat" / name).touch()
+    told = ["2 raw files were not read; export them as JPEG first", "1 video was not read; only images get tags"]
+    with pytest.raises(InputError, match=", ".join(told)):
+        read_folder(str(tmp_path), None)
+    add_image(tmp_path / "cat" / "a.jpg")
+    assert list(read_folder(str(tmp_path), None).notes) == told

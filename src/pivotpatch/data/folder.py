@@ -1,6 +1,7 @@
 """Data sets in folders: a text file beside each image, one folder per label, or Hugging Face's layouts."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -13,7 +14,7 @@ from pivotpatch.data.records import FileStore, RecordSet
 from pivotpatch.data.table import encode_label_column, find_label_names, read_table
 from pivotpatch.data.table_files import TableFiles, find_tables
 from pivotpatch.errors import InputError, explaining
-from pivotpatch.runtime.files import is_image, no_image, walk_files
+from pivotpatch.runtime.files import describe_unread, is_image, no_image, unread_suffixes, walk_files
 
 SPLIT_FOLDERS = ("train", "trainval", "val", "valid", "validation", "dev", "test")
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -50,8 +51,10 @@ def read_folder(
         choose_split(split, splits, where=location, todo=f"put its images into {folder / split}")
     files = _list_files(folder)
     paths = [path for path in files if is_image(path)]
+    suffixes = (PurePosixPath(path).suffix.lower() for path in files)
+    unread = Counter(suffix for suffix in suffixes if suffix in unread_suffixes())
     if not paths:
-        raise no_image(location)
+        raise no_image(location, unread)
     sidecars, there = [str(PurePosixPath(path).with_suffix(".txt")) for path in paths], set(files)
     kept = np.flatnonzero([split is None or path.startswith(f"{split}/") for path in paths])
     if there.intersection(sidecars):
@@ -69,7 +72,8 @@ def read_folder(
     values, known = pa.chunked_array([lists], pa.list_(pa.string())), find_label_names(folder, names)
     space, states = encode_label_column(values, known, delimiter="", name_row=lambda row: str(folder / paths[row]))
     images = FileStore(folder, pa.array(paths, pa.large_string()))
-    return RecordSet(location, space, images=images, states=states).select(kept)
+    notes = tuple(describe_unread(unread))
+    return RecordSet(location, space, images=images, states=states, notes=notes).select(kept)
 
 
 def _find_splits(folder: Path) -> list[str]:
