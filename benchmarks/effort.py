@@ -1,9 +1,9 @@
 """What effort keeps and costs on pictures that it was not fitted to: no network runs, scores are enough.
 
     pivotpatch evaluate tagger table:coco256@test --save test.parquet
-    python benchmarks/effort.py tagger test.parquet --plain 64.14
+    python benchmarks/effort.py tagger test.parquet
     pivotpatch evaluate tagger table:coco256@test --closer 352 --save closer.parquet
-    python benchmarks/effort.py tagger test.parquet --plain 64.14 --closer closer.parquet
+    python benchmarks/effort.py tagger test.parquet --closer closer.parquet
 
 A pass is one over an image of the network's size.
 """

@@ -12,13 +12,13 @@ import torch
 from coco256 import COMMON, METHODS, SIZES
 from recording import describe_machine, write_json
 
-from pivotpatch.core.losses import AsymmetricLoss
 from pivotpatch.data.address import open_records
 from pivotpatch.data.loading import hold_images
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.views import make_views
 from pivotpatch.training.build import make_model
 from pivotpatch.training.config import load_config
+from pivotpatch.training.task import make_loss
 
 RESULT = Path(__file__).parent / "results" / "first_step.json"
 PLAIN = ("", "max_", "csra_", "mlgcn_", "addgcn_", "ssgrl_", "mscma_", "ida_", "ctran_", "fevlv_", "mldec_")
@@ -54,7 +54,7 @@ def measure(run: str, args: argparse.Namespace) -> dict[str, float]:
         features = model.backbone(make_views(model, hold_images(chosen, size=(224, 224)).images).image)
     optimiser = torch.optim.AdamW(model.head.parameters(), RATE)
     before = model.head(features)
-    loss = AsymmetricLoss()(before, target)
+    loss = make_loss(config.loss)(before, target)
     loss.backward()
     optimiser.step()
     with torch.no_grad():

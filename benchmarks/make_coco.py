@@ -3,9 +3,10 @@
     pivotpatch data prepare coco --root /data/coco
     python benchmarks/make_coco.py /data/coco --out .      # coco256 (21,000 images) and coco_all (87,081)
 
-Both are folders of Parquet files, `table:coco256` and `table:coco_all`, whose images are squashed to 256 x 256 pixels: split
-train holds 16,000 images of train2014 or all that have a label, split test the same 5,000 of val2014, by `coco256_images.json`.
-The images behind our figures were squashed and compressed by other programs, so yours differ from them a little.
+Both are folders of Parquet files, `table:coco256` and `table:coco_all`, whose images are squashed to 256 x 256 pixels.
+Split train holds 16,000 images of train2014, or all that have a label; split test the same 5,000 of val2014. Which ones
+`coco256_images.json` says. The images behind our figures were squashed and compressed by other programs, so yours
+differ from them a little.
 """
 
 import argparse
@@ -71,7 +72,8 @@ def write(folder: Path, splits: dict[str, RecordSet]) -> None:
         for split, records in splits.items():
             rows = list(track(make_rows(pool, split, records), f"{folder.name}, {split}", len(records)))
             for start in range(0, len(rows), SHARD):
-                pq.write_table(pa.Table.from_pylist(rows[start : start + SHARD]), scratch / f"{split}-{start:06}.parquet")
+                table = pa.Table.from_pylist(rows[start : start + SHARD])
+                pq.write_table(table, scratch / f"{split}-{start:06}.parquet")
 
 
 def make_rows(pool: ProcessPoolExecutor, split: str, records: RecordSet) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,8 @@
 r"""Make the files of the bundled tagger from a tuned checkpoint, and statistics of ordinary images for `teach`.
 
     python benchmarks/coco256.py --data table:coco --weights lite0.safetensors --checkpoints checkpoints \
-        --runs 224-native+flip+overlap+lite0+lr3+closer352 --set precision.compile=false data.val_fraction=0.05
+        --runs 224-native+flip+overlap+lite0+lr3+closer352 \
+        --set train.epochs=6 evaluation.every=2 precision.compile=false data.val_fraction=0.05
     python benchmarks/make_tagger.py --split table:coco@train 0.05 --images heldout
     pivotpatch tune CHECKPOINT table:heldout/images.csv --mixing keep --thresholds precision --effort 0.6 --out tuned
     python benchmarks/make_tagger.py tuned --images heldout --out src/pivotpatch/tagger

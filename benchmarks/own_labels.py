@@ -43,7 +43,7 @@ def train(table: str, way: str, args: argparse.Namespace) -> dict[str, Any]:
     words = ["train", "tagger", table, f"model.start_from={args.start}", "--out", str(out), *args.change]
     words += [f"data.test={json.dumps([args.test])}"] if args.test else []
     found: dict[str, Any] = {"table": table, "way": way, "load": os.getloadavg()[0]}
-    found |= watch([*words, *(["--full"] if way == "full" else [])])
+    found |= watch([*words, f"model.frozen={str(way != 'full').lower()}"])
     metrics = json.loads((out / "metrics.json").read_text())
     found["gain"] = metrics.get("gain")
     if args.test:

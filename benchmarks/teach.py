@@ -118,9 +118,7 @@ def measure(
                 with torch.inference_mode():
                     out = taught.project_embeddings(Embeddings(shown[:, 0], shown[:, 1:]))
                 logits = out.tde_logits[:, -1]
-                # The rows of an untuned model are for p + lam q.
-                scale = 1 if model.calibration is None else 1 + model.patching.lam
-                decided = (logits / scale).sigmoid() > lesson.threshold
+                decided = (logits / (1 + model.patching.lam)).sigmoid() > lesson.threshold
                 recall = decided[target == 1].double().mean().item()
                 alarms = decided[target == 0].double().mean().item()
                 expected = lesson.share * recall + (1 - lesson.share) * alarms

@@ -187,7 +187,7 @@ class SectionClock:
 class _PublishedSet(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, paths: list[Path], *, size: int) -> None:
         self.paths = paths
-        self.load = make_published_pipeline((size, size))
+        self.load = make_published_pipeline((size, size), "torchvision")  # as ours by default
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -13,8 +13,8 @@ import yaml  # type: ignore[import-untyped]
 from run_process import read_step, write_images
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
-SMALL = "model.backbone=test_resnet model.pretrained=false model.image_size=32 train.epochs=1 train.batch_size=8"
-SMALL += " data.workers=0 output.trackers=[]"
+SMALL = "model.backbone=test_resnet model.pretrained=false model.image_size=32 train.epochs=40 train.batch_size=8"
+SMALL += " data.workers=0 output.trackers=[] output.save_every=2"
 
 
 def start(script: str, folder: Path, **programs: str) -> "subprocess.Popen[str]":
@@ -43,8 +43,23 @@ def finish(process: "subprocess.Popen[str]") -> None:
     assert process.returncode == 0, said[-3000:]
 
 
+def check_it_goes_on(script: str, folder: Path, **programs: str) -> None:
+    """End a job in the middle of its run, as a cluster does, and start it again."""
+    first = start(script, folder, **programs)
+    while not (folder / "run" / "last" / "state.json").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGTERM)
+    first.communicate()
+    begun = read_step(folder / "run")
+    assert first.returncode != 0
+    finish(start(script, folder, **programs))
+    assert 0 < begun < read_step(folder / "run")
+    assert (folder / "run" / "best" / "model.safetensors").exists()
+
+
 @pytest.mark.slow
-def test_two_machines_of_slurm_train_together(tmp_path: Path) -> None:
+def test_two_machines_of_slurm_train_together_and_go_on_when_they_are_queued_again(tmp_path: Path) -> None:
     write_images(tmp_path / "images")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -54,8 +69,7 @@ def test_two_machines_of_slurm_train_together(tmp_path: Path) -> None:
         script = script.replace(shown, here)
     script = script.replace("--nproc-per-node 4", "--nproc-per-node 1")
     both = '"$@" & "$@"; first=$?; wait $! && exit $first'  # two machines that are this one
-    finish(start(script, tmp_path, scontrol="printf '127.0.0.1\\nother\\n'", srun=both))
-    assert (tmp_path / "run" / "best" / "model.safetensors").exists()
+    check_it_goes_on(script, tmp_path, scontrol="printf '127.0.0.1\\nother\\n'", srun=both)
 
 
 @pytest.mark.slow
@@ -70,15 +84,4 @@ def test_a_job_of_kubernetes_trains_and_goes_on_when_it_is_started_again(tmp_pat
     for shown, here in (("/data/data.csv", f"images/all.csv {SMALL}"), ("/data/run", "run"), (" 4 ", " 2 ")):
         assert shown in script
         script = script.replace(shown, here)
-    script = script.replace("epochs=1", "epochs=40 output.save_every=2")
-    first = start(script, tmp_path, pip="exit 0")
-    while not (tmp_path / "run" / "last" / "state.json").exists():
-        assert first.poll() is None
-        time.sleep(0.05)
-    os.killpg(first.pid, signal.SIGTERM)  # as a pod is ended
-    first.communicate()
-    begun = read_step(tmp_path / "run")
-    assert first.returncode != 0
-    finish(start(script, tmp_path, pip="exit 0"))
-    assert 0 < begun < read_step(tmp_path / "run")
-    assert (tmp_path / "run" / "best" / "model.safetensors").exists()
+    check_it_goes_on(script, tmp_path, pip="exit 0")

@@ -18,6 +18,8 @@ from pivotpatch.models.classifier import (
     SharedClassifier,
     load_relabelled,
 )
+from pivotpatch.peers.hcp import HCPClassifier
+from pivotpatch.peers.mcar import MCARClassifier
 from pivotpatch.runtime.values import Adaptive, Calibration, Patching
 
 LABELS = ["cat", "dog", "straße", "日本"]
@@ -176,6 +178,13 @@ def test_what_is_judged_under_autocast_can_be_ranked(kind: type[SharedClassifier
             out = model.project_embeddings(seen)
         logits = out if isinstance(out, torch.Tensor) else out.image_logits
         assert (len(logits[:, 0].unique()) > count - 10) != training
+
+
+@pytest.mark.parametrize("kind", [MultiLabelClassifier, MCARClassifier, HCPClassifier])
+def test_whoever_asks_a_head_has_float32_under_autocast(kind: type[SharedClassifier]) -> None:
+    model = kind(small(), LABELS).eval()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert model(torch.randn(2, 3, 32, 32)).dtype == torch.float32
 
 
 OLD, NEW = ("cat", "dog", "sofa"), ("lamp", "sofa", "cat", "tree", "moon")

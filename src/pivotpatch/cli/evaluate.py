@@ -140,7 +140,7 @@ def _finish(scored: Scored, policy: Policy | None, args: argparse.Namespace) -> 
         write_scores(scores, args.save)
         tell(f"wrote {args.save}")
     if policy is None and scores.thresholds is not None and scores.given is None:
-        tell("CP to OF1 by the model's own thresholds, as predict decides; --policy fixed:0.5 takes 0.5")
+        tell("CP to OF1 by the model's own thresholds, as predict --effort 1 decides; --policy fixed:0.5 takes 0.5")
     found = evaluate_scores(
         scores,
         policy=policy,

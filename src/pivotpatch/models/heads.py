@@ -54,7 +54,7 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B,L) of a feature map (B,D,h,w)."""
-        return self.project(self.embed(features))
+        return project_embedding(self.project, self.embed(features))
 
 
 def project_embedding(project: nn.Module, embedding: Tensor) -> Tensor:
