@@ -23,7 +23,7 @@ from pivotpatch.models.open import find_bundled, find_checkpoint, open_model, op
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.checks import BUNDLED, is_named
 from pivotpatch.runtime.files import read_names
-from pivotpatch.training.build import open_aligned, open_loader, open_training_records
+from pivotpatch.training.build import open_loader, open_training_records
 from pivotpatch.training.config import RunConfig, find_recipe, list_recipes, load_config
 from pivotpatch.training.folder import CONFIG
 from pivotpatch.training.processes import choose_dtype, gather_named, make_accelerator, own_settings
@@ -121,7 +121,7 @@ def _identify(records: RecordSet) -> list[str]:
         root = images.root.resolve()
     else:  # options of an address choose images or say how one is read
         root = Path(parse_address(records.name).location, str(getattr(images, "seed", ""))).resolve()
-    return [os.path.normpath(root / records.name_at(row)) for row in range(len(records))]
+    return [os.path.normpath(root / name) for name in records.names]
 
 
 def keep_known_labels(records: RecordSet, model: Classifier) -> RecordSet:
@@ -149,7 +149,7 @@ def read_policy(text: str, labels: Sequence[str], *, config: RunConfig | None = 
     except ValueError:
         raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
     if value:
-        return PriorMatched.from_target(open_aligned(value, labels).target())
+        return PriorMatched.from_target(open_records(value).keep_labels(labels).target())
     if config is None:
         wrong = f"{text!r} does not say of which training images"
         raise InputError("--policy", wrong, "write prior:DATA, or target for the shares of these images")
