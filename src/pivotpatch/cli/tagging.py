@@ -130,7 +130,7 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
     rule, rules = read_rules(args, predictor.labels)
     tagged = failed = 0
     stop = args.on_error == "error" or not several
-    for prediction in predictor.predict(chain(head, found), skip=not stop):
+    for prediction in predictor.predict(chain(head, found), threshold=args.threshold, skip=not stop):
         if isinstance(prediction, InputError):
             tell(f"not read: {prediction}")
             failed += 1
@@ -140,7 +140,7 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
         if args.json:
             print(json.dumps({**prediction.to_dict(), "tags": [tag.to_dict() for tag in tags]}))
         else:
-            _print(prediction, tags, threshold=args.threshold, detailed=len(head) <= DETAILED)
+            _print(prediction, tags, detailed=len(head) <= DETAILED)
         if args.explain is not None:
             file = args.explain / f"{tagged:04d}-{Path(str(prediction.picture)).stem}.png" if several else args.explain
             with explain_disk_faults(file.parent), replacing(file) as written:
@@ -152,7 +152,7 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
     return 0 if tagged else 1
 
 
-def _print(prediction: Prediction, tags: Sequence[Tag], *, threshold: float | None, detailed: bool) -> None:
+def _print(prediction: Prediction, tags: Sequence[Tag], *, detailed: bool) -> None:
     """An image's tags as a table or in a line; one that is not above its threshold is in brackets."""
     from rich.padding import Padding
 
@@ -167,9 +167,8 @@ def _print(prediction: Prediction, tags: Sequence[Tag], *, threshold: float | No
     screen.print(f"{prediction.picture} ({columns} x {rows} pixels)", style="bold")
     if not tags:
         best = prediction.top(1)[0]
-        limit = best.threshold if threshold is None else threshold
-        why = f"the most probable is {best.label} with {best.prob:.2f}, given above {limit:.3g}"
-        screen.print(f"  no tag; {'--tags lets none through' if best.prob > limit else why}\n")
+        why = f"the most probable is {best.label} with {best.prob:.2f}, given above {best.threshold:.3g}"
+        screen.print(f"  no tag; {'--tags lets none through' if best.prob > best.threshold else why}\n")
         return
     evidence = ["both (TDE)", "", "image", "patches", "pivot patch"]
     table = make_table(["tag", *(["probability", ""] if prediction.weights is None else evidence)])
