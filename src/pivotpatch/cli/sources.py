@@ -10,7 +10,7 @@ import torch
 from pivotpatch.audit.evaluation import Policy
 from pivotpatch.cli.console import tell
 from pivotpatch.core.policies import Fixed, PriorMatched, TopK
-from pivotpatch.data.address import open_records, parse_address, read_address
+from pivotpatch.data.address import open_records, parse_address
 from pivotpatch.data.records import FileStore, RecordSet, keep_common_labels
 from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.inference.patch_inference import PatchInference
@@ -84,14 +84,9 @@ def open_source(what: str | Path, *, architecture: str | None = None, labels: Pa
 
 def open_pictures(words: list[str]) -> RecordSet | None:
     """The images that the word behind a source names; None where there is none."""
-    if not words:
-        return None
     if len(words) > 1:
         raise InputError(f"{words[1]!r}", "a third word", "give a model or scores, then the images")
-    address = read_address(words[0])
-    if address is None:
-        raise InputError(f"{words[0]!r}", "is neither an address nor a table or folder that is there", "check the path")
-    return open_records(address)
+    return open_records(words[0]) if words else None
 
 
 def find_trained(source: Source, records: RecordSet) -> str | None:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
@@ -14,14 +14,13 @@ from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 
-from pivotpatch.cli.telling import tell
+from pivotpatch.cli.telling import tell, tell_unread
 from pivotpatch.cli.usage import BULK_BATCH
 from pivotpatch.errors import InputError, import_extra
 from pivotpatch.process import Share, StopSignals, count_workers
 from pivotpatch.runtime.bulk import Work, check_out, tag_pictures
 from pivotpatch.runtime.checks import EXPORTED
 from pivotpatch.runtime.engine import Engine, is_present
-from pivotpatch.runtime.files import describe_unread
 from pivotpatch.runtime.packed import Found
 from pivotpatch.runtime.prediction import Prediction, Tag, TagRule
 from pivotpatch.runtime.predictor import Predictor
@@ -107,12 +106,6 @@ class Sidecars:
         said += f", {skipped:,} image{'s' * (skipped != 1)} tagged before" * (skipped > 0)
         said += f", {self.refused:,} not written" * (self.refused > 0)
         return f"{said}, {self.failed:,} could not be read"
-
-
-def tell_unread(unread: Mapping[str, int]) -> None:
-    """Say which files were left out, by suffix; each process of those that it has passed."""
-    for line in describe_unread(unread):
-        print(line, file=sys.stderr)
 
 
 def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[str]) -> int:
