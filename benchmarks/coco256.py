@@ -252,14 +252,15 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -
 
     from pivotpatch import load_checkpoint
     from pivotpatch.core.metrics import average_precision
+    from pivotpatch.data.address import open_records
     from pivotpatch.inference.score_file import write_scores
-    from pivotpatch.training.build import open_aligned, open_training_records
+    from pivotpatch.training.build import open_training_records
     from pivotpatch.training.config import load_config
 
     accelerator = Accelerator()
     model = load_checkpoint(checkpoint).to(accelerator.device)
     part = "val" if args.select else "test"
-    records = {part: open_aligned(f"{args.data}@test", model.labels)}  # data.labels may have left some out
+    records = {part: open_records(f"{args.data}@test").keep_labels(model.labels)}  # data.labels may have left some out
     if args.select:
         held_out = open_training_records(load_config(None, [f"data.train={args.data}@train"])).val
         assert held_out is not None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_records import records_of
 
-from pivotpatch.data.records import keep_common_labels, pack_states
+from pivotpatch.data.records import FileStore, keep_common_labels, pack_states
 from pivotpatch.errors import InputError
 
 pairs_of_labels = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), st.booleans()))
@@ -36,7 +36,8 @@ def test_targets_say_what_is_present_absent_and_unknown(target: list[list[float]
     assert kept.labels.names == tuple(names)
     columns = ["abcdef".index(name) for name in names]
     torch.testing.assert_close(kept.target(), expected.flip(0)[:, columns], equal_nan=True)
-    assert [record.name for record in kept] == [record.name for record in records][::-1]
+    assert kept.names == [record.name for record in records][::-1]
+    assert records.keep_labels(None) is records.keep_labels("abcdef") is records
     for record, row in zip([*records, *kept], [*target, *expected.flip(0)[:, columns].tolist()], strict=True):
         assert record.positive == tuple(np.flatnonzero(np.equal(row, 1)).tolist())
         assert record.unknown == tuple(np.flatnonzero(np.isnan(row)).tolist())
@@ -52,6 +53,14 @@ def test_selections_of_selections_keep_images_and_labels_together() -> None:
     assert chosen[-1] == chosen[2]
     with pytest.raises(IndexError):
         chosen[3]
+
+
+def test_names_are_told_without_fetching_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = make_records(np.eye(6))[::-1]
+    monkeypatch.delattr(FileStore, "source")
+    assert records.names == [f"{i:05}.jpg" for i in reversed(range(6))]
+    with pytest.raises(InputError, match="some: unknown label 'A'; known: a, b"):
+        records.keep_labels(["A"])
 
 
 def test_common_labels_are_kept_in_the_order_asked_and_the_rest_is_told() -> None:

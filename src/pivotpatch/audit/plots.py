@@ -121,8 +121,7 @@ def plot_scale(study: ScaleStudy) -> Figure:
 
 def shrink_image(records: RecordSet, row: int, *, side: int) -> Image.Image:
     """A copy of the image of a record, its longer side no more than `side` pixels."""
-    place = records.place(row)
-    small = Image.fromarray(decode_image(records.images.source(place), name=records.images.name(place)))
+    small = Image.fromarray(decode_image(records.source_at(row), name=records.name_at(row)))
     small.thumbnail((side, side))
     return small
 

@@ -67,7 +67,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     records = sources.keep_known_labels(records, source.model)
     policy = _read_policy(args, source, records.labels.names)
     if args.baseline is not None and args.on_error != "skip":  # one of other images is refused before the work
-        names, target = tuple(record.name for record in records), records.target()
+        names, target = tuple(records.names), records.target()
         like = Scores(records.labels.names, names, target, {"image": target})
         sources.read_score_file(args.baseline, like=like, quiet=True)
     state = join_processes()
@@ -103,7 +103,7 @@ def _score(source: Source, records: RecordSet, args: argparse.Namespace) -> Scor
     """Score the images, in all processes together."""
     assert source.model is not None
     if args.save is not None:
-        check_pictures([record.name for record in records], records.name)  # now, for such scores cannot be saved
+        check_pictures(records.names, records.name)  # now, for such scores cannot be saved
     changes = {"data.workers": args.workers, "data.on_error": args.on_error, "evaluation.batch_size": args.batch_size}
     if source.config is not None:
         changes["precision.dtype"] = source.config.precision.dtype

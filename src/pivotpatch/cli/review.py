@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pivotpatch.cli.app import choose_token, listen
-from pivotpatch.cli.console import StageProgress, tell
+from pivotpatch.cli.console import StageProgress
+from pivotpatch.cli.telling import tell, tell_unread
 from pivotpatch.data.address import open_records, read_address
 from pivotpatch.errors import InputError
 from pivotpatch.review.desk import Desk
 from pivotpatch.review.pile import Source, make_pile
 from pivotpatch.review.server import serve_review
 from pivotpatch.review.session import Session
-from pivotpatch.runtime.files import describe_unread, find_images, read_names
+from pivotpatch.runtime.files import find_images, read_names
 from pivotpatch.runtime.parts import read_tags
 from pivotpatch.runtime.predictor import Predictor
 
@@ -59,8 +60,7 @@ def find_source(name: str) -> Source:
         return _find_held_out(place)
     if place.is_dir() or address is None:
         paths = [Path(path) for path in find_images([name], lines=(), unread=unread)]
-        for line in describe_unread(unread):
-            print(line, file=sys.stderr)
+        tell_unread(unread)
         return Source(name, paths)
     if place.is_file() and (table := read_tags(place)) is not None:
         if table.settings.get("tags"):

@@ -10,7 +10,7 @@ import torch
 from pivotpatch.audit.evaluation import Policy
 from pivotpatch.cli.console import tell
 from pivotpatch.core.policies import Fixed, PriorMatched, TopK
-from pivotpatch.data.address import open_records, parse_address, read_address
+from pivotpatch.data.address import open_records, parse_address
 from pivotpatch.data.records import FileStore, RecordSet, keep_common_labels
 from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.inference.patch_inference import PatchInference
@@ -23,7 +23,7 @@ from pivotpatch.models.open import find_bundled, find_checkpoint, open_model, op
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.checks import BUNDLED, is_named
 from pivotpatch.runtime.files import read_names
-from pivotpatch.training.build import open_aligned, open_loader, open_training_records
+from pivotpatch.training.build import open_loader, open_training_records
 from pivotpatch.training.config import RunConfig, find_recipe, list_recipes, load_config
 from pivotpatch.training.folder import CONFIG
 from pivotpatch.training.processes import choose_dtype, gather_named, make_accelerator, own_settings
@@ -84,14 +84,9 @@ def open_source(what: str | Path, *, architecture: str | None = None, labels: Pa
 
 def open_pictures(words: list[str]) -> RecordSet | None:
     """The images that the word behind a source names; None where there is none."""
-    if not words:
-        return None
     if len(words) > 1:
         raise InputError(f"{words[1]!r}", "a third word", "give a model or scores, then the images")
-    address = read_address(words[0])
-    if address is None:
-        raise InputError(f"{words[0]!r}", "is neither an address nor a table or folder that is there", "check the path")
-    return open_records(address)
+    return open_records(words[0]) if words else None
 
 
 def find_trained(source: Source, records: RecordSet) -> str | None:
@@ -121,7 +116,7 @@ def _identify(records: RecordSet) -> list[str]:
         root = images.root.resolve()
     else:  # options of an address choose images or say how one is read
         root = Path(parse_address(records.name).location, str(getattr(images, "seed", ""))).resolve()
-    return [os.path.normpath(root / records.name_at(row)) for row in range(len(records))]
+    return [os.path.normpath(root / name) for name in records.names]
 
 
 def keep_known_labels(records: RecordSet, model: Classifier) -> RecordSet:
@@ -149,7 +144,7 @@ def read_policy(text: str, labels: Sequence[str], *, config: RunConfig | None = 
     except ValueError:
         raise InputError("--policy", f"{text!r} has no number", "write for example fixed:0.5 or top:3") from None
     if value:
-        return PriorMatched.from_target(open_aligned(value, labels).target())
+        return PriorMatched.from_target(open_records(value).keep_labels(labels).target())
     if config is None:
         wrong = f"{text!r} does not say of which training images"
         raise InputError("--policy", wrong, "write prior:DATA, or target for the shares of these images")

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
@@ -14,14 +14,13 @@ from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 
-from pivotpatch.cli.telling import tell
+from pivotpatch.cli.telling import tell, tell_unread
 from pivotpatch.cli.usage import BULK_BATCH
 from pivotpatch.errors import InputError, import_extra
 from pivotpatch.process import Share, StopSignals, count_workers
 from pivotpatch.runtime.bulk import Work, check_out, tag_pictures
 from pivotpatch.runtime.checks import EXPORTED
 from pivotpatch.runtime.engine import Engine, is_present
-from pivotpatch.runtime.files import describe_unread
 from pivotpatch.runtime.packed import Found
 from pivotpatch.runtime.prediction import Prediction, Tag, TagRule
 from pivotpatch.runtime.predictor import Predictor
@@ -109,12 +108,6 @@ class Sidecars:
         return f"{said}, {self.failed:,} could not be read"
 
 
-def tell_unread(unread: Mapping[str, int]) -> None:
-    """Say which files were left out, by suffix; each process of those that it has passed."""
-    for line in describe_unread(unread):
-        print(line, file=sys.stderr)
-
-
 def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[str]) -> int:
     """Tag images one after the other, and print what is in them."""
     head = list(islice(found, DETAILED + 1))
@@ -130,7 +123,7 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
     rule, rules = read_rules(args, predictor.labels)
     tagged = failed = 0
     stop = args.on_error == "error" or not several
-    for prediction in predictor.predict(chain(head, found), skip=not stop):
+    for prediction in predictor.predict(chain(head, found), threshold=args.threshold, skip=not stop):
         if isinstance(prediction, InputError):
             tell(f"not read: {prediction}")
             failed += 1
@@ -140,7 +133,7 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
         if args.json:
             print(json.dumps({**prediction.to_dict(), "tags": [tag.to_dict() for tag in tags]}))
         else:
-            _print(prediction, tags, threshold=args.threshold, detailed=len(head) <= DETAILED)
+            _print(prediction, tags, detailed=len(head) <= DETAILED)
         if args.explain is not None:
             file = args.explain / f"{tagged:04d}-{Path(str(prediction.picture)).stem}.png" if several else args.explain
             with explain_disk_faults(file.parent), replacing(file) as written:
@@ -152,7 +145,7 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
     return 0 if tagged else 1
 
 
-def _print(prediction: Prediction, tags: Sequence[Tag], *, threshold: float | None, detailed: bool) -> None:
+def _print(prediction: Prediction, tags: Sequence[Tag], *, detailed: bool) -> None:
     """An image's tags as a table or in a line; one that is not above its threshold is in brackets."""
     from rich.padding import Padding
 
@@ -167,9 +160,8 @@ def _print(prediction: Prediction, tags: Sequence[Tag], *, threshold: float | No
     screen.print(f"{prediction.picture} ({columns} x {rows} pixels)", style="bold")
     if not tags:
         best = prediction.top(1)[0]
-        limit = best.threshold if threshold is None else threshold
-        why = f"the most probable is {best.label} with {best.prob:.2f}, given above {limit:.3g}"
-        screen.print(f"  no tag; {'--tags lets none through' if best.prob > limit else why}\n")
+        why = f"the most probable is {best.label} with {best.prob:.2f}, given above {best.threshold:.3g}"
+        screen.print(f"  no tag; {'--tags lets none through' if best.prob > best.threshold else why}\n")
         return
     evidence = ["both (TDE)", "", "image", "patches", "pivot patch"]
     table = make_table(["tag", *(["probability", ""] if prediction.weights is None else evidence)])

@@ -6,14 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 from pivotpatch.cli.console import StageProgress
-from pivotpatch.cli.telling import list_not_read, refuse_first, tell
+from pivotpatch.cli.telling import list_not_read, refuse_first, tell, tell_unread
 from pivotpatch.errors import InputError, shorten
 from pivotpatch.inference.embedding import embed_files
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.classifier import Classifier, SharedClassifier
 from pivotpatch.models.open import open_model
 from pivotpatch.runtime.checks import check_model
-from pivotpatch.runtime.files import check_name, describe_unread, find_images
+from pivotpatch.runtime.files import check_name, find_images
 from pivotpatch.tuning import teach as lessons
 from pivotpatch.tuning.teach import LEAST, Background, Lesson
 
@@ -77,8 +77,7 @@ def _find(words: list[str]) -> list[str]:
     """Paths of images, each once; what cannot be read is told by kind."""
     unread = Counter[str]()
     paths = list(dict.fromkeys(find_images(words, unread=unread)))
-    for line in describe_unread(unread):
-        tell(line)
+    tell_unread(unread)
     return paths
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from pivotpatch.errors import InputError
+from pivotpatch.runtime.files import describe_unread
 
 LISTED = 20  # images that could not be read
 
@@ -14,6 +15,12 @@ def tell(line: str) -> None:
     """Print a line to stderr, once for all processes."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr, flush=True)
+
+
+def tell_unread(unread: Mapping[str, int]) -> None:
+    """Say which files were left out, by suffix; each process of those that it has passed."""
+    for line in describe_unread(unread):
+        print(line, file=sys.stderr)
 
 
 def refuse_first(*rules: tuple[object, str, str, str]) -> None:

@@ -151,7 +151,7 @@ def _read(source: Source, model: Classifier, records: RecordSet | None, args: ar
         with suppress(InputError):  # the images may be gone
             scored = open_records(scores.data)
         if scored is not None:
-            rows = np.flatnonzero([record.name in named for record in scored])
+            rows = np.flatnonzero([name in named for name in scored.names])
             _refuse_trained(source, scored.select(rows), where)
     if not isinstance(model, PatchClassifier):
         return replace(scores.only("image"), lam=1.0, temperature=1.0)

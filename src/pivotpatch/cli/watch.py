@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pivotpatch.cli.predict import check_options
-from pivotpatch.cli.telling import tell
+from pivotpatch.cli.telling import tell, tell_unread
 from pivotpatch.errors import InputError
 from pivotpatch.process import StopSignals
 from pivotpatch.runtime.files import image_suffixes, is_image, unread_suffixes, walk_files
@@ -27,7 +27,7 @@ def run_watch(args: argparse.Namespace) -> int:
         raise InputError("--every", f"{args.every:g} seconds", "give more than 0")
     args.write = args.write or ["xmp"]
     check_options(args)
-    from pivotpatch.cli.tagging import Sidecars, open_predictor, tell_unread
+    from pivotpatch.cli.tagging import Sidecars, open_predictor
 
     with StopSignals() as signals:
         predictor = open_predictor(args)

@@ -147,7 +147,7 @@ def _look_at(records: RecordSet, depth: Depth, *, step: int = 1) -> Iterator[lis
     def look(index: int) -> _Look:
         if index % step and not isinstance(records.images, FileStore):
             return b""
-        source = records.images.source(records.place(index))
+        source = records.source_at(index)
         if isinstance(source, Path) and not source.exists():
             return None
         return b"" if index % step else _digest(source, depth)
@@ -191,7 +191,7 @@ def _find_equal(
     for key, group in sieve.items():
         equal: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
         for place, record in group if len(group) > 1 else ():
-            source = sets[place].images.source(sets[place].place(record)) if depth == "headers" else key
+            source = sets[place].source_at(record) if depth == "headers" else key
             content = source.read_bytes() if isinstance(source, Path) else bytes(source)
             equal[hashlib.blake2b(content).digest()].append((place, record))
         yield from (members for members in equal.values() if len(members) > 1)

@@ -53,8 +53,7 @@ def apply_corrections(
 
 def _find_files(records: RecordSet) -> list[str]:
     """The file of each record, links followed."""
-    sources = (records.images.source(records.place(index)) for index in range(len(records)))
-    return [os.path.realpath(str(source)) for source in sources]
+    return [os.path.realpath(str(records.source_at(index))) for index in range(len(records))]
 
 
 def _overlay(records: RecordSet, rows: list[int], said: NDArray[np.int8], *, counts: list[int]) -> RecordSet:

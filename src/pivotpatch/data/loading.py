@@ -124,11 +124,10 @@ class _Images(Dataset[Batch]):
 
     def decode(self, pixels: NDArray[np.uint8], index: int) -> Failure | None:
         """Write one image to `pixels` (H,W,3), or return why there is none."""
-        images, place = self.records.images, self.records.place(index)
-        name = images.name(place)
+        name = self.records.name_at(index)
         try:
             resize = partial(resize_quickly, interpolation=self.interpolation)
-            pixels[:] = decode_image(images.source(place), size=self.size, name=name, resize=resize)
+            pixels[:] = decode_image(self.records.source_at(index), size=self.size, name=name, resize=resize)
         except InputError as error:
             return Failure(index, name, copy(error))  # a copy holds no frames, hence no pixels
         return None

@@ -142,10 +142,10 @@ class RecordSet(Sequence[Record]):
         if isinstance(index, slice):
             return self.select(np.arange(len(self))[index])
         index = range(len(self))[index]
-        place, held = self.place(index), slice(*self.states.indptr[index : index + 2])
+        held = slice(*self.states.indptr[index : index + 2])
         labels, states = self.states.indices[held], self.states.data[held]
         positive, unknown = (tuple(labels[states == state].tolist()) for state in (1, -1))
-        return Record(self.images.name(place), self.images.source(place), positive, unknown)
+        return Record(self.name_at(index), self.source_at(index), positive, unknown)
 
     def place(self, index: int) -> int:
         """Position in `images` of the record `index`."""
@@ -155,15 +155,28 @@ class RecordSet(Sequence[Record]):
         """The name of the record `index`, whose image is not fetched."""
         return self.images.name(self.place(index))
 
+    @property
+    def names(self) -> list[str]:
+        """The name of each record, without its image."""
+        return [self.name_at(index) for index in range(len(self))]
+
+    def source_at(self, index: int) -> ImageSource:
+        """The image of the record `index`."""
+        return self.images.source(self.place(index))
+
     def select(self, indices: NDArray[np.int64]) -> "RecordSet":
         """The records `indices` names, in that order; images are shared, not copied."""
         indices = np.asarray(indices, dtype=np.int64)
         order = indices if self.order is None else self.order[indices]
         return replace(self, states=self.states[indices], order=order)
 
-    def keep_labels(self, names: Sequence[str]) -> "RecordSet":
-        """The same images with these labels alone, in this order; an image that has none of them stays."""
-        states = self.states[:, [self.labels.index(name) for name in names]].sorted_indices()
+    def keep_labels(self, names: Sequence[str] | None) -> "RecordSet":
+        """The same images with these labels alone, in this order (None: all); an image that has none of them stays."""
+        if names is None or tuple(names) == self.labels.names:
+            return self
+        for name in names:
+            check_known(name, self.labels.names, where=self.name, what="label")
+        states = self.states[:, [self.labels.names.index(name) for name in names]].sorted_indices()
         return replace(self, states=states, labels=LabelSpace(tuple(names)))
 
     def count_labels(self) -> NDArray[np.int64]:
@@ -198,4 +211,4 @@ def keep_common_labels(records: RecordSet, labels: Sequence[str], *, whose: str,
         unknown = f"; not known to {whose}: {shorten(others)}" if others else ""
         judged = f"judging {len(common)} of {len(labels)} labels: {shorten(common, limit=10)}"
         tell(f"{judged}; not in {records.name}: {shorten(missing)}{unknown}")
-    return records if tuple(common) == records.labels.names else records.keep_labels(common)
+    return records.keep_labels(common)

@@ -247,7 +247,7 @@ def _align(scores: Scores, where: str, *, records: RecordSet | None, like: Score
         assert records is not None
         if scores.labels != records.labels.names:
             records = keep_common_labels(records, scores.labels, whose=where, tell=tell or (lambda _: None))
-        other, target, names = records.name, records.target(), tuple(map(records.name_at, range(len(records))))
+        other, target, names = records.name, records.target(), tuple(records.names)
         like = Scores(records.labels.names, names, target, {"image": target}, indices=torch.arange(len(records)))
         if scores.given is not None and isinstance(records.images, EmbeddedStore):
             ends |= {records.images.name_row(records.place(row)): name for row, name in enumerate(names)}

@@ -189,7 +189,7 @@ def _make_scores(
     mixing = model.patching or Patching()
     return Scores(
         labels=records.labels.names,
-        pictures=tuple(records.images.name(records.place(index)) for index in indices.tolist()),
+        pictures=tuple(map(records.name_at, indices.tolist())),
         target=target,
         logits={kind: parts[kind] for kind in trained if kind in parts} or {"image": target},
         patch_logits=parts.get("patch_logits"),

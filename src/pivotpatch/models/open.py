@@ -141,9 +141,9 @@ def _open_state(
     if built.head == OWN_HEAD:
         return build_timm(built.backbone, labels, path, image_size=built.image_size)
     state, where = read_weights(path), str(path)
-    options = {**read_head_options(state), **built.head_options} if built.head in ("query2label", "ml_decoder") else {}
+    told = read_head_options(state) if built.head in ("query2label", "ml_decoder") else {}
+    built = replace(built, head_options={**told, **built.head_options})
     several = any(name.endswith(("fc.fc2.weight", "fc.fc2.W", "patch_projection.weight")) for name in state)
-    built = replace(built, head_options=options)
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
         model: MultiLabelClassifier | PatchClassifier
         if several:

@@ -78,24 +78,14 @@ class TagRule:
     def __post_init__(self) -> None:
         check_rule(self.threshold, self.top_k)
 
-    def rank(self, probs: NDArray[np.float32], thresholds: NDArray[np.float32]) -> NDArray[np.intp]:
-        """Places of the labels that an image with `probs` (L,) gets by fitted thresholds (L,), the most probable first.
-
-        >>> TagRule().rank(np.array([0.3, 0.6, 0.9]), np.array([0.2, 0.6, 0.5]))
-        array([2, 0])
-        """
-        ranked = np.argsort(-probs, kind="stable")
-        if self.threshold is not None:
-            ranked = ranked[probs[ranked] > self.threshold]
-        elif self.top_k is None:
-            ranked = ranked[probs[ranked] > thresholds[ranked]]
-        return ranked[: self.top_k]
-
     def choose(self, prediction: "Prediction") -> tuple[Tag, ...]:
         """The tags of one image, the most probable first."""
         if self.threshold is not None:
             prediction = replace(prediction, thresholds=np.full_like(prediction.thresholds, self.threshold))
-        return tuple(map(prediction.tag_at, self.rank(prediction.probs, prediction.thresholds)))
+        ranked = np.argsort(-prediction.probs, kind="stable")
+        if self.threshold is not None or self.top_k is None:
+            ranked = ranked[prediction.probs[ranked] > prediction.thresholds[ranked]]
+        return tuple(map(prediction.tag_at, ranked[: self.top_k]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,6 +1,6 @@
 """From a configuration to everything a run needs: records, loaders, model, task, optimiser."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -229,7 +229,7 @@ def open_data(config: RunConfig, *, look: bool = True, progress: Progress = igno
         faults.append(error)
     for address in (*data.test, *([data.val] if train is None and data.val is not None else [])):
         try:
-            tests[address] = open_aligned(address, None if train is None else train.labels.names)
+            tests[address] = open_records(address).keep_labels(None if train is None else train.labels.names)
         except InputError as error:
             faults.append(error)
     opened += tests.values()
@@ -270,9 +270,9 @@ def open_training_records(config: RunConfig) -> RunRecords:
     if data.train is None:
         raise InputError("data.train", "no images are named", "give an address, such as table:photos.csv")
     whole, val = open_records(data.train), None
-    train = align(whole, data.labels)
+    train = whole.keep_labels(data.labels)
     if data.val is not None:
-        val = open_aligned(data.val, train.labels.names)
+        val = open_records(data.val).keep_labels(train.labels.names)
     elif data.val_fraction:
         shares = {"train": 1 - data.val_fraction, "val": data.val_fraction}
         parts = split_records(whole, shares, generator=np.random.default_rng(SPLIT_SEED))
@@ -283,21 +283,6 @@ def open_training_records(config: RunConfig) -> RunRecords:
         train, *held_out = apply_corrections(sets, open_records(data.corrections), apart=tests)
         val = held_out[0] if held_out else None
     return RunRecords(train, val)
-
-
-def open_aligned(address: str, labels: Sequence[str] | None) -> RecordSet:
-    """Read a data set with its labels in a given order; all of them must be known there."""
-    return align(open_records(address), labels)
-
-
-def align(records: RecordSet, labels: Sequence[str] | None) -> RecordSet:
-    """A data set with its labels in a given order; all of them must be known there."""
-    if labels is None or tuple(labels) == records.labels.names:
-        return records
-    try:
-        return records.keep_labels(labels)
-    except InputError as error:
-        raise InputError(records.name, *error.parts[1:]) from None
 
 
 def open_loader(

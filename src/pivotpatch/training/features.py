@@ -182,7 +182,7 @@ class Embedder:
 
     def _name(self, records: RecordSet, index: int) -> str:
         """The file of an image's features: by what is in its own file and what is made of it."""
-        content, source = sha256(self._own), records.images.source(records.place(index))
+        content, source = sha256(self._own), records.source_at(index)
         if isinstance(source, Path):
             with suppress(OSError):  # said when it is decoded
                 content.update(source.read_bytes())

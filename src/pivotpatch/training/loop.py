@@ -350,10 +350,10 @@ class _Trainer:
 
     def explain_nonfinite(self, step: int, indices: Tensor, numbers: list[float]) -> InputError:
         """The error of a loss or gradient of this process's images (B,) that is not finite; all processes take part."""
-        records, chosen = self.run.records, indices.tolist()
+        chosen = indices.tolist()
         if self.run.accelerator.num_processes > 1:
             chosen = gather_object(chosen)
-        names = shorten(records.images.name(records.place(index)) for index in chosen)
+        names = shorten(map(self.run.records.name_at, chosen))
         *losses, _, gradient = numbers
         what = "gradient" if all(map(math.isfinite, losses)) else "loss"
         first = step == 1 and what == "loss"
