@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -199,6 +200,24 @@ def test_at_equal_recall_both_find_as_many_and_give_no_more_than_that_takes() ->
         assert (matched.decisions & (scores.target == 1)).sum(0).tolist() == found
     with pytest.raises(InputError, match="scores: images differ"):
         match_recall(BETTER, SCORES.select(torch.arange(299)))
+
+
+def test_rounded_scores_are_as_good_at_equal_recall() -> None:
+    """Whole blocks of equal scores, taken or left, would make a model worse than the same model with more digits."""
+    rng = np.random.default_rng(0)
+    target = (rng.random((2000, 12)) < 0.2).astype(np.float32)
+    logits = torch.from_numpy(2.2 * target + rng.standard_normal(target.shape))
+    labels, names = tuple("abcdefghijkl"), tuple(map(str, range(len(target))))
+    exact, rough = (Scores(labels, names, torch.from_numpy(target), {"image": x}) for x in (logits, logits.round()))
+    for first, second in ((exact, rough), (rough, exact)):
+        matched = match_recall(first, second)
+        ours, theirs = matched.model.decisions, matched.baseline.decisions
+        assert (ours & (first.target == 1)).sum(0).tolist() == (theirs & (first.target == 1)).sum(0).tolist()
+        alarms = [float((each & (first.target == 0)).sum()) for each in (ours, theirs)]
+        assert 0.75 < alarms[0] / alarms[1] < 1.35
+    blind = Scores(labels, names, exact.target, {"image": torch.zeros_like(logits)})  # what it finds, it finds by luck
+    given, recall = match_recall(blind, exact).model.decisions, match_recall(blind, exact).recall
+    torch.testing.assert_close(given.double().mean(0), recall.double(), atol=0.06, rtol=0)
 
 
 def test_the_interval_of_lower_rates_is_that_of_resampled_images_with_thresholds_of_their_own() -> None:

@@ -110,6 +110,7 @@ def test_documentation_has_every_option_and_its_default(scheme: str) -> None:
     module, _, function = READERS[scheme].partition(":")
     for parameter in signature(getattr(import_module(module), function)).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
-            assert f"`{parameter.name}`" in section
+            missing = f"docs/data.md, section `{scheme}:`, does not say what `{parameter.name}` means"
+            assert f"`{parameter.name}`" in section, missing
             default = f"`{str(parameter.default).removesuffix('.0').lower()}`"
             assert parameter.default is None or documented.get(parameter.name, default) == default

@@ -115,7 +115,9 @@ def write_refused() -> None:
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:] or ["--kept", "--said", "--shown", "--refused", "--api"]
+    wanted = sys.argv[1:]
+    if not wanted:
+        sys.exit("say what to write: --said --shown --refused --api, or --kept, which should stay as old as it is")
     if "--kept" in wanted:
         shutil.rmtree(KEPT, ignore_errors=True)
         write_kept(KEPT)

@@ -158,7 +158,9 @@ def test_works_under_export_for_any_batch(head: str) -> None:
         (lambda x: x.mean((2, 3))[:4], {}, r"returned shape \(4, 3\) for 10 views"),
         (lambda x: (x, x), {}, "returned a tuple for 10 views"),
         ("resnet18", {}, "the model is 'resnet18', which cannot be called"),
+        (lambda x: x.mean((2, 3)) > 0, {}, "the model returned torch.bool; give logits"),
         (Small().eval(), {"chunk_size": 0}, "chunk_size is 0"),
+        (Small().eval(), {"chunk_size": 2.5}, "chunk_size is 2.5"),
         (Small().eval(), {"channels": 1}, "images have 3 channels"),
     ],
 )

@@ -57,6 +57,15 @@ def test_overrides_are_toml_or_text(override: str, value: object, tmp_path: Path
     assert getattr(getattr(config, section), key) == value
 
 
+def test_one_option_of_several_is_changed_alone(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, "[model]\nhead_options = {heads = 2, lam = 0.5}\n")
+    config = load_config(recipe, ["model.head_options.lam=0.1", "model.backbone_options.depth=2"])
+    assert config.model.head_options == {"heads": 2, "lam": 0.1}
+    assert config.model.backbone_options == {"depth": 2}
+    with pytest.raises(InputError, match=r"train\.epochs"):
+        load_config(recipe, ["train.epochs.late=3"])
+
+
 def test_an_override_has_a_section_a_key_and_a_value() -> None:
     for override in ("epochs=3", "train.epochs", ""):
         with pytest.raises(InputError, match="is not like section.key=value"):

@@ -11,6 +11,7 @@ from sklearn.metrics import average_precision_score
 
 from pivotpatch.core.metrics import average_precision, precision_recall
 from pivotpatch.core.policies import Fixed, PerLabel
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -110,7 +111,8 @@ def test_decisions_are_judged_out_of_fold() -> None:
         fitted = fit_calibration(logits[~rows], target[~rows], kind="image", method="platt")
         thresholds = fit_thresholds(fitted.apply(logits[~rows]), target[~rows], goal=BEST_F1)
         decided[rows] = thresholds.policy.decide(fitted.apply(logits[rows])).float()
-    assert found.after == precision_recall(decided, target, labels=LABELS)
+    expected = precision_recall(decided, target, labels=LABELS)
+    assert found.after == replace(expected, definition="fitted thresholds, out of fold")
     assert found.before == precision_recall(PLAIN.probs("image"), target, labels=LABELS)
     assert found.calibration is not None
     rule = PerLabel(found.thresholds.values)
@@ -172,6 +174,9 @@ def test_a_model_keeps_what_was_fitted() -> None:
         found.store(model)
         assert model.closer_size == found.closer_size
         assert model.adaptive == found.adaptive
+    some = replace(tune(SCORES.keep_labels([0, 2]), mixing="keep"), lam=0.125)
+    with pytest.raises(InputError, match="store: lam 0.125 and temperature .* are not those of the model's labels"):
+        some.store(model)
     plain, found = MultiLabelClassifier("test_vit", LABELS, image_size=32), tune(PLAIN, goal="precision:0.9")
     found.store(plain)
     assert (found.kind, found.mixing, found.effort) == ("image", None, None)

@@ -270,27 +270,30 @@ def bound_lower(
 
 
 class _Ranked(NamedTuple):
-    """What no resample changes: scores (N,L), the images of each label by them, and which of these show it, (N,L)."""
+    """What no resample changes, all (N,L): the images of each label, from the highest score on, and which show it.
 
-    scores: Tensor
+    Images of equal scores stand in an order that has nothing to do with what they show.
+    """
+
     order: Tensor
     present: Tensor
+    place: Tensor  # of each image in that order
     known: Tensor
 
     @classmethod
     def make(cls, scores: Scores) -> "_Ranked":
         """Rank by the logits to rank by."""
         logits = scores.get(scores.ranking)
-        order = logits.argsort(dim=0, descending=True)
-        return cls(logits, order, (scores.target == 1).gather(0, order), ~scores.target.isnan())
+        drawn = torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))
+        order = drawn[logits[drawn].argsort(dim=0, descending=True, stable=True)]
+        return cls(order, (scores.target == 1).gather(0, order), order.argsort(dim=0), ~scores.target.isnan())
 
     def decide(self, drawn: Tensor, recall: Tensor) -> Tensor:
         """Decisions (N,L) that find a share `recall` (L,) of the positives where each image was drawn (N,) times."""
         found = (drawn[self.order] * self.present).cumsum(0)
         wanted = (recall.nan_to_num(0.0) * found[-1]).round()
-        last = (found < wanted).sum(0).clamp(max=len(found) - 1)
-        threshold = self.scores.gather(0, self.order.gather(0, last[None]))
-        return (self.scores >= threshold) & (wanted > 0) & self.known
+        last = (found < wanted).sum(0)
+        return (self.place <= last) & (wanted > 0) & self.known
 
 
 def compare_pairs(model: PairRates, baseline: PairRates) -> PairComparison:

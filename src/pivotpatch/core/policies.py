@@ -1,5 +1,6 @@
 """Threshold policies by name: precision and recall mean nothing without the rule that decides."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -62,6 +63,10 @@ class PerLabel:
     """
 
     thresholds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if any(math.isnan(threshold) for threshold in self.thresholds):
+            raise InputError("PerLabel", f"thresholds are {self.thresholds}", "give a number for each label")
 
     @property
     def definition(self) -> str:

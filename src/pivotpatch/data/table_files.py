@@ -22,10 +22,10 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pivotpatch.errors import InputError, choose_one_of, explaining, quote_fault, shorten
+from pivotpatch.runtime.checks import TABLE_KINDS
 from pivotpatch.runtime.packed import open_table
 from pivotpatch.writing import replacing
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 MAX_COLUMNS = 50_000
 """Columns that a table may have; each takes a fifth of a millisecond however few rows there are."""
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -59,8 +59,9 @@ def find_tables(location: str) -> TableFiles:
     if not splits:
         raise InputError(location, "there is no such table, nor Parquet files in such a folder", "check the location")
     for path in splits:
-        if path.suffix.lower() not in SUFFIXES:
-            raise InputError(str(path), f"unknown kind of table {path.suffix!r}", f"give one of {', '.join(SUFFIXES)}")
+        if path.suffix.lower() not in TABLE_KINDS:
+            wrong = f"unknown kind of table {path.suffix!r}"
+            raise InputError(str(path), wrong, f"give one of {', '.join(TABLE_KINDS)}")
     return TableFiles(place if place.is_dir() else Path(os.path.commonpath([path.parent for path in splits])), splits)
 
 

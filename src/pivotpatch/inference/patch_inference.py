@@ -70,7 +70,7 @@ class PatchInference(nn.Module):
         if not callable(given):
             wrong = f"the model is {given!r}, which cannot be called"
             raise InputError("PatchInference", wrong, "give a module, a function or an ONNX Runtime session")
-        if chunk_size is not None and chunk_size < 1:
+        if chunk_size is not None and not (isinstance(chunk_size, int) and chunk_size >= 1):
             raise InputError("PatchInference", f"chunk_size is {chunk_size!r}", "give 1 or more, or None for all")
         self.model = given
         self.patching = Patching(grid, overlap, lam=lam, temperature=temperature)
@@ -120,6 +120,8 @@ class PatchInference(nn.Module):
             found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
             wrong = f"the model returned {found} for {views.shape[0]} views"
             raise InputError("PatchInference", wrong, "wrap it in a function that returns logits (N, L)")
+        if not logits.is_floating_point():
+            raise InputError("PatchInference", f"the model returned {logits.dtype}", "give logits, not decisions")
         return logits
 
 

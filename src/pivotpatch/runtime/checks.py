@@ -14,7 +14,7 @@ SCHEMES = ("hub", "timm", "transformers")
 Preference = Literal["precision", "balance", "recall"]
 PREFERENCES: tuple[Preference, ...] = get_args(Preference)
 """What a user may prefer where a model has thresholds for each: right tags, the best F1, or few that are missing."""
-TABLE_KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
+TABLE_KINDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 """How the names of tables end."""
 EXPORTED = ".onnx"
 """How the names of exported models end."""

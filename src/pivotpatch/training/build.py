@@ -30,6 +30,7 @@ from pivotpatch.models.classifier import (
     load_relabelled,
 )
 from pivotpatch.models.foreign import ForeignClassifier
+from pivotpatch.models.heads import LinearHead
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.peers.hcp import HCPClassifier
@@ -182,7 +183,7 @@ def choose_frozen(config: RunConfig, model: Classifier, device: torch.device) ->
     section, cannot = config.model, ""
     if not isinstance(model, SharedClassifier) or config.task.kind not in ("patch", "image"):
         cannot = f"task.kind is {config.task.kind}"
-    elif model.architecture.head not in ("linear", "max", "svm"):
+    elif not isinstance(model.head, LinearHead):
         cannot = f"the {model.architecture.head} head is more than a last step"
     elif config.mix.share or config.distil.teachers or config.distil.groups:
         cannot = "mix and distil look at images"

@@ -239,6 +239,10 @@ def load_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig
     config = _validate(values, where=str(recipe))
     for override in overrides:
         section, key, value = _parse_override(override)
+        key, _, option = key.partition(".")
+        if option:  # of a key that holds several, as in model.head_options.lam; a table of the recipe keeps its others
+            held = values.get(section, {}).get(key)
+            value = {**held, option: value} if isinstance(held, dict) else {option: value}
         values.setdefault(section, {})[key] = value
         if f"{section}.{key}" in _BOTH:  # a recipe's number is for training everything, a user's for what is trained
             values.setdefault("frozen", {})[key] = value

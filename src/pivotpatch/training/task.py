@@ -385,4 +385,5 @@ def make_loss(section: LossSection) -> nn.Module:
         return BinaryCrossEntropyLoss()
     if section.name == "squared_hinge":
         return SquaredHingeLoss()
+    assert section.name == "asymmetric"
     return AsymmetricLoss(**section.model_dump(exclude={"name", "reduction"}))

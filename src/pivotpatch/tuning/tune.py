@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.metrics import PrecisionRecall, average_precision, precision_recall
+from pivotpatch.errors import InputError, check_known
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
@@ -110,9 +111,16 @@ class Tuning:
         """Give a model all that was fitted; what was fitted to it before is forgotten.
 
         Where only some of its labels were tuned, the others keep what they have, and so do lam, temperature and the
-        cutoffs of efforts, which are common to all.
+        cutoffs of efforts, which are common to all: these must be what was tuned with (`mixing="keep"`).
         """
         if self.labels != model.labels:
+            for name in self.labels:
+                check_known(name, model.labels, where="store", what="label")
+            mixing = model.patching if isinstance(model, PatchClassifier) else None
+            if mixing is not None and (mixing.lam, mixing.temperature) != (self.lam, self.temperature):
+                wrong = f"lam {self.lam:g} and temperature {self.temperature:g} are not those of the model's labels"
+                todo = f"tune with the model's, {mixing.lam:g} and {mixing.temperature:g}, by mixing='keep'"
+                raise InputError("store", wrong, todo)
             self._store_some(model)
             return
         if isinstance(model, PatchClassifier):
@@ -222,7 +230,10 @@ def tune_scores(
         calibrated, others = fit_rules(logits[~inside], target[~inside])
         for name, each in others.items():
             decided[name][inside] = each.policy.decide(calibrated.apply(logits[inside])).float()
-    judged = {name: precision_recall(given, target, labels=labels) for name, given in decided.items()}
+    judged = {}
+    for name, given in decided.items():
+        counted = precision_recall(given, target, labels=labels)
+        judged[name] = replace(counted, definition="fitted thresholds, out of fold")
     adaptive = curve = None
     if kind == "tde" and calibration != "none":
         adaptive = replace(fit_adaptive(final.get("image"), target), effort=effort)
