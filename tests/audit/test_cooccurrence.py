@@ -240,3 +240,12 @@ def test_the_interval_of_lower_rates_is_that_of_resampled_images_with_thresholds
     spread = torch.tensor(shares).quantile(torch.tensor([0.025, 0.975]))
     assert interval.high - interval.low == pytest.approx(float(spread[1] - spread[0]), abs=0.12)
     assert interval.low < interval.value < interval.high
+
+
+def test_at_equal_recall_a_label_that_is_never_found_is_never_given() -> None:
+    scores = make_scores(("a", "b", "c"), count=60, patches=False)
+    scores.target[:, 1] = 0.0  # shown by no image
+    for matched in match_recall(scores, scores)[:2]:
+        assert matched.decisions.any(0).tolist() == [True, False, True]
+    for matched in match_recall(scores, scores, policy=Fixed(1.0))[:2]:  # which finds none of any label
+        assert not matched.decisions.any()

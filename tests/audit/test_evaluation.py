@@ -120,3 +120,21 @@ def test_the_scale_study_sets_tde_beside_the_patches_of_another_model() -> None:
     assert [study.patch, study.tde] == pytest.approx([found.mean["patch"], found.mean["tde"]])
     assert study.difference.value == pytest.approx(study.tde - study.patch)
     assert study.difference.low < study.difference.value < study.difference.high
+
+
+def test_differences_are_of_each_label_and_of_the_same_images() -> None:
+    one, other = make_scores(), make_scores(seed=1)
+    found = evaluate_scores(one, baseline=other, resamples=20, generator=torch.Generator().manual_seed(0))
+    assert found.difference is not None
+    assert found.baseline is not None
+    both = (each.precision.per_label for each in (found.kinds["tde"], found.baseline))
+    expected = [None if ours is None or theirs is None else ours - theirs for ours, theirs in zip(*both, strict=True)]
+    assert list(found.difference.per_label) == expected
+    assert found.difference.label_intervals is not None
+    middles = [None if interval is None else interval.value for interval in found.difference.label_intervals]
+    assert middles == pytest.approx(expected)
+    strangers = replace(other, pictures=other.pictures[::-1])
+    with pytest.raises(InputError, match="scores: images differ"):
+        evaluate_scores(one, baseline=strangers, generator=torch.Generator())
+    with pytest.raises(InputError, match="scores: images differ"):
+        study_scale(one, strangers, generator=torch.Generator())

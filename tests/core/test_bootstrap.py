@@ -162,3 +162,13 @@ def test_wrong_input_is_told() -> None:
     ):
         with pytest.raises(InputError, match=message):
             resample_average_precision({"a": matrix}, target, resamples=count, generator=torch.Generator())
+
+
+def test_many_resamples_are_bounded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = bootstrap.Resampled(
+        {"a": torch.rand(21, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)}
+    )
+    expected = drawn.bound_each("a")
+    monkeypatch.setattr(bootstrap, "_COLUMNS", 3)
+    assert drawn.bound_each("a") == expected
+    assert len(expected) == 7

@@ -3,7 +3,7 @@ import torch
 from reference import pat
 from torch import Tensor
 
-from pivotpatch.core.counterfactual import combine_logits, patch_weights, tde_logits
+from pivotpatch.core.counterfactual import combine_logits, patch_weights, pool_patches, tde_logits
 from pivotpatch.errors import InputError
 
 
@@ -91,3 +91,13 @@ def test_bad_input_is_named() -> None:
         patch_weights(torch.zeros(2, 3))
     with pytest.raises(InputError, match=r"got image_logits \(2, 3\), patch_logits \(2, 4, 5\); give"):
         combine_logits(torch.zeros(2, 3), torch.zeros(2, 4, 5))
+
+
+def test_the_papers_defaults_and_shapes_that_would_broadcast() -> None:
+    p, q = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 4, 3, dtype=torch.float64)
+    torch.testing.assert_close(patch_weights(q), q.softmax(1))
+    torch.testing.assert_close(tde_logits(p, q[:, 0]), p + q[:, 0])
+    with pytest.raises(InputError, match=r"pool_patches: got patch_logits \(2, 4, 3\), weights \(2, 4, 1\)"):
+        pool_patches(q, q[..., :1])
+    with pytest.raises(InputError, match=r"tde_logits: got image_logits \(2, 3\), pooled_logits \(1, 3\)"):
+        tde_logits(p, p[:1])

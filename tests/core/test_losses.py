@@ -141,3 +141,21 @@ def test_bad_input_is_named() -> None:
         asymmetric_loss(good, good, gamma_neg=-1)
     with pytest.raises(InputError, match="unknown reduction 'average'; .*known: mean, none, sum"):
         AsymmetricLoss(reduction="average")  # type: ignore[arg-type]
+
+
+def test_what_lies_below_the_clip_costs_nothing_without_a_focus_either() -> None:
+    loss = asymmetric_loss(torch.tensor([[-9.0, -4.0]]), torch.zeros(1, 2), gamma_neg=0, clip=0.05, reduction="none")
+    assert (loss == 0).all()
+
+
+def test_modules_do_what_their_functions_do() -> None:
+    logits, target = torch.randn(6, 5, requires_grad=True), (torch.rand(6, 5) < 0.4).float()
+    for reduction in ("sum", "mean", "none"):
+        found = BinaryCrossEntropyLoss(reduction=reduction)(logits, target)
+        assert torch.equal(found, binary_cross_entropy(logits, target, reduction=reduction))
+    ours, theirs = (
+        torch.autograd.grad(loss(logits, target), logits)[0] for loss in (AsymmetricLoss(), asymmetric_loss)
+    )
+    assert torch.equal(ours, theirs)
+    with pytest.raises(InputError, match="give gammas of 0 or more"):
+        asymmetric_loss(logits, target, clip=1.0)

@@ -200,3 +200,24 @@ def test_bad_choices_are_named() -> None:
         PerLabel((0.5, NAN))
     with pytest.raises(InputError, match="PriorMatched: priors are"):
         PriorMatched((2.0,))
+
+
+def test_one_score_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="scores of label 1 hold NaN"):
+        average_precision(torch.tensor([[0.1, NAN], [0.2, 0.3]]), torch.ones(2, 2))
+
+
+def test_where_nothing_is_given_skipping_leaves_zero() -> None:
+    found = precision_recall(torch.full((4, 2), 0.1), torch.tensor([[1.0, 0.0]] * 4), empty="skip")
+    assert (found.CP, found.CR, found.CF1, found.OF1) == (0, 0, 0, 0)
+
+
+def test_the_ends_of_what_policies_take() -> None:
+    assert Fixed(0.0).decide(torch.tensor([[0.0, 0.1, 1.0]])).tolist() == [[False, True, True]]
+    assert not Fixed(1.0).decide(torch.ones(1, 2)).any()
+    assert TopK(2).decide(torch.rand(3, 2)).all()
+    assert (Fixed().threshold, TopK().k) == (0.5, 3)
+    assert PriorMatched.from_target(torch.tensor([[1.0, NAN], [0.0, NAN]])).priors == (0.5, 0.0)
+    for value in (-0.1, 1.1):
+        with pytest.raises(InputError, match="are no probabilities"):
+            Fixed(0.5).decide(torch.tensor([[0.5, value]]))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms.v2 import functional as transforms
 
-from pivotpatch.core.patches import cut_patches, cut_views, resize_images, stack_views
+from pivotpatch.core.patches import check_images, cut_patches, cut_views, resize_images, stack_views
 from pivotpatch.errors import InputError
 from pivotpatch.runtime.values import Patching, patch_boxes
 
@@ -105,3 +105,31 @@ def test_bad_input_is_named() -> None:
             cut_patches(images, **options)
     with pytest.raises(InputError, match=r"stack_views: got images \(2, 3, 4, 4\), patches \(1, 4, 3, 4, 4\)"):
         stack_views(torch.rand(2, 3, 4, 4), torch.rand(1, 4, 3, 4, 4))
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-4), (torch.float64, 1e-9), (torch.bfloat16, 0.03)])
+def test_normalised_images_keep_what_is_below_zero(dtype: torch.dtype, close: float) -> None:
+    images = torch.randn(2, 3, 16, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for interpolation in ("bilinear", "bicubic"):
+        for size in ((8, 6), (24, 20)):
+            exact = resize_images(images.double(), size, interpolation=interpolation)
+            assert (resize_images(images, size, interpolation=interpolation).double() - exact).abs().max() < close
+            assert (resize_images(-images.double(), size, interpolation=interpolation) + exact).abs().max() < 1e-9
+
+
+def test_sources_and_layouts_that_do_not_fit() -> None:
+    images = torch.rand(2, 3, 16, 16)
+    others = (
+        torch.rand(2, 3, 8, 32),
+        torch.rand(2, 3, 32, 8),
+        torch.rand(1, 3, 32, 32),
+        torch.rand(2, 3, 32, 32).double(),
+    )
+    for source in others:
+        with pytest.raises(InputError, match="source is .*; give the same images"):
+            cut_views(Patching(), images, source=source)
+    for shape in ((1, 3, 8, 3), (1, 3, 8, 4), (2, 12, 8, 8)):
+        check_images(torch.rand(shape), "here")  # narrow, or of many channels
+    for channels in (1, 3, 4):
+        with pytest.raises(InputError, match="look channels-last"):
+            check_images(torch.rand(1, 8, 8, channels), "here")

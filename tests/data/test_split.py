@@ -161,3 +161,16 @@ def test_labels_of_another_data_set_are_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"labels.json: belongs to another data set; .* folder of its own"):
         write_split(records_of(np.ones((2, 1), dtype=bool)), {"a": np.array([0, 1])}, folder=tmp_path)
     assert (tmp_path / "labels.json").read_bytes() == '["größe"]'.encode("latin-1")
+
+
+def test_an_image_outside_the_folder_is_found_again(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "images").mkdir()
+    rows = [f"../images/{number}.jpg" if number == 3 else f"{number}.jpg" for number in range(6)]
+    for row in rows:
+        (tmp_path / "data" / row).write_bytes(bytes_of(0))
+    table = tmp_path / "data" / "photos.csv"
+    table.write_text("image,labels\n" + "".join(f"{row},cat\n" for row in rows))
+    records = open_records(f"table:{table}?allow_escape=true")
+    parts = write_split(records, {"a": np.arange(6)}, folder=tmp_path / "split")
+    assert [record.name for record in open_records(parts["a"])] == rows

@@ -60,3 +60,11 @@ def test_a_weight_of_zero_stays_zero() -> None:
     assert scores.patch_logits is not None
     mixed = scores.remix(temperature=2.0).get("tde")
     torch.testing.assert_close(mixed[0, 0], scores.get("image")[0, 0] + scores.patch_logits[0, 0, 0])
+
+
+def test_one_kind_alone_has_none_of_what_was_fitted_to_another() -> None:
+    scores = make_scores(("a", "b", "c"), count=6)
+    calibration = Calibration("tde", "platt", (2.0,) * 3, (0.5,) * 3)
+    alone = replace(scores, thresholds=(0.2,) * 3, calibration=calibration).only("image")
+    assert list(alone.logits) == ["image"]
+    assert (alone.patch_logits, alone.weights, alone.thresholds, alone.calibration) == (None,) * 4

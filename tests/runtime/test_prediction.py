@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from pivotpatch.errors import InputError
-from pivotpatch.runtime.prediction import Prediction
+from pivotpatch.runtime.prediction import Prediction, Tag
 from pivotpatch.runtime.values import PatchBox
 
 LABELS = ("cat", "dog", "cup", "bird")
@@ -81,3 +81,20 @@ def test_a_notebook_gets_the_figure_with_names_as_they_are() -> None:
     labels = ("<script>alert(1)</script>", "a & b", "$x^2$", "\"quoted\" {0} 'single'")
     shown = Image.open(BytesIO(make(labels=labels, thresholds=np.zeros(4))._repr_png_()))
     assert shown.format == "PNG"
+
+
+def test_boxes_of_tiny_images_cover_them() -> None:
+    weights, one = np.full((16, 1), 1 / 16, np.float32), np.ones(1, np.float32)
+    for size in ((1, 7), (2, 1), (3, 3), (5, 2)):
+        covered = np.zeros(size, bool)
+        for box in Prediction(None, np.zeros((*size, 3), np.uint8), size, ("a",), one, one, one, weights, one)._boxes:
+            assert 0 <= box.left < box.right <= size[1]
+            assert 0 <= box.top < box.bottom <= size[0]
+            covered[box.top : box.bottom, box.left : box.right] = True
+        assert covered.all()
+
+
+def test_tags_are_told_in_six_digits() -> None:
+    told = Tag("cat", 1 / 3, 0.5, 2 / 3, 1 / 7, (1 / 3, 2 / 3), PatchBox(0, 1, 2, 3)).to_dict()
+    assert (told["prob"], told["patch_prob"], told["weights"]) == (0.333333, 0.142857, [0.333333, 0.666667])
+    assert told["box"] == [0, 1, 2, 3]

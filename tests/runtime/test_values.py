@@ -1,6 +1,7 @@
 """What is applied to scores, to arrays and tensors alike."""
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -65,3 +66,11 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=f"Adaptive: .*{message}"):
             Adaptive(calibration, cutoffs, again)
+
+
+def test_what_an_older_version_wrote_of_efforts_is_read() -> None:
+    adaptive = Adaptive(Calibration("image", "platt", (1.0,), (0.0,)), (0.0, 1.0))
+    told = asdict(adaptive)
+    assert Adaptive.from_dict(told) == adaptive
+    del told["effort"]
+    assert Adaptive.from_dict(told) == adaptive

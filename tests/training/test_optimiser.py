@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pivotpatch.training.config import OptimiserSection, ScheduleSection
-from pivotpatch.training.optimiser import find_point, make_optimiser, set_point
+from pivotpatch.training.optimiser import CyclePoint, find_point, make_optimiser, set_point
 
 
 def make_small_model() -> nn.Sequential:
@@ -97,3 +97,12 @@ def test_sgd_is_that_of_the_textbook() -> None:
         speed = 0.9 * speed + weight.grad + 0.01 * expected
         expected = expected - 0.1 * speed
         torch.testing.assert_close(weight.detach(), expected)
+
+
+def test_rates_of_the_cycle_and_of_a_share() -> None:
+    rates = [find_point(step, total=10, schedule=ScheduleSection(warmup=0.2)).rate for step in range(3)]
+    assert rates[:2] == pytest.approx([1 / 25, 1.0])
+    assert rates[2] < 1
+    optimiser = torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)], "share": 0.1}], lr=1.0)
+    set_point(optimiser, CyclePoint(0.5, 0.9), peak=0.2)
+    assert optimiser.param_groups[0]["lr"] == pytest.approx(0.01)

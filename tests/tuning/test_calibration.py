@@ -14,6 +14,7 @@ from pivotpatch.errors import InputError
 from pivotpatch.tuning.calibration import (
     METHODS,
     Method,
+    _prior_strength,
     calibrate_out_of_fold,
     draw_folds,
     fit_calibration,
@@ -139,3 +140,12 @@ def test_what_cannot_be_fitted_or_judged_is_named() -> None:
         fit_calibration(logits, target, kind="image", method="plat")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="judge_calibration: no label is known"):
         judge_calibration(logits.sigmoid(), torch.full_like(target, NAN))
+
+
+def test_labels_are_drawn_to_what_they_share_as_strongly_as_they_differ() -> None:
+    generator, common = torch.Generator().manual_seed(0), torch.tensor([[0.8], [-0.5]], dtype=torch.float64)
+    logits = 1.5 * torch.randn(400, 400, generator=generator, dtype=torch.float64)
+    for spread in (torch.tensor([[0.3], [0.6]]), torch.zeros(2, 1)):  # of the labels' own slopes and offsets
+        own = common + spread * torch.randn(2, 400, generator=generator, dtype=torch.float64)
+        target = (torch.rand(logits.shape, generator=generator) < torch.sigmoid(own[0] * logits + own[1])).double()
+        assert (_prior_strength(logits, target, common).rsqrt() - spread).abs().max() < 0.1

@@ -100,3 +100,11 @@ def test_without_patches_the_temperature_stays() -> None:
     assert (study.temperatures, study.fitted.temperature) == ((1.5,), 1.5)
     assert study.fitted.lam > 1
     assert study.means.shape == (1, len(LAMS))
+
+
+def test_a_label_that_no_image_shows_has_no_part_in_the_mixing() -> None:
+    scores = make_scores(tuple("abcdef"), count=60)
+    scores.target[:, 1] = 0.0
+    study = fit_mixing(scores, lams=(0.5,), temperatures=(), resamples=5, generator=torch.Generator().manual_seed(0))
+    expected = [average_precision(scores.remix(lam=lam).get("tde"), scores.target).mean for lam in study.lams]
+    assert study.means[0].tolist() == pytest.approx(expected, abs=1e-5)

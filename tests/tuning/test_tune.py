@@ -279,3 +279,15 @@ def test_the_cheapest_point_that_keeps_enough_is_found() -> None:
     assert make_curve(0.5, 0.4).find(0.9) is None
     dear = EffortCurve((*(point._replace(passes=2 * point.passes) for point in curve.points[:-1]), curve.points[-1]))
     assert dear.find(0.9) == curve.points[-1]  # where a closer look costs more than the patches of all
+
+
+def test_labels_that_were_not_tuned_stay_where_they_were() -> None:
+    model, some = (
+        MultiLabelClassifier("test_vit", LABELS, image_size=32),
+        tune(PLAIN.keep_labels([1, 3]), calibration="platt"),
+    )
+    some.store(model)
+    assert some.calibration is not None
+    assert model.calibration is not None
+    (a, b), (c, d) = some.calibration.slope, some.calibration.offset
+    assert (model.calibration.slope, model.calibration.offset) == ((1, a, 1, b, 1), (0, c, 0, d, 0))
