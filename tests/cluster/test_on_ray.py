@@ -178,6 +178,7 @@ class TestCluster:
                 monkeypatch.chdir(here)
                 os.kill(os.getpid(), signal.SIGTERM)
 
+        monkeypatch.setattr(on_ray, "_POLL", 0.02)  # else all may be done before the first look
         monkeypatch.setattr(on_ray._Driver, "_look_around", interrupt)
         assert main([*words, "b.jsonl", *ray]) == 128 + signal.SIGTERM
         assert not Path("b.jsonl").exists()
