@@ -196,7 +196,7 @@ def test_bad_choices_are_named() -> None:
             precision_recall(scores, target, policy=policy)
     with pytest.raises(InputError, match="Fixed: threshold is nan"):
         Fixed(NAN)
-    with pytest.raises(InputError, match="PerLabel: thresholds are"):
+    with pytest.raises(InputError, match="PerLabel: the threshold of label 1 is nan"):
         PerLabel((0.5, NAN))
     with pytest.raises(InputError, match="PriorMatched: priors are"):
         PriorMatched((2.0,))

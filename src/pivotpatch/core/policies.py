@@ -65,8 +65,8 @@ class PerLabel:
     thresholds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if any(math.isnan(threshold) for threshold in self.thresholds):
-            raise InputError("PerLabel", f"thresholds are {self.thresholds}", "give a number for each label")
+        if missing := [place for place, threshold in enumerate(self.thresholds) if math.isnan(threshold)]:
+            raise InputError("PerLabel", f"the threshold of label {missing[0]} is nan", "give a number for each label")
 
     @property
     def definition(self) -> str:
