@@ -74,13 +74,14 @@ METHODS = {
     # Queries attend once to the whole map and once to each region, by the same keys; +deep decodes regions further.
     "region_mldec": [*PAT, "task.regions=true", "model.head=ml_decoder", "model.head_options={deep_regions=false}"],
 }
-# The other systems, see docs/peers.md: csra_asl, csra_pat and so on.
+# The other systems, see docs/peers.md: csra_asl, csra_pat, csra_native and so on.
 PEERS = ("csra", "mlgcn", "addgcn", "ssgrl", "mscma", "ida", "ctran", "kssnet", "cnnrnn", "rdal", "rarl", "fevlv")
 NAMES = {"mlgcn": "ml_gcn", "addgcn": "add_gcn", "mscma": "ms_cma", "ctran": "c_tran", "cnnrnn": "cnn_rnn"}
 NAMES |= {"fevlv": "fev_lv"}
 for peer in PEERS:
     METHODS[f"{peer}_asl"] = [*ASL, f"model.head={NAMES.get(peer, peer)}"]
     METHODS[f"{peer}_pat"] = [*PAT, f"model.head={NAMES.get(peer, peer)}"]
+    METHODS[f"{peer}_native"] = [*NATIVE, f"model.head={NAMES.get(peer, peer)}"]
 # The recipe whose settings `own` takes in the place of the common ones, by method; sizes and epochs stay.
 OWN = {f"{peer}_asl": f"coco-resnet101-{NAMES.get(peer, peer)}" for peer in ("csra", "mlgcn", "mscma", "ida", "kssnet")}
 OWN |= {"ctran_asl": "coco-resnet101_576-c_tran", "mcar_asl": "coco-resnet101-mcar"}
