@@ -21,6 +21,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "coco256"
 LAMS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+CHUNK = 256  # views at once around a baseline: some look at 14 windows of each
 
 COMMON = [
     "data.hold=device",
@@ -293,9 +294,9 @@ def list_judged(model: Any, size: int) -> dict[str, tuple[Any, int]]:
 
     if isinstance(model, PatchClassifier):
         return {"": (model, model.picture_size)}
-    judged = {"PAT-I ": (PatchInference(model), size)}
+    judged = {"PAT-I ": (PatchInference(model, chunk_size=CHUNK), size)}
     if size < 256:  # a larger input is enlarged itself: there is no more detail to cut patches from
-        judged["PAT-I native "] = (PatchInference(model), 256)
+        judged["PAT-I native "] = (PatchInference(model, chunk_size=CHUNK), 256)
     return judged
 
 
