@@ -73,8 +73,8 @@ def test_gradients_are_right() -> None:
     assert torch.autograd.gradcheck(run, [draw(*shape).requires_grad_() for shape in shapes])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_raised_to_float32(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+def test_half_precision_and_whole_numbers_are_raised_to_float32(dtype: torch.dtype) -> None:
     image, patches = draw(2, 3).to(dtype), draw(2, 4, 3).to(dtype)
     out = combine_logits(image, patches)
     assert out.tde_logits.dtype == out.weights.dtype == out.probs.dtype == torch.float32

@@ -1,6 +1,6 @@
 """The paper's equations: patch weights (4), pooled patch logits, total direct effect (3).
 
-Half-precision logits are raised to float32 first; float64 stays float64.
+Logits of half precision or whole numbers are raised to float32 first; float64 stays float64.
 """
 
 from typing import NamedTuple
@@ -34,12 +34,12 @@ class CounterfactualLogits(NamedTuple):
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Raise half-precision logits, of any shape, to float32; leave the others as they are.
+    """Raise logits of half precision or whole numbers, of any shape, to float32; leave the others as they are.
 
     >>> at_least_float32(torch.zeros(1, dtype=torch.float16)).dtype
     torch.float32
     """
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 def patch_weights(weight_logits: Tensor, *, temperature: float = 1.0) -> Tensor:

@@ -106,6 +106,9 @@ class Patching:
             ("temperature", lambda value: value > 0, "give a number above 0"),
         ):
             value = getattr(self, name)
+            if isinstance(value, np.number):  # of a loop over an array
+                value = value.item()
+                object.__setattr__(self, name, value)
             if not isinstance(value, (int, float)) or not valid(value):
                 raise InputError("patches", f"{name} is {value!r}", todo)
 
