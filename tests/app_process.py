@@ -17,7 +17,6 @@ from starlette.types import ASGIApp
 from pivotpatch.app.batching import Batcher
 from pivotpatch.app.server import Connection, build_app, make_server, open_socket
 from pivotpatch.runtime.engine import Engine
-from pivotpatch.runtime.predictor import Predictor
 
 LABELS = ("cat", "cup", HOSTILE[0], HOSTILE[4], "${alert(1)}", "dog", "car")
 _WATCHED = """
@@ -89,7 +88,7 @@ class AppThread(ServerThread):
     def __init__(
         self, engine: Engine, *, connection: type[Connection] = Connection, capacity: int = 256, **options: Any
     ) -> None:
-        self._batcher = Batcher(Predictor(engine), capacity=capacity)
+        self._batcher = Batcher(engine, capacity=capacity)
         super().__init__(build_app(self._batcher, **options), connection=connection)
 
     def __exit__(self, *_fault: object) -> None:

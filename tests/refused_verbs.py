@@ -31,6 +31,8 @@ TEXTS = {
     "few.csv": "image,cat,dog,fish\nval0.png,0,1,0\nval1.png,1,0,0\n",
     "none.csv": "image,cat,dog,fish\nval0.png,0,0,0\n",
     "theirs.csv": "image,cat\n",
+    "tags.csv": "picture,labels,probs\na.png,cat,0.9,1\n",
+    "tags.csv.summary.json": "{}",
     "short.csv": "picture,cat,dog,fish\nval0.png,1,2,3\n",
     "scores.csv": "picture,cow,target:cow\na,1,1\nb,2,0\n",
     "three.csv": "picture,a,target:a\nx,1,1\ny,-1,0\nz,2,1\n",
@@ -56,6 +58,8 @@ def make_place() -> None:
             shutil.copy(f"{images}{place}.png", f"{name}/{place}.png")
     for name, kind in (("model", PatchClassifier), ("plain", MultiLabelClassifier)):
         save(name, kind)
+    shutil.copytree("plain", "plain.old")
+    Path("taken.parquet").mkdir()
     for name, labels in (("flexible", LABELS), ("narrow", LABELS[:1])):
         save_checkpoint(PatchClassifier("test_resnet", labels, image_size=SIZE), name)
     write_run("run", make_model(), "data.val_fraction=0.4")

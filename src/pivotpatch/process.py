@@ -83,6 +83,12 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def read_threads() -> int:
+    """Threads that OMP_NUM_THREADS, which may be a list, gives to a process; 0 where it says nothing."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(said) if said.isdecimal() else 0
+
+
 def count_workers() -> int:
     """This process's share of the cores that it may use."""
     return max(min(count_cores() // count_local_processes(), 12), 1)

@@ -62,6 +62,15 @@ def hide(path: Path) -> Path:
     return path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
 
 
+def check_place(path: Path, suffixes: tuple[str, ...], what: str) -> None:
+    """Refuse a name that a file of a kind cannot be written to, before the work that makes it."""
+    if path.suffix.lower() not in suffixes or path.is_dir():
+        wrong = "is a folder" if path.is_dir() else f"is no name for {what}"
+        raise InputError(str(path), wrong, f"name a file that ends in {' or '.join(suffixes)}")
+    if not path.absolute().parent.is_dir():
+        raise InputError(str(path), f"there is no folder {path.parent}", "make it first")
+
+
 @contextmanager
 def explain_disk_faults(folder: Path, *, also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn what the system says of a file, or of `folder`, into a message for people.

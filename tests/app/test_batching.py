@@ -8,7 +8,6 @@ from starlette.exceptions import HTTPException
 
 from pivotpatch.app.batching import Batcher
 from pivotpatch.errors import InputError
-from pivotpatch.runtime.predictor import Predictor
 
 COLOURS = ("red", "green", "blue")
 
@@ -23,7 +22,7 @@ def test_everyone_gets_the_own_answer_and_what_gathers_is_the_next_batch() -> No
     engine = FixedEngine(COLOURS, None)
 
     async def ask_all() -> None:
-        batcher = Batcher(Predictor(engine), batch_size=16)
+        batcher = Batcher(engine, batch_size=16)
         engine.gate.clear()
         asked = [asyncio.create_task(batcher.ask(paint(0)))]
         await asyncio.to_thread(engine.entered.wait, 30)
@@ -44,7 +43,7 @@ def test_one_more_than_the_capacity_is_refused_and_whoever_goes_leaves_the_place
     engine = FixedEngine(COLOURS, None)
 
     async def ask_too_many() -> None:
-        batcher = Batcher(Predictor(engine), capacity=3)
+        batcher = Batcher(engine, capacity=3)
         engine.gate.clear()
         asked = [asyncio.create_task(batcher.ask(paint(red))) for red in range(3)]
         await asyncio.to_thread(engine.entered.wait, 30)

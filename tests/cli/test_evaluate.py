@@ -170,8 +170,6 @@ def test_a_file_of_scores_is_judged_with_another_lam(photos: Path, capsys: Error
     model.set_mixing(lam=0.25, temperature=2.0)
     torch.testing.assert_close(scores.get("tde"), score(model, read_photos()).get("tde"), rtol=1e-4, atol=1e-4)
     assert (scores.lam, scores.temperature) == (0.25, 2.0)
-    assert "lam is -1.0" in read_refusal(capsys, "evaluate", "whole.parquet", "--lam", "-1")
-    assert "--grid: whole.parquet holds scores" in read_refusal(capsys, "evaluate", "whole.parquet", "--grid", "3")
 
 
 def test_a_mixture_that_cannot_be_made_or_kept_is_refused(photos: Path, capsys: Errors) -> None:
@@ -188,11 +186,3 @@ def test_a_mixture_that_cannot_be_made_or_kept_is_refused(photos: Path, capsys: 
     assert read_scores(Path("other.parquet")).thresholds is None
     Path("theirs.csv").write_text("picture,cat,target:cat\na.jpg,0.9,1\nb.jpg,0.1,0\n")
     assert "--lam: theirs.csv holds no logits" in read_refusal(capsys, "evaluate", "theirs.csv", "--lam", "0.5")
-
-
-@pytest.mark.parametrize(("option", "todo"), [("--lam", "keep its scores"), ("--grid", "leave it out")])
-def test_a_model_with_patches_of_its_own_takes_no_others(option: str, todo: str, photos: Path, capsys: Errors) -> None:
-    save("model")
-    told = read_refusal(capsys, "evaluate", "model", "photos.csv", option, "2")
-    assert told.startswith(f"{option}: the model has patches of its own")
-    assert todo in told

@@ -1,6 +1,9 @@
 """`pivotpatch review`: what may be named, and that the table goes through train, tune and evaluate as it is."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +105,27 @@ def test_unknown_stays_unknown_from_the_page_to_the_loss_and_the_metrics(
     assert "review.csv: " in captured.err
     assert json.loads(captured.out)["pictures"] == 40
     assert main(["tune", "model", "review.csv", "--out", "tuned", "--mixing", "keep", "--calibration", "platt"]) == 0
+
+
+@pytest.mark.slow
+def test_a_service_that_is_told_to_end_gives_its_table_back() -> None:
+    write_images("train", 3)
+    words = [
+        sys.executable,
+        "-m",
+        "pivotpatch",
+        "review",
+        "train.csv",
+        "--model",
+        "model",
+        "--port",
+        "0",
+        "--no-browser",
+    ]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("http"))
+        assert Path(".review.csv.lock").exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert not Path(".review.csv.lock").exists()

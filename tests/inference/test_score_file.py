@@ -96,7 +96,7 @@ def test_patches_and_origins_are_kept_over_many_row_groups(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("s.csv", r"s\.csv: is no score file; name one that ends in \.parquet"),
+        ("s.csv", r"s\.csv: is no name for scores; name a file that ends in \.parquet"),
         ("nowhere/s.parquet", "there is no folder .*nowhere; make it first"),
         ("s.parquet", r"1 images stand twice \(a\)"),
     ],

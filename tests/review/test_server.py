@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from app_process import Reply, ServerThread
-from made_engines import Means
+from made_engines import FixedEngine, Means
 from PIL import Image
 
 from pivotpatch.app.server import Access
+from pivotpatch.errors import InputError
 from pivotpatch.review.desk import Desk
 from pivotpatch.review.pile import Pile
 from pivotpatch.review.server import MAX_BYTES, build_review
@@ -41,8 +42,8 @@ def serve(pile_up: Callable[..., Pile], tmp_path: Path) -> Iterator[Serve]:
     pile = pile_up()
     with Session(tmp_path / "review.csv", pile.doubts.labels) as session, ExitStack() as stack:
 
-        def start(access: Access | None = None) -> ReviewThread:
-            desk = Desk(pile, session, Predictor(Means(grid=2)))
+        def start(access: Access | None = None, engine: Means | None = None) -> ReviewThread:
+            desk = Desk(pile, session, Predictor(engine or Means(grid=2)))
             return stack.enter_context(ReviewThread(build_review(desk, access=access)))
 
         yield start
@@ -102,3 +103,27 @@ def test_a_file_that_has_gone_is_passed_over(serve: Serve, photos: Path) -> None
     other = {"tab": "u", "who": "bob"}
     again = serve()  # another server, which has not seen it
     assert json.loads(again.post("next", other).body)["name"] != first
+
+
+def test_a_model_that_fails_puts_no_image_off(serve: Serve) -> None:
+    engine = FixedEngine(("red", "green", "blue"), None, patched=True)
+    server = serve(engine=engine)
+    engine.fault = InputError("model", "out of memory", "free some")
+    failed = server.post("next", WHO)
+    assert (failed.status, json.loads(failed.body)["error"]) == (
+        500,
+        "model: out of memory; the server's terminal says more",
+    )
+    engine.fault = None
+    assert json.loads(server.post("next", WHO).body)["name"]
+
+
+def test_labels_of_an_earlier_session_are_decided_on(pile_up: Callable[..., Pile], tmp_path: Path) -> None:
+    said = {**WHO, "mode": "image", "states": {"photos/a.png": {"red": 1, "green": 1}}}
+    for number, labels in enumerate((("red", "green"), ("red",))):
+        with Session(tmp_path / "review.csv", labels) as session:
+            desk = Desk(pile_up(labels), session, Predictor(Means(grid=2)))
+            with ReviewThread(build_review(desk)) as server:
+                assert server.post("decide", {**said, "id": str(number)}).status == 200
+                wrong = {**said, "id": "x", "states": {"photos/a.png": {"blue": 1}}}
+                assert server.post("decide", wrong).status == 422

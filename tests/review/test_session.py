@@ -129,4 +129,5 @@ def test_labels_and_images_of_earlier_sessions_stay(tmp_path: Path) -> None:
         session.decide(entry(1, {"1.jpg": {"cup": 1}}))
     with Session(out, ("elk",)) as session:
         session.decide(entry(2, {"2.jpg": {"elk": 0}}))
+        assert session.known == {"elk", "cup"}
     assert read_table(out) == {"1.jpg": {"elk": "", "cup": "1"}, "2.jpg": {"elk": "0", "cup": ""}}

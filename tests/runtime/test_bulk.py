@@ -271,7 +271,7 @@ def test_rows_are_kept_in_parts_of_some_size(here: Path, monkeypatch: pytest.Mon
 
 def test_what_cannot_be_done_is_refused(here: Path) -> None:
     refused: list[tuple[str, dict[str, Any], str]] = [
-        ("tags.txt", {}, "tags.txt: is no file that tags can be written to"),
+        ("tags.txt", {}, "tags.txt: is no name for a file of tags"),
         ("nowhere/tags.csv", {}, "there is no folder out/nowhere"),
         ("tags.csv", {"share": Share(2, 2)}, "rank 2 of 2"),
         ("tags.csv", {"share": Share(0, 2), "overwrite": True}, "remove out/tags.csv and out/tags.csv.parts first"),

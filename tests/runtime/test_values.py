@@ -41,12 +41,6 @@ def test_uncertainty_is_the_variance_of_the_number_of_labels_and_the_uncertain_a
     assert ADAPTIVE.choose(some, 1.0).all()
 
 
-@pytest.mark.parametrize("effort", [0, 0.1, 0.25, 1 / 3, 0.5, 0.75, 0.999, 1])
-def test_a_cutoff_is_read_between_the_quantiles(effort: float) -> None:
-    expected = np.interp(1 - effort, np.linspace(0, 1, 5), ADAPTIVE.cutoffs)
-    assert ADAPTIVE.find_cutoff(effort) == pytest.approx(float(expected))
-
-
 def test_numbers_that_do_not_fit_are_refused() -> None:
     for effort in (-0.1, 1.01, float("nan"), "1"):
         with pytest.raises(InputError, match="here: effort is .*; give a number from 0, no second look, to 1, one at"):

@@ -1,19 +1,20 @@
 """One model for many askers: images that come at about the same time are answered together."""
 
 import asyncio
-import logging
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from io import BytesIO
 
 from starlette.exceptions import HTTPException
 
+from pivotpatch.errors import InputError
 from pivotpatch.runtime.decoding import Decoded, check_header
+from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.prediction import Prediction
-from pivotpatch.runtime.predictor import ModelError, Predictor, decode_for
+from pivotpatch.runtime.predictor import Read, answer_batch, decode_for
 
 MAX_BYTES = 32_000_000
 """Of an image's file, for whoever takes files from others."""
@@ -25,7 +26,6 @@ CAPACITY = 256
 """Most images that are waited for; one more is refused."""
 _DECODERS = min(4, os.cpu_count() or 1)
 _LARGE = 20_000_000  # pixels of an image that is decoded while no other such is: it may take up to 0.9 GB
-_LOG = logging.getLogger(__name__)
 
 
 class Batcher:
@@ -35,10 +35,9 @@ class Batcher:
     while it works, the next batch gathers.
     """
 
-    def __init__(self, predictor: Predictor, *, batch_size: int = BATCH, capacity: int = CAPACITY) -> None:
-        """Ask a predictor about at most `batch_size` images at once; `capacity` may be on their way."""
-        self.predictor = Predictor(predictor.engine, batch_size=batch_size)
-        self._room = capacity
+    def __init__(self, engine: Engine, *, batch_size: int = BATCH, capacity: int = CAPACITY) -> None:
+        """Ask an engine about at most `batch_size` images at once; `capacity` may be on their way."""
+        self.engine, self._most, self._room = engine, batch_size, capacity
         self._decoders = ThreadPoolExecutor(_DECODERS, "decoder")
         self._model = ThreadPoolExecutor(1, "model")
         self._one_large = threading.Lock()
@@ -57,7 +56,7 @@ class Batcher:
             self._waiting.append((decoded, answer))
             if self._work is None:
                 self._work = loop.create_task(self._answer_all())
-            return replace(await answer, size=decoded.size)
+            return await answer
         finally:
             self._room += 1
 
@@ -69,33 +68,26 @@ class Batcher:
     def _decode(self, content: bytes, name: str) -> Decoded:
         large = check_header(BytesIO(content), name=name) > _LARGE
         with self._one_large if large else nullcontext():
-            return decode_for(self.predictor.engine, content, name=name)
+            return decode_for(self.engine, content, name=name)
 
     async def _answer_all(self) -> None:
         """Answer batch after batch until nobody waits."""
-        most = self.predictor.batch_size
+        loop, most = asyncio.get_running_loop(), self._most
         while self._waiting:
             if len(self._waiting) < most:
                 await asyncio.sleep(WAIT)
             batch, self._waiting = self._waiting[:most], self._waiting[most:]
-            found = await self._answer([decoded for decoded, _ in batch])
-            for place, (_, answer) in enumerate(batch):
+            read: list[Read | InputError] = [(None, decoded.pixels, decoded) for decoded, _ in batch]
+            found: Sequence[Prediction | Exception]
+            try:
+                found = await loop.run_in_executor(self._model, answer_batch, self.engine, read)
+            except Exception as error:  # whatever it is, the next batch is answered
+                found = [error] * len(batch)
+            for (_, answer), each in zip(batch, found, strict=True):
                 if answer.done():  # whoever asked has gone
                     continue
-                if isinstance(found, HTTPException):
-                    answer.set_exception(found)
+                if isinstance(each, Exception):
+                    answer.set_exception(each)
                 else:
-                    answer.set_result(found[place])
+                    answer.set_result(each)
         self._work = None
-
-    async def _answer(self, batch: list[Decoded]) -> list[Prediction] | HTTPException:
-        """What is in images; where the model fails the terminal is told how, and whoever asked that it did."""
-        pixels = [decoded.pixels for decoded in batch]
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._model, self.predictor, pixels)
-        except Exception as error:  # whatever it is, the next batch is answered
-            if isinstance(error, ModelError):
-                _LOG.error("%s", error)
-                return HTTPException(500, f"model: {error.parts[1]}; the server's terminal says more")
-            _LOG.exception("%s", error)
-            return HTTPException(500, f"server: it failed ({type(error).__name__}); its terminal says more")

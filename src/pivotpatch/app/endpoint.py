@@ -19,6 +19,7 @@ from pivotpatch import __version__
 from pivotpatch.app.batching import MAX_BYTES, Batcher
 from pivotpatch.errors import InputError, check_known, quote
 from pivotpatch.runtime.prediction import TagRule
+from pivotpatch.runtime.predictor import ModelError
 
 MAX_HELD = 8 * MAX_BYTES
 """Bytes of all request bodies together; while one is taken out of its form, it is there twice."""
@@ -29,6 +30,7 @@ _DISCARDED = MAX_BYTES  # of a body that is too large: a client that is cut off 
 _NAME = 255  # characters of a file name
 STATUS: dict[type[Exception], int] = {InputError: 422, ClientDisconnect: 400}
 """Of the answer to each kind of exception; 500 to all others but HTTPException, which has its own."""
+_LOG = logging.getLogger(__name__)
 _CLOSE = {"Connection": "close"}  # whatever else the client sends is not read
 
 
@@ -113,7 +115,7 @@ async def _find_image(request: Request, body: AsyncGenerator[bytes, None]) -> tu
 
 def make_routes(batcher: Batcher, *, name: str, bodies: Bodies) -> list[BaseRoute]:
     """The addresses of the endpoint of a model called `name`; `batcher` answers what `bodies` reads."""
-    engine = batcher.predictor.engine
+    engine = batcher.engine
     description = json.loads(files("pivotpatch.app").joinpath("openapi.json").read_text("utf-8"))
     description["info"]["version"] = __version__
     model = {"name": name, "labels": engine.labels, "grid": engine.grid, "tuned": engine.thresholds is not None}
@@ -157,8 +159,11 @@ async def answer_error(request: Request, error: Exception) -> Response:
     """An exception as one line of JSON, with the status of its kind."""
     if type(error) in STATUS:
         return answer_json({"error": str(error)}, STATUS[type(error)])
+    if isinstance(error, ModelError):
+        _LOG.error("%s", error)
+        return answer_json({"error": f"model: {error.parts[1]}; the server's terminal says more"}, 500)
     if not isinstance(error, HTTPException):
-        logging.getLogger(__name__).error("%s", error, exc_info=error)
+        _LOG.error("%s", error, exc_info=error)
         wrong = f"server: it failed ({type(error).__name__}); its terminal says more"
         return answer_json({"error": wrong}, 500)
     wrong = {

@@ -60,8 +60,8 @@ def open_socket(host: str = "127.0.0.1", port: int = 7860) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]  # the rest repeats the address
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+        reason = str(getattr(error, "strerror", error)).partition(" (")[0]  # the rest repeats the address
         raise InputError(f"{host}:{port}", f"cannot be listened at ({reason})", "choose another host or port") from None
 
 
@@ -141,7 +141,7 @@ class Connection(H11Protocol):
 
 def serve(predictor: Predictor, listening: socket.socket, *, name: str = "", access: Access | None = None) -> None:
     """Serve the page and the endpoint at a socket, as `build_app` makes them, until the process is told to end."""
-    batcher = Batcher(predictor)
+    batcher = Batcher(predictor.engine)
     try:
         make_server(build_app(batcher, name=name, access=access)).run([listening])
     finally:

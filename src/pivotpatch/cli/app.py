@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -53,10 +54,13 @@ def listen(
         print(f"{url} (Ctrl-C ends it)", flush=True)
         opened(url)
         names = [*args.allow_host, *([args.host, socket.gethostname()] if far else [])]
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is held is given back then, too
         try:
             yield listening, Access(token, far, names)
         except KeyboardInterrupt:  # the way to end it, no failure
             print(file=sys.stderr)
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def choose_token(given: str | None) -> str | None:

@@ -61,6 +61,8 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 def _audit_pairs(scores: Scores, records: RecordSet | None, args: argparse.Namespace) -> _Told:
+    if not 0 <= args.min_probability <= 1:
+        raise InputError("--min-probability", f"is {args.min_probability}", "give a probability, 0 to 1")
     pairs = None if args.pair is None else [_split_pair(text) for text in args.pair]
     other = comparison = lower = matched = None
     if args.baseline is not None:

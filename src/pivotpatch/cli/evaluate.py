@@ -21,13 +21,15 @@ from pivotpatch.core.policies import Given
 from pivotpatch.data.records import RecordSet
 from pivotpatch.errors import InputError, shorten
 from pivotpatch.inference.patch_inference import PatchInference
-from pivotpatch.inference.score_file import check_pictures, check_score_file, write_scores
+from pivotpatch.inference.score_file import WRITTEN, check_pictures, write_scores
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.checkpoint import fingerprint
 from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
+from pivotpatch.runtime.values import check_views
 from pivotpatch.training.config import load_config
 from pivotpatch.training.processes import join_processes
+from pivotpatch.writing import check_place
 
 SEED = 0  # of the resamples: the same scores have the same intervals
 MODEL_OPTIONS = ("patch_inference", "grid", "native", "closer", "keep_patches", "batch_size", "workers", "on_error")
@@ -40,7 +42,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     """Score where need be, measure, and tell it in the first process alone."""
     refuse_first((args.resamples < 0, "--resamples", f"{args.resamples} is below 0", "give 0 for none, or 1000"))
     if args.save is not None:
-        check_score_file(args.save)
+        check_place(args.save, WRITTEN, "scores")
     source = sources.open_source(args.words[0], architecture=args.architecture, labels=args.labels)
     records = sources.open_pictures(args.words[1:])
     if source.model is None:
@@ -129,7 +131,10 @@ def _wrap(model: Classifier, args: argparse.Namespace) -> PatchInference:
     small = args.native is not None and args.native <= side
     refuse_first((small, "--native", f"{args.native} pixels are no more than the model sees", f"give above {side}"))
     given = {name: getattr(args, name) for name in ("lam", "temperature", "grid") if getattr(args, name) is not None}
-    return PatchInference(model, **given)
+    wrapped = PatchInference(model, **given)
+    if args.native is not None:
+        check_views(side, replace(wrapped.patching, source_size=args.native), where="--native")
+    return wrapped
 
 
 def _finish(scored: Scored, policy: Policy | None, args: argparse.Namespace) -> None:

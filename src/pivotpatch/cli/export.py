@@ -5,15 +5,14 @@ from pathlib import Path
 
 from pivotpatch.errors import InputError, import_extra
 from pivotpatch.runtime.checks import EXPORTED, is_named
+from pivotpatch.writing import check_place
 
 
 def run_export(args: argparse.Namespace) -> int:
     """Write the file and say how close it comes to torch; what cannot be meant is refused before anything is loaded."""
     place = Path(args.what.partition(":")[2] if is_named(args.what) else args.what).resolve()
     out: Path = args.out or Path(f"{place.name.partition('@')[0]}{EXPORTED}")
-    if out.suffix.lower() != EXPORTED or out.is_dir() or not out.absolute().parent.is_dir():
-        todo = "give one that ends in .onnx, in a folder that is there"
-        raise InputError(str(out), "is no name for an ONNX file", todo)
+    check_place(out, (EXPORTED,), "an ONNX file")
     if args.what.lower().endswith(EXPORTED) and Path(args.what).is_file():
         raise InputError(args.what, "is exported already", "give the run or the checkpoint that it comes from")
     import_extra("torch", "onnx")

@@ -32,6 +32,7 @@ from pivotpatch.runtime.checks import is_named
 from pivotpatch.training.build import open_training_records
 from pivotpatch.training.config import load_config
 from pivotpatch.training.processes import join_processes
+from pivotpatch.writing import check_place
 
 SEED = 0  # of the resamples: the same scores have the same intervals
 MOST = 200  # images; more would not be looked at
@@ -41,8 +42,7 @@ def run_report(args: argparse.Namespace) -> int:
     """Score where need be, measure, and write the file in the first process alone."""
     if not 0 <= args.images <= MOST:
         raise InputError("--images", f"{args.images} images", f"give 0 to {MOST}")
-    if args.out.suffix.lower() not in (".html", ".htm") or not args.out.absolute().parent.is_dir():
-        raise InputError(str(args.out), "is no name for a page", "end it in .html, in a folder that is there")
+    check_place(args.out, (".html", ".htm"), "a page")
     source = open_source(args.words[0])
     other = None if args.baseline is None else open_source(args.baseline)
     records = open_pictures(args.words[1:])

@@ -22,6 +22,7 @@ from pivotpatch.review.session import Session
 from pivotpatch.runtime.files import find_images, read_names
 from pivotpatch.runtime.parts import read_tags
 from pivotpatch.runtime.predictor import Predictor
+from pivotpatch.writing import check_place
 
 if TYPE_CHECKING:
     from pivotpatch.data.records import RecordSet
@@ -97,7 +98,9 @@ def read_labels(text: str) -> tuple[str, ...]:
 
 
 def check_labels(labels: Sequence[str]) -> None:
-    """Refuse labels that a reader of tables would not take for labels."""
+    """Refuse no labels, and those that a reader of tables would not take for labels."""
+    if not labels:
+        raise InputError("--labels", "no label is named", "write cat,dog or a file of names")
     taken = [label for label in labels if label.lower().replace(" ", "").replace("_", "") in _TAKEN]
     if taken:
         wrong = f"a column {taken[0]!r} would not be read as a label"
@@ -109,9 +112,7 @@ def choose_out(out: Path | None, paths: Sequence[Path]) -> Path:
     if out is None:
         folder = Path(os.path.commonpath([os.path.abspath(path.parent) for path in paths]))  # noqa: PTH100
         out = Path(OUT) if folder.is_relative_to(Path.cwd()) else folder / OUT
-    if out.suffix.lower() != ".csv" or not out.absolute().parent.is_dir():
-        wrong = f"there is no folder {out.parent}" if out.suffix.lower() == ".csv" else "is no name of a CSV file"
-        raise InputError(str(out), wrong, "name a .csv file in a folder that is there")
+    check_place(out, (".csv",), "a table of answers")
     session = out.with_name(f"{out.name}.journal.jsonl")
     if out.exists() and not session.exists():
         raise InputError(str(out), "is there, but no review has made it", "give another --out")

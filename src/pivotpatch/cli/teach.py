@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def run_teach(args: argparse.Namespace) -> int:
     )
     check_model(args.model)
     paths, others = _find(args.images), _find(args.without)
-    both = sorted({*paths} & {*others})
+    without_it = {*map(os.path.abspath, others)}
+    both = [path for path in paths if os.path.abspath(path) in without_it]  # noqa: PTH100
     refuse_first((both, both[0] if both else "", "is given with the label and without", "leave it out of one"))
     model = open_model(args.model)
     lessons.check_teachable(model)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pivotpatch.errors import InputError, import_extra, shorten
-from pivotpatch.process import count_workers
+from pivotpatch.process import count_workers, read_threads
 from pivotpatch.runtime.decoding import read_ahead
 from pivotpatch.runtime.prediction import TagRule
 from pivotpatch.runtime.predictor import Predictor, Read, answer_batch, decode_for, get_pixels
@@ -105,7 +105,8 @@ class PatchTagger:
 
     def _tag(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[list[str], list[float], str | None]]:
         """Labels, their probabilities and the error of each row."""
-        for batch in read_ahead(rows, self._read, batch_size=_AT_ONCE, threads=_count_threads()):
+        threads = min(read_threads() or 64, count_workers())  # Ray and Spark say how many cores a worker has
+        for batch in read_ahead(rows, self._read, batch_size=_AT_ONCE, threads=threads):
             with self._asking:
                 found = answer_batch(self.engine, batch)
             for each in found:
@@ -133,9 +134,3 @@ def _list_values(column: Any) -> Iterable[Any]:
     if isinstance(column, np.ndarray) and column.dtype.kind == "S":
         return (value.tobytes() for value in np.ascontiguousarray(column).view(f"V{column.itemsize}"))
     return column
-
-
-def _count_threads() -> int:
-    """Threads that decode: one per core; Ray and Spark say by this variable how many cores they give to a worker."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return min(int(given) if given.isdecimal() else 64, count_workers()) or 1

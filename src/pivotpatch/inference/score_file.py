@@ -22,9 +22,10 @@ from pivotpatch.errors import InputError, choose_one_of, explaining, quote, shor
 from pivotpatch.inference.scores import KINDS, Scores
 from pivotpatch.runtime.parts import TagTable, read_tags
 from pivotpatch.runtime.values import Calibration, Patching
-from pivotpatch.writing import explain_disk_faults, replacing
+from pivotpatch.writing import check_place, explain_disk_faults, replacing
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
+WRITTEN = (".parquet",)
 _SCHEMA = 1
 _PICTURE, _TARGET, _TRUTH = "picture", "target", "target:"
 # What the note of our files holds beside the labels, and how each is read.
@@ -47,14 +48,6 @@ _MOST = 0.5  # share of images without scores, or of other truth, above which a 
 _LOWEST, _HIGHEST = -104.0, 37.0
 
 
-def check_score_file(path: Path) -> None:
-    """Refuse a name that scores cannot be written to, before the work that makes them."""
-    if path.suffix.lower() != ".parquet":
-        raise InputError(str(path), "is no score file", "name one that ends in .parquet")
-    if not path.absolute().parent.is_dir():
-        raise InputError(str(path), f"there is no folder {path.parent}", "make it first")
-
-
 def check_pictures(pictures: Sequence[str], where: str) -> None:
     """Refuse images of the same name, which nothing could tell apart."""
     twice = [name for name, count in Counter(pictures).items() if count > 1]
@@ -68,7 +61,7 @@ def write_scores(scores: Scores, path: str | Path) -> None:
     It has a row per image and a list per kind: a column per kind and label would take longer than their numbers.
     """
     path = Path(path)
-    check_score_file(path)
+    check_place(path, WRITTEN, "scores")
     check_pictures(scores.pictures, str(path))
     # Unknown is -1, so that the target needs a byte each.
     tensors = {_TARGET: scores.target.nan_to_num(-1).to(torch.int8), **scores.logits}

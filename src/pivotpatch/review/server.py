@@ -22,6 +22,7 @@ from pivotpatch.errors import InputError, cut
 from pivotpatch.review.desk import Desk
 from pivotpatch.review.session import Entry
 from pivotpatch.runtime.decoding import decode_image, decode_with_size
+from pivotpatch.runtime.predictor import ModelError
 
 MAX_BYTES = 1_000_000
 """Of what a page may send."""
@@ -77,6 +78,8 @@ def make_routes(desk: Desk) -> list[BaseRoute]:
             try:
                 shown = await run_in_threadpool(desk.show, found[0], tab)
                 return {**shown, "ahead": found[1] if len(found) > 1 else None}
+            except ModelError:
+                raise  # no other image would mend it
             except InputError:  # a file that was moved or cut since
                 desk.put_off("", found[0])
         return {"image": None}
@@ -87,7 +90,7 @@ def make_routes(desk: Desk) -> list[BaseRoute]:
 
     async def add(said: Said) -> Said:
         label = said.get("label")
-        if label not in session.labels:
+        if label not in session.known:
             raise InputError("review", f"{cut(str(label))!r} is none of its labels", "start it with --labels to add it")
         return await run_in_threadpool(desk.describe, _find_image(said.get("image")), label)
 

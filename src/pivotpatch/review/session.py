@@ -43,6 +43,7 @@ class Session:
     def __init__(self, out: Path, labels: Sequence[str]) -> None:
         """Name the table, a .csv file, and its columns; labels that only earlier decisions name come behind them."""
         self.out, self.labels = out, tuple(labels)
+        self.known = {*self.labels}  # and those of earlier sessions
         self.journal = out.with_name(f"{out.name}.journal.jsonl")
         self.entries: dict[str, Entry] = {}  # by id, in their order; without those taken back
         self._ids: set[str] = set()  # of those too
@@ -156,8 +157,9 @@ class Session:
     def _take(self, entry: Entry) -> None:
         self._ids.add(entry.id)
         self.entries[entry.id] = entry
-        for image in entry.states:
+        for image, states in entry.states.items():
             self._of_image.setdefault(image, []).append(entry)
+            self.known.update(states)
 
     def _drop(self, id_: str) -> None:
         for image in self.entries.pop(id_).states:  # another list: another thread may go through the old one

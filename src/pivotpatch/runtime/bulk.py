@@ -17,7 +17,7 @@ from pivotpatch.runtime.parts import BETWEEN, SUFFIXES, Row, Summary, TagJob
 from pivotpatch.runtime.prediction import Prediction, TagRule
 from pivotpatch.runtime.predictor import Read, answer_batch, decode_for
 from pivotpatch.runtime.tag_names import TagRules
-from pivotpatch.writing import holding
+from pivotpatch.writing import check_place, holding
 
 FITTED, AS_THEY_ARE = TagRule(), TagRules()
 ALONE = Share()
@@ -164,12 +164,9 @@ def check_out(out: Path, share: Share, *, overwrite: bool = False, resume: bool 
     """The job that `tag_pictures` would do; refused where it would not."""
     if not 0 <= share.rank < share.world:
         raise InputError("share", f"rank {share.rank} of {share.world}", "give a rank from 0 to world - 1")
-    if out.suffix.lower() not in SUFFIXES or out.is_dir():
-        raise InputError(str(out), "is no file that tags can be written to", f"end it in {', '.join(SUFFIXES)}")
+    check_place(out, SUFFIXES, "a file of tags")
     if out.suffix.lower() == ".parquet":
         import_extra("pyarrow", "parquet")
-    if not out.absolute().parent.is_dir():
-        raise InputError(str(out), f"there is no folder {out.parent}", "make it first")
     job = TagJob(out)
     if overwrite and share.world > 1:
         wrong = f"{share.world} processes cannot tell what is old from what one of them has begun"

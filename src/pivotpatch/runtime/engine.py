@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pivotpatch.errors import InputError, choose_one_of, explaining, import_extra, quote_fault
+from pivotpatch.process import read_threads
 from pivotpatch.runtime.checks import PREFERENCES, check_effort
 from pivotpatch.runtime.decoding import resize_pixels
 from pivotpatch.runtime.values import (
@@ -181,8 +182,7 @@ def open_session(path: Path, *, device: str | None = None, threads: int = 0) -> 
         raise InputError(str(path), "is a folder" if path.is_dir() else "there is no such file", "check the path")
     runtime = import_extra("onnxruntime")
     options = runtime.SessionOptions()
-    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # it may be a list
-    options.intra_op_num_threads = threads or (int(said) if said.isdecimal() else 0)
+    options.intra_op_num_threads = threads or read_threads()
     # Threads that wait would take the cores from those that decode the next images.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # warnings about what it cannot place on a device are no use to users

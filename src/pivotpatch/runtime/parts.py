@@ -255,11 +255,11 @@ class TagTable(NamedTuple):
 
 def read_tags(path: Path) -> TagTable | None:
     """Read a file of tags; None for another table, or one without rows."""
-    rows = _read_rows(path)
-    if not rows:
-        return None
     wrong = f"its tags or {path.name}.summary.json cannot be read"
     with explaining(str(path), wrong, "it is damaged, copy or write it again"):
+        rows = _read_rows(path)
+        if not rows:
+            return None
         settings = json.loads(path.with_name(f"{path.name}.summary.json").read_text("utf-8"))["settings"]
         images = [Path(settings["root"], row["picture"]) for row in rows]
         tags = [dict(zip(row["labels"], map(float, row["probs"]), strict=True)) for row in rows]
