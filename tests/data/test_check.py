@@ -181,7 +181,7 @@ def test_labels_that_are_perhaps_not_meant_so_are_told(tmp_path: Path) -> None:
     labels = ["Person", "person", "traffic light", "person|Person|traffic  light", "person"]
     write_table(tmp_path / "t.csv", {"image": list("abcde"), "labels": labels})
     records = open_records(f"table:{tmp_path / 't.csv'}")
-    lines = doubt_labels(records.labels.names, records.count_labels())
+    lines = doubt_labels(records)
     assert lines == [
         "2 labels are seen in one image alone, too few to learn and to split (label more, or see data.labels): "
         "traffic  light, traffic light",
@@ -189,4 +189,35 @@ def test_labels_that_are_perhaps_not_meant_so_are_told(tmp_path: Path) -> None:
         "Person (2) and person (3), traffic  light (1) and traffic light (1)",
     ]
     assert check(records, depth="labels").notes == tuple(lines)
-    assert doubt_labels(("cat", "dog"), np.array([0, 2])) == []
+    assert doubt_labels(records.select(np.arange(3)), records.select(np.arange(3, 5))) == lines
+    write_table(tmp_path / "t.csv", {"image": list("ab"), "cat": [0, 0], "dog": [1, 0]})
+    assert doubt_labels(*[open_records(f"table:{tmp_path / 't.csv'}")] * 2) == []
+
+
+@pytest.mark.parametrize(("columns", "line"), [
+    ({"cat": [1, 1, -1], "dog": [1, 0, 1]}, "1 label is absent from no image, so that nothing tells where it is not "
+     "(0 in its column, or no mention, is absent): cat"),
+    ({"labels": ["cat dog", "dog cow", "cat cow dog"]}, None),  # as many words as labels: they may be names
+    ({"labels": ["cat dog", "dog cat", "cat cat"]}, "3 labels are perhaps a list (?delimiter=%2C parts at commas, "
+     "?delimiter=%20 at blanks): cat cat, cat dog, dog cat"),
+    ({"labels": ["cat, dog", "cow|eel", "cow"]}, "1 label is perhaps a list (?delimiter=%2C parts at commas, "
+     "?delimiter=%20 at blanks): cat, dog"),
+])  # fmt: skip
+def test_columns_that_are_perhaps_read_wrongly_are_told(
+    tmp_path: Path, columns: dict[str, list[Any]], line: str | None
+) -> None:
+    write_table(tmp_path / "t.csv", {"image": list("abc"), **columns})
+    told = [each for each in doubt_labels(open_records(f"table:{tmp_path / 't.csv'}")) if "seen in one" not in each]
+    assert told == ([] if line is None else [line])
+
+
+@pytest.mark.parametrize(("there", "asked", "told"), [
+    ("7.JPG", "7.jpg", "there is no such file, but '7.JPG' is there"),
+    ("7.jpg", "7", "there is no such file, but '7.jpg' is there"),
+    ("7.jpg", " 7.jpg", "there is no such file, but '7.jpg' is there"),
+    ("7.jpg", "8.jpg", "there is no such file"),
+    ("7.jpg", "https://example.org/7.jpg", "images are not fetched from the web; download them first"),
+])  # fmt: skip
+def test_what_is_near_a_missing_image_is_told(tmp_path: Path, there: str, asked: str, told: str) -> None:
+    fault = find_unreadable([write_files(tmp_path, {there: noise(0)}, extra=(asked,))])[0]
+    assert fault.parts[1] == told

@@ -1,6 +1,5 @@
 """What a user may name: a run, a checkpoint, a model by name or a file of scores, images, and a policy."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,8 +9,9 @@ import torch
 from pivotpatch.audit.evaluation import Policy
 from pivotpatch.cli.console import tell
 from pivotpatch.core.policies import Fixed, PriorMatched, TopK
-from pivotpatch.data.address import open_records, parse_address
-from pivotpatch.data.records import FileStore, RecordSet, keep_common_labels
+from pivotpatch.data.address import open_records
+from pivotpatch.data.check import count_shared
+from pivotpatch.data.records import RecordSet, keep_common_labels
 from pivotpatch.errors import InputError, choose_one_of
 from pivotpatch.inference.patch_inference import PatchInference
 from pivotpatch.inference.score_file import SUFFIXES, read_scores
@@ -97,8 +97,7 @@ def find_trained(source: Source, records: RecordSet) -> str | None:
         train = open_training_records(source.config).train
     except InputError:  # a run may have moved away from its images, and can be used all the same
         return None
-    known = set(_identify(train))
-    found = sum(name in known for name in _identify(records))
+    found = count_shared(train, records)
     return f"{found:,} of its {len(records):,} images are among those that the run was trained on" if found else None
 
 
@@ -107,16 +106,6 @@ def warn_of_trained(source: Source, records: RecordSet) -> None:
     found = find_trained(source, records)
     if found is not None:
         tell(f"{records.name}: {found}, which flatters it; name others to see what it is worth")
-
-
-def _identify(records: RecordSet) -> list[str]:
-    """What tells an image from all others: a file's path; else its name in its data set, and the seed of scenes."""
-    images = records.images
-    if isinstance(images, FileStore):
-        root = images.root.resolve()
-    else:  # options of an address choose images or say how one is read
-        root = Path(parse_address(records.name).location, str(getattr(images, "seed", ""))).resolve()
-    return [os.path.normpath(root / name) for name in records.names]
 
 
 def keep_known_labels(records: RecordSet, model: Classifier) -> RecordSet:

@@ -112,6 +112,7 @@ def _open_images(source: Source, model: Classifier, args: argparse.Namespace) ->
     if held is None:
         wrong = "a checkpoint knows no images" if source.config is None else "the run held out no images"
         raise InputError(what, wrong, "name validation images after it, such as val.csv")
+    _refuse_trained(source, held, held.name)
     return held
 
 

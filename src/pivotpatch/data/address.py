@@ -1,6 +1,7 @@
 """One way to name a data set everywhere: `scheme:location@split?option=value&option=value`."""
 
 import inspect
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,11 @@ def parse_address(text: str) -> Address:
     scheme, colon, rest = text.partition(":")
     if not colon or scheme not in READERS:
         wrong = f"unknown scheme {scheme!r}" if colon else "is neither an address nor a table or folder that is there"
-        raise InputError(f"address {text!r}", wrong, choose_one_of(scheme, READERS) if colon else "check the path")
+        todo = choose_one_of(scheme, READERS) if colon else "check the path"
+        if os.path.isfile(text):  # noqa: PTH113 (False for a name that is too long)
+            wrong = f"is no table ({', '.join(TABLE_KINDS)})"
+            todo = f"for COCO's annotations write coco:{text}" if text.lower().endswith(".json") else "write it as one"
+        raise InputError(f"address {text!r}", wrong, todo)
     rest, _, query = rest.partition("?")
     location, at, split = rest.rpartition("@")
     if not at or "/" in split:  # an @ inside a folder's name

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pivotpatch.data.address import parse_address
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
+from pivotpatch.data.table import DELIMITERS
 from pivotpatch.data.table_files import EmbeddedStore
 from pivotpatch.errors import InputError, cut, shorten
 from pivotpatch.process import Progress, count_cores, ignore
@@ -214,26 +216,38 @@ def _summarise(records: RecordSet, looks: Sequence[_Look], checked: Depth, equal
             if isinstance(look, InputError)
         ),
         duplicates=tuple(tuple(map(records.name_at, group)) for group in equal if len(group) > 1),
-        notes=(*records.notes, *doubt_labels(records.labels.names, records.count_labels())),
+        notes=(*records.notes, *doubt_labels(records)),
     )
 
 
-def doubt_labels(names: Sequence[str], counts: NDArray[np.int64]) -> list[str]:
-    """Lines about labels that are perhaps not meant so: seen once, or the same as another but for capitals and blanks.
-
-    >>> doubt_labels(["Cat", "cat"], np.array([9, 1]))[0]
-    '1 label is seen in one image alone, too few to learn and to split (label more, or see data.labels): cat'
-    """
-    once = [name for name, count in zip(names, counts, strict=True) if count == 1]
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name, count in zip(names, counts, strict=True):
+def doubt_labels(*sets: RecordSet) -> list[str]:
+    """Lines about labels of some sets together that are perhaps not meant so, for example seen in one image alone."""
+    names = sets[0].labels.names
+    shown = np.sum([records.count_labels() for records in sets], axis=0)
+    absent = sum(map(len, sets)) - shown - np.sum([records.count_labels(-1) for records in sets], axis=0)
+    alike, words = defaultdict[str, list[str]](list), {word for name in names for word in name.split()}
+    for name, count in zip(names, shown, strict=True):
         alike["".join(name.split()).casefold()].append(f"{name} ({count:,})")
-    pairs = [" and ".join(group) for group in alike.values() if len(group) > 1]
-    are = "1 label is" if len(once) == 1 else f"{len(once)} labels are"
-    few = "seen in one image alone, too few to learn and to split (label more, or see data.labels)"
-    same = "labels that differ by capitals or blanks alone are learned as different ones (write them alike)"
-    lines = {f"{are} {few}": once, same: pairs}
-    return [f"{line}: {shorten(named, limit=10)}" for line, named in lines.items() if named]
+    lists = [name for name in names if any(sign in name for sign in DELIMITERS)]
+    if len(words) < len(names):  # each label would be a choice of them
+        lists += [name for name in names if " " in name]
+    found = {
+        "{} seen in one image alone, too few to learn and to split (label more, or see data.labels)": [
+            name for name, count in zip(names, shown, strict=True) if count == 1
+        ],
+        "{} absent from no image, so that nothing tells where it is not (0 in its column, or no mention, is absent)": [
+            name for name, seen, none in zip(names, shown, absent, strict=True) if seen and not none
+        ],
+        "{} perhaps a list (?delimiter=%2C parts at commas, ?delimiter=%20 at blanks)": lists,
+        "labels that differ by capitals or blanks alone are learned as different ones (write them alike)": [
+            " and ".join(group) for group in alike.values() if len(group) > 1
+        ],
+    }
+    return [
+        f"{line.format('1 label is' if len(named) == 1 else f'{len(named)} labels are')}: {shorten(named, limit=10)}"
+        for line, named in found.items()
+        if named
+    ]
 
 
 def find_unreadable(sets: Sequence[RecordSet], *, progress: Progress = ignore) -> list[InputError]:
@@ -247,13 +261,41 @@ def find_unreadable(sets: Sequence[RecordSet], *, progress: Progress = ignore) -
                 name = records.name_at(index)
                 where = records.images.root / name if isinstance(records.images, FileStore) else name
                 todo = "replace it, take its row out, or skip such images with data.on_error=skip"
-                faults.append(InputError(str(where), look.parts[1] if look else "there is no such file", todo))
+                wrong = look.parts[1] if look else "there is no such file" if faults else _explain_missing(where)
+                faults.append(InputError(str(where), wrong, todo))
             done += 1
             if len(faults) == _OPENED:  # enough to see what is wrong, and millions would fill the memory
                 return faults
             if done % _CHUNK == 0 or done == total:
                 progress("look at images", done, total)
     return faults
+
+
+def _explain_missing(where: Path | str) -> str:
+    """What is wrong where there is no image: perhaps one of nearly that name is, with a suffix or other capitals."""
+    path, wrong = Path(where), "there is no such file"
+    if ":/" in str(path):
+        return "images are not fetched from the web; download them first"
+    wanted = path.name.strip().casefold()
+    names = os.listdir(path.parent) if path.parent.is_dir() else []  # noqa: PTH208 (text, for there may be millions)
+    near = next((name for name in names if wanted in (name.casefold(), Path(name).stem.casefold())), None)
+    return wrong if near is None else f"{wrong}, but {near!r} is there"
+
+
+def count_shared(records: RecordSet, others: RecordSet) -> int:
+    """How many images of the second are in the first, too, by what names them."""
+    known = set(_identify(records))
+    return sum(name in known for name in _identify(others))
+
+
+def _identify(records: RecordSet) -> list[str]:
+    """What tells an image from all others: a file's path; else its name in its data set, and the seed of scenes."""
+    images = records.images
+    if isinstance(images, FileStore):
+        root = images.root.resolve()
+    else:  # options of an address choose images or say how one is read
+        root = Path(parse_address(records.name).location, str(getattr(images, "seed", ""))).resolve()
+    return [os.path.normpath(root / name) for name in records.names]
 
 
 def _count_cooccurrence(records: RecordSet) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """Data sets in folders: a text file beside each image, one folder per label, or Hugging Face's layouts."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,7 @@ from pivotpatch.errors import InputError, explaining
 from pivotpatch.runtime.files import describe_unread, is_image, no_image, unread_suffixes, walk_files
 
 SPLIT_FOLDERS = ("train", "trainval", "val", "valid", "validation", "dev", "test")
+_BOX = re.compile(r"\s*\d+(\s+-?[\d.]+){4,}\s*")
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
@@ -59,6 +61,9 @@ def read_folder(
     kept = np.flatnonzero([split is None or path.startswith(f"{split}/") for path in paths])
     if there.intersection(sidecars):
         lists = [_read_labels(folder / text) if text in there else [] for text in sidecars]
+        if all(_BOX.fullmatch(line) for lines in lists for line in lines if line.strip()) and any(map(any, lists)):
+            wrong = "the text files beside the images hold boxes as YOLO writes them, no labels"
+            raise InputError(location, wrong, "write the labels' names there, a line each, or make a table")
         lost = [place for place in kept if sidecars[place] not in there]
         if lost and missing == "error":
             wrong = f"{len(lost)} images have no text file beside them, e.g. {paths[lost[0]]}"
@@ -72,8 +77,10 @@ def read_folder(
     values, known = pa.chunked_array([lists], pa.list_(pa.string())), find_label_names(folder, names)
     space, states = encode_label_column(values, known, delimiter="", name_row=lambda row: str(folder / paths[row]))
     images = FileStore(folder, pa.array(paths, pa.large_string()))
-    notes = tuple(describe_unread(unread))
-    return RecordSet(location, space, images=images, states=states, notes=notes).select(kept)
+    notes = list(describe_unread(unread))
+    if not there.intersection(sidecars) and any(path.count("/") > 1 + bool(splits) for path in paths):
+        notes.append(f"{location}: some folders of labels hold folders, whose names are not looked at")
+    return RecordSet(location, space, images=images, states=states, notes=tuple(notes)).select(kept)
 
 
 def _find_splits(folder: Path) -> list[str]:

@@ -179,9 +179,29 @@ class RecordSet(Sequence[Record]):
         states = self.states[:, [self.labels.names.index(name) for name in names]].sorted_indices()
         return replace(self, states=states, labels=LabelSpace(tuple(names)))
 
-    def count_labels(self) -> NDArray[np.int64]:
-        """How many images show each label, (L,)."""
-        return np.bincount(self.states.indices[self.states.data == 1], minlength=len(self.labels))
+    def count_labels(self, state: int = 1) -> NDArray[np.int64]:
+        """How many images show each label, (L,); with -1, of how many it is unknown."""
+        return np.bincount(self.states.indices[self.states.data == state], minlength=len(self.labels))
+
+    def take_labels(self, names: Sequence[str], *, chosen: bool) -> "RecordSet":
+        """The same images with these labels, in this order: unknown where this set has none such, which is noted.
+
+        So are labels that are left out, unless they were `chosen` to be. A set without any of them is refused.
+        """
+        from scipy.sparse import csr_array, hstack
+
+        there = set(self.labels.names)
+        missing = [name for name in names if name not in there]
+        others = [] if chosen else sorted(there.difference(names))
+        if len(missing) == len(names):
+            return self.keep_labels(names)
+        more = [f"without {shorten(missing)}, so not judged by it"] if missing else []
+        more += [f"{shorten(others)} not among the labels that are learned"] if others else []
+        unknown = csr_array(np.full((len(self), len(missing)), -1, dtype=np.int8))
+        states = csr_array(hstack([self.states, unknown]))
+        whole = replace(self, states=states, labels=LabelSpace((*self.labels.names, *missing)))
+        notes = (f"{self.name}: {'; '.join(more)}",) if more else ()
+        return replace(whole.keep_labels(names), notes=(*self.notes, *notes))
 
     def count_pairs(self) -> NDArray[np.int64]:
         """How many images show both of two labels, (L,L); on the diagonal those that show one. Unknown is not shown."""
@@ -198,7 +218,7 @@ class RecordSet(Sequence[Record]):
 def keep_common_labels(records: RecordSet, labels: Sequence[str], *, whose: str, tell: Tell) -> RecordSet:
     """The same images with the labels that both know alone, in the order of `labels`.
 
-    `whose` names the owner of `labels`; `tell` hears what is judged and what is left out, if the data set lacks some.
+    `whose` names the owner of `labels`; `tell` hears what is judged and what is left out, if anything is.
     """
     asked, there = dict.fromkeys(labels), dict.fromkeys(records.labels.names)
     common = [name for name in asked if name in there]
@@ -207,8 +227,9 @@ def keep_common_labels(records: RecordSet, labels: Sequence[str], *, whose: str,
     if not common:
         wrong = f"{whose} knows none of its labels ({shorten(others)})"
         raise InputError(records.name, wrong, choose_one_of(others[0], labels))
-    if missing:
-        unknown = f"; not known to {whose}: {shorten(others)}" if others else ""
-        judged = f"judging {len(common)} of {len(labels)} labels: {shorten(common, limit=10)}"
-        tell(f"{judged}; not in {records.name}: {shorten(missing)}{unknown}")
+    judged = [f"judging {len(common)} of {len(labels)} labels: {shorten(common, limit=10)}"] if missing else []
+    judged += [f"not in {records.name}: {shorten(missing)}"] if missing else []
+    judged += [f"not known to {whose}: {shorten(others)}"] if others else []
+    if judged:
+        tell("; ".join(judged))
     return records.keep_labels(common)

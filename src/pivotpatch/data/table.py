@@ -1,7 +1,9 @@
 """Data sets in tables: CSV, TSV, JSON lines and Parquet, with paths to images or the images themselves."""
 
+import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +25,7 @@ from pivotpatch.data.table_files import (
     read_columns,
     read_schema,
 )
-from pivotpatch.errors import InputError, choose_one_of, quote, shorten
+from pivotpatch.errors import InputError, choose_one_of, cut, quote, shorten
 from pivotpatch.runtime.files import MAY_ESCAPE, read_names, resolve_inside
 from pivotpatch.runtime.packed import find_fields
 
@@ -40,6 +42,7 @@ NAMES_FILE = "labels.json"
 # What a column of one label may say.
 _STATES = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}
 _STATES |= dict.fromkeys(("-1", "-1.0", "", "nan"), -1)
+_WRITTEN_LIST = r"^\s*(\[.*\]\s*)?$"
 _TEXT = (pa.large_string(), pa.string(), pa.null())
 NameRow = Callable[[int], str]
 """Names a row for a message, by its index in the table."""
@@ -114,9 +117,12 @@ def read_table(
         kept = _drop_twins(images, states, splits, chosen=chosen, where=tables.where)
     else:
         images = EmbeddedStore(paths, pixels, names=None if named is None else _read_paths(rows, image))
-    dropped = len(chosen) - len(kept)
-    notes = (f"{tables.where}: {dropped:,} of {len(chosen):,} rows repeat an earlier one and were dropped",)
-    records = RecordSet(tables.where, space, images=images, states=states, notes=notes if dropped else ())
+    dropped, parts = len(chosen) - len(kept), Counter(splits[splits != ""].tolist())
+    notes = [f"{tables.where}: {dropped:,} of {len(chosen):,} rows repeat an earlier one and were dropped"][:dropped]
+    if split is None and len(parts) > 1:
+        counts = ", ".join(f"{name} {count:,}" for name, count in parts.items())
+        notes.append(f"{tables.where}: its splits are taken together ({counts}); @{min(parts)} takes one")
+    records = RecordSet(tables.where, space, images=images, states=states, notes=tuple(notes))
     return records if len(kept) == len(records) else records.select(kept)
 
 
@@ -163,6 +169,8 @@ def _read_paths(rows: _Rows, image: str) -> pa.Array:
 
 def _image_files(rows: _Rows, image: str, *, root: str | None, allow_escape: bool) -> FileStore:
     paths, folder = _read_paths(rows, image), rows.tables.folder
+    for odd, plain in ((r"([^:/])/{2,}", r"\1/"), (r"(^|/)(\./)+", r"\1")):  # one image has one name
+        paths = pc.replace_substring_regex(paths, odd, plain)
     useless = pc.fill_null(pc.match_substring_regex(paths, r"^\s*$|\x00"), True).to_numpy(zero_copy_only=False)
     if useless.any():
         wrong = f"the row has no path of an image in column {image!r}"
@@ -263,6 +271,8 @@ def _flatten(values: pa.ChunkedArray, delimiter: str | None, name_row: NameRow) 
     """The single labels of all rows, and the row of each."""
     if values.type in _TEXT:
         values = pc.fill_null(values.cast(pa.large_string()), "")
+        if delimiter is None and pc.all(pc.match_substring_regex(values, _WRITTEN_LIST)).as_py():
+            return _flatten(pa.chunked_array([_read_lists(values, name_row)]), "", name_row)
         if delimiter is None:
             delimiter = next((d for d in DELIMITERS if pc.any(pc.match_substring(values, d)).as_py()), "")
         if delimiter:
@@ -272,6 +282,28 @@ def _flatten(values: pa.ChunkedArray, delimiter: str | None, name_row: NameRow) 
         rows, flat = pc.list_parent_indices(values).to_numpy(), pc.list_flatten(values)
     if pa.types.is_null(flat.type):  # every list is empty
         flat = flat.cast(pa.large_string())
-    if flat.type not in _TEXT and not pa.types.is_integer(flat.type):
-        raise InputError(name_row(0), f"labels are of type {values.type}", "write text, lists of text, or 0/1 columns")
+    marks = pa.types.is_integer(flat.type) and flat is not values and _are_marks(values, flat)
+    if (flat.type not in _TEXT and not pa.types.is_integer(flat.type)) or marks:
+        wrong = "lists of 0 and 1 for each label" if marks else f"of type {values.type}"
+        raise InputError(name_row(0), f"labels are {wrong}", "write text, lists of text, or 0/1 columns")
     return rows[flat.is_valid().to_numpy()], flat.drop_null().combine_chunks()
+
+
+def _are_marks(lists: pa.ChunkedArray, numbers: pa.ChunkedArray) -> bool:
+    """Whether lists of numbers say 0 or 1 of each label in turn, and are not the numbers of labels."""
+    lengths = pc.unique(pc.list_value_length(lists).drop_null()).to_pylist()
+    return len(lengths) == 1 and lengths[0] > 2 and pc.all(pc.is_in(numbers, pa.array([0, 1], numbers.type))).as_py()
+
+
+def _read_lists(values: pa.ChunkedArray, name_row: NameRow) -> pa.Array:
+    """Lists of text that were written as text, as pandas writes them into a CSV file: `['cat', 'sofa']`."""
+    read: list[list[str]] = []
+    for row, text in enumerate(values.to_pylist()):
+        try:
+            found = ast.literal_eval(text.strip() or "[]")
+            if re.search(r"""['"]\s+['"]""", text) or not all(isinstance(each, str) for each in found):
+                raise ValueError(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            raise InputError(name_row(row), f"{cut(text)!r} is no list of labels", "write cat|sofa") from None
+        read.append(list(found))
+    return pa.array(read, pa.large_list(pa.large_string()))

@@ -149,7 +149,7 @@ def _explain_faults(path: Path | str) -> Iterator[None]:
         said, wrong, todo = quote_fault(error), "damaged or cut short", "correct it, or copy or write it again"
         if "utf" in said.lower() and str(path).lower().endswith((".csv", ".tsv")):
             wrong, todo = "is no UTF-8 text", "save it as UTF-8, which Excel calls CSV UTF-8"
-        if "conversion error" in said:  # numbers were asked for, as scores are
+        elif "conversion error" in said:  # numbers were asked for, as scores are
             wrong, todo = "a column holds no numbers", "leave it out; before a data set name a model, or scores"
         raise InputError(str(path), f"{wrong} ({said})", todo) from None
 

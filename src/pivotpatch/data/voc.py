@@ -46,6 +46,9 @@ def read_voc(
     states = np.empty((len(names), len(LABELS)), dtype=np.int8)
     for place, label in enumerate(LABELS):
         path = listed.with_name(f"{label}_{listed.name}")
+        if not path.is_file():
+            wrong = f"of PASCAL's 20 labels {label} is not there, and others cannot be read"
+            raise InputError(str(path), wrong, "copy the whole release, or make a table of your own labels")
         held = _read_set(path)
         if held.keys() != set(names) or "" in held.values():
             wrong = f"it does not say -1, 0 or 1 of each image of {listed.name} and of no other"

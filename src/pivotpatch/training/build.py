@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from pivotpatch.data.address import open_records
-from pivotpatch.data.check import doubt_labels, find_unreadable
+from pivotpatch.data.check import count_shared, doubt_labels, find_unreadable
 from pivotpatch.data.corrections import apply_corrections
 from pivotpatch.data.loading import Batch, Loader, count_held_bytes, hold_images, make_loader
 from pivotpatch.data.records import RecordSet, Tell
@@ -230,7 +230,9 @@ def open_data(config: RunConfig, *, look: bool = True, progress: Progress = igno
         faults.append(error)
     for address in (*data.test, *([data.val] if train is None and data.val is not None else [])):
         try:
-            tests[address] = open_records(address).keep_labels(None if train is None else train.labels.names)
+            test = open_records(address)
+            chosen = data.labels is not None
+            tests[address] = test if train is None else test.take_labels(train.labels.names, chosen=chosen)
         except InputError as error:
             faults.append(error)
     opened += tests.values()
@@ -243,8 +245,13 @@ def open_data(config: RunConfig, *, look: bool = True, progress: Progress = igno
             todo = "give data.val or data.val_fraction, or leave it out"
             faults.append(InputError("evaluation.patience", "there are no validation images to judge by", todo))
         counts, names = train.count_labels(), train.labels.names
-        held = val.count_labels() if val is not None and data.val is None else 0
-        lines = [*dict.fromkeys(line for each in opened for line in each.notes), *doubt_labels(names, counts + held)]
+        lines = [*dict.fromkeys(line for each in opened for line in each.notes)]
+        own = 2 if val is not None and data.val is None else 1  # the training images, with those held out of them
+        lines += doubt_labels(*opened[:own])
+        for each in opened[own:]:
+            if shared := count_shared(train, each):
+                twice = f"{shared:,} of its {len(each):,} images are trained on too, which flatters what they say"
+                lines.append(f"{each.name}: {twice}")
         never = [name for name, count in zip(names, counts, strict=True) if not count]
         if never:
             left = f"no training image has {len(never)} of {len(names)} labels, so none is learned"
@@ -273,7 +280,7 @@ def open_training_records(config: RunConfig) -> RunRecords:
     whole, val = open_records(data.train), None
     train = whole.keep_labels(data.labels)
     if data.val is not None:
-        val = open_records(data.val).keep_labels(train.labels.names)
+        val = open_records(data.val).take_labels(train.labels.names, chosen=data.labels is not None)
     elif data.val_fraction:
         shares = {"train": 1 - data.val_fraction, "val": data.val_fraction}
         parts = split_records(whole, shares, generator=np.random.default_rng(SPLIT_SEED))
