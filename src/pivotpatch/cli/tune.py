@@ -222,7 +222,7 @@ def _print_tuning(found: Tuning) -> None:
             for name, pair, mean, told in tried
         ]
         screen.print(make_table(["lam and temperature", "lam", "temperature", "mAP", "gain", "95 %"], rows))
-        screen.print(f"lam: {'shared' if study.pays else 'as scored, for the gain is within noise'}\n")
+        screen.print(f"lam: {'shared' if study.pays else 'as scored, for nothing is gained beyond noise'}\n")
     elif found.kind == "tde":
         screen.print(f"lam {found.lam:.3g} and temperature {found.temperature:.3g} as they are\n")
     table = make_table(["probabilities", "ECE", "ECE per label", "Brier score", "log loss"])
