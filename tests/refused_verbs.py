@@ -64,6 +64,8 @@ def make_place() -> None:
         save_checkpoint(PatchClassifier("test_resnet", labels, image_size=SIZE), name)
     write_run("run", make_model(), "data.val_fraction=0.4")
     write_run("whole", make_model(), "data.val_fraction=0")
+    write_run("lacking", make_model(), "data.val=dog.csv")
+    write_run("overlapping", make_model(), "data.val=train.csv")
     write_run("ordinary", make_model(MultiLabelClassifier), "data.val_fraction=0.4")
     scores = make_scores(LABELS, count=12)
     write_scores(scores, "pat.parquet")

@@ -194,21 +194,26 @@ def test_labels_that_are_perhaps_not_meant_so_are_told(tmp_path: Path) -> None:
     assert doubt_labels(*[open_records(f"table:{tmp_path / 't.csv'}")] * 2) == []
 
 
+LISTS = "(?delimiter=%2C parts them at commas, ?delimiter=%20 at blanks)"
+
+
 @pytest.mark.parametrize(("columns", "line"), [
-    ({"cat": [1, 1, -1], "dog": [1, 0, 1]}, "1 label is absent from no image, so that nothing tells where it is not "
-     "(0 in its column, or no mention, is absent): cat"),
-    ({"labels": ["cat dog", "dog cow", "cat cow dog"]}, None),  # as many words as labels: they may be names
-    ({"labels": ["cat dog", "dog cat", "cat cat"]}, "3 labels are perhaps a list (?delimiter=%2C parts at commas, "
-     "?delimiter=%20 at blanks): cat cat, cat dog, dog cat"),
-    ({"labels": ["cat, dog", "cow|eel", "cow"]}, "1 label is perhaps a list (?delimiter=%2C parts at commas, "
-     "?delimiter=%20 at blanks): cat, dog"),
+    ({"cat": [1, 1, -1], "dog, wild": [1, 0, 1]}, "1 label is present wherever that is known, so nothing can be told "
+     "apart (a 0, or not to be listed, means absent): cat"),
+    ({"labels": ["big cat", "dog cat", "cat"]}, None),  # as many words as labels: they may be names
+    ({"labels": ["a b|b a|a a|b b", "a b b", "a a b"]}, f"6 labels are perhaps lists {LISTS}: a a, a a b, a b, a b b, "
+     "b a, b b"),
+    ({"labels": ["cat, dog", "cow|eel", "cow"]}, f"1 label is perhaps a list {LISTS}: cat, dog"),
 ])  # fmt: skip
 def test_columns_that_are_perhaps_read_wrongly_are_told(
     tmp_path: Path, columns: dict[str, list[Any]], line: str | None
 ) -> None:
-    write_table(tmp_path / "t.csv", {"image": list("abc"), **columns})
-    told = [each for each in doubt_labels(open_records(f"table:{tmp_path / 't.csv'}")) if "seen in one" not in each]
-    assert told == ([] if line is None else [line])
+    address = f"table:{write_table(tmp_path / 't.csv', {'image': list('abc'), **columns})}"
+    told = [note for note in check(open_records(address), depth="labels").notes if "seen in one" not in note]
+    assert [note.removeprefix(f"{address[6:]}: ") for note in told] == ([] if line is None else [line])
+    if "labels" in columns:
+        parted = open_records(f"{address}?delimiter=|")  # as it was asked for
+        assert not any("perhaps" in note for note in parted.notes)
 
 
 @pytest.mark.parametrize(("there", "asked", "told"), [
@@ -216,6 +221,7 @@ def test_columns_that_are_perhaps_read_wrongly_are_told(
     ("7.jpg", "7", "there is no such file, but '7.jpg' is there"),
     ("7.jpg", " 7.jpg", "there is no such file, but '7.jpg' is there"),
     ("7.jpg", "8.jpg", "there is no such file"),
+    ("7.xml", "7.jpg", "there is no such file"),
     ("7.jpg", "https://example.org/7.jpg", "images are not fetched from the web; download them first"),
 ])  # fmt: skip
 def test_what_is_near_a_missing_image_is_told(tmp_path: Path, there: str, asked: str, told: str) -> None:

@@ -119,7 +119,7 @@ def test_files_that_cannot_be_read_as_images_are_told(tmp_path: Path) -> None:
 
 
 def test_boxes_beside_images_are_no_labels_and_folders_in_label_folders_are_told(tmp_path: Path) -> None:
-    add_image(tmp_path / "yolo" / "1.jpg", "0 0.5 0.5 0.2 0.25\n17 0.1 0.1 0.2 0.2\n")
+    add_image(tmp_path / "yolo" / "1.jpg", "0 0.5 0.5 0.2 0.25\n17 0.1 0.1 5e-05 0.2\n")
     add_image(tmp_path / "yolo" / "2.jpg", "")
     with pytest.raises(InputError, match="hold boxes as YOLO writes them, no labels; write the labels' names"):
         read_folder(str(tmp_path / "yolo"), None)

@@ -126,6 +126,7 @@ def test_separators_and_marks_of_spreadsheets(tmp_path: Path, rows: str, suffix:
     (".parquet", {"image": ["a", "b"], "labels": [[0, 1, 1], [1, 0, 0]]}, r"row 1: labels are lists of 0 and 1 for ea"),
     (".csv", {"image": ["a", "b"], "labels": ["['x']", "['x' 'y']"]}, r"row 3: .* is no list of labels; write cat\|"),
     (".csv", {"image": ["a", "b"], "labels": ["[1]", "[x]"]}, r"row 2: '\[1\]' is no list of labels"),
+    (".csv", {"image": ["a", "b"], "labels": ["['x']", "[{[]: 1}]"]}, r"row 3: .* is no list of labels"),
     (".parquet", {"image": ["a", "b"], "cat": [[1], [0]]}, r"column 'cat' is not one of 0, 1 and -1: it holds '\[1\]'"),
 ])  # fmt: skip
 def test_rows_that_cannot_be_meant(tmp_path: Path, suffix: str, columns: dict[str, list[Any]], message: str) -> None:
@@ -139,7 +140,7 @@ def test_rows_that_cannot_be_meant(tmp_path: Path, suffix: str, columns: dict[st
     (["a b", "c"], " ", [{"a", "b"}, {"c"}]),
     (["a, b", "c"], "", [{"a, b"}, {"c"}]),
     (["['a', 'b|c']", '["d"]'], None, [{"a", "b|c"}, {"d"}]),
-    (["[]", "['a']"], None, [set(), {"a"}]),
+    (["[]", "['a',\n 'b']"], None, [set(), {"a", "b"}]),
     (["['a']", "[b"], None, [{"['a']"}, {"[b"}]),
 ])  # fmt: skip
 def test_delimiters(tmp_path: Path, cells: list[str], delimiter: str | None, expected: list[set[str]]) -> None:

@@ -73,6 +73,9 @@ def test_strangers_and_other_web_sites_are_refused(serve: Serve) -> None:
 
 def test_what_is_no_decision_leaves_the_journal_alone(serve: Serve, tmp_path: Path) -> None:
     server = serve()
+    labels: tuple[object, ...] = ("elk", ["red"], {})
+    for label in labels:
+        assert server.post("add", {**WHO, "image": 0, "label": label}).status == 422
     sound = {**WHO, "id": "1", "mode": "image", "states": {"photos/a.png": {"red": 1}}}
     for status, said in (
         (400, b"{"),

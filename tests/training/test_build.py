@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from run_process import write_images
 
 from pivotpatch.errors import InputError
@@ -112,7 +113,9 @@ def test_images_that_choose_or_judge_a_model_may_lack_labels_and_are_told_where_
     val.write_text("image,labels\nc,dog\nd,cat|eel\n./a,\n")
     told = list[str]()
     changes = [f"data.train={train}", f"data.val={val}", f"data.test=['{val}']"]
-    read = open_data(load_config(None, changes), look=False, tell=told.append)
+    for name in "abcd":
+        Image.new("RGB", (4, 4)).save(tmp_path / name, "png")
+    read = open_data(load_config(None, changes), tell=told.append)
     assert read.val is not None
     expected = [[0.0, float("nan"), 1.0], [1.0, float("nan"), 0.0], [0.0, float("nan"), 0.0]]  # cat, cow, dog
     for records in (read.val, *read.tests.values()):
@@ -120,9 +123,9 @@ def test_images_that_choose_or_judge_a_model_may_lack_labels_and_are_told_where_
         torch.testing.assert_close(records.target(), torch.tensor(expected), equal_nan=True)
     lines = [
         f"table:{val}: without cow, so not judged by it; eel not among the labels that are learned",
-        f"table:{val}: 2 of its 3 images are trained on too, which flatters what they say",
+        f"table:{val}: 2 of its 3 images are training images too, so its metrics are too high; take them out of one",
     ]
-    assert [line for line in told if "val.csv" in line] == [lines[0], lines[1], lines[1]]
+    assert [line for line in told if "val.csv" in line] == lines
     chosen = list[str]()
     open_data(load_config(None, [*changes, "data.labels=['cat', 'dog']"]), look=False, tell=chosen.append)
     assert [line for line in chosen if "eel" in line or "cow" in line] == []

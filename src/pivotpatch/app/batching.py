@@ -1,6 +1,7 @@
 """One model for many askers: images that come at about the same time are answered together."""
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pivotpatch.errors import InputError
 from pivotpatch.runtime.decoding import Decoded, check_header
 from pivotpatch.runtime.engine import Engine
 from pivotpatch.runtime.prediction import Prediction
-from pivotpatch.runtime.predictor import Read, answer_batch, decode_for
+from pivotpatch.runtime.predictor import ModelError, Read, answer_batch, decode_for
 
 MAX_BYTES = 32_000_000
 """Of an image's file, for whoever takes files from others."""
@@ -25,7 +26,17 @@ WAIT = 0.004
 CAPACITY = 256
 """Most images that are waited for; one more is refused."""
 _DECODERS = min(4, os.cpu_count() or 1)
+_LOG = logging.getLogger(__name__)
 _LARGE = 20_000_000  # pixels of an image that is decoded while no other such is: it may take up to 0.9 GB
+
+
+def fail(error: Exception) -> HTTPException:
+    """What whoever asked is told where something failed; the terminal is told how."""
+    if isinstance(error, ModelError):
+        _LOG.error("%s", error)
+        return HTTPException(500, f"model: {error.parts[1]}; the server's terminal says more")
+    _LOG.error("%s", error, exc_info=error)
+    return HTTPException(500, f"server: it failed ({type(error).__name__}); its terminal says more")
 
 
 class Batcher:
@@ -82,7 +93,7 @@ class Batcher:
             try:
                 found = await loop.run_in_executor(self._model, answer_batch, self.engine, read)
             except Exception as error:  # whatever it is, the next batch is answered
-                found = [error] * len(batch)
+                found = [fail(error)] * len(batch)
             for (_, answer), each in zip(batch, found, strict=True):
                 if answer.done():  # whoever asked has gone
                     continue

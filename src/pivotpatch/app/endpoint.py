@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -16,10 +15,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pivotpatch import __version__
-from pivotpatch.app.batching import MAX_BYTES, Batcher
+from pivotpatch.app.batching import MAX_BYTES, Batcher, fail
 from pivotpatch.errors import InputError, check_known, quote
 from pivotpatch.runtime.prediction import TagRule
-from pivotpatch.runtime.predictor import ModelError
 
 MAX_HELD = 8 * MAX_BYTES
 """Bytes of all request bodies together; while one is taken out of its form, it is there twice."""
@@ -30,7 +28,6 @@ _DISCARDED = MAX_BYTES  # of a body that is too large: a client that is cut off 
 _NAME = 255  # characters of a file name
 STATUS: dict[type[Exception], int] = {InputError: 422, ClientDisconnect: 400}
 """Of the answer to each kind of exception; 500 to all others but HTTPException, which has its own."""
-_LOG = logging.getLogger(__name__)
 _CLOSE = {"Connection": "close"}  # whatever else the client sends is not read
 
 
@@ -159,13 +156,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     """An exception as one line of JSON, with the status of its kind."""
     if type(error) in STATUS:
         return answer_json({"error": str(error)}, STATUS[type(error)])
-    if isinstance(error, ModelError):
-        _LOG.error("%s", error)
-        return answer_json({"error": f"model: {error.parts[1]}; the server's terminal says more"}, 500)
-    if not isinstance(error, HTTPException):
-        _LOG.error("%s", error, exc_info=error)
-        wrong = f"server: it failed ({type(error).__name__}); its terminal says more"
-        return answer_json({"error": wrong}, 500)
+    error = error if isinstance(error, HTTPException) else fail(error)
     wrong = {
         404: "request: nothing is at this address; send images to /api/predict, see /openapi.json",
         405: f"request: {request.method[:20]} cannot be used here; use {(error.headers or {}).get('Allow')}",

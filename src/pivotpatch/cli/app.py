@@ -51,11 +51,11 @@ def listen(
             print(f"warning: {host} is not loopback: {warning}", file=sys.stderr)
         secret = "" if token is None else f"/#token={token}"  # browsers keep what follows # to themselves
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}{secret}"
-        print(f"{url} (Ctrl-C ends it)", flush=True)
-        opened(url)
         names = [*args.allow_host, *([args.host, socket.gethostname()] if far else [])]
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is held is given back then, too
         try:
+            print(f"{url} (Ctrl-C ends it)", flush=True)
+            opened(url)
             yield listening, Access(token, far, names)
         except KeyboardInterrupt:  # the way to end it, no failure
             print(file=sys.stderr)

@@ -97,7 +97,7 @@ def find_trained(source: Source, records: RecordSet) -> str | None:
         train = open_training_records(source.config).train
     except InputError:  # a run may have moved away from its images, and can be used all the same
         return None
-    found = count_shared(train, records)
+    found = count_shared(train, records)[0]
     return f"{found:,} of its {len(records):,} images are among those that the run was trained on" if found else None
 
 

@@ -80,7 +80,7 @@ def _check_model(model: Classifier, source: Source, closer_size: int | None, arg
     folder, more, aside = source.checkpoint, list[str](), None
     if folder is not None:  # a run goes on from what else is there
         more = sorted({path.name for path in folder.iterdir()} - {DESCRIPTION, WEIGHTS})
-        aside = folder.with_name(f"{folder.name}.old")
+        aside = folder.resolve().with_name(f"{folder.resolve().name}.old")
     backup = args.out is None and source.config is None and aside is not None and aside.exists()
     no_effort = args.closer is not None and args.calibration == "none"
     foreign = "is somebody else's model, of which no checkpoint is written that could keep what is fitted"
@@ -91,7 +91,7 @@ def _check_model(model: Classifier, source: Source, closer_size: int | None, arg
         (args.out is not None and args.out.exists(), str(args.out), "exists already", "choose another folder"),
         (args.out is None and folder is None, str(source.path), "is not written to", "give --out FOLDER"),
         (args.out is None and more, str(folder), lost, "give --out FOLDER"),
-        (backup, str(aside), "would give way to the old model", "rename it, or give --out FOLDER"),
+        (backup, str(aside), "would be deleted", "rename it, or give --out FOLDER"),
     )
     if closer_size:
         sources.check_closer(model, closer_size)
@@ -112,8 +112,11 @@ def _open_images(source: Source, model: Classifier, args: argparse.Namespace) ->
     if held is None:
         wrong = "a checkpoint knows no images" if source.config is None else "the run held out no images"
         raise InputError(what, wrong, "name validation images after it, such as val.csv")
-    _refuse_trained(source, held, held.name)
-    return held
+    assert source.config is not None
+    if source.config.data.val is not None:
+        _refuse_trained(source, held, held.name, todo="name others behind the run, such as val2.csv")
+    unknown = held.count_labels(-1) == len(held)
+    return held.keep_labels([name for name, none in zip(held.labels.names, unknown, strict=True) if not none])
 
 
 def _check_common(model: Classifier, labels: tuple[str, ...], where: str, args: argparse.Namespace) -> None:
@@ -129,11 +132,13 @@ def _check_common(model: Classifier, labels: tuple[str, ...], where: str, args: 
     args.mixing = "keep"
 
 
-def _refuse_trained(source: Source, records: RecordSet, where: str) -> None:
+def _refuse_trained(
+    source: Source, records: RecordSet, where: str, *, todo: str = "give the run alone, which takes what it held out"
+) -> None:
     """Refuse images that the run was trained on, where these can still be found."""
     wrong = sources.find_trained(source, records)
     if wrong is not None:
-        raise InputError(where, wrong, "give the run alone, which takes what it held out, or name others")
+        raise InputError(where, wrong, todo)
 
 
 def _read(source: Source, model: Classifier, records: RecordSet | None, args: argparse.Namespace) -> Scores:

@@ -62,7 +62,7 @@ def parse_address(text: str) -> Address:
         todo = choose_one_of(scheme, READERS) if colon else "check the path"
         if os.path.isfile(text):  # noqa: PTH113 (False for a name that is too long)
             wrong = f"is no table ({', '.join(TABLE_KINDS)})"
-            todo = f"for COCO's annotations write coco:{text}" if text.lower().endswith(".json") else "write it as one"
+            todo = f"for COCO's annotations write coco:{text}" if text.lower().endswith(".json") else "save it as CSV"
         raise InputError(f"address {text!r}", wrong, todo)
     rest, _, query = rest.partition("?")
     location, at, split = rest.rpartition("@")

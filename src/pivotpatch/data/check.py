@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from pivotpatch.data.address import parse_address
 from pivotpatch.data.records import FileStore, ImageSource, RecordSet
-from pivotpatch.data.table import DELIMITERS
 from pivotpatch.data.table_files import EmbeddedStore
 from pivotpatch.errors import InputError, cut, shorten
 from pivotpatch.process import Progress, count_cores, ignore
 from pivotpatch.runtime.decoding import check_header, decode_image, open_file, read_ahead
+from pivotpatch.runtime.files import is_image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -225,20 +225,16 @@ def doubt_labels(*sets: RecordSet) -> list[str]:
     names = sets[0].labels.names
     shown = np.sum([records.count_labels() for records in sets], axis=0)
     absent = sum(map(len, sets)) - shown - np.sum([records.count_labels(-1) for records in sets], axis=0)
-    alike, words = defaultdict[str, list[str]](list), {word for name in names for word in name.split()}
+    alike = defaultdict[str, list[str]](list)
     for name, count in zip(names, shown, strict=True):
         alike["".join(name.split()).casefold()].append(f"{name} ({count:,})")
-    lists = [name for name in names if any(sign in name for sign in DELIMITERS)]
-    if len(words) < len(names):  # each label would be a choice of them
-        lists += [name for name in names if " " in name]
     found = {
         "{} seen in one image alone, too few to learn and to split (label more, or see data.labels)": [
             name for name, count in zip(names, shown, strict=True) if count == 1
         ],
-        "{} absent from no image, so that nothing tells where it is not (0 in its column, or no mention, is absent)": [
+        "{} present wherever that is known, so nothing can be told apart (a 0, or not to be listed, means absent)": [
             name for name, seen, none in zip(names, shown, absent, strict=True) if seen and not none
         ],
-        "{} perhaps a list (?delimiter=%2C parts at commas, ?delimiter=%20 at blanks)": lists,
         "labels that differ by capitals or blanks alone are learned as different ones (write them alike)": [
             " and ".join(group) for group in alike.values() if len(group) > 1
         ],
@@ -277,15 +273,18 @@ def _explain_missing(where: Path | str) -> str:
     if ":/" in str(path):
         return "images are not fetched from the web; download them first"
     wanted = path.name.strip().casefold()
-    names = os.listdir(path.parent) if path.parent.is_dir() else []  # noqa: PTH208 (text, for there may be millions)
+    try:
+        names = [name for name in os.listdir(path.parent) if is_image(name)]  # noqa: PTH208 (text, not paths)
+    except OSError:
+        names = []
     near = next((name for name in names if wanted in (name.casefold(), Path(name).stem.casefold())), None)
     return wrong if near is None else f"{wrong}, but {near!r} is there"
 
 
-def count_shared(records: RecordSet, others: RecordSet) -> int:
-    """How many images of the second are in the first, too, by what names them."""
-    known = set(_identify(records))
-    return sum(name in known for name in _identify(others))
+def count_shared(records: RecordSet, *others: RecordSet) -> list[int]:
+    """How many images of each of the others are among the first, too, by what names them."""
+    known = set(_identify(records)) if others else set()
+    return [sum(name in known for name in _identify(each)) for each in others]
 
 
 def _identify(records: RecordSet) -> list[str]:
@@ -295,7 +294,7 @@ def _identify(records: RecordSet) -> list[str]:
         root = images.root.resolve()
     else:  # options of an address choose images or say how one is read
         root = Path(parse_address(records.name).location, str(getattr(images, "seed", ""))).resolve()
-    return [os.path.normpath(root / name) for name in records.names]
+    return [os.path.normpath(f"{root}/{name}" if name[:1] != "/" else name) for name in records.names]
 
 
 def _count_cooccurrence(records: RecordSet) -> NDArray[np.float64]:

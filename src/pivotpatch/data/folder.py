@@ -18,7 +18,7 @@ from pivotpatch.errors import InputError, explaining
 from pivotpatch.runtime.files import describe_unread, is_image, no_image, unread_suffixes, walk_files
 
 SPLIT_FOLDERS = ("train", "trainval", "val", "valid", "validation", "dev", "test")
-_BOX = re.compile(r"\s*\d+(\s+-?[\d.]+){4,}\s*")
+_BOX = re.compile(r"\s*\d+(\s+[-+.\deE]+){4,}\s*")
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 

@@ -193,12 +193,14 @@ class RecordSet(Sequence[Record]):
         there = set(self.labels.names)
         missing = [name for name in names if name not in there]
         others = [] if chosen else sorted(there.difference(names))
-        if len(missing) == len(names):
+        if len(missing) == len(names) or not (missing or others):
             return self.keep_labels(names)
         more = [f"without {shorten(missing)}, so not judged by it"] if missing else []
         more += [f"{shorten(others)} not among the labels that are learned"] if others else []
-        unknown = csr_array(np.full((len(self), len(missing)), -1, dtype=np.int8))
-        states = csr_array(hstack([self.states, unknown]))
+        count, wide = len(self), len(missing)  # not by a dense array, which many images would make large
+        places = np.tile(np.arange(wide, dtype=np.int32), count), np.arange(count + 1) * wide
+        unknown = csr_array((np.full(count * wide, -1, dtype=np.int8), *places), shape=(count, wide))
+        states = csr_array(hstack([self.states, unknown], format="csr"))
         whole = replace(self, states=states, labels=LabelSpace((*self.labels.names, *missing)))
         notes = (f"{self.name}: {'; '.join(more)}",) if more else ()
         return replace(whole.keep_labels(names), notes=(*self.notes, *notes))

@@ -42,7 +42,7 @@ NAMES_FILE = "labels.json"
 # What a column of one label may say.
 _STATES = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}
 _STATES |= dict.fromkeys(("-1", "-1.0", "", "nan"), -1)
-_WRITTEN_LIST = r"^\s*(\[.*\]\s*)?$"
+_WRITTEN_LIST = r"(?s)^\s*(\[.*\]\s*)?$"
 _TEXT = (pa.large_string(), pa.string(), pa.null())
 NameRow = Callable[[int], str]
 """Names a row for a message, by its index in the table."""
@@ -122,6 +122,8 @@ def read_table(
     if split is None and len(parts) > 1:
         counts = ", ".join(f"{name} {count:,}" for name, count in parts.items())
         notes.append(f"{tables.where}: its splits are taken together ({counts}); @{min(parts)} takes one")
+    if labels is not None and delimiter is None and rows.table[labels].type in _TEXT:
+        notes += _doubt_delimiter(tables.where, space.names)
     records = RecordSet(tables.where, space, images=images, states=states, notes=tuple(notes))
     return records if len(kept) == len(records) else records.select(kept)
 
@@ -289,6 +291,17 @@ def _flatten(values: pa.ChunkedArray, delimiter: str | None, name_row: NameRow) 
     return rows[flat.is_valid().to_numpy()], flat.drop_null().combine_chunks()
 
 
+def _doubt_delimiter(where: str, names: Sequence[str]) -> list[str]:
+    """A line about labels that are perhaps several, which were not parted."""
+    lists = [name for name in names if any(sign in name for sign in DELIMITERS)]
+    words = {word for name in names for word in name.split()}
+    if 2 * len(words) < len(names):  # each label would be a choice of few words
+        lists += [name for name in names if " " in name]
+    are = "1 label is perhaps a list" if len(lists) == 1 else f"{len(lists)} labels are perhaps lists"
+    todo = "?delimiter=%2C parts them at commas, ?delimiter=%20 at blanks"
+    return [f"{where}: {are} ({todo}): {shorten(lists, limit=10)}"] if lists else []
+
+
 def _are_marks(lists: pa.ChunkedArray, numbers: pa.ChunkedArray) -> bool:
     """Whether lists of numbers say 0 or 1 of each label in turn, and are not the numbers of labels."""
     lengths = pc.unique(pc.list_value_length(lists).drop_null()).to_pylist()
@@ -303,7 +316,8 @@ def _read_lists(values: pa.ChunkedArray, name_row: NameRow) -> pa.Array:
             found = ast.literal_eval(text.strip() or "[]")
             if re.search(r"""['"]\s+['"]""", text) or not all(isinstance(each, str) for each in found):
                 raise ValueError(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            raise InputError(name_row(row), f"{cut(text)!r} is no list of labels", "write cat|sofa") from None
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            todo = "write cat|sofa, or take each text as one label with ?delimiter="
+            raise InputError(name_row(row), f"{cut(text)!r} is no list of labels", todo) from None
         read.append(list(found))
     return pa.array(read, pa.large_list(pa.large_string()))

@@ -117,7 +117,7 @@ class Desk:
             if image not in self._place:
                 raise InputError("review", f"{quote(image)} is none of its images", "load the page again")
             for label, state in states.items():
-                check_known(label, self.session.known, where="review", what="label")
+                check_known(label, sorted(self.session.known), where="review", what="label")
                 if type(state) is not int or state not in (PRESENT, ABSENT, UNSURE):
                     raise InputError("review", f"{quote(state)} is no state", "give 1, 0 or -1")
         self.session.decide(entry._replace(when=now()))

@@ -90,7 +90,7 @@ def make_routes(desk: Desk) -> list[BaseRoute]:
 
     async def add(said: Said) -> Said:
         label = said.get("label")
-        if label not in session.known:
+        if not isinstance(label, str) or label not in session.known:
             raise InputError("review", f"{cut(str(label))!r} is none of its labels", "start it with --labels to add it")
         return await run_in_threadpool(desk.describe, _find_image(said.get("image")), label)
 

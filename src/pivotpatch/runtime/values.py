@@ -99,6 +99,9 @@ class Patching:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.number):  # of a loop over an array
+                object.__setattr__(self, name, value.item())
         for name, valid, todo in (
             ("grid", lambda value: isinstance(value, int) and value >= 1, "give a whole number of patches per side"),
             ("overlap", lambda value: 0 <= value < 1, "give a share of a patch's side, 0 or more and below 1"),
@@ -106,9 +109,6 @@ class Patching:
             ("temperature", lambda value: value > 0, "give a number above 0"),
         ):
             value = getattr(self, name)
-            if isinstance(value, np.number):  # of a loop over an array
-                value = value.item()
-                object.__setattr__(self, name, value)
             if not isinstance(value, (int, float)) or not valid(value):
                 raise InputError("patches", f"{name} is {value!r}", todo)
 

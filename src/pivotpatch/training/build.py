@@ -245,13 +245,14 @@ def open_data(config: RunConfig, *, look: bool = True, progress: Progress = igno
             todo = "give data.val or data.val_fraction, or leave it out"
             faults.append(InputError("evaluation.patience", "there are no validation images to judge by", todo))
         counts, names = train.count_labels(), train.labels.names
-        lines = [*dict.fromkeys(line for each in opened for line in each.notes)]
         own = 2 if val is not None and data.val is None else 1  # the training images, with those held out of them
-        lines += doubt_labels(*opened[:own])
-        for each in opened[own:]:
-            if shared := count_shared(train, each):
-                twice = f"{shared:,} of its {len(each):,} images are trained on too, which flatters what they say"
-                lines.append(f"{each.name}: {twice}")
+        lines = [*(line for each in opened for line in each.notes), *doubt_labels(*opened[:own])]
+        others = opened[own:] if look else []
+        for each, shared in zip(others, count_shared(train, *others), strict=True):
+            if shared:
+                too = "are training images too, so its metrics are too high; take them out of one"
+                lines.append(f"{each.name}: {shared:,} of its {len(each):,} images {too}")
+        lines = [*dict.fromkeys(lines)]
         never = [name for name, count in zip(names, counts, strict=True) if not count]
         if never:
             left = f"no training image has {len(never)} of {len(names)} labels, so none is learned"
