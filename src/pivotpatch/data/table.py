@@ -118,7 +118,9 @@ def read_table(
     else:
         images = EmbeddedStore(paths, pixels, names=None if named is None else _read_paths(rows, image))
     dropped, parts = len(chosen) - len(kept), Counter(splits[splits != ""].tolist())
-    notes = [f"{tables.where}: {dropped:,} of {len(chosen):,} rows repeat an earlier one and were dropped"][:dropped]
+    notes = list[str]()
+    if dropped:
+        notes.append(f"{tables.where}: {dropped:,} of {len(chosen):,} rows repeat an earlier one and were dropped")
     if split is None and len(parts) > 1:
         counts = ", ".join(f"{name} {count:,}" for name, count in parts.items())
         notes.append(f"{tables.where}: its splits are taken together ({counts}); @{min(parts)} takes one")
