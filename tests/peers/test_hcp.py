@@ -41,6 +41,12 @@ def test_a_logit_is_the_largest_of_all_windows(tmp_path: Path) -> None:
     loaded = load_checkpoint(tmp_path / "model")
     assert isinstance(loaded, HCPClassifier)
     torch.testing.assert_close(loaded(images), model(images))
+    sizes = list[int]()
+    with model.backbone.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0]))):
+        model(images)
+        assert sizes == [len(images)] * len(SPANS)  # no more in memory than one look at each
+        model.train()(images)
+        assert sizes[len(SPANS) :] == [len(images) * len(SPANS)]
     task = make_task(model, load_config(None, ["task.kind=windows"]))
     views = task.make_views(torch.randint(256, (2, 3, 96, 96), dtype=torch.uint8))
     target = torch.randint(2, (2, 3)).float()

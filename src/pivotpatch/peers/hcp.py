@@ -30,6 +30,9 @@ class HCPClassifier(MultiLabelClassifier):
         across, down = (
             torch.stack([first, first + side], dim=1).expand(images.shape[0], -1, -1) for first in (left, top)
         )
-        windows = crop_images(images, across, down)
-        logits: Tensor = self.head(self.backbone(windows.flatten(0, 1))).unflatten(0, windows.shape[:2])
-        return logits.amax(dim=1)
+        views = crop_images(images, across, down).flatten(0, 1)
+        # Some after the other in evaluation, which then takes no more memory than one look at each image.
+        at_once = self.training or torch.compiler.is_compiling()
+        parts = [views] if at_once else views.split(images.shape[0])
+        logits = torch.cat([self.head(self.backbone(part)) for part in parts])
+        return logits.unflatten(0, (-1, len(SPANS))).amax(dim=1)
