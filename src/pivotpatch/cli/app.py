@@ -7,8 +7,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,16 +26,18 @@ def run_app(args: argparse.Namespace) -> int:
 
     args.token = choose_token(args.token)  # refused before anything is loaded
     predictor = Predictor.load(args.model, device=args.device, effort=args.effort)
-    with listen(args) as (listening, access):
-        serve(predictor, listening, name=Path(args.model).name, access=access)
+    name = Path(args.model).name
+    listen(args, lambda listening, access: serve(predictor, listening, name=name, access=access))
     return 0
 
 
-@contextmanager
 def listen(
-    args: argparse.Namespace, *, opened: Callable[[str], object] = str
-) -> "Iterator[tuple[socket.socket, Access]]":
-    """A socket that waits for callers, and who may be one; its address is printed. Ctrl-C ends what is done with it.
+    args: argparse.Namespace,
+    serve: "Callable[[socket.socket, Access], object]",
+    *,
+    opened: Callable[[str], object] = str,
+) -> None:
+    """Serve whoever may call at a socket, whose address is printed, until Ctrl-C or SIGTERM.
 
     `opened` is told the address, too.
     """
@@ -56,7 +57,7 @@ def listen(
         try:
             print(f"{url} (Ctrl-C ends it)", flush=True)
             opened(url)
-            yield listening, Access(token, far, names)
+            serve(listening, Access(token, far, names))
         except KeyboardInterrupt:  # the way to end it, no failure
             print(file=sys.stderr)
         finally:

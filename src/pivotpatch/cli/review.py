@@ -46,8 +46,12 @@ def run_review(args: argparse.Namespace) -> int:
         done = sum(map(session.is_done, pile.names))
         if done:
             tell(f"{done:,} of {len(pile.names):,} images are reviewed already; going on with {out}")
-        with listen(args, opened=lambda url: None if args.no_browser else open_browser(url)) as (listening, access):
-            serve_review(Desk(pile, session, predictor), listening, access=access)
+        desk = Desk(pile, session, predictor)
+        listen(
+            args,
+            lambda listening, access: serve_review(desk, listening, access=access),
+            opened=lambda url: None if args.no_browser else open_browser(url),
+        )
         reviewed = len(session.images)
     if reviewed:
         tell(f"wrote {out}, {reviewed:,} images; pivotpatch train DATA --corrections {name_table(out, pile.names)}")
