@@ -198,8 +198,8 @@ LISTS = "(?delimiter=%2C parts them at commas, ?delimiter=%20 at blanks)"
 
 
 @pytest.mark.parametrize(("columns", "line"), [
-    ({"cat": [1, 1, -1], "dog, wild": [1, 0, 1]}, "1 label is present wherever that is known, so nothing can be told "
-     "apart (a 0, or not to be listed, means absent): cat"),
+    ({"cat": [1, 1, -1], "dog, wild": [1, 0, 1]}, "1 label is in every image where that is known, so not learned "
+     "(add images without; 0 or no mention means absent): cat"),
     ({"labels": ["big cat", "dog cat", "cat"]}, None),  # as many words as labels: they may be names
     ({"labels": ["a b|b a|a a|b b", "a b b", "a a b"]}, f"6 labels are perhaps lists {LISTS}: a a, a a b, a b, a b b, "
      "b a, b b"),

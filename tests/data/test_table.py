@@ -43,7 +43,7 @@ def test_split_column(tmp_path: Path) -> None:
     assert test.name == f"table:{location}@test"
     whole = read_table(location, None)
     assert len(whole) == 3
-    assert whole.notes == (f"{location}: its splits are taken together (train 2, test 1); @test takes one",)
+    assert whole.notes == (f"{location}: its splits are taken together (train 2, test 1); @train takes one",)
     assert train.notes == ()
     assert labels_of(open_records(f"table:{location}?image=labels&labels=image"))["cat"] == ({"a"}, set())
 

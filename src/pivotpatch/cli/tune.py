@@ -77,11 +77,12 @@ def run_tune(args: argparse.Namespace) -> int:
 
 def _check_model(model: Classifier, source: Source, closer_size: int | None, args: argparse.Namespace) -> None:
     """Refuse what cannot be fitted or stored, before the work is done."""
-    folder, more, aside = source.checkpoint, list[str](), None
+    folder, more, backup = source.checkpoint, list[str](), ""
     if folder is not None:  # a run goes on from what else is there
         more = sorted({path.name for path in folder.iterdir()} - {DESCRIPTION, WEIGHTS})
-        aside = folder.resolve().with_name(f"{folder.resolve().name}.old")
-    backup = args.out is None and source.config is None and aside is not None and aside.exists()
+        whole = folder.resolve()
+        aside = whole.with_name(f"{whole.name}.old")  # where the old model steps; a run removes its own
+        backup = str(aside) if source.config is None and aside.exists() else ""
     no_effort = args.closer is not None and args.calibration == "none"
     foreign = "is somebody else's model, of which no checkpoint is written that could keep what is fitted"
     lost = f"holds more than a checkpoint ({', '.join(more)}), which would be lost"
@@ -91,7 +92,7 @@ def _check_model(model: Classifier, source: Source, closer_size: int | None, arg
         (args.out is not None and args.out.exists(), str(args.out), "exists already", "choose another folder"),
         (args.out is None and folder is None, str(source.path), "is not written to", "give --out FOLDER"),
         (args.out is None and more, str(folder), lost, "give --out FOLDER"),
-        (backup, str(aside), "would be deleted", "rename it, or give --out FOLDER"),
+        (args.out is None and backup, backup, "would be deleted", "rename it, or give --out FOLDER"),
     )
     if closer_size:
         sources.check_closer(model, closer_size)

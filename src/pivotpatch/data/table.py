@@ -123,7 +123,7 @@ def read_table(
         notes.append(f"{tables.where}: {dropped:,} of {len(chosen):,} rows repeat an earlier one and were dropped")
     if split is None and len(parts) > 1:
         counts = ", ".join(f"{name} {count:,}" for name, count in parts.items())
-        notes.append(f"{tables.where}: its splits are taken together ({counts}); @{min(parts)} takes one")
+        notes.append(f"{tables.where}: its splits are taken together ({counts}); @{next(iter(parts))} takes one")
     if labels is not None and delimiter is None and rows.table[labels].type in _TEXT:
         notes += _doubt_delimiter(tables.where, space.names)
     records = RecordSet(tables.where, space, images=images, states=states, notes=tuple(notes))
