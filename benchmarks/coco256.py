@@ -207,12 +207,11 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
     weights = Path(args.teacher) / "model.safetensors" if "started" in extra else args.weights
     config = load_config(None, [*data, f"model.weights={weights}", *changes])
     folder = Path(tempfile.mkdtemp())
-    torch.compiler.reset()  # else torch gives up compiling after a few networks
     try:
         result = fit(config, folder / "run", report=lambda entry: print(name, seed, json.dumps(entry), flush=True))
         if result.stopped_by is not None:
             raise SystemExit(128 + result.stopped_by)
-        found = judge(folder / "run" / "best", args, size=int(size), stem=path.stem)
+        found, pairs = judge(folder / "run" / "best", args, size=int(size), stem=path.stem)
         if args.checkpoints:
             shutil.copytree(folder / "run" / "best", args.checkpoints / path.stem)
         log = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text("utf-8").splitlines()]
@@ -224,6 +223,7 @@ def train(name: str, seed: int, args: argparse.Namespace) -> None:
         "seed": seed,
         "judged_on": "a tenth of train" if args.select else "test",
         "mAP": found,
+        "pairs": pairs,
         **{key: result.metrics[key] for key in kept if key in result.metrics},
         "changes": changes,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -248,11 +248,17 @@ def list_own(method: str) -> list[str]:
     return changes
 
 
-def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -> dict[str, float]:
-    """MAP (step-wise) of each kind of logits, and of TDE logits at several lam; for a baseline PAT-I's too."""
+def judge(
+    checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """MAP (step-wise) of each kind of logits, and of TDE logits at several lam; for a baseline PAT-I's too.
+
+    And of most of them, how many pairs of labels co-occur, and the means of their conditional FPRs and TPRs.
+    """
     from accelerate import Accelerator
 
     from pivotpatch import load_checkpoint
+    from pivotpatch.audit import rate_pairs
     from pivotpatch.core.metrics import average_precision
     from pivotpatch.data.address import open_records
     from pivotpatch.inference.score_file import write_scores
@@ -268,6 +274,7 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -
         assert held_out is not None
         records = {part: held_out, **({"test": records[part]} if args.scores else {})}
     found: dict[str, float] = {}
+    pairs: dict[str, dict[str, float]] = {}
     for prefix, (network, pixels) in list_judged(model, size).items():
         for name, each in records.items():
             given = score(network, each, pixels=pixels, accelerator=accelerator)
@@ -284,7 +291,15 @@ def judge(checkpoint: Path, args: argparse.Namespace, *, size: int, stem: str) -
             found[f"{prefix}patch"] = 100 * average_precision(patch, target).mean
             for lam in LAMS:
                 found[f"{prefix}tde lam {lam:g}"] = 100 * average_precision(image + lam * patch, target).mean
-    return found
+            for key, each in {
+                "image": given.only("image"),
+                f"{prefix}tde lam 0.5": given.remix(lam=0.5).only("tde"),
+                f"{prefix}tde lam 1": given.remix(lam=1).only("tde"),
+            }.items():
+                rates = rate_pairs(each)
+                means = {"FPR": 100 * float(rates.fpr.nanmean()), "TPR": 100 * float(rates.tpr.nanmean())}
+                pairs[key] = {"pairs": len(rates), **means}
+    return found, pairs
 
 
 def list_judged(model: Any, size: int) -> dict[str, tuple[Any, int]]:

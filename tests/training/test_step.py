@@ -241,6 +241,18 @@ def test_a_compiled_model_is_the_same(images: str, monkeypatch: pytest.MonkeyPat
         assert len(traced) == 1
 
 
+@pytest.mark.slow
+def test_many_runs_of_a_process_are_compiled(images: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the teachers of CPSD and their student are, one after the other."""
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    for head in ("linear", "max", "csra", "linear"):
+        run = make_run(images, f"model.head={head}", "precision.compile=true")
+        compile_run(run, steps_left=1)
+        find_gradient(run, take_first(run))
+
+
 def test_timing_a_step_changes_nothing(images: str) -> None:
     run = make_run(images, "model.backbone=test_resnet", "model.image_size=64")
     before = {name: value.clone() for name, value in run.task.state_dict().items()}

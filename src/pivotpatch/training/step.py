@@ -160,6 +160,7 @@ def compile_run(run: Run, *, steps_left: int) -> None:
             compiled, why = False, ": torch.compile does not work on this machine"
     run.compiled, run.choices["precision.compile"] = compiled, f"precision.compile is {str(compiled).lower()}{why}"
     if compiled:
+        torch.compiler.reset()  # else torch gives up compiling after eight networks, such as the teachers of CPSD
         run.step_module.compile(dynamic=False)
         if device.type == "cuda":  # last, for it keeps the names of weights, but not the types of layers
             quicken_training(run.task.model)
