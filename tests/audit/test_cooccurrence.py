@@ -60,6 +60,18 @@ def test_rates_are_those_of_a_loop_over_images(case: tuple[Tensor, Tensor]) -> N
                 assert rate[i, j].item() == pytest.approx(expected, nan_ok=True)
 
 
+@pytest.mark.parametrize(
+    ("decided", "message"),
+    [
+        (torch.ones(2, 3), "conditional_rates: decided is torch.float32; give booleans"),
+        (torch.ones(2, 1).bool(), r"conditional_rates: got decided \(2, 1\), target \(2, 3\)"),
+    ],
+)
+def test_what_are_no_decisions_is_refused(decided: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        conditional_rates(decided, torch.ones(2, 3))
+
+
 SCORES = make_scores(tuple(f"label {place}" for place in range(6)), count=300, patches=False)
 
 

@@ -91,6 +91,8 @@ def test_bad_input_is_named() -> None:
         patch_weights(torch.zeros(2, 3))
     with pytest.raises(InputError, match=r"got image_logits \(2, 3\), patch_logits \(2, 4, 5\); give"):
         combine_logits(torch.zeros(2, 3), torch.zeros(2, 4, 5))
+    with pytest.raises(InputError, match="combine_logits: there are no patches; give one or more"):
+        combine_logits(torch.zeros(2, 3), torch.zeros(2, 0, 3))
 
 
 def test_the_papers_defaults_and_shapes_that_would_broadcast() -> None:

@@ -106,6 +106,8 @@ def test_names_that_cannot_be_written_or_read_are_told(name: str, message: str, 
         write_scores(replace(make_scores(), pictures=("a", "a", "b", "c", "d")), tmp_path / name)
     with pytest.raises(InputError, match="there is no such file"):
         read_scores(tmp_path / name)
+    with pytest.raises(InputError, match="there are no images; give at least one"):
+        write_scores(make_scores().select(torch.tensor([], dtype=torch.int64)), tmp_path / "s.parquet")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pivotpatch.audit.evaluation import Policy, Rule, check_paired, find_rule
 from pivotpatch.core.bootstrap import Interval, resample, wilson_interval
+from pivotpatch.core.checks import check_shapes
 from pivotpatch.core.policies import Given
 from pivotpatch.errors import InputError, check_known
 from pivotpatch.inference.scores import Scores
@@ -133,6 +134,9 @@ def conditional_rates(decided: Tensor, target: Tensor) -> ConditionalRates:
     >>> rates.fpr[0, 1].item(), rates.fpr_counts[0, 1].item()
     (1.0, 1)
     """
+    check_shapes("conditional_rates", "NL NL", decided=decided, target=target)
+    if decided.dtype != torch.bool:
+        raise InputError("conditional_rates", f"decided is {decided.dtype}", "give booleans, such as probs >= 0.5")
     there, missing, decided = target == 1, target == 0, decided.to(target.device)
     # An image shows few of many labels: a sparse product takes steps for those alone. [j, i] of each, transposed at the
     # end. Sums of ones are exact in float32 up to 2^24 images.

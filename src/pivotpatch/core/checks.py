@@ -22,3 +22,5 @@ def check_shapes(where: str, layout: str, **tensors: Tensor) -> None:
         told = ", ".join(f"{name} {shape}" for name, shape in zip(tensors, got, strict=True))
         wanted = ", ".join(f"{name} ({', '.join(word)})" for name, word in zip(tensors, words, strict=True))
         raise InputError(where, f"got {told}", f"give tensors {wanted}")
+    if sizes.get("P") == 0:
+        raise InputError(where, "there are no patches", "give one or more")

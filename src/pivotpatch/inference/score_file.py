@@ -49,7 +49,9 @@ _LOWEST, _HIGHEST = -104.0, 37.0
 
 
 def check_pictures(pictures: Sequence[str], where: str) -> None:
-    """Refuse images of the same name, which nothing could tell apart."""
+    """Refuse no images at all, and images of the same name, which nothing could tell apart."""
+    if not pictures:
+        raise InputError(where, "there are no images", "give at least one")
     twice = [name for name, count in Counter(pictures).items() if count > 1]
     if twice:
         raise InputError(where, f"{len(twice)} images stand twice ({shorten(twice)})", "give each image one row")
