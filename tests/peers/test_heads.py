@@ -13,7 +13,7 @@ from pivotpatch import PatchClassifier, PatchInference
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import Architecture, MultiLabelClassifier, load_relabelled
 from pivotpatch.models.heads import Head, make_head
-from pivotpatch.models.limits import PEERS
+from pivotpatch.models.limits import PEERS, WORDED
 from pivotpatch.peers.add_gcn import ADDGCNHead
 from pivotpatch.peers.c_tran import CTranHead, draw_known
 from pivotpatch.peers.label_priors import LabelPrior, WordVectors
@@ -69,6 +69,7 @@ def test_a_head_is_its_equations(name: str) -> None:
             expected = ORACLES[name](state, features[image].numpy(), label)
             assert logits[image, label].item() == pytest.approx(expected, rel=1e-6, abs=1e-7)
     assert logits.std(dim=0).mean() > 0.05  # so that a wrong image or label would be seen
+    assert any(isinstance(part, WordVectors) for part in head.modules()) == (name in WORDED)
 
 
 @pytest.mark.parametrize(("name", "options"), [("csra", {"lam": 2.0})])

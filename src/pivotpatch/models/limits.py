@@ -15,6 +15,8 @@ PEERS = (
     "svm",
 )  # fmt: skip
 """Heads of other systems, each in the module of `peers` that has its name."""
+WORDED = ("ml_gcn", "ssgrl", "kssnet")
+"""Those of them that use word vectors."""
 HEAD_NAMES = ("linear", "max", "query2label", "ml_decoder", *PEERS)
 """What a model's head may be."""
 Side = Annotated[int, Field(ge=1, le=SIDE, strict=True)]

@@ -31,13 +31,14 @@ from pivotpatch.models.classifier import (
 )
 from pivotpatch.models.foreign import ForeignClassifier
 from pivotpatch.models.heads import LinearHead
+from pivotpatch.models.limits import WORDED
 from pivotpatch.models.open import load_checkpoint, open_model
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.peers.hcp import HCPClassifier
 from pivotpatch.peers.label_priors import LabelPrior, WordVectors, read_vectors
 from pivotpatch.peers.mcar import MCARClassifier
 from pivotpatch.process import Progress, count_workers, ignore
-from pivotpatch.training.config import RunConfig, TaskSection, settle_config
+from pivotpatch.training.config import ModelSection, RunConfig, TaskSection, settle_config
 from pivotpatch.training.features import Embedder, Features, Ordinary, find_ordinary
 from pivotpatch.training.optimiser import make_optimiser
 from pivotpatch.training.processes import Place, choose_dtype, choose_hold, measure_free_memory
@@ -343,12 +344,12 @@ def make_model(config: RunConfig, labels: tuple[str, ...], *, tell: Tell = ignor
     for name in ("closer_size", "regions"):
         if getattr(task, name) and task.kind != "patch":
             raise InputError(f"task.{name}", f"task.kind is {task.kind}", "leave it out, or train task.kind=patch")
-    vectors = None if section.vectors is None else read_vectors(Path(section.vectors), labels)
     if section.start_from is not None:
         trained = _continue(section.start_from, config, labels, tell=tell)
-        if vectors is not None:
+        if (vectors := _open_vectors(section, trained.architecture.head, labels)) is not None:
             teach_vectors(trained, vectors)
         return trained
+    vectors = _open_vectors(section, section.head, labels)
     said = section.head_options if vectors is None else {"vector_width": vectors.shape[1], **section.head_options}
     architecture = Architecture(section.backbone, section.head, section.image_size, section.backbone_options, said)
     options: dict[str, Any] = {"pretrained": section.pretrained and not section.weights, "weights": section.weights}
@@ -395,6 +396,16 @@ def teach_counts(model: Classifier, records: RecordSet) -> None:
         counts = torch.from_numpy(records.count_pairs())
         for prior in priors:
             prior.learn_counts(counts)
+
+
+def _open_vectors(section: ModelSection, head: str, labels: tuple[str, ...]) -> Tensor | None:
+    """The word vectors (L,V) that a configuration names, for a head that uses some."""
+    if section.vectors is None:
+        return None
+    if head not in WORDED:
+        todo = f"leave it out, or train one of {', '.join(WORDED)}"
+        raise InputError("model.vectors", f"the {head} head uses no word vectors", todo)
+    return read_vectors(Path(section.vectors), labels)
 
 
 def _say_patching(task: TaskSection) -> dict[str, Any]:
