@@ -314,10 +314,17 @@ def test_unknown_labels_and_images_that_cannot_be_read_are_left_out(start: str, 
 def test_training_everything_tells_its_gain_too(start: str, tmp_path: Path) -> None:
     told: list[str] = []
     result = fit(freeze(start, "model.frozen=false", "train.epochs=1"), tmp_path / "run", tell=told.append)
-    assert (result.metrics["frozen"], result.metrics["gain"]["images"]) == (False, 14)
+    gain = result.metrics["gain"]
+    assert (result.metrics["frozen"], gain["images"], gain["trained_on"]) == (False, 14, 0)
     assert any(line == "model.frozen is false, as asked for" for line in told)
     assert any(line.startswith("before any step: mAP ") for line in told)
     assert not (tmp_path / FOLDER).exists()
+
+
+def test_validation_images_that_are_trained_on_are_counted(start: str, tmp_path: Path) -> None:
+    same = IMAGES.replace("data.train", "data.val")
+    gain = fit(freeze(start, same, "train.epochs=1"), tmp_path / "run").metrics["gain"]
+    assert (gain["images"], gain["trained_on"]) == (144, 72)  # once by heads of folds, once by those that learned
 
 
 def test_what_is_chosen(start: str) -> None:

@@ -160,15 +160,20 @@ def _print_result(metrics: dict[str, Any], out: Path) -> None:
 def tell_gain(gain: dict[str, Any], *, frozen: bool) -> str:
     """What a run gained, in two lines; where it lost, in a third what to do.
 
-    >>> gain = {"before": 0.8, "after": 0.75, "gained": -0.05, "interval": (-0.08, -0.02), "images": 300}
+    >>> gain = {"before": 0.8, "after": 0.75, "gained": -0.05, "interval": (-0.08, -0.02)}
+    >>> gain |= {"images": 300, "trained_on": 0}
     >>> print(tell_gain(gain, frozen=False))
     mAP 80.00 before any step, now 75.00: -5.00 (-8.00 to -2.00)
     on 300 images, which were held out
     the model was better before: keep that one, or give more images
+    >>> print(tell_gain(gain | {"trained_on": 100}, frozen=True).splitlines()[1])
+    on 300 images, 100 scored by a model that learned from them, so too high
     """
     low, high = (f"{100 * bound:+.2f}" for bound in gain["interval"])
     noise = ", within noise" if gain["interval"][0] <= 0 <= gain["interval"][1] else ""
     seen = "each scored by heads that did not learn from it" if frozen else "which were held out"
+    if gain["trained_on"]:
+        seen = f"{gain['trained_on']:,} scored by a model that learned from them, so too high"
     change = f"mAP {100 * gain['before']:.2f} before any step, now {100 * gain['after']:.2f}"
     lost = "\nthe model was better before: keep that one, or give more images" if gain["interval"][1] < 0 else ""
     return f"{change}: {100 * gain['gained']:+.2f} ({low} to {high}){noise}\non {gain['images']:,} images, {seen}{lost}"

@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from pivotpatch.core.metrics import DEFINITIONS, AveragePrecision, average_precision
+from pivotpatch.data.check import count_shared
 from pivotpatch.data.loading import Failure, Loader
 from pivotpatch.data.records import Tell
 from pivotpatch.errors import InputError, shorten
@@ -211,6 +212,7 @@ class _Trainer:
             after = score_unseen(run, best, progress=self.heed)
             if len(after) == len(before):  # else images went or came since
                 found["gain"] = measure_gain(before, after, definition=run.config.evaluation.definition)
+                found["gain"]["trained_on"] = count_shared(run.records, run.val_loader.records)[0]
         return found
 
     def watch(self, what: str, done: int, total: int | None) -> None:
