@@ -1,5 +1,6 @@
 """The schema, what changes it, and how it is written."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import get_args
@@ -11,7 +12,8 @@ from pydantic import BaseModel
 
 from pivotpatch.data.augment import AugmentPolicy
 from pivotpatch.errors import InputError
-from pivotpatch.training.config import RunConfig, dump_config, load_config
+from pivotpatch.models.limits import HEAD_NAMES
+from pivotpatch.training.config import LossSection, RunConfig, dump_config, load_config
 
 SECTIONS: dict[str, type[BaseModel]] = {
     name: field.annotation
@@ -36,6 +38,16 @@ def test_every_field_is_described_and_has_a_valid_default() -> None:
             model.model_validate({key: field.get_default()})
             if type(None) in get_args(field.annotation):  # TOML has no None: what a dump leaves out must be the default
                 assert field.default is None
+
+
+def test_the_docs_mention_every_head_loss_and_key() -> None:
+    root = Path(__file__).parents[2]
+    text = "".join(path.read_text("utf-8") for path in (root / "README.md", *(root / "docs").glob("*.md")))
+    losses = get_args(LossSection.model_fields["name"].annotation)
+    keys = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
+    assert len(losses) > 1
+    assert [name for name in (*HEAD_NAMES, *losses) if f"`{name}`" not in text] == []
+    assert [key for key in keys if not re.search(rf"(?<![\w.]){re.escape(key)}\b", text)] == []
 
 
 @pytest.mark.parametrize(
