@@ -95,6 +95,12 @@ def test_bad_input_is_named() -> None:
         combine_logits(torch.zeros(2, 3), torch.zeros(2, 0, 3))
 
 
+def test_an_infinite_logit_is_not_lost_for_its_weight_is_0() -> None:
+    out = combine_logits(torch.zeros(1, 1), torch.tensor([[[-torch.inf], [1.0]]]))
+    assert out.weights.flatten().tolist() == [0, 1]
+    assert out.tde_logits.isnan().all()  # by which scoring and prediction know that the model is damaged
+
+
 def test_the_papers_defaults_and_shapes_that_would_broadcast() -> None:
     p, q = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 4, 3, dtype=torch.float64)
     torch.testing.assert_close(patch_weights(q), q.softmax(1))

@@ -73,7 +73,7 @@ def pool_patches(patch_logits: Tensor, weights: Tensor) -> Tensor:
         weights: (B,P,L), from `patch_weights`.
 
     Returns:
-        Pooled logits (B,L).
+        Pooled logits (B,L). NaN where a patch has weight 0 and a logit that is not finite: such a model is refused.
 
     >>> pool_patches(torch.tensor([[[1.0], [3.0]]]), torch.tensor([[[0.25], [0.75]]])).item()
     2.5
