@@ -33,6 +33,7 @@ HEADS |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
 CURVES |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
 PATCHES = {"pat": "PAT-T", "native": "PAT-T, native"}
 PATCHES |= {method.replace("_asl", "_pat"): f"{name}, PAT-T" for method, name in CURVES.items() if "_" in method}
+PATCHES |= {method.replace("_pat", "_native"): f"{name}, native" for method, name in PATCHES.items() if "_" in method}
 LOWEST = 50  # mAP of another system that is drawn
 STYLES = {
     "plain": "o-",
@@ -41,6 +42,7 @@ STYLES = {
     "regions": "^-",
     "PAT-I": "v--",
     "PAT-T, native": "D--",
+    "ML-Decoder, PAT-T, native": "P--",
 }
 
 
