@@ -34,7 +34,11 @@ CURVES |= {f"{peer}_asl": NAMES.get(peer, peer) for peer in PEERS}
 PATCHES = {"pat": "PAT-T", "native": "PAT-T, native"}
 PATCHES |= {method.replace("_asl", "_pat"): f"{name}, PAT-T" for method, name in CURVES.items() if "_" in method}
 PATCHES |= {method.replace("_pat", "_native"): f"{name}, native" for method, name in PATCHES.items() if "_" in method}
-LOWEST = 50  # mAP of another system that is drawn
+# Systems that are no heads, by the runs that count: how they look at an image, "" as a plain model does.
+LOOKS = {("mcar_asl", "flip"): ("mcar", "crops"), ("hcp_asl", "flip", "5"): ("hcp", "windows")}
+LOOKS |= {("cpsd_asl", "flip", "groups2", "10"): ("cpsd", "")}
+OTHERS = {NAMES.get(peer, peer) for peer in PEERS} | {name for name, _ in LOOKS.values()}
+LOWEST = 60  # mAP of another system that is drawn
 STYLES = {
     "plain": "o-",
     "ML-Decoder": "s-",
@@ -53,9 +57,10 @@ class Cost(NamedTuple):
     size: int
     patches: bool
     regions: int = 0  # per side
+    look: str = ""  # or "crops", "windows"
 
     def __str__(self) -> str:
-        more = f" + {self.regions} x {self.regions} regions" if self.regions else ""
+        more = f" + {self.regions} x {self.regions} regions" if self.regions else self.look and f" + {self.look}"
         return f"{self.head} {self.size}{' + patches' if self.patches else more}"
 
 
@@ -105,6 +110,9 @@ def read_points() -> Iterator[Point]:
                 value = given.get(native, given["PAT-I tde lam 0.5"])
                 called = "PAT-I" if method == "asl" else f"{CURVES[method]}, PAT-I"
                 found[called, size, Cost(HEADS[method], size, True)][published].append(value)
+            elif (method, *changes) in LOOKS:
+                curve, look = LOOKS[method, *changes]
+                found[curve, size, Cost("linear", size, False, look=look)][published].append(given["image"])
             elif changes == ["flip"] and method in PATCHES:
                 cost = Cost(HEADS[f"{method.partition('_')[0]}_asl"] if "_" in method else "linear", size, True)
                 found[PATCHES[method], size, cost][published].append(given["tde lam 1"])
@@ -175,12 +183,15 @@ def build(cost: Cost) -> Any:
     """A model of such a cost, with drawn weights."""
     from pivotpatch.models.classifier import Architecture, MultiLabelClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
+    from pivotpatch.peers.hcp import HCPClassifier
+    from pivotpatch.peers.mcar import MCARClassifier
     from pivotpatch.runtime.values import Patching
 
     if cost.regions:
         shallow = Architecture("resnet50", cost.head, cost.size, head_options={"deep_regions": False})
         return PatchClassifier(shallow, LABELS, patching=Patching(cost.regions), regions=True).eval()
-    kind: Any = PatchClassifier if cost.patches else MultiLabelClassifier
+    kinds: dict[str, Any] = {"crops": MCARClassifier, "windows": HCPClassifier, "": MultiLabelClassifier}
+    kind = PatchClassifier if cost.patches else kinds[cost.look]
     return kind("resnet50", LABELS, head=cost.head, image_size=cost.size).eval()
 
 
@@ -212,7 +223,7 @@ def show(points: list[Point]) -> None:
         print(f"| {' | '.join(row)} |")
     if not timed:
         return
-    figure = Figure(figsize=(5.5 * len(timed), 4), layout="constrained")
+    figure = Figure(figsize=(5.5 * len(timed), 5), layout="constrained")
     for axes, each in zip(figure.subplots(1, len(timed), squeeze=False)[0], timed.values(), strict=True):
         costs = {name: row["cost"] for name, row in each["costs"].items()}
         for number, (curve, style) in enumerate(STYLES.items()):
@@ -226,12 +237,20 @@ def show(points: list[Point]) -> None:
                 axes.annotate(
                     str(point.size), (cost, point.mean), fontsize=6, xytext=(3, -7), textcoords="offset points"
                 )
-        others = {NAMES.get(peer, peer) for peer in PEERS}
         for point in points:
-            if point.curve in others and str(point.cost) in costs and point.mean > LOWEST:
+            if point.curve in OTHERS and str(point.cost) in costs and point.mean > LOWEST:
                 place = costs[str(point.cost)], point.mean
                 axes.plot(*place, "x", color="grey", markersize=5)
-                axes.annotate(point.curve, place, fontsize=6, xytext=(3, -7), textcoords="offset points", color="grey")
+                left = place[0] < 1.1  # sizes of the curves stand on the right
+                axes.annotate(
+                    point.curve,
+                    place,
+                    fontsize=6,
+                    xytext=(-4 if left else 3, -2 if left else -7),
+                    textcoords="offset points",
+                    ha="right" if left else "left",
+                    color="grey",
+                )
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
         threads = f", {each['threads']} threads" if each["device"].startswith("CPU") else ""
