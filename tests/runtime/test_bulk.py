@@ -102,7 +102,7 @@ def test_rows_are_those_of_a_predictor_and_a_data_set_of_their_own(
     for row in rows:
         assert row.pop("all_probs") == pytest.approx(predictor(row["picture"]).probs.tolist(), abs=1e-6)
     assert rows == expected
-    records = open_records(f"table:out/{name}?image=picture&root=.")
+    records = open_records(f"table:out/{name}?root=.")
     known = [records.labels.names[place] for place in records[3].positive]
     assert (records[3].name, sorted(known)) == (expected[3]["picture"], sorted(expected[3]["labels"]))
 

@@ -31,7 +31,7 @@ from pivotpatch.runtime.packed import find_fields
 
 # Columns that are taken unasked, the first that is there; case, blanks and underscores do not matter.
 IMAGE_COLUMNS = (
-    "image", "img", "imagepath", "imgpath", "filepath", "filename", "path", "file", "imagefile", "imagename",
+    "image", "img", "imagepath", "imgpath", "filepath", "filename", "path", "file", "imagefile", "imagename", "picture",
 )  # fmt: skip
 LABEL_COLUMNS = ("labels", "label", "tags", "tag", "categories", "category", "classes", "class")
 SPLIT_COLUMN = "split"
