@@ -317,6 +317,7 @@ def plot_overview(summary: DataSummary) -> "Figure":
     figure.suptitle(f"{summary.address}: {each}", parse_math=False)
     bars, matrix = figure.subplots(1, 2, width_ratios=[3.6, side + 3.4])
     bars.bar_label(bars.barh(places, summary.label_counts[order]), fmt="{:,.0f}", padding=2, fontsize=7)
+    bars.margins(x=0.15)  # for the longest bar's number
     bars.set_yticks(places, names, fontsize=7, parse_math=False)
     bars.set(ylim=(len(order) - 0.5, -0.5), xlabel="images")
     shares = np.where(np.eye(len(order), dtype=bool), np.nan, summary.cooccurrence[np.ix_(order, order)])
