@@ -123,15 +123,32 @@ def test_a_killed_run_goes_on_to_the_same_end(start: str, whole: Path, tmp_path:
     assert read_run(tmp_path / "run") == read_run(whole)
 
 
-def test_regions_of_the_feature_map_are_kept_apart_from_patches() -> None:
-    names = []
-    for regions in (False, True):
+def test_what_the_same_weights_see_in_another_way_is_kept_apart() -> None:
+    names = set()
+    for regions, options in ((False, {}), (True, {}), (False, {"output_stride": 8}), (False, {"act_layer": "silu"})):
         torch.manual_seed(0)
-        model = PatchClassifier("test_resnet", ["cat"], image_size=32, regions=regions)
-        task = make_task(model, make_config())
+        architecture = Architecture("test_resnet", image_size=32, backbone_options=options)
+        task = make_task(PatchClassifier(architecture, ["cat"], regions=regions), make_config())
         embedder = Embedder(task, None, make_accelerator(make_config()), torch.float32)
-        names.append(embedder._own)
-    assert names[0] != names[1]
+        names.add(embedder._own)
+    assert len(names) == 4
+
+
+def test_two_runs_may_compute_the_same_features_at_once(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, save = build(freeze(start)), np.save
+    embedder = Embedder(run.task, tmp_path, run.accelerator, run.dtype)
+
+    def save_twice(*args: Any, **options: Any) -> None:
+        """In the moment in which the other writes its own, whole."""
+        save(*args, **options)
+        monkeypatch.setattr(np, "save", save)
+        embedder.fill([Features(run.records[:1])], ignore)
+
+    monkeypatch.setattr(np, "save", save_twice)
+    embedder.fill([Features(run.records[:1])], ignore)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".npy"]
 
 
 def test_features_are_what_the_model_makes_of_views_whatever_images_are_beside(start: str) -> None:

@@ -23,7 +23,7 @@ from pivotpatch.models.open import find_bundled
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.training.task import Task
 from pivotpatch.tuning.teach import find_background, name_views
-from pivotpatch.writing import explain_disk_faults, replacing
+from pivotpatch.writing import explain_disk_faults, hide
 
 FOLDER = ".features"
 """Beside the folders of runs, which share it."""
@@ -118,8 +118,10 @@ class Embedder:
         assert isinstance(model, SharedClassifier)
         self.model, device = model, self.accelerator.device
         self._quick = quicken_model(model, device=device, dtype=self.dtype)
+        # Weights tell neither strides nor activations.
+        built = model.architecture.backbone, sorted(model.architecture.backbone_options.items())
         also = (model.closer_size, isinstance(model, PatchClassifier) and model.regions, str(self.dtype))
-        self._own = repr((_VERSION, name_views(model), model.preprocessing, *also)).encode()
+        self._own = repr((_VERSION, name_views(model), *built, model.preprocessing, *also)).encode()
 
     def find_shape(self, features: Features) -> tuple[int, int, int]:
         """N, R and D of what `fill` gives."""
@@ -168,8 +170,13 @@ class Embedder:
             features.kept[chunk[row]] = value
             if self.folder is not None:
                 path = self.folder / names[chunk[row]]
-                with explain_disk_faults(path), replacing(path) as written, written.open("wb") as file:
-                    np.save(file, value.numpy(), allow_pickle=False)
+                written = hide(path)  # nobody else has this name: another run may be writing the same file
+                with explain_disk_faults(path):
+                    try:
+                        np.save(written, value.numpy(), allow_pickle=False)
+                        written.replace(path)
+                    finally:
+                        written.unlink(missing_ok=True)
 
     def embed(self, images: Tensor) -> Tensor:
         """Features (B,R,D) of images (B,3,h,w) uint8 from the loader."""
