@@ -88,6 +88,7 @@ def test_an_override_has_a_section_a_key_and_a_value() -> None:
     ("text", "message"),
     [
         ("train = 3", "train is 3; "),
+        ("[frozen]\nfolds = 1", "frozen.folds is 1; give 2 or more, or 0 for none"),
         ("[train\n", "is not valid TOML (Expected ']'"),
         ("a = " + "[" * 100_000, "is not valid TOML ("),
         (f"[{'z' * 100_000}]\nx = 1", "unknown key 'zz"),

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 from pivotpatch.errors import InputError, check_known, choose_one_of, cut, explaining, quote
 from pivotpatch.models.limits import HEAD_NAMES, Grid, Side
@@ -28,6 +38,14 @@ if TYPE_CHECKING:
     HeadName = str
 else:
     HeadName = Literal[HEAD_NAMES]
+
+
+def _check_folds(count: int) -> int:
+    if count == 1:  # its heads would learn from no image at all
+        raise PydanticCustomError("folds", "Give 2 or more, or 0 for none")
+    return count
+
+
 # One name needs no list around it, so that an override is as easy to write as an address.
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
@@ -81,7 +99,7 @@ class FrozenSection(Section):
     ordinary: Share = Field(
         0.3, description="images without any label that heads see for each one; ordinary ones of the tagger's fill up"
     )
-    folds: Count = Field(
+    folds: Annotated[Count, AfterValidator(_check_folds)] = Field(
         5, description="parts of the training images that heads of their own are judged on; 0 for none"
     )
 
