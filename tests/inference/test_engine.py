@@ -1,5 +1,6 @@
 """The engine of torch against probabilities computed by hand from the model's logits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,13 @@ def test_nothing_of_the_callers_is_changed() -> None:
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
+
+
+def test_another_preprocessing_is_another_model() -> None:
+    model = make_patched()
+    before = TorchEngine(model).digest()
+    model.preprocessing = replace(model.preprocessing, mean=(0.0, 0.0, 0.0))
+    assert TorchEngine(model).digest() != before
 
 
 @pytest.mark.parametrize("patch_size", [None, 16])

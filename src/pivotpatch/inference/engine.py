@@ -118,7 +118,8 @@ class TorchEngine:
         if self.exported is not None:
             return sha256(self.exported.read_bytes()).hexdigest()
         fitted = self.thresholds, self.calibration, self.adaptive, getattr(self.model, "patching", None)
-        content = sha256(repr((self.labels, fitted)).encode())
+        seen = get_classifier(self.model, "digest").preprocessing
+        content = sha256(repr((self.labels, fitted, seen)).encode())
         for name, value in self.model.state_dict().items():
             if not name.startswith("backbone."):
                 content.update(name.encode())
