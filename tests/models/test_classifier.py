@@ -218,6 +218,14 @@ def test_a_label_keeps_its_classifier_where_the_same_query_serves_it() -> None:
     assert torch.equal(kept[1, :, 1], fresh[1, :, 1])
 
 
+def test_a_backbone_with_as_many_channels_as_labels_is_taken_as_it_is() -> None:
+    """In a stage of `test_cvt` a layer called "projection" has 16 channels."""
+    labels = [f"label {number}" for number in range(16)]
+    trained, model = (MultiLabelClassifier("test_cvt", names) for names in (labels, labels[::-1]))
+    load_relabelled(model, trained)
+    assert all(map(torch.equal, model.backbone.state_dict().values(), trained.backbone.state_dict().values()))
+
+
 @pytest.mark.parametrize("head", ["ml_gcn", "ms_cma"])
 def test_a_new_label_has_a_vector_of_its_own(head: str) -> None:
     models = [

@@ -361,7 +361,8 @@ def load_relabelled(model: SharedClassifier, trained: SharedClassifier) -> tuple
     to, source = (torch.tensor([each.labels.index(name) for name in shared]).long() for each in (model, trained))
     held, per_label = model.state_dict(), {**_PER_LABEL, **trained.head.per_label}
     for name, value in trained.state_dict().items():
-        dims = next((dims for end, dims in per_label.items() if name.endswith(end)), ())
+        head = not name.startswith("backbone.")  # where a layer may have such a name, and as many channels as labels
+        dims = next((dims for end, dims in per_label.items() if head and name.endswith(end)), ())
         if dims and value.ndim == 3 and len(value) == len(held[name]) != len(trained.labels):  # a query serves several
             (many, own), (old, new) = (each.shape[2] for each in (value, held[name])), (source, to)
             same = old // many == new // own
