@@ -143,6 +143,8 @@ def test_training_takes_a_head_only_where_it_fits(tmp_path: Path) -> None:
     for projection in (model.head.project, model.patch_projection, model.weight_projection):
         assert isinstance(projection, nn.Linear)
         torch.testing.assert_close(projection.weight, network.fc.weight)
+    dropping = Architecture("test_resnet", backbone_options={"drop_rate": 0.5})
+    assert MultiLabelClassifier(dropping, LABELS, weights=tmp_path / "w.pth").left_out is None
     for labels, head, why in ((LABELS[1:], "linear", "5 labels, not of 4"), (LABELS, "ml_decoder", "another kind")):
         left = MultiLabelClassifier("test_resnet", labels, head=head, weights=tmp_path / "w.pth").left_out
         assert left is not None

@@ -198,11 +198,14 @@ def rename_published(state: Mapping[str, Tensor], network: Any) -> dict[str, Ten
 def _averages(network: Any) -> bool:
     """Whether a timm model's classifier stands on the mean of its feature map, as our linear head does."""
     features = torch.linspace(-1, 1, network.num_features * 4).reshape(1, network.num_features, 2, 2)
-    channels_last = getattr(network, "output_fmt", "") == "NHWC"
+    channels_last, training = getattr(network, "output_fmt", "") == "NHWC", network.training
     try:
+        network.eval()  # without dropout
         pooled = network.forward_head(features.permute(0, 2, 3, 1) if channels_last else features, pre_logits=True)
     except Exception:  # it wants tokens, or has no such step
         return False
+    finally:
+        network.train(training)
     mean = features.mean(dim=(2, 3))
     return pooled.shape == mean.shape and torch.allclose(pooled, mean, atol=1e-6)
 
