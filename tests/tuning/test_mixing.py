@@ -102,6 +102,11 @@ def test_without_patches_the_temperature_stays() -> None:
     assert study.means.shape == (1, len(LAMS))
 
 
+def test_images_without_any_label_are_refused() -> None:
+    with pytest.raises(InputError, match="fit_mixing: no label has a positive image"):
+        fit(replace(draw(20), target=torch.zeros(20, len(LABELS))))
+
+
 def test_a_label_that_no_image_shows_has_no_part_in_the_mixing() -> None:
     scores = make_scores(tuple("abcdef"), count=60)
     scores.target[:, 1] = 0.0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pivotpatch.core.bootstrap import Interval, Ranking, resample_average_precision
+from pivotpatch.errors import InputError
 from pivotpatch.inference.scores import Scores
 from pivotpatch.tuning.calibration import draw_folds
 
@@ -79,6 +80,8 @@ def fit_mixing(
         resamples: of the interval of the gain.
         generator: draws them.
     """
+    if not (scores.target == 1).any():
+        raise InputError("fit_mixing", "no label has a positive image", "check the target")
     used = Pair(scores.lam, scores.temperature)
     lams = list(dict.fromkeys([used.lam, *lams]))  # the first of equally good ones is taken
     temperatures = list(dict.fromkeys([used.temperature, *(() if scores.patch_logits is None else temperatures)]))
