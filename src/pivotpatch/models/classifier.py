@@ -357,8 +357,9 @@ def load_relabelled(model: SharedClassifier, trained: SharedClassifier) -> tuple
     if model.labels == trained.labels:
         model.load_state_dict(trained.state_dict())
         return model.labels
-    shared = [name for name in model.labels if name in trained.labels]
-    to, source = (torch.tensor([each.labels.index(name) for name in shared]).long() for each in (model, trained))
+    mine, theirs = ({name: place for place, name in enumerate(each.labels)} for each in (model, trained))
+    shared = [name for name in mine if name in theirs]
+    to, source = (torch.tensor([places[name] for name in shared]).long() for places in (mine, theirs))
     held, per_label = model.state_dict(), {**_PER_LABEL, **trained.head.per_label}
     for name, value in trained.state_dict().items():
         head = not name.startswith("backbone.")  # where a layer may have such a name, and as many channels as labels
