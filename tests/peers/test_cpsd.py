@@ -1,18 +1,23 @@
 """CPSD: how labels are divided, what a student learns from teachers, and that all are trained by one command."""
 
+import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from pivotpatch import load_checkpoint, save_checkpoint
+from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
 from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views
 from pivotpatch.peers.cpsd import Teachers, divide_labels, find_similarity
+from pivotpatch.training import loop
 from pivotpatch.training.config import load_config
 from pivotpatch.training.loop import fit
 from pivotpatch.training.task import StudentTask, make_task
@@ -89,6 +94,42 @@ def test_teachers_that_cannot_teach_are_refused() -> None:
         Teachers([other], make("a", "b"))
     with pytest.raises(InputError, match="distil.groups: task.kind is patch"):
         make_task(PatchClassifier("test_resnet", ["a"], image_size=64), load_config(None, ["distil.groups=2"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ((), "distil.groups: task.kind is patch"),
+        (("task.kind=image", "mix.share=0.5"), "mix.share: is 0.5, and teachers see no grids"),
+        (("task.kind=image", "mix.consistent=true"), "mix.consistent: there are no grids, mix.share is 0"),
+    ],
+)
+def test_what_no_student_can_learn_is_refused_before_teachers_are_trained(
+    changes: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    config = load_config(None, [f"data.train={SCENES}", *TINY, *PLAIN, "train.epochs=1", "distil.groups=1", *changes])
+    with pytest.raises(InputError, match=why):
+        fit(config, tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_was_stopped_in_a_teacher_goes_on_when_it_is_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [SCENES, *TINY, *PLAIN, "train.epochs=1", "train.batch_size=16", "task.kind=image", "distil.groups=1"]
+    command = ["train", *words, "--out", str(tmp_path / "run"), "--json"]
+
+    def take_step(*given: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return step(*given, **named)
+
+    step = loop.take_step
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "take_step", take_step)
+        assert main(command) == 128 + signal.SIGINT
+    assert "stopped by SIGINT; the same command, given again, goes on" in capsys.readouterr().err
+    assert main(command) == 0
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["steps"] == 2
 
 
 @pytest.mark.slow

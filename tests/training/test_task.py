@@ -238,8 +238,9 @@ def test_a_teacher_that_cannot_teach_is_refused(
     ids=["regions", "image"],
 )
 def test_a_teacher_that_is_not_there_is_told_by_its_setting(student: PatchClassifier | MultiLabelClassifier) -> None:
+    kind = "patch" if isinstance(student, PatchClassifier) else "image"
     with pytest.raises(InputError, match=r"distil.teachers: runs/nobody: .*; train the teacher first"):
-        make_task(student, load_config(None, ['distil.teachers=["runs/nobody"]']))
+        make_task(student, load_config(None, [f"task.kind={kind}", 'distil.teachers=["runs/nobody"]']))
 
 
 def make_closer_model() -> PatchClassifier:

@@ -113,7 +113,7 @@ def _train(config: RunConfig | None, out: Path, *, as_json: bool) -> int:
     """Train in a new folder, or go on in an old one, and tell what came of it in the first process alone."""
     from accelerate import PartialState
 
-    from pivotpatch.training.folder import read_log
+    from pivotpatch.training.folder import CONFIG, read_log
     from pivotpatch.training.loop import fit, resume
     from pivotpatch.training.plots import plot_curves
 
@@ -122,14 +122,18 @@ def _train(config: RunConfig | None, out: Path, *, as_json: bool) -> int:
         result = resume(out, **hear) if config is None else fit(config, out, **hear)
     state = PartialState()
     if state.is_main_process:
-        list_not_read(result.metrics["not_read"], rest=f", see {out / 'metrics.json'}")
+        begun = (out / CONFIG).is_file()  # else a teacher of CPSD was stopped, and the same command must find no folder
+        where = out / "metrics.json" if begun else f"{out}-teachers"
+        list_not_read(result.metrics["not_read"], rest=f", see {where}")
         if as_json:
             print(json.dumps(result.metrics))
-        else:
+        elif begun:
             _print_result(result.metrics, out)
-        write_figures({"curves": plot_curves({"": read_log(out)})}, out)
+        if begun:
+            write_figures({"curves": plot_curves({"": read_log(out)})}, out)
         if result.stopped_by is not None:
-            tell(f"stopped by {result.stopped_by.name}; pivotpatch train --resume {shlex.quote(str(out))} goes on")
+            again = f"pivotpatch train --resume {shlex.quote(str(out))}" if begun else "the same command, given again,"
+            tell(f"stopped by {result.stopped_by.name}; {again} goes on")
     state.destroy_process_group()
     return 0 if result.stopped_by is None else 128 + result.stopped_by
 

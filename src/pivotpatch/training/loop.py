@@ -31,6 +31,7 @@ from pivotpatch.training.folder import CONFIG, RunFolder, RunState
 from pivotpatch.training.gain import keep_known, measure_gain, score_loader, score_unseen, tune_folds
 from pivotpatch.training.processes import gather_named, join_processes, make_accelerator, open_trackers, own_settings
 from pivotpatch.training.step import collect_training, compile_run, restore_training, take_step
+from pivotpatch.training.task import check_extras
 from pivotpatch.writing import explain_disk_faults
 
 AGREE_EVERY = 5  # steps between questions to the other processes whether one was asked to stop
@@ -82,6 +83,7 @@ def fit(
 
 def _train_teachers(config: RunConfig, out: Path, **told: Any) -> tuple[str, ...] | FitResult:
     """Train the teachers of CPSD that are not there yet; their checkpoints, or how one ended that somebody stopped."""
+    check_extras(config)  # teachers that no student could learn from would take as long
     records, home = open_training_records(config).train, out.parent / f"{out.name}-teachers"
     labels = divide_labels(records.labels.names, records.count_pairs(), config.distil.groups)
     for number, (name, group) in enumerate(labels.items(), 1):

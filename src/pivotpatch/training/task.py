@@ -335,9 +335,7 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
     loss, mix, distil = make_loss(config.loss), config.mix, config.distil
     if distil.teachers and isinstance(model, PatchClassifier):
         return _make_taught(model, loss, config)
-    asked = {"mix.share": mix.share, "distil.teachers": distil.teachers, "distil.groups": distil.groups}
-    for name in (name for name, value in asked.items() if value and type(model) is not MultiLabelClassifier):
-        raise InputError(name, f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
+    check_extras(config)
     if distil.teachers:
         assert isinstance(model, MultiLabelClassifier)
         teachers = Teachers([_open_teacher(name) for name in distil.teachers], model)
@@ -351,6 +349,18 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
         kinds: dict[type, type[WholeImageTask]] = {CTranHead: RevealingTask, RARLHead: RewardedTask}
         return kinds.get(type(getattr(model, "head", None)), WholeImageTask)(model, loss)
     return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
+
+
+def check_extras(config: RunConfig) -> None:
+    """Refuse grids and teachers where no plain model is trained, or where one would hide the other."""
+    mix, distil = config.mix, config.distil
+    asked = {"mix.share": mix.share, "distil.teachers": distil.teachers, "distil.groups": distil.groups}
+    for name in (name for name, value in asked.items() if value and config.task.kind != "image"):
+        raise InputError(name, f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
+    if mix.share and (distil.teachers or distil.groups):
+        raise InputError("mix.share", f"is {mix.share}, and teachers see no grids", "leave it out, or distil")
+    if mix.consistent and not mix.share:
+        raise InputError("mix.consistent", "there are no grids, mix.share is 0", "leave it out, or set mix.share=0.25")
 
 
 def _open_teacher(name: str) -> Classifier:
