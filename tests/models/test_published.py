@@ -18,7 +18,7 @@ from reference import published
 from reference.published import State
 from torch import Tensor, nn
 
-from pivotpatch import MultiLabelClassifier, PatchClassifier
+from pivotpatch import MultiLabelClassifier, PatchClassifier, save_checkpoint
 from pivotpatch.errors import InputError
 from pivotpatch.models import ForeignClassifier, open_model, open_weights
 from pivotpatch.models.classifier import Architecture
@@ -149,6 +149,12 @@ def test_training_takes_a_head_only_where_it_fits(tmp_path: Path) -> None:
         left = MultiLabelClassifier("test_resnet", labels, head=head, weights=tmp_path / "w.pth").left_out
         assert left is not None
         assert re.search(f"w.pth: its head is of {why}; this one starts anew", left)
+    save_checkpoint(model, tmp_path / "ours")
+    file = tmp_path / "ours" / "model.safetensors"
+    assert PatchClassifier("test_resnet", LABELS, weights=file).left_out is None
+    left = PatchClassifier("test_resnet", LABELS[::-1], weights=file).left_out  # rows of other labels, as many
+    assert left is not None
+    assert "its head is of other labels, or in another order" in left
 
 
 @pytest.mark.parametrize("count", [1, 4, 6])

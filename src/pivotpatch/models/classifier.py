@@ -293,7 +293,12 @@ class SharedClassifier(Classifier):
         inner = "backbone.network."
         body = {name.removeprefix(inner): value for name, value in state.items() if name.startswith(inner)}
         load_exactly(self.backbone.network, body, where=str(path))
-        if {name: value.shape for name, value in state.items()} == {n: v.shape for n, v in self.state_dict().items()}:
+        labels = self.labels
+        if path.name == WEIGHTS and path.with_name(DESCRIPTION).is_file():  # a checkpoint, which says whose they are
+            labels = tuple(read_description(path.parent).labels)
+        if labels != self.labels and len(labels) == len(self.labels):
+            self.left_out = f"{path}: its head is of other labels, or in another order; this one starts anew"
+        elif {name: value.shape for name, value in state.items()} == {n: v.shape for n, v in self.state_dict().items()}:
             self.load_state_dict(state)
         elif len(state) > len(body):
             count = state["head.project.bias"].shape[0] if "head.project.bias" in state else len(self.labels)
