@@ -17,9 +17,9 @@ from pivotpatch.models.classifier import MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views
 from pivotpatch.peers.cpsd import Teachers, divide_labels, find_similarity
-from pivotpatch.training import loop
 from pivotpatch.training.config import load_config
 from pivotpatch.training.loop import fit
+from pivotpatch.training.step import take_step
 from pivotpatch.training.task import StudentTask, make_task
 
 SCENES = "scenes:@train?count=32&size=64"
@@ -119,13 +119,12 @@ def test_a_command_that_was_stopped_in_a_teacher_goes_on_when_it_is_given_again(
     words = [SCENES, *TINY, *PLAIN, "train.epochs=1", "train.batch_size=16", "task.kind=image", "distil.groups=1"]
     command = ["train", *words, "--out", str(tmp_path / "run"), "--json"]
 
-    def take_step(*given: Any, **named: Any) -> Any:
+    def stop_and_step(*given: Any, **named: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        return step(*given, **named)
+        return take_step(*given, **named)
 
-    step = loop.take_step
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "take_step", take_step)
+        patched.setattr("pivotpatch.training.loop.take_step", stop_and_step)
         assert main(command) == 128 + signal.SIGINT
     assert "stopped by SIGINT; the same command, given again, goes on" in capsys.readouterr().err
     assert main(command) == 0
