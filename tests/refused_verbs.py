@@ -33,6 +33,7 @@ TEXTS = {
     "theirs.csv": "image,cat\n",
     "tags.csv": "picture,labels,probs\na.png,cat,0.9,1\n",
     "tags.csv.summary.json": "{}",
+    "own.csv": "what was there stays",
     "short.csv": "picture,cat,dog,fish\nval0.png,1,2,3\n",
     "scores.csv": "picture,cow,target:cow\na,1,1\nb,2,0\n",
     "three.csv": "picture,a,target:a\nx,1,1\ny,-1,0\nz,2,1\n",

@@ -108,7 +108,7 @@ def test_rows_are_those_of_a_predictor_and_a_data_set_of_their_own(
 
 
 def test_names_and_labels_of_any_kind_come_back(here: Path) -> None:
-    odd = ['comma, "quote".png', "line\nbreak.png", "ünï ☃.png", "|.png"]
+    odd = ['comma, "quote".png', "line\nbreak.png", "carriage\rreturn.png", "ünï ☃.png", "|.png"]
     for name in odd:
         Image.new("RGB", (4, 4), "red").save(name)
 

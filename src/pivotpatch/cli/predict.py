@@ -13,7 +13,7 @@ from pivotpatch.cli.telling import refuse_first, refuse_options
 from pivotpatch.errors import InputError
 from pivotpatch.process import Share
 from pivotpatch.runtime.checks import check_effort, check_model, check_rule
-from pivotpatch.runtime.files import STDIN, find_images
+from pivotpatch.runtime.files import STDIN, are_same, find_images
 from pivotpatch.runtime.packed import find_sources
 
 NO_IMAGE = ("predict", "no image is named", "name files, folders or patterns")
@@ -61,11 +61,13 @@ def _check(args: argparse.Namespace, share: Share) -> None:
     ray = "Ray makes the processes itself; WORLD_SIZE is for torchrun"
     beside = f"tags go beside the images, not to {'--explain' if few else '--out'}"
     begun = f"work goes on as it began, without {'other images' if args.words else '--overwrite'}"
+    own = any(are_same(word, args.out) for word in args.words)
     refuse_first(
         (not args.words and not args.resume, *NO_IMAGE),
         (args.engine and several, "--engine", ray, "leave out one of them"),
         (args.write and not (few and args.explain is None), "--write", beside, "give one after the other"),
         (few and several, "WORLD_SIZE", f"{share.world} processes would print the same", "write to a file with --out"),
+        (own, "--out", f"{args.out} holds the images themselves", "write to another file"),
         (not few and args.explain, "--explain", "nothing is drawn with --out", "explain a few images without it"),
         (args.resume and (args.words or args.overwrite), "--resume", begun, "leave out one of them"),
         (several and STDIN in args.words, STDIN, "several processes would share one stdin", "name a folder instead"),

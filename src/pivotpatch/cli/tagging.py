@@ -21,6 +21,7 @@ from pivotpatch.process import Share, StopSignals, count_workers
 from pivotpatch.runtime.bulk import Work, check_out, tag_pictures
 from pivotpatch.runtime.checks import EXPORTED
 from pivotpatch.runtime.engine import Engine, is_present
+from pivotpatch.runtime.files import are_same
 from pivotpatch.runtime.packed import Found
 from pivotpatch.runtime.prediction import Prediction, Tag, TagRule
 from pivotpatch.runtime.predictor import Predictor
@@ -115,6 +116,8 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
     if args.explain is not None and (args.explain.suffix.lower() != ".png") != several:
         wrong = f"{args.explain} is no name for {'a folder of images' if several else 'one image'}"
         raise InputError("--explain", wrong, "name a folder" if several else "end it in .png")
+    if are_same(head[0], args.explain) and not several:
+        raise InputError("--explain", f"{args.explain} is the image itself", "name another file")
     if args.explain is not None:
         folder = args.explain if several else args.explain.parent
         with explain_disk_faults(folder):  # now, not after the work

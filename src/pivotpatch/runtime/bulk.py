@@ -97,8 +97,9 @@ def tag_pictures(
         if not held:
             raise InputError(str(job.out), "another process is at work on it", "wait for it, or write to another file")
         if share.world == 1:
-            job.clear_away(everything=overwrite)
-        if not (job.resume(settings) if paths is None else job.begin(settings, paths, unread, progress)):
+            job.clear_away()
+        begun = partial(job.begin, settings, paths or (), unread, progress, overwrite=overwrite)
+        if not (job.resume(settings) if paths is None else begun()):
             return job.read_summary()
         mine = share.stretch(job.settings["pictures"])
         gaps = job.find_gaps(mine)

@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -91,6 +92,13 @@ def image_suffixes() -> tuple[str, ...]:
 def unread_suffixes() -> tuple[str, ...]:
     """Suffixes of files that hold images but cannot be read here; `describe_unread` says why."""
     return tuple(suffix for suffix in (*HEIF, *RAW, *OTHER, *VIDEO) if suffix not in image_suffixes())
+
+
+def are_same(name: str, path: Path | None) -> bool:
+    """Whether two names lead to one file that is there."""
+    with suppress(OSError, ValueError):  # the latter of a name that no file can have
+        return path is not None and path.samefile(name)
+    return False
 
 
 def is_image(name: str) -> bool:

@@ -17,6 +17,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from pivotpatch.errors import InputError, cut, explaining, import_extra
@@ -79,13 +80,10 @@ class TagJob:
         """Hidden folders that a crash has left beside the parts."""
         return sorted(self.parts.parent.glob(f".{glob.escape(self.out.name)}.*.parts"))
 
-    def clear_away(self, *, everything: bool) -> None:
-        """Remove what a crash may have left beside the parts; or the parts, too, and the finished file."""
+    def clear_away(self) -> None:
+        """Remove what a crash may have left beside the parts."""
         for path in self.leftovers:
             shutil.rmtree(path, ignore_errors=True)
-        if everything:
-            self.remove_parts()
-            self.out.unlink(missing_ok=True)
 
     def remove_parts(self) -> None:
         """Remove unfinished work, for others to see in one step."""
@@ -95,9 +93,18 @@ class TagJob:
             shutil.rmtree(gone, ignore_errors=True)
 
     def begin(
-        self, settings: dict[str, Any], paths: Iterable[Found], unread: Mapping[str, int] | None, tell: Progress
+        self,
+        settings: dict[str, Any],
+        paths: Iterable[Found],
+        unread: Mapping[str, int] | None,
+        tell: Progress,
+        *,
+        overwrite: bool = False,
     ) -> bool:
-        """List the images and begin, or go on where the same was begun; False where the same is finished."""
+        """List the images and begin, or go on where the same was begun; False where the same is finished.
+
+        With `overwrite` earlier work goes, the finished file too, once there is a list to begin with.
+        """
         scratch = hide(self.parts)
         with explain_disk_faults(self.parts):
             scratch.mkdir()
@@ -110,6 +117,9 @@ class TagJob:
                 (scratch / _SETTINGS).write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
                 for path in (*scratch.iterdir(), scratch):
                     flush(path)
+                if overwrite:
+                    self.remove_parts()
+                    self.out.unlink(missing_ok=True)
                 with suppress(OSError):  # another process was first, or an earlier one
                     scratch.rename(self.parts)
             finally:
@@ -340,7 +350,9 @@ def _write_text(path: Path, rows: Iterator[Row], settings: Mapping[str, Any]) ->
     """Lines of JSON; or of CSV, with a sign between the values of a list."""
     columns = ["picture", "labels", "probs", *(["all_probs"] if settings["all_probs"] else [])]
     with path.open("w", encoding="utf-8", errors=_ODD, newline="") as file:
-        table = csv.writer(file, lineterminator="\n") if path.suffix.lower() == ".csv" else None
+        # The signs that end a writer's own lines are those that it quotes, and a name may hold either.
+        lines = SimpleNamespace(write=lambda line: file.write(line.removesuffix("\r\n") + "\n"))
+        table = csv.writer(lines) if path.suffix.lower() == ".csv" else None
         if table:
             table.writerow(columns)
         for row in rows:
