@@ -295,7 +295,7 @@ def _add_watch(verbs: Verbs) -> None:
     _add_model_options(watch)
     _add_tag_options(watch)
     beside = watch.add_argument_group("tags beside the images")
-    _add_write_option(beside)
+    _add_write_option(beside, " (xmp)")
     beside.add_argument("--overwrite", action="store_true", help="replace captions that say something else")
     beside.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between two looks (5)")
     watch.set_defaults(on_error="skip")
@@ -308,7 +308,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     _add_weights_options(parser)
     told = "cpu, cuda or cuda:1; of ONNX files also openvino, coreml, directml (the fastest there is)"
     parser.add_argument("--device", help=told)
-    told = "share of images that get a second look, from 0 to 1: all, at patches (the model's own; of the tagger 0.6)"
+    told = "share of images that get a second look, from 0 to 1; 1: patches of all (the model's own; tagger: 0.6)"
     parser.add_argument("--effort", type=float, help=told)
 
 
@@ -327,15 +327,15 @@ def _add_tag_options(parser: argparse.ArgumentParser) -> None:
         "bundled tagger, precision)"
     )
     choice.add_argument("--prefer", choices=PREFERENCES, help=told)
-    choice.add_argument("--threshold", type=float, metavar="P", help="above which a label is given; the fitted ones")
+    choice.add_argument("--threshold", type=float, metavar="P", help="for all labels (those fitted, else 0.5)")
     choice.add_argument("--top-k", type=int, metavar="K", help="the K most probable; with --threshold, K at most")
     told = "which of them become tags, and their names (docs/predict.md)"
     choice.add_argument("--tags", type=Path, metavar="FILE.toml", help=told)
 
 
-def _add_write_option(group: "argparse._ArgumentGroup") -> None:
-    """Add which files to write beside the images."""
-    told = "write each image's tags beside it: xmp for photo managers, txt (a caption), json; several as xmp,txt"
+def _add_write_option(group: "argparse._ArgumentGroup", told: str = "") -> None:
+    """Add which files to write beside the images; `told` adds the default."""
+    told = f"write each image's tags beside it: xmp for photo managers, txt (a caption), json; several as xmp,txt{told}"
     group.add_argument("--write", type=_read_kinds, action="extend", metavar="KIND", help=told)
 
 
