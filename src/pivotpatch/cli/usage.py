@@ -198,7 +198,7 @@ def _add_evaluate(verbs: Verbs) -> None:
     patches = evaluate.add_argument_group("PAT-I around an ordinary model")
     patches.add_argument("--patch-inference", action="store_true", help="add the patches' logits, without training")
     patches.add_argument("--lam", type=float, help="weight of the patches (1); a file of scores takes another, too")
-    patches.add_argument("--temperature", type=float, help="of the patch weights (1); likewise, if patches were kept")
+    patches.add_argument("--temperature", type=float, help="of the patch weights (1); scores: if patches were kept")
     patches.add_argument("--grid", type=int, help="patches per side (2)")
     patches.add_argument("--native", type=int, metavar="SIZE", help="cut patches from images of so many pixels a side")
     scoring = evaluate.add_argument_group("scoring")
