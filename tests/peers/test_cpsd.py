@@ -102,6 +102,7 @@ def test_teachers_that_cannot_teach_are_refused() -> None:
         ((), "distil.groups: task.kind is patch"),
         (("task.kind=image", "mix.share=0.5"), "mix.share: is 0.5, and teachers see no grids"),
         (("task.kind=image", "mix.consistent=true"), "mix.consistent: there are no grids, mix.share is 0"),
+        (("task.kind=image", "model.head=c_tran"), "model.head: c_tran is trained in a way of its own"),
     ],
 )
 def test_what_no_student_can_learn_is_refused_before_teachers_are_trained(

@@ -1,5 +1,6 @@
 """Images of every kind get the answer that the model gives to their pixels."""
 
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from made_engines import Means
+from numpy.typing import NDArray
 from PIL import Image
 
 from pivotpatch.errors import InputError
@@ -62,6 +64,17 @@ def test_rows_go_to_their_pictures_and_columns_to_their_labels() -> None:
     assert second.probs.tolist() == pytest.approx([0, 0, 0.8])
     assert not second.tags
     assert (first.size, second.size) == ((30, 40), (50, 20))
+
+
+def test_a_camera_may_write_each_image_into_the_same_place() -> None:
+    def film(frame: NDArray[np.uint8] | torch.Tensor) -> Iterator[Picture]:
+        for level in range(12):
+            frame[:] = 20 * level
+            yield frame
+
+    for frame in (np.zeros((30, 40, 3), np.uint8), torch.zeros(3, 30, 40, dtype=torch.uint8)):
+        found = [prediction.probs[0] for prediction in Predictor(Means(), batch_size=2).predict(film(frame))]
+        assert found == pytest.approx([20 * level / 255 for level in range(12)])
 
 
 def test_a_large_jpeg_is_turned_and_read_as_the_loader_reads_it_and_little_of_it_is_kept(tmp_path: Path) -> None:

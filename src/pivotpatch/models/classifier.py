@@ -342,7 +342,7 @@ class IndependentClassifier(Classifier):
             for label in self.labels
         ]
         self.members = nn.ModuleList(members)
-        self.preprocessing = members[0].preprocessing
+        self.preprocessing, self.left_out = members[0].preprocessing, members[0].left_out
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B,L) of preprocessed images (B,C,H,W)."""

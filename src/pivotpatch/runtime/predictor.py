@@ -171,7 +171,7 @@ class Predictor:
             threshold: as in `__call__`.
             skip: yield the error of an image that cannot be read in its place.
         """
-        named = ((f"images[{place}]", picture) for place, picture in enumerate(pictures))
+        named = ((f"images[{place}]", _keep(picture)) for place, picture in enumerate(pictures))
         threads = min(count_workers(), self.batch_size)
         for batch in read_ahead(named, self._read, batch_size=self.batch_size, threads=threads):
             for each in batch:
@@ -190,6 +190,13 @@ class Predictor:
             return None, given, decoded
         # A small copy: the caller may go on to draw on it.
         return None, np.array(decode_image(given, size=fit(decoded.size), name=where)), decoded
+
+
+def _keep(picture: Picture) -> Picture:
+    """Pixels that stay as they are until they are read, when whoever gave them may have the next ones in their place."""
+    if isinstance(picture, np.ndarray):
+        return picture.copy()
+    return picture.clone() if hasattr(picture, "clone") else picture
 
 
 def decode_for(engine: Engine, source: ImageSource | Image.Image, *, name: str = "image") -> Decoded:

@@ -53,6 +53,7 @@ KINDS: Mapping[str, Any] = {
 }
 """Kinds of model by task.kind; all others are plain ones, or have patches."""
 LEAST_FOLDED = 50  # training images that folds are made of; too few say nothing
+LEAST_IN_FOLD = 10  # of them in each fold: there are fewer folds rather than empty ones
 _NAMED = 10  # labels in a line about a model or about images
 _FAULTS = 5  # faults that are told in a line each
 
@@ -129,7 +130,8 @@ def build_run(
         model = model.to(memory_format=torch.channels_last)
     task = make_task(model.to(accelerator.device).train(), config)
     if frozen:
-        task.freeze(folds=config.frozen.folds if len(records) >= LEAST_FOLDED else 0)
+        folds = min(config.frozen.folds, len(records) // LEAST_IN_FOLD)
+        task.freeze(folds=folds if len(records) >= LEAST_FOLDED else 0)
     step_module: nn.Module = accelerator.prepare_model(task) if accelerator.num_processes > 1 else task
     average = None
     if config.ema.decay:  # not before, for the wrapper may move the weights

@@ -100,7 +100,7 @@ class FrozenSection(Section):
         0.3, description="images without any label that heads see for each one; ordinary ones of the tagger's fill up"
     )
     folds: Annotated[Count, AfterValidator(_check_folds)] = Field(
-        5, description="parts of the training images that heads of their own are judged on; 0 for none"
+        5, description="parts, of ten images or more, that heads trained on the others are judged on; 0 for none"
     )
 
 

@@ -359,6 +359,9 @@ def check_extras(config: RunConfig) -> None:
         raise InputError(name, f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
     if mix.share and (distil.teachers or distil.groups):
         raise InputError("mix.share", f"is {mix.share}, and teachers see no grids", "leave it out, or distil")
+    if any(asked.values()) and config.model.head in ("c_tran", "rarl"):
+        wrong = f"{config.model.head} is trained in a way of its own, which grids or teachers would replace"
+        raise InputError("model.head", wrong, "take another head, or leave out mix.share and distil")
     if mix.consistent and not mix.share:
         raise InputError("mix.consistent", "there are no grids, mix.share is 0", "leave it out, or set mix.share=0.25")
 
