@@ -193,7 +193,7 @@ class Predictor:
 
 
 def _keep(picture: Picture) -> Picture:
-    """Pixels that stay as they are until they are read, when whoever gave them may have the next ones in their place."""
+    """Pixels that stay as they are until they are read: who gave them may write the next ones in their place."""
     if isinstance(picture, np.ndarray):
         return picture.copy()
     return picture.clone() if hasattr(picture, "clone") else picture
