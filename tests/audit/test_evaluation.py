@@ -32,7 +32,7 @@ def seeded() -> torch.Generator:
 @pytest.mark.parametrize("definition", ["step", "envelope"])
 def test_each_kind_is_measured_as_the_metrics_do(definition: Definition) -> None:
     scores = make_scores()
-    found = evaluate_scores(scores, definition=definition, resamples=50, generator=seeded())
+    found: Any = evaluate_scores(scores, definition=definition, resamples=50, generator=seeded())
     assert (found.pictures, found.ranking, found.definition) == (80, "tde", definition)
     assert list(found.kinds) == ["image", "patch", "tde"]
     for kind, each in found.kinds.items():
@@ -40,31 +40,12 @@ def test_each_kind_is_measured_as_the_metrics_do(definition: Definition) -> None
         expected = average_precision(logits, scores.target, definition=definition, labels=LABELS)
         assert each.precision == expected
         assert each.precision.skipped == ("never",)
-        assert each.interval is not None
         assert each.interval.value == pytest.approx(expected.mean)
         assert each.interval.low < expected.mean < each.interval.high
-        assert each.label_intervals is not None
         assert each.label_intervals[3] is None
         probs = torch.sigmoid(logits / 1.5 if kind == "tde" else logits)
         assert each.decided == precision_recall(probs, scores.target, labels=LABELS)
         assert each.top == precision_recall(logits, scores.target, policy=TopK(3), labels=LABELS)
-
-
-def test_differences_are_paired_and_signed() -> None:
-    scores = make_scores()
-    other = make_scores(seed=5).only("image")
-    found = evaluate_scores(scores, baseline=other, resamples=200, generator=seeded())
-    means = {kind: each.precision.mean for kind, each in found.kinds.items()}
-    theirs = average_precision(other.get("image"), TARGET).mean
-    for each, minus, mean in ((found.gain, "image", means["image"]), (found.difference, "baseline image", theirs)):
-        assert each is not None
-        assert (each.of, each.minus, each.value) == ("tde", minus, means["tde"] - mean)
-        assert each.interval is not None
-        assert each.interval.value == pytest.approx(each.value)
-        assert each.per_label[3] is None
-    same = evaluate_scores(scores, baseline=scores, resamples=20, generator=seeded()).difference
-    assert same is not None
-    assert same.interval == Interval(0.0, 0.0, 0.0)
 
 
 def test_each_side_decides_by_its_own_thresholds_unless_a_policy_is_named() -> None:
@@ -77,21 +58,18 @@ def test_each_side_decides_by_its_own_thresholds_unless_a_policy_is_named() -> N
         (Fixed(0.7), ("tde", Fixed(0.7), scores.probs("tde")), Fixed(0.7)),
         ("target", ("tde", matched, scores.get("tde")), matched),
     ]
-    for policy, ours, theirs in cases:
-        found = evaluate_scores(scores, policy=policy, baseline=other, empty="skip", resamples=30, generator=seeded())
+    for by, ours, theirs in cases:
+        found: Any = evaluate_scores(scores, policy=by, baseline=other, empty="skip", resamples=30, generator=seeded())
         kind, decides, values = ours
         one = precision_recall(values, target, policy=decides, empty="skip", labels=LABELS)
         ranks = theirs is matched
         beside = other.get("image") if ranks else other.probs("image")
         two = precision_recall(beside, target, policy=theirs, empty="skip", labels=LABELS)
         assert found.kinds[kind].decided == one
-        assert (found.kinds["image"].decided is None) == (policy is None)  # thresholds of TDE say nothing of it
-        assert found.baseline is not None
+        assert (found.kinds["image"].decided is None) == (by is None)  # thresholds of TDE say nothing of it
         assert found.baseline.decided == two
-        assert found.difference is not None
         for name, change in found.difference.decided.items():
             assert change.value == pytest.approx(getattr(one, name) - getattr(two, name))
-            assert change.interval is not None
             assert change.interval.value == pytest.approx(change.value)
     with pytest.raises(InputError, match="no thresholds were fitted"):
         evaluate_scores(other, policy="fitted", generator=seeded())
@@ -122,19 +100,21 @@ def test_the_scale_study_sets_tde_beside_the_patches_of_another_model() -> None:
     assert study.difference.low < study.difference.value < study.difference.high
 
 
-def test_differences_are_of_each_label_and_of_the_same_images() -> None:
-    one, other = make_scores(), make_scores(seed=1)
-    found = evaluate_scores(one, baseline=other, resamples=20, generator=torch.Generator().manual_seed(0))
-    assert found.difference is not None
-    assert found.baseline is not None
-    both = (each.precision.per_label for each in (found.kinds["tde"], found.baseline))
-    expected = [None if ours is None or theirs is None else ours - theirs for ours, theirs in zip(*both, strict=True)]
-    assert list(found.difference.per_label) == expected
-    assert found.difference.label_intervals is not None
-    middles = [None if interval is None else interval.value for interval in found.difference.label_intervals]
-    assert middles == pytest.approx(expected)
+def test_differences_are_paired_and_signed_and_of_the_same_images() -> None:
+    scores, other = make_scores(), make_scores(seed=5).only("image")
+    found: Any = evaluate_scores(scores, baseline=other, resamples=200, generator=seeded())
+    logits = scores.get("tde"), scores.get("image"), other.get("image")
+    ours, *others = (average_precision(each, TARGET) for each in logits)
+    for each, minus, beside in zip((found.gain, found.difference), ("image", "baseline image"), others, strict=True):
+        assert (each.of, each.minus, each.value) == ("tde", minus, ours.mean - beside.mean)
+        expected = [a and b and a - b for a, b in zip(ours.per_label, beside.per_label, strict=True)]
+        assert list(each.per_label) == expected
+        middles = [interval and interval.value for interval in (each.interval, *each.label_intervals)]
+        assert middles == pytest.approx([each.value, *expected])
+    same: Any = evaluate_scores(scores, baseline=scores, resamples=20, generator=seeded())
+    assert same.difference.interval == Interval(0.0, 0.0, 0.0)
     strangers = replace(other, pictures=other.pictures[::-1])
     with pytest.raises(InputError, match="scores: images differ"):
-        evaluate_scores(one, baseline=strangers, generator=torch.Generator())
+        evaluate_scores(scores, baseline=strangers, generator=seeded())
     with pytest.raises(InputError, match="scores: images differ"):
-        study_scale(one, strangers, generator=torch.Generator())
+        study_scale(scores, strangers, generator=seeded())

@@ -80,9 +80,7 @@ def test_noise_is_sure_of_nothing(count: int, prior: float) -> None:
     assert find_label_errors(Scores(tuple("abcd"), tuple(map(str, range(count))), target, {"image": logits})) == []
 
 
-def test_ranks_rise_with_self_confidence_and_only_confident_disagreement_is_listed(
-    planted: Planted, found: list[LabelError]
-) -> None:
+def test_ranks_rise_with_self_confidence_of_confident_disagreement(planted: Planted, found: list[LabelError]) -> None:
     assert [error.rank for error in found] == list(range(1, len(found) + 1))
     assert all(a.self_confidence <= b.self_confidence <= 0.25 for a, b in pairwise(found))
     for error in found:

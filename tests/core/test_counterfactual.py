@@ -33,15 +33,6 @@ def test_agrees_with_the_equations_written_with_loops(temperature: float, lam: f
             assert out.weights[b, :, k].tolist() == pytest.approx(pat.weights(used[b, :, k].tolist(), temperature))
 
 
-def test_patch_order_does_not_matter() -> None:
-    image, patches, weights = draw(2, 3), draw(2, 9, 3), draw(9, 2, 3).transpose(0, 1)
-    order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
-    straight = combine_logits(image, patches, weight_logits=weights)
-    shuffled = combine_logits(image, patches[:, order], weight_logits=weights[:, order])
-    torch.testing.assert_close(straight.tde_logits, shuffled.tde_logits)
-    torch.testing.assert_close(straight.weights[:, order], shuffled.weights)
-
-
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 5e-324])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 def test_temperature_near_zero_gives_the_strongest_patch(temperature: float, dtype: torch.dtype) -> None:

@@ -113,6 +113,8 @@ def test_labels_never_given_count_zero_or_are_skipped() -> None:
     assert zero.never_given == skip.never_given == ("b",)
     assert (zero.CR, zero.OP, zero.OR) == (skip.CR, skip.OP, skip.OR) == (0.5, 0.5, 0.5)
     assert skip.precision == (0.5, None)
+    found = precision_recall(torch.full((4, 2), 0.1), torch.tensor([[1.0, 0.0]] * 4), empty="skip")
+    assert (found.CP, found.CR, found.CF1, found.OF1) == (0, 0, 0, 0)
 
 
 def test_labels_without_a_positive_count_only_overall() -> None:
@@ -142,10 +144,15 @@ def test_decisions_at_the_boundary() -> None:
     assert PriorMatched((0.35, 0.25)).decide(scores).sum(0).tolist() == [2, 1]
     assert TopK(1).decide(scores[1:]).tolist() == [[True, False]] * 4
     assert TopK(2).decide(torch.zeros(5, 4)).sum(1).tolist() == [2] * 5  # even where all are alike
-
-
-def test_a_prior_is_the_share_of_the_images_that_are_known() -> None:
-    assert PriorMatched.from_target(torch.tensor([[1.0], [NAN], [0.0]])).priors == (0.5,)
+    assert Fixed(0.0).decide(torch.tensor([[0.0, 0.1, 1.0]])).tolist() == [[False, True, True]]
+    assert not Fixed(1.0).decide(torch.ones(1, 2)).any()
+    assert TopK(2).decide(torch.rand(3, 2)).all()
+    assert (Fixed().threshold, TopK().k) == (0.5, 3)
+    known = torch.tensor([[1.0, NAN], [NAN, NAN], [0.0, NAN]])  # a prior is a share of the images that are known
+    assert PriorMatched.from_target(known).priors == (0.5, 0.0)
+    for value in (-0.1, 1.1):
+        with pytest.raises(InputError, match="are no probabilities"):
+            Fixed(0.5).decide(torch.tensor([[0.5, value]]))
 
 
 def test_the_best_fixed_threshold_is_that_of_a_loop() -> None:
@@ -163,7 +170,7 @@ def test_the_best_fixed_threshold_is_that_of_a_loop() -> None:
     [
         (torch.zeros(2, 3), torch.zeros(2, 4), r"got scores \(2, 3\), target \(2, 4\)"),
         (torch.zeros(0, 3), torch.zeros(0, 3), "there is no image"),
-        (torch.tensor([[NAN, 0.0]]), torch.ones(1, 2), "scores of label 0 hold NaN"),
+        (torch.tensor([[0.1, NAN], [0.2, 0.3]]), torch.ones(2, 2), "scores of label 1 hold NaN"),
         (torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), "target holds -1"),
         (torch.zeros(1, 2), torch.zeros(1, 2), "no label has a positive image"),
         (torch.zeros(1, 2).numpy(), torch.zeros(1, 2), r"got scores ndarray, target \(1, 2\)"),
@@ -200,24 +207,3 @@ def test_bad_choices_are_named() -> None:
         PerLabel((0.5, NAN))
     with pytest.raises(InputError, match="PriorMatched: priors are"):
         PriorMatched((2.0,))
-
-
-def test_one_score_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match="scores of label 1 hold NaN"):
-        average_precision(torch.tensor([[0.1, NAN], [0.2, 0.3]]), torch.ones(2, 2))
-
-
-def test_where_nothing_is_given_skipping_leaves_zero() -> None:
-    found = precision_recall(torch.full((4, 2), 0.1), torch.tensor([[1.0, 0.0]] * 4), empty="skip")
-    assert (found.CP, found.CR, found.CF1, found.OF1) == (0, 0, 0, 0)
-
-
-def test_the_ends_of_what_policies_take() -> None:
-    assert Fixed(0.0).decide(torch.tensor([[0.0, 0.1, 1.0]])).tolist() == [[False, True, True]]
-    assert not Fixed(1.0).decide(torch.ones(1, 2)).any()
-    assert TopK(2).decide(torch.rand(3, 2)).all()
-    assert (Fixed().threshold, TopK().k) == (0.5, 3)
-    assert PriorMatched.from_target(torch.tensor([[1.0, NAN], [0.0, NAN]])).priors == (0.5, 0.0)
-    for value in (-0.1, 1.1):
-        with pytest.raises(InputError, match="are no probabilities"):
-            Fixed(0.5).decide(torch.tensor([[0.5, value]]))

@@ -20,7 +20,7 @@ from pivotpatch.tuning.teach import Background, Lesson, add_label, check_teachab
 COUNT = 3  # labels of the models here
 
 
-def draw(count: int, *, shift: float = 0.0, seed: int = 0, features: int) -> Embeddings:
+def draw(count: int, *, shift: float = 0.0, seed: int = 0, features: int) -> Any:
     """Embeddings of images with four patches; `shift` moves them along one direction, the first patch twice as far."""
     generator = torch.Generator().manual_seed(seed)
     views = torch.randn(count, 5, features, generator=generator) * torch.linspace(2, 0.2, features) + 1
@@ -59,8 +59,6 @@ def test_the_discriminant_is_that_of_a_slow_reference() -> None:
     seen, usual = draw(7, shift=3, seed=1, features=features), draw(300, features=features)
     background = Background.measure(usual, rank=rank)
     axis = (background.axes @ fit_axis(background.locate(seen), background, away=torch.zeros(rank))).double().numpy()
-    assert usual.patches is not None
-    assert seen.patches is not None
     whole, parts = usual.image.double().numpy(), usual.patches.double().flatten(0, 1).numpy()
     covariance = (np.cov(whole.T, bias=True) + np.cov(parts.T, bias=True)) / 2
     values, vectors = np.linalg.eigh(covariance)
@@ -87,7 +85,7 @@ def test_the_discriminant_is_that_of_a_slow_reference() -> None:
 def test_other_labels_stay_bit_by_bit(kind: type) -> None:
     model, features = make(kind)
     tuned(model)
-    taught = add_label(model, learn(model, features))
+    taught: Any = add_label(model, learn(model, features))
     assert taught.labels == (*model.labels, "mug")
     seen = draw(30, seed=5, features=features)
     assert torch.equal(answer(taught, seen)[:, :COUNT], answer(model, seen))
@@ -95,15 +93,10 @@ def test_other_labels_stay_bit_by_bit(kind: type) -> None:
     assert all(
         torch.equal(after[name][: len(value)] if value.ndim else after[name], value) for name, value in before.items()
     )
-    assert taught.calibration is not None
-    assert model.calibration is not None
     assert taught.calibration.select(range(COUNT)) == model.calibration
-    assert taught.thresholds is not None
     assert taught.thresholds[:COUNT] == model.thresholds
     assert taught.preferences == {"recall": (0.01, 0.02, 0.03, taught.thresholds[-1])}
     if model.adaptive is not None:
-        assert taught.adaptive is not None
-        assert taught.adaptive.again is not None
         assert taught.adaptive.calibration.select(range(COUNT)) == model.adaptive.calibration
         assert taught.adaptive.again.select(range(COUNT)) == model.adaptive.again
 
@@ -117,11 +110,10 @@ def test_as_many_images_get_a_label_as_its_lesson_says(fitted: bool, lam: float)
     usual = draw(200, features=features)
     background = Background.measure(usual, rank=16)
     lesson = teach(model, "mug", draw(20, shift=1, seed=1, features=features), background=background)
-    taught = add_label(model, lesson)
+    taught: Any = add_label(model, lesson)
     with torch.inference_mode():
         out: Any = taught.project_embeddings(usual)
     probs = taught.calibration.apply(out.tde_logits / (1 + lam)) if taught.calibration else out.probs
-    assert taught.thresholds is not None
     assert 0 < lesson.given < 0.5
     assert (probs[:, -1] > taught.thresholds[-1]).float().mean().item() == pytest.approx(lesson.given, abs=0.011)
 
@@ -132,13 +124,12 @@ def test_what_is_new_gets_the_label_and_other_images_do_not(fitted: bool) -> Non
     if fitted:
         tuned(model)
     lesson = learn(model, features)
-    taught = add_label(model, lesson)
+    taught: Any = add_label(model, lesson)
     shown, usual = draw(200, shift=8, seed=7, features=features), draw(400, seed=8, features=features)
     probs = []
     for seen in (shown, usual):
         logits = answer(taught, seen)
         probs.append((taught.calibration.apply(logits) if taught.calibration else logits.sigmoid())[:, -1])
-    assert taught.thresholds is not None
     given = [(part > taught.thresholds[-1]).float().mean().item() for part in probs]
     assert given[0] == pytest.approx(lesson.recall.value, abs=0.2)
     assert given[0] > 0.6
@@ -149,7 +140,6 @@ def test_the_order_of_images_changes_nothing_and_copies_little() -> None:
     model, features = make()
     background = Background.measure(draw(200, features=features), rank=16)
     seen = draw(12, shift=3, seed=1, features=features)
-    assert seen.patches is not None
     order = torch.randperm(12, generator=torch.Generator().manual_seed(2))
     lesson, turned, twice = (
         teach(model, "mug", Embeddings(seen.image[rows], seen.patches[rows]), background=background)
@@ -165,8 +155,6 @@ def test_a_stranger_among_the_images_is_named() -> None:
     model, features = make()
     background = Background.measure(draw(200, features=features), rank=16)
     seen, stranger = draw(15, shift=8, seed=1, features=features), draw(1, shift=-8, seed=9, features=features)
-    assert seen.patches is not None
-    assert stranger.patches is not None
     mixed = Embeddings(torch.cat([seen.image, stranger.image]), torch.cat([seen.patches, stranger.patches]))
     assert teach(model, "mug", mixed, background=background).unlike == (15,)
 
@@ -189,13 +177,12 @@ def test_images_without_it_take_away_what_both_show() -> None:
 def test_a_label_that_is_known_is_made_anew_in_its_place() -> None:
     model, features = make()
     tuned(model)
-    taught = add_label(model, learn(model, features, model.labels[1]))
+    taught: Any = add_label(model, learn(model, features, model.labels[1]))
     assert taught.labels == model.labels
     seen = draw(10, seed=5, features=features)
     before, after = answer(model, seen), answer(taught, seen)
     assert torch.equal(after[:, [0, 2]], before[:, [0, 2]])
     assert not torch.allclose(after[:, 1], before[:, 1])
-    assert taught.calibration is not None
     assert taught.calibration.slope == (0.5, 1.0, 2.5)
 
 

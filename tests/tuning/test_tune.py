@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,6 @@ from pivotpatch.tuning.tune import (
     EffortPoint,
     Mixing,
     Scaling,
-    Tuning,
     effort_curve,
     fit_adaptive,
     tune_scores,
@@ -57,7 +57,7 @@ def tune(
     calibration: Scaling = "auto",
     goal: str = "f1",
     closer: Scores | None = None,
-) -> Tuning:
+) -> Any:
     return tune_scores(
         scores,
         mixing=mixing,
@@ -78,7 +78,7 @@ def fit(scores: Scores) -> MixingStudy:
 def test_calibration_belongs_to_the_new_mixture_and_thresholds_to_calibrated_probabilities() -> None:
     found = tune(SCORES, calibration="platt")
     mixture = fit(SCORES)
-    assert (found.lam, found.temperature) == mixture.fitted
+    assert [found.lam, found.temperature] == [*mixture.fitted]
     assert found.lam != 1  # else this test would say nothing
     mixed = SCORES.remix(**mixture.fitted._asdict())
     calibration = fit_calibration(mixed.scaled("tde"), SCORES.target, kind="tde", method="platt")
@@ -114,7 +114,6 @@ def test_decisions_are_judged_out_of_fold() -> None:
     expected = precision_recall(decided, target, labels=LABELS)
     assert found.after == replace(expected, definition="fitted thresholds, out of fold")
     assert found.before == precision_recall(PLAIN.probs("image"), target, labels=LABELS)
-    assert found.calibration is not None
     rule = PerLabel(found.thresholds.values)
     fitted_to = precision_recall(found.calibration.apply(logits), target, policy=rule, labels=LABELS)
     assert found.after.macro_f1 < fitted_to.macro_f1  # thresholds flatter the images that chose them
@@ -122,7 +121,6 @@ def test_decisions_are_judged_out_of_fold() -> None:
 
 def test_preferences_are_fitted_besides_and_judged_out_of_fold() -> None:
     found, other = tune(PLAIN), tune(PLAIN, goal="recall")
-    assert found.calibration is not None
     probs = found.calibration.apply(PLAIN.get("image"))
     judged = {
         name: precision_recall(probs, PLAIN.target, policy=fitted.policy) for name, fitted in found.preferences.items()
@@ -156,7 +154,6 @@ def test_targets_of_noise_gain_nothing() -> None:
     generator = torch.Generator().manual_seed(5)
     scores = make_scores(LABELS, count=400)
     found = tune(replace(scores, target=(torch.rand(scores.target.shape, generator=generator) < 0.3).float()))
-    assert found.mixing is not None
     assert not found.mixing.pays
     assert found.after.OP == pytest.approx(0.3, abs=0.05)
     assert found.qualities[found.method].ece < 0.05
@@ -185,9 +182,7 @@ def test_a_model_keeps_what_was_fitted() -> None:
 
 def test_effort_is_fitted_to_the_new_mixture_and_judged_on_honest_logits() -> None:
     found = tune(SCORES, calibration="platt")
-    assert found.mixing is not None
     assert found.adaptive == fit_adaptive(SCORES.get("image"), SCORES.target)  # the image's logits know of no lam
-    assert found.effort is not None
     assert found.effort.points[-1].mean == pytest.approx(found.mixing.mean_fitted)
     assert found.effort.points[0].mean == pytest.approx(average_precision(SCORES.get("image"), SCORES.target).mean)
     kept = tune(SCORES, mixing="keep", calibration="temperature")
@@ -204,12 +199,10 @@ def test_a_closer_look_is_mixed_as_the_patches_are_out_of_fold() -> None:
     )
     assert found.effort == expected
     assert found.effort not in (other, plain.effort)
-    assert plain.effort is not None
     assert expected.points[-1] == plain.effort.points[-1]
     # All else knows of no closer look, but for its own calibration.
     remixed = CLOSER.remix(**mixture.fitted._asdict())
     own = fit_calibration(remixed.scaled("tde"), remixed.target, kind="tde", method="platt")
-    assert plain.adaptive is not None
     expected_rule = plain.lam, plain.calibration, plain.thresholds, replace(plain.adaptive, again=own)
     assert (found.lam, found.calibration, found.thresholds, found.adaptive) == expected_rule
 
@@ -282,12 +275,27 @@ def test_the_cheapest_point_that_keeps_enough_is_found() -> None:
 
 
 def test_labels_that_were_not_tuned_stay_where_they_were() -> None:
-    model, some = (
-        MultiLabelClassifier("test_vit", LABELS, image_size=32),
-        tune(PLAIN.keep_labels([1, 3]), calibration="platt"),
-    )
-    some.store(model)
-    assert some.calibration is not None
-    assert model.calibration is not None
+    plain: Any = MultiLabelClassifier("test_vit", LABELS, image_size=32)
+    some = tune(PLAIN.keep_labels([1, 3]))
+    some.store(plain)
     (a, b), (c, d) = some.calibration.slope, some.calibration.offset
-    assert (model.calibration.slope, model.calibration.offset) == ((1, a, 1, b, 1), (0, c, 0, d, 0))
+    assert (plain.calibration.slope, plain.calibration.offset) == ((1, a, 1, b, 1), (0, c, 0, d, 0))
+    model: Any = PatchClassifier("test_resnet", LABELS, image_size=32)
+    few, near = (scores.keep_labels([1, 3]) for scores in (SCORES, CLOSER))
+    whole = tune(SCORES, mixing="keep", closer=CLOSER)
+    some = tune(few, mixing="keep", calibration="platt", closer=near)
+    whole.store(model)
+    patching = model.patching
+    some.store(model)
+    assert (model.patching, model.adaptive.cutoffs) == (patching, whole.adaptive.cutoffs)
+    assert model.thresholds == lay_over(whole.thresholds.values, some.thresholds.values)
+    for new, old, fitted in (
+        (model.calibration, whole.calibration, some.calibration),
+        (model.adaptive.calibration, whole.adaptive.calibration, some.adaptive.calibration),
+        (model.adaptive.again, whole.adaptive.again, some.adaptive.again),
+    ):
+        assert (new.slope, new.offset) == (lay_over(old.slope, fitted.slope), lay_over(old.offset, fitted.offset))
+
+
+def lay_over(old: tuple[float, ...], new: tuple[float, ...]) -> tuple[float, ...]:
+    return old[0], new[0], old[2], new[1], old[4]
