@@ -36,6 +36,14 @@ PEER_OPTIONS: dict[str, dict[str, int]] = {
     "svm": {},
 }
 
+TINY = (
+    "model.backbone=test_resnet",
+    "model.pretrained=false",
+    "model.image_size=64",
+    "data.workers=0",
+    "output.trackers=[]",
+)
+
 
 def make_network(*, head: str = "linear", image_size: int = 32, **cut: Any) -> PatchClassifier:
     """A model for `LABELS` with drawn weights, whose logits vary by about 1 between images."""

@@ -17,8 +17,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 @pytest.mark.parametrize(
     "path", [path for path in DOCUMENTS if BLOCK.search(path.read_text("utf-8"))], ids=lambda path: path.name
 )
-def test_python_blocks_run_in_order(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_python_blocks_run_in_order(path: Path, here: Path) -> None:
     shutil.copy(PHOTOGRAPH, "photo.jpg")
     names: dict[str, object] = {}
     for block in BLOCK.findall(path.read_text("utf-8")):

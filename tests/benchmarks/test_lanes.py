@@ -12,6 +12,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from lanes import Lanes
 
+pytestmark = pytest.mark.usefixtures("here")
+
 WAITS = {"name": "b", "command": "true", "after": ["a"]}
 # Jobs, named by their number unless they say; which succeed, in that order; and what is said of the others.
 CASES: dict[str, tuple[list[dict[str, Any]], list[str], str]] = {
@@ -50,11 +52,6 @@ def run(*jobs: dict[str, Any], lanes: int = 1, deadline: float = 1.0) -> list[st
     boss = Lanes(Path("jobs.json"), Path("logs"))
     boss.run(every=0.01)
     return [name for name, done in boss.ended.items() if done]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,15 +1,9 @@
-"""A folder of its own for each test that leaves files where it runs."""
+"""Images and a run in the folder of a test."""
 
 from pathlib import Path
 
 import pytest
 from verb import LABELS, make_model, write_images, write_run
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

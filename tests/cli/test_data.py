@@ -38,9 +38,7 @@ def test_check_compares_data_sets_and_names_are_no_markup(photos: str, capsys: p
     assert "in more than one data set: 1" in out
 
 
-def test_missing_and_broken_images_are_status_1_and_one_line(
-    photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_or_broken_images_are_one_line(photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "pictures" / "03.png").unlink()
     (tmp_path / "pictures" / "04.png").write_bytes(b"no image")
     assert main(["data", "check", photos]) == 1

@@ -18,20 +18,12 @@ from pivotpatch.data.address import open_records
 from pivotpatch.data.records import RecordSet
 from pivotpatch.inference.score_file import read_scores
 from pivotpatch.models.checkpoint import save_checkpoint
-from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.runtime.values import Calibration
 
 
 def evaluate(capsys: Errors, *words: str) -> dict[str, Any]:
     return read_json(capsys, "evaluate", *words)
-
-
-def make_run() -> Classifier:
-    Path("train.csv").write_text("image,labels\n0.png,cat\n1.png,cat|dog\n2.png,cat|fish\n3.png,dog\n")
-    model = save("model")
-    write_run("run", model, "data.val_fraction=0")
-    return model
 
 
 def read_photos() -> RecordSet:
@@ -46,10 +38,10 @@ def forget(label: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["fitted", "prior", None])
-def test_rules_of_a_model_decide_about_the_labels_that_are_judged(
-    policy: str | None, photos: Path, capsys: Errors
-) -> None:
-    model = make_run()
+def test_rules_of_a_model_decide_about_labels_that_are_judged(policy: str | None, photos: Path, capsys: Errors) -> None:
+    model = save("model")
+    Path("train.csv").write_text("image,labels\n0.png,cat\n1.png,cat|dog\n2.png,cat|fish\n3.png,dog\n")
+    write_run("run", model, "data.val_fraction=0")
     model.thresholds = (0.4, 0.45, 0.6)
     model.calibration = Calibration("tde", "platt", (3.0, 2.0, 1.0), (0.1, 0.0, -0.1))
     save_checkpoint(model, "run/best", overwrite=True)

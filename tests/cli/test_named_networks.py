@@ -47,9 +47,7 @@ def test_somebody_elses_network_is_evaluated_with_patches_if_asked(theirs: Path,
         ("regions = true\ntemperature = 2.0", {"patching": Patching(temperature=2.0), "regions": True}),
     ],
 )
-def test_weights_with_patches_are_cut_as_the_recipe_says(
-    said: str, options: dict[str, Any], photos: Path, capsys: Errors
-) -> None:
+def test_patches_are_cut_as_the_recipe_says(said: str, options: dict[str, Any], photos: Path, capsys: Errors) -> None:
     """As those of MLC-PAT, which have three outputs."""
     torch.manual_seed(0)
     model = PatchClassifier("test_resnet", LABELS, image_size=2 * SIZE, **options)

@@ -17,7 +17,6 @@ from pivotpatch.cli.main import main
 from pivotpatch.inference.engine import open_engine
 from pivotpatch.models.checkpoint import save_checkpoint
 from pivotpatch.models.patch_classifier import PatchClassifier
-from pivotpatch.runtime.predictor import TAGGER, Predictor
 
 LABELS = ("cat", "dog", "[red]hat")
 COUNT = 20
@@ -25,9 +24,8 @@ Errors = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with 20 pictures and a network that was never trained."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     generator = np.random.default_rng(0)
     Path("photos").mkdir()
@@ -35,11 +33,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Image.fromarray(generator.integers(0, 256, (80, 60, 3), dtype=np.uint8)).save(f"photos/{place:02d}.png")
     torch.manual_seed(0)
     save_checkpoint(PatchClassifier("test_resnet", LABELS, image_size=32), "model")
-    return tmp_path
+    return here
 
 
 def predict(capsys: Errors, *words: str) -> str:
-    """What is printed."""
     assert main(["predict", "--model", "model", *words]) == 0
     return capsys.readouterr().out
 
@@ -89,14 +86,6 @@ def test_another_network_of_the_same_name_does_not_go_on(here: Path, capsys: Err
 def test_one_network_has_one_digest_however_a_device_wants_it(here: Path) -> None:
     one, other = (open_engine("model", device="cpu", fold=fold) for fold in (True, False))
     assert one.digest() == other.digest()
-
-
-def test_the_bundled_tagger_is_one_model_with_torch_and_without() -> None:
-    one, other = Predictor.load().engine, open_engine("tagger", device="cpu")
-    assert (one.digest(), one.labels) == (other.digest(), other.labels)
-    assert one.thresholds == other.thresholds
-    sizes = [TAGGER.with_name(name).stat().st_size for name in (TAGGER.name, "model.safetensors")]
-    assert sizes[0] < 1.2e6 < 7e6 < sizes[1]  # the graph has its weights from there
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:

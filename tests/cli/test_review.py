@@ -22,8 +22,7 @@ Errors = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def model(here: Path) -> None:
     save_checkpoint(make_model(), "model")
 
 
@@ -70,9 +69,7 @@ def test_a_folder_a_table_tags_and_a_run_can_be_named(monkeypatch: pytest.Monkey
     assert np.isnan(held.pile.doubts.probs[:, 1]).all()  # the model knows no wolf
 
 
-def test_unknown_stays_unknown_from_the_page_to_the_loss_and_the_metrics(
-    monkeypatch: pytest.MonkeyPatch, capsys: Errors
-) -> None:
+def test_unknown_stays_unknown_from_the_page_to_the_metrics(monkeypatch: pytest.MonkeyPatch, capsys: Errors) -> None:
     """One label is followed: a dog that is corrected, one that nobody can tell, images that nobody looked at."""
     write_images("train", 40)
     before = open_records("train.csv").target().numpy()

@@ -48,19 +48,17 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path) -> Path:
     """A folder with 400 images, three of which cannot be read, and their tags by one process in one.jsonl."""
-    monkeypatch.chdir(tmp_path)
     write_pictures(Path("pictures"), COUNT, broken=BROKEN)
     Path("workers").mkdir()
     tag_pictures(Trouble(), find_images(["pictures"]), Path("one.jsonl"))
-    return tmp_path
+    return here
 
 
 def tag(
     out: str, engine: Trouble | None = None, *, progress: Callable[[int], None] = lambda _: None, **options: Any
 ) -> Summary:
-    """Tag all images by two workers."""
     engine = engine or Trouble(folder=str(Path("workers").resolve()), pause=0.05)
     summary = tag_pictures(
         engine,

@@ -155,9 +155,7 @@ def test_a_pickled_tagger_is_the_same(tagger: PatchTagger) -> None:
     assert len({pickle.dumps(each) for each in [tagger, *others]}) == 4
 
 
-def test_a_model_that_is_not_there_or_fails_is_an_exception(
-    means: PatchTagger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_is_gone_or_fails_is_an_exception(means: PatchTagger, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Means):
         def ask(self, images: Pixels) -> Answer[Array]:
             raise InputError("means", "it cannot be run", "export the model again")

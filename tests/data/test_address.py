@@ -36,8 +36,7 @@ def test_signs_in_names(text: str, location: str, split: str | None, options: di
     assert str(parse_address(readable)) == readable
 
 
-def test_a_table_or_folder_needs_no_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_table_or_folder_needs_no_scheme(here: Path) -> None:
     Path("a?b.csv").write_text("image,labels\na.png,cat\nb.png,dog\n")
     assert open_records("a?b.csv").name == "table:a%3Fb.csv"
     Path("shown/cat").mkdir(parents=True)

@@ -36,8 +36,7 @@ def test_a_place_that_cannot_be_meant_is_refused_at_once(tmp_path: Path) -> None
         MultiLabelClassifier.from_pretrained(tmp_path / "m")
 
 
-def test_a_card_says_what_the_model_knows_and_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_card_says_what_the_model_knows_and_its_code_runs(here: Path) -> None:
     model = make_network(overlap=0.25, source_size=64)
     fit_made_up(model)
     told = Card(license="cc-by-4.0", text="Seen *nothing* yet.\n", metrics={"mAP | test": 81.25, "mAP\nval": "80 ± 1"})
@@ -82,9 +81,7 @@ def test_what_lies_beside_a_checkpoint_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_only_the_checkpoint_is_fetched_and_only_once(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_checkpoint_alone_is_fetched_once(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy is opened without a connection, and nothing is waited for."""
     model = make_network()
     model.save_pretrained(tmp_path / "m")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_networks import TINY
 
 from pivotpatch import load_checkpoint, save_checkpoint
 from pivotpatch.cli.main import main
@@ -23,8 +24,7 @@ from pivotpatch.training.step import take_step
 from pivotpatch.training.task import StudentTask, make_task
 
 SCENES = "scenes:@train?count=32&size=64"
-TINY = ["model.backbone=test_resnet", "model.pretrained=false", "model.image_size=64", "output.trackers=[]"]
-PLAIN = ["augment.cutout=0", "augment.operations=0", "ema.decay=0", "data.val_fraction=0", "data.workers=0"]
+PLAIN = ["augment.cutout=0", "augment.operations=0", "ema.decay=0", "data.val_fraction=0"]
 
 
 def make(*labels: str, seed: int = 0) -> MultiLabelClassifier:

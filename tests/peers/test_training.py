@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from made_networks import PEER_OPTIONS as OPTIONS
+from made_networks import TINY
 
 from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
@@ -21,20 +22,12 @@ from pivotpatch.training.processes import make_accelerator
 from pivotpatch.training.task import RevealingTask, RewardedTask, make_loss, make_task
 
 SCENES = "scenes:@train?count=32&size=64"
-TINY = (
-    f"data.train={SCENES}",
-    "data.workers=0",
-    "model.backbone=test_resnet",
-    "model.pretrained=false",
-    "model.image_size=64",
-    "output.trackers=[]",
-)
 
 
 def configure(head: str, *changes: str) -> RunConfig:
     stated = ", ".join(f"{key} = {value}" for key, value in OPTIONS.get(head, {}).items())
     options = [f"model.head_options={{{stated}}}"]
-    return load_config(None, [*TINY, f"model.head={head}", *options, *changes])
+    return load_config(None, [f"data.train={SCENES}", *TINY, f"model.head={head}", *options, *changes])
 
 
 def write_vectors(folder: Path, lines: str) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from made_networks import PEER_OPTIONS as OPTIONS
+from made_networks import TINY
 from PIL import Image
 
 from pivotpatch.cli.main import main
@@ -23,22 +24,18 @@ KINDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_a_system_goes_through_every_verb(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_system_goes_through_every_verb(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = OPTIONS.get(name.removesuffix(" pat"), {})
     stated = "{" + ", ".join(f"{key} = {value}" for key, value in options.items()) + "}"
-    tiny = ["model.backbone=test_resnet", "model.pretrained=false", "model.image_size=64", "output.trackers=[]"]
-    paced = ["train.epochs=1", "train.batch_size=8", "data.workers=0", f"model.head_options={stated}", *KINDS[name]]
+    paced = ["train.epochs=1", "train.batch_size=8", f"model.head_options={stated}", *KINDS[name]]
     train, held = (SCENES.format(split=split) for split in ("train", "val"))
 
     def say(*words: str) -> str:
         assert main(list(words)) == 0, words
         return capsys.readouterr().out
 
-    assert "steps" in say("train", train, *tiny, *paced, "--out", "run", "--dry-run")
-    say("train", train, *tiny, *paced, "--out", "run")
+    assert "steps" in say("train", train, *TINY, *paced, "--out", "run", "--dry-run")
+    say("train", train, *TINY, *paced, "--out", "run")
     around = ["--patch-inference"] if not name.endswith(" pat") else []
     found = json.loads(say("evaluate", "run", held, *around, "--resamples", "0", "--save", "scores.parquet", "--json"))
     assert {"image", "patch", "tde"} <= found["kinds"].keys()

@@ -18,7 +18,7 @@ from pivotpatch.errors import InputError
 from pivotpatch.process import Share
 from pivotpatch.runtime.bulk import ALONE, FITTED, tag_pictures
 from pivotpatch.runtime.files import find_images
-from pivotpatch.runtime.parts import Summary, TagJob
+from pivotpatch.runtime.parts import TagJob
 from pivotpatch.runtime.prediction import TagRule
 from pivotpatch.runtime.predictor import Predictor
 
@@ -28,15 +28,14 @@ Row = dict[str, Any]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path) -> Path:
     """A folder with 23 pictures, three of which cannot be read."""
-    monkeypatch.chdir(tmp_path)
     write_pictures(Path("pictures"), COUNT, broken=BROKEN)
     Path("out").mkdir()
-    return tmp_path
+    return here
 
 
-def tag(name: str, **options: Any) -> Summary | None:
+def tag(name: str, **options: Any) -> Any:
     return tag_pictures(ENGINE, find_images(["pictures"]), Path("out") / name, batch_size=4, **options)
 
 
@@ -89,13 +88,10 @@ def check_finished(name: str = "tags.jsonl") -> None:
     ("name", "threads", "rule"),
     [("a.parquet", 1, TagRule(threshold=0.5, top_k=1)), ("a.jsonl", 3, FITTED), ("a.csv", 1, TagRule(0.0))],
 )
-def test_rows_are_those_of_a_predictor_and_a_data_set_of_their_own(
-    name: str, threads: int, rule: TagRule, here: Path
-) -> None:
+def test_rows_are_those_of_a_predictor_and_a_data_set_too(name: str, threads: int, rule: TagRule, here: Path) -> None:
     done: list[tuple[str, int, int | None]] = []
     note = {"model": "greens"}
     summary = tag(name, threads=threads, rule=rule, all_probs=True, note=note, progress=lambda *told: done.append(told))
-    assert summary is not None
     assert (summary.settings["model"], summary.settings["labels"]) == ("greens", list(ENGINE.labels))
     assert done == [("tag", min(4 * batch, COUNT), COUNT) for batch in range(7)]
     predictor, rows, expected = Predictor(ENGINE), read(Path("out") / name), expect(rule)
@@ -129,8 +125,7 @@ def test_a_name_that_is_no_unicode_does_not_end_the_work(here: Path) -> None:
     except OSError:
         pytest.skip("this disk takes only names in UTF-8")
     for name in ("tags.csv", "tags.jsonl", "tags.parquet"):
-        summary = tag_pictures(Means(), iter(names), Path(name))
-        assert summary is not None
+        summary: Any = tag_pictures(Means(), iter(names), Path(name))
         assert (summary.tagged, summary.failed) == (2, 1)
         (failed,) = Path(f"{name}.failures.jsonl").read_text("utf-8").splitlines()
         assert json.loads(failed)["picture"] == names[1]
@@ -223,7 +218,6 @@ def test_finished_work_is_replaced_only_when_that_is_asked_for(here: Path) -> No
     tag("tags.jsonl")
     before = Path("out/tags.jsonl").stat().st_mtime_ns
     late = tag("tags.jsonl", share=Share(1, 2))  # has nothing to do
-    assert late is not None
     assert late.tagged == COUNT - len(BROKEN)
     with pytest.raises(InputError, match="tags.jsonl: exists already"):
         tag("tags.jsonl", rule=TagRule(top_k=1))

@@ -39,14 +39,13 @@ def test_names_that_leave_the_root_are_refused(root: str) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(here: Path) -> Path:
     names = "b.jpg", "a.PNG", "notes.txt", "deep/c.webp", "deep/er/d.tif", ".hidden/e.jpg", "deep/.f.jpg", "[x].jpg"
     for name in names:
         path = Path("photos") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    return tmp_path
+    return here
 
 
 def test_folders_patterns_and_lines_name_images_in_order(here: Path) -> None:
@@ -79,9 +78,7 @@ def test_folders_patterns_and_lines_name_images_in_order(here: Path) -> None:
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_heic_files_are_images_where_the_extra_is_installed(
-    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heic_files_are_images_with_the_extra(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.HEIC", "b.jpg", "c.MOV", ".hidden.heic"):
         (tmp_path / name).touch()
     monkeypatch.setattr(files, "find_spec", lambda name: object() if installed else None)

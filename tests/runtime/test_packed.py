@@ -26,10 +26,9 @@ NAMES = [f"{place:04d}.png" for place in range(COUNT)]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def here(here: Path) -> Path:
     write_pictures(Path("pictures"), COUNT, broken=BROKEN)
-    return tmp_path
+    return here
 
 
 def read_images() -> list[bytes]:

@@ -61,9 +61,7 @@ SLOW_TO_IMPORT = {"numpy", "PIL", "rich", "onnxruntime"}
         (("predict", str(COFFEE), "--json"), 0, {"rich", "scipy", "pandas", "onnx", "starlette"}),
     ],
 )
-def test_nothing_is_imported_that_a_command_does_not_need(
-    words: tuple[str, ...], status: int, unused: set[str], tmp_path: Path
-) -> None:
+def test_nothing_unneeded_is_imported(words: tuple[str, ...], status: int, unused: set[str], tmp_path: Path) -> None:
     """A mistake is told in a moment, and a photo is tagged without what only a screen or training needs."""
     ran = run(MAIN, *words, folder=tmp_path, before=LIST)
     assert ran.returncode == status, ran.stderr

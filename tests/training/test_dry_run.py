@@ -35,13 +35,10 @@ def try_changes(*changes: str, recipe: Path | None = None) -> DryRun:
         ("voc2007-resnet101-mcar", "task.kind=crops", 20),
     ],
 )
-def test_recipes_pass_a_dry_run(
-    name: str, change: str, labels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipes_pass_a_dry_run(name: str, change: str, labels: int, here: Path) -> None:
     """On the smallest images that the model takes."""
-    monkeypatch.chdir(tmp_path)
-    write_all(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
+    write_all(here)
+    before = sorted(here.rglob("*"))
     changes = [*SMALL, "model.weights=", "model.image_size=32", change]
     if name.startswith("vg256"):
         changes += ["data.train=vg:data/vg256@train?min_images=1"]
@@ -50,7 +47,7 @@ def test_recipes_pass_a_dry_run(
     assert (tried.pictures, tried.val_pictures) == (train - round(train / 10), round(train / 10))
     assert tried.steps == load_config(find_recipe(name)).train.epochs * -(-tried.pictures // 2)
     assert tried.labels == labels
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(here.rglob("*")) == before
 
 
 def test_numbers_that_can_be_counted_are_exact_and_the_caller_keeps_its_settings() -> None:

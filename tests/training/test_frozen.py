@@ -87,16 +87,13 @@ def test_what_is_kept_gives_the_same_run_and_nothing_is_computed_again(
     assert read_run(tmp_path / "again") == read_run(whole)
 
 
-def test_a_dry_run_tells_what_heads_alone_take_and_what_all_of_it_would(
-    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_tells_what_heads_alone_take_and_what_all_of_it_would(start: str, here: Path) -> None:
     tried = try_run(freeze(start), make_accelerator(freeze(start)))
     assert (tried.pictures, tried.val_pictures, tried.steps, tried.held_bytes) == (58, 14, 40, 0)
     assert tried.seconds > 40 * tried.seconds_per_step + tried.seconds_per_validation > 0
     told = r"the backbone of .* is trained already; --full would train everything, in about \d+ (s|minutes)$"
     assert re.search(told, tried.choices["model.frozen"])
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(("stage", "done"), [("features", 40), ("features", 66), ("train", 22)])
@@ -184,9 +181,7 @@ def change_overlap(run: Run, _: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "computed"), [(change_image, 1), (change_backbone, 40), (change_overlap, 40), (lambda *_: None, 0)]
 )
-def test_what_is_stale_has_another_name(
-    change: Callable[[Run, Path], None], computed: int, start: str, tmp_path: Path
-) -> None:
+def test_stale_has_another_name(change: Callable[[Run, Path], None], computed: int, start: str, tmp_path: Path) -> None:
     table = write_images(tmp_path / "images")
     run = build(freeze(start), keep=None)
 
