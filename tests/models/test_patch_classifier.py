@@ -44,6 +44,8 @@ def test_a_closer_look_is_the_definition(head: str, size: int, grid: int, overla
     closer = draw(2, 3, size, size)
     seen: list[torch.Size] = []
     with torch.inference_mode():
+        views = model.embed_views(images, draw(2, 4, 3, 32, 32), closer)
+        later = model.project_closer(Embeddings(*(part[1:] for part in views if part is not None)))  # any rows of them
         features = model.backbone(closer)
         model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
         found, first = look(model, images, closer), model.head(model.backbone(images))
@@ -61,13 +63,13 @@ def test_a_closer_look_is_the_definition(head: str, size: int, grid: int, overla
     tde = p + LAM * q
     torch.testing.assert_close(tuple(found), (p, patch, weights, q, tde, torch.sigmoid(tde / (1 + LAM))))
     torch.testing.assert_close((alone.image_logits, alone.pooled_logits), (image, q))
+    torch.testing.assert_close(tuple(later), tuple(value[1:] for value in found))
     assert seen == [images.shape, closer.shape, images.shape, closer.shape]  # one pass stands for all patches
     assert weights.std(dim=1).mean() > 0.02  # so that a wrong order or temperature would be seen
 
 
-@pytest.mark.parametrize("head", list(HEADS))
-def test_regions_are_patches_of_the_feature_map_and_take_one_pass(head: str, tmp_path: Path) -> None:
-    model = make_closer(head=head)
+def test_a_model_of_regions_sees_the_image_alone_in_one_pass(tmp_path: Path) -> None:
+    model = make_closer()
     model.regions = True
     images = draw(2, 3, 96, 96)
     seen: list[torch.Size] = []
@@ -76,20 +78,8 @@ def test_regions_are_patches_of_the_feature_map_and_take_one_pass(head: str, tmp
         found = model(images)
         assert seen == [images.shape]
         again = model.forward_views(images, images[:, None, :, :0])
-        features = model.backbone(images)  # three places a side: the middle is in two regions
-        rows = []
-        for image in features:
-            regions = [image[None, :, r : r + 2, c : c + 2] for r in (0, 1) for c in (0, 1)]
-            row = []
-            for label in range(3):
-                embedded = [model.head.embed(region) for region in regions]
-                logits = torch.tensor([float(model.patch_projection(each)[0, label]) for each in embedded])
-                heat = torch.tensor([float(model.weight_projection(each)[0, label]) / TEMPERATURE for each in embedded])
-                row.append(float((heat.exp() / heat.exp().sum()) @ logits))
-            rows.append(row)
-    torch.testing.assert_close(found.pooled_logits.float(), torch.tensor(rows), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.image_logits, model.head(features))
-    torch.testing.assert_close(tuple(again), tuple(found))
+        expected = model.project_embeddings(Embeddings(*model.embed_regions(images)))
+    torch.testing.assert_close((tuple(found), tuple(again)), (tuple(expected),) * 2)
     save_checkpoint(model, tmp_path / "model")
     loaded = PatchClassifier.from_pretrained(tmp_path / "model")
     assert (loaded.regions, loaded.patch_cost, loaded.patching) == (True, 0.0, model.patching)
@@ -125,21 +115,3 @@ def test_a_closer_look_has_its_own_calibration_at_the_size_that_it_was_fitted_to
     assert model.find_calibration(closer_size=None) is patches
     model.patching, model.adaptive = Patching(closer_size=48), Adaptive(image, (0.0, 1.0))
     assert model.find_calibration(closer_size=48) is patches
-
-
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("patch_size", [None, 16])
-def test_embeddings_and_what_is_projected_from_them_are_all_that_the_model_says(head: str, patch_size: int) -> None:
-    model = make_network(head=head, patch_size=patch_size).double()
-    side = patch_size or 32
-    images, patches, closer = draw(2, 3, 32, 32), draw(2, 4, 3, side, side), draw(2, 3, 96, 96)
-    with torch.inference_mode():
-        embeddings = model.embed_views(images, patches, closer)
-        later = Embeddings(
-            *(part[1:] for part in embeddings if part is not None)
-        )  # any rows of them, at any later time
-        expected = model.forward_views(images, patches), look(model, images, closer)
-        for found, said in zip((model.project_embeddings, model.project_closer), expected, strict=True):
-            torch.testing.assert_close(tuple(found(later)), tuple(value[1:] for value in said))
-    assert (expected[0].tde_logits - expected[1].tde_logits).abs().max() > 0.1
-    assert model.embed_views(images, patches)[2:] == (None, None)
