@@ -76,9 +76,7 @@ def test_draws_are_uniform_and_signed() -> None:
 
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize(("grid", "overlap"), [(1, 0.0), (2, 0.0), (3, 0.5)])
-def test_views_are_resized_cut_from_the_image_or_the_source_and_normalised(
-    native: bool, grid: int, overlap: float
-) -> None:
+def test_views_are_resized_cut_from_image_or_source_and_normalised(native: bool, grid: int, overlap: float) -> None:
     images = photographs(2, (64, 80))
     model = make_model(grid=grid, overlap=overlap, source_size=64 if native else None)
     views = make_views(model, images)

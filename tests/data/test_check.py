@@ -164,9 +164,7 @@ def test_what_is_found_before_training_is_what_decoding_would_find(embedded: boo
     assert told == [("look at images", 2 * len(records), 2 * len(records))]
 
 
-def test_of_very_many_images_some_are_opened_and_all_must_be_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_images_some_are_opened_and_all_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "_OPENED", 4)
     files = {f"{place}.jpg": b"no image" if place else noise(0) for place in range(11)}
     records = write_files(tmp_path, files, extra=("gone.jpg",))
@@ -205,9 +203,7 @@ LISTS = "(?delimiter=%2C parts them at commas, ?delimiter=%20 at blanks)"
      "b a, b b"),
     ({"labels": ["cat, dog", "cow|eel", "cow"]}, f"1 label is perhaps a list {LISTS}: cat, dog"),
 ])  # fmt: skip
-def test_columns_that_are_perhaps_read_wrongly_are_told(
-    tmp_path: Path, columns: dict[str, list[Any]], line: str | None
-) -> None:
+def test_columns_perhaps_read_wrongly_are_told(tmp_path: Path, columns: dict[str, list[Any]], line: str | None) -> None:
     address = f"table:{write_table(tmp_path / 't.csv', {'image': list('abc'), **columns})}"
     told = [note for note in check(open_records(address), depth="labels").notes if "seen in one" not in note]
     assert [note.removeprefix(f"{address[6:]}: ") for note in told] == ([] if line is None else [line])

@@ -144,9 +144,7 @@ def test_whole_file_arrives(announced: str | None, file_server: FileServer, tmp_
 
 
 @pytest.mark.parametrize("change", ["none", "no ranges", "shorter"])
-def test_next_call_resumes_what_an_earlier_one_left_or_starts_over(
-    file_server: FileServer, tmp_path: Path, change: str
-) -> None:
+def test_a_call_resumes_an_earlier_one_or_starts_over(file_server: FileServer, tmp_path: Path, change: str) -> None:
     served = file_server.serve("new/a.zip", CONTENT)
     file_server.moved["/a.zip"] = "/new/a.zip"
     served.cuts.append(20_000)
@@ -186,9 +184,7 @@ def test_address_that_cannot_be_used_is_named(url: str, message: str, tmp_path: 
         download_file(RemoteFile(url), tmp_path)
 
 
-def test_silent_server_runs_into_the_timeout(
-    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_server_times_out(file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pivotpatch.data.prepare._TIMEOUT", 0.1)
     file_server.serve("a.zip", CONTENT).pause = 0.6
     with pytest.raises(InputError, match=r"timed out"):

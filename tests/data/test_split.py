@@ -131,9 +131,7 @@ def test_table_opens_again_with_all_that_went_in(place: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("encoded", [True, False])
-def test_images_without_files_go_into_the_parquet(
-    encoded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_without_files_go_into_parquet(encoded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pivotpatch.data.split._BATCH", 16)
     pixels = [np.asarray(picture(index)) for index in range(COUNT)] * 3
     files = [bytes_of(index) for index in range(COUNT)] * 3

@@ -1,6 +1,7 @@
 """What a run begins with."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,15 +100,12 @@ def test_all_faults_of_the_data_are_told_together_before_any_work(tmp_path: Path
     assert {Path(line.split(":")[0]).name for line in told[:5]} == {
         "0003.png", "0004.png", "0007.png", "0008.png", "x.png"
     }  # fmt: skip
-    read = open_data(load_config(None, [changes[0], "data.on_error=skip"]))
-    assert read.val is not None
+    read: Any = open_data(load_config(None, [changes[0], "data.on_error=skip"]))
     assert len(read.train) + len(read.val) == 41
     assert open_data(load_config(None, changes[:1]), look=False).train.labels == read.train.labels
 
 
-def test_images_that_choose_or_judge_a_model_may_lack_labels_and_are_told_where_it_learns_from_them(
-    tmp_path: Path,
-) -> None:
+def test_images_that_choose_or_judge_may_lack_labels_and_are_told_where_it_learns_from_them(tmp_path: Path) -> None:
     train, val = tmp_path / "train.csv", tmp_path / "val.csv"
     train.write_text("image,labels\na,cat|dog\nb,cow\nc,dog\n")
     val.write_text("image,labels\nc,dog\nd,cat|eel\n./a,\n")
@@ -115,8 +113,7 @@ def test_images_that_choose_or_judge_a_model_may_lack_labels_and_are_told_where_
     changes = [f"data.train={train}", f"data.val={val}", f"data.test=['{val}']"]
     for name in "abcd":
         Image.new("RGB", (4, 4)).save(tmp_path / name, "png")
-    read = open_data(load_config(None, changes), tell=told.append)
-    assert read.val is not None
+    read: Any = open_data(load_config(None, changes), tell=told.append)
     expected = [[0.0, float("nan"), 1.0], [1.0, float("nan"), 0.0], [0.0, float("nan"), 0.0]]  # cat, cow, dog
     for records in (read.val, *read.tests.values()):
         assert records.labels == read.train.labels
@@ -139,8 +136,7 @@ def test_teachers_of_some_labels_hold_out_the_images_of_their_student() -> None:
     whole = open_training_records(load_config(None, [scenes]))
     some = open_training_records(load_config(None, [scenes, "data.labels=['seven', 'one']"]))
     assert some.train.labels.names == ("seven", "one")
-    for all_labels, two in ((whole.train, some.train), (whole.val, some.val)):
-        assert all_labels is not None
-        assert two is not None
+    for part in ("train", "val"):
+        all_labels, two = (getattr(each, part) for each in (whole, some))
         assert torch.equal(two.target(), all_labels.keep_labels(["seven", "one"]).target())
         assert [record.name for record in two] == [record.name for record in all_labels]

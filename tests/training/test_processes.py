@@ -63,9 +63,7 @@ def alone(changes: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_torchrun_stops_on_agreement_resumes_and_ends_like_one_process(
-    changes: list[str], alone: Path, tmp_path: Path
-) -> None:
+def test_torchrun_stops_resumes_and_ends_like_one_process(changes: list[str], alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = start_torchrun(*changes, "--out", str(out))
     while first.poll() is None and not (out / "log.jsonl").exists():

@@ -27,17 +27,6 @@ EVERY_RECIPE = list_recipes()
 RECIPES = [recipe for recipe in EVERY_RECIPE if recipe.name != "tagger"]  # which brings no images
 OTHERS = (*PEERS, "mcar", "cpsd", "hcp", "splicemix")  # other systems, in settings of their own
 METHODS = ("asl", "bce", "pat", "patch_only", "det", "int", "regions", "taught", *OTHERS)
-# mAP of the rows of the paper's tables, typed from them; of table 5 what 2 has not.
-TABLES = {
-    "table 1": [
-        *(78.3, 83.0, 83.7, 83.8, 83.8, 83.1, 84.8, 85.0),
-        *(86.6, 87.3, 88.4, 88.7, 90.6, 87.3, 89.2, 89.5, 91.0),
-        *(90.0, 90.1, 90.5, 91.3, 91.4, 91.7),
-    ],
-    "table 2": [84.0, 89.7, 90.6, 90.9, 91.9, 92.0, 95.0, 94.8, 95.8, 96.0, 96.1, 96.2],
-    "table 3": [47.7, 49.9, 53.9, 56.2, 57.7, 59.5],
-    "table 5": [96.6, 96.7, 96.9],
-}
 NAME = re.compile(rf"(coco|voc2007|vg256)-([a-z0-9_]+)(?:-(q2l|mldec))?-({'|'.join(METHODS)})")
 BACKBONES = {
     "resnet101": ("resnet101.tv_in1k", 448),
@@ -135,12 +124,6 @@ def test_dependent_and_independent_training_differ_in_nothing_else() -> None:
     assert labels is not None
     assert {"car", "parking meter"} <= set(labels)  # the pair that the paper names
     assert dependent == independent.model_copy(update={"task": dependent.task})
-
-
-def test_every_row_of_the_tables_has_a_recipe() -> None:
-    for table, figures in TABLES.items():
-        found = [recipe.published for recipe in RECIPES if recipe.source.startswith(f"{table}, row")]
-        assert sorted(figure for figure in found if figure is not None) == sorted(figures), table
 
 
 def test_a_baseline_differs_in_the_task_alone() -> None:

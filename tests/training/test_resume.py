@@ -166,9 +166,7 @@ def test_images_of_which_none_can_be_read_are_an_error(part: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_at_each_change_of_its_folder_ends_the_same(
-    reference: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_run_killed_at_each_change_of_its_folder_ends_the_same(reference: dict[str, object], tmp_path: Path) -> None:
     """Each start is killed one change later than the one before, so that no place in a save is left out."""
     out, touch, in_between, saved = tmp_path / "run", 8, 0, 0
     status = TrainingProcess(out, SHORT, dies_at_touch=touch).wait()  # the ninth begins the first save
