@@ -69,9 +69,7 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @slow
 @pytest.mark.parametrize(("name", "tolerance"), [("native", 2e-2), ("wrapped", 1e-4), ("regions", 1e-3)])
-def test_a_network_says_in_a_file_what_it_says_in_torch(
-    name: str, tolerance: float, request: pytest.FixtureRequest
-) -> None:
+def test_a_file_says_what_torch_says(name: str, tolerance: float, request: pytest.FixtureRequest) -> None:
     engine, path, agreement = request.getfixturevalue(name)
     assert list(path.parent.iterdir()) == [path]
     assert agreement.size == path.stat().st_size

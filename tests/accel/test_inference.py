@@ -33,9 +33,7 @@ def count(network: nn.Module, kind: type[nn.Module]) -> int:
     ],
 )
 @torch.no_grad()
-def test_the_answer_stays_and_norms_and_passes_over_memory_go(
-    name: str, left: int, fused: int, finished: int, blurs: int
-) -> None:
+def test_the_answer_stays_and_norms_and_passes_go(name: str, left: int, fused: int, finished: int, blurs: int) -> None:
     backbone, images = make_backbone(name), torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     folded = fold_norms(backbone, side=64)

@@ -104,9 +104,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     assert "another process reviews to it" in said.stderr
 
 
-def test_a_decision_that_finds_no_room_is_refused_and_the_next_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decision_without_room_is_refused_and_the_next_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "review.csv"
     with Session(out, LABELS) as session:
         session.decide(entry(1, {"1.jpg": {"cat": 1}}))
