@@ -59,12 +59,13 @@ def write_tar(path: Path, start: int = 0, stop: int = COUNT) -> None:
 
 
 def write_table(path: str, kind: str) -> None:
-    images: list[Any] = read_images() if kind != "path" else [f"pictures/{name}" for name in NAMES]
+    images = pa.array(read_images() if kind in ("bytes", "struct") else [f"pictures/{name}" for name in NAMES])
     if kind == "struct":
-        images = [{"bytes": image, "path": None} for image in images]
-    pq.write_table(
-        pa.table({"id": range(COUNT), "path" if kind == "path" else "image": images}), path, row_group_size=33
-    )
+        images = pa.StructArray.from_arrays([images, pa.nulls(COUNT, pa.string())], ["bytes", "path"])
+    column = "path" if kind == "path" else "image"
+    if kind == "category":
+        images = images.dictionary_encode()
+    pq.write_table(pa.table({"id": range(COUNT), column: images}), path, row_group_size=33)
 
 
 def test_shards_tables_lists_and_addresses_give_the_rows_of_a_folder(here: Path) -> None:
@@ -73,7 +74,7 @@ def test_shards_tables_lists_and_addresses_give_the_rows_of_a_folder(here: Path)
     Path("shards").mkdir()
     write_tar(Path("shards/0.tar"), 0, 40)
     write_tar(Path("shards/1.tar"), 40)
-    for kind in ("bytes", "struct", "path"):
+    for kind in ("bytes", "struct", "path", "category"):
         write_table(f"{kind}.parquet", kind)
     Path("names.txt").write_text("".join(f"pictures/{name}\n" for name in NAMES), "utf-8-sig")  # as Windows does
     memory = fsspec.filesystem("memory")
@@ -89,6 +90,7 @@ def test_shards_tables_lists_and_addresses_give_the_rows_of_a_folder(here: Path)
         (["struct.parquet"], "struct.parquet#"),
         (["bytes.parquet"], "bytes.parquet#"),
         (["path.parquet"], "pictures/"),
+        (["category.parquet"], "pictures/"),
         (["names.txt"], "pictures/"),
         (["memory://bucket/pictures"], "memory://"),
         (["memory://bucket/pictures/*"], "memory://"),

@@ -161,7 +161,7 @@ def _choose_column(schema: Any, file: str) -> tuple[str, bool]:
     """The column of images, as Parquet names it, and whether it holds their bytes or their names."""
     for name in filter(schema.names.__contains__, COLUMNS):
         pixels, _ = find_fields(schema, name)
-        if pixels is not None or str(schema.field(name).type) in ("string", "large_string", "string_view"):
+        if pixels is not None or _name_type(schema.field(name).type) in ("string", "large_string", "string_view"):
             return pixels or name, pixels is not None
     raise InputError(file, "has no column of images", f"call it one of {', '.join(COLUMNS)}")
 
@@ -172,8 +172,12 @@ def find_fields(schema: Any, column: str) -> tuple[str | None, str | None]:
     fields = [kind.field(place).name for place in range(kind.num_fields)] if str(kind).startswith("struct") else []
     if "bytes" in fields:
         return f"{column}.bytes", f"{column}.path" if "path" in fields else None
-    plain = str(kind).removeprefix("dictionary<values=")  # as pandas writes a category
-    return (column, None) if "binary" in re.split("[<,]", plain)[0] else (None, column)
+    return (column, None) if "binary" in _name_type(kind) else (None, column)
+
+
+def _name_type(kind: Any) -> str:
+    """Of values where they are a dictionary, as pandas writes a category; without what a type holds."""
+    return re.split("[<,]", str(kind).removeprefix("dictionary<values="))[0]
 
 
 def open_sources(listed: Iterable[Any], root: Path) -> Iterator[Opened]:
