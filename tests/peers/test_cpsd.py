@@ -14,7 +14,7 @@ from pivotpatch import load_checkpoint, save_checkpoint
 from pivotpatch.cli.main import main
 from pivotpatch.data.address import open_records
 from pivotpatch.errors import InputError
-from pivotpatch.models.classifier import MultiLabelClassifier
+from pivotpatch.models.classifier import Architecture, MultiLabelClassifier
 from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.views import Views
 from pivotpatch.peers.cpsd import Teachers, divide_labels, find_similarity
@@ -103,15 +103,19 @@ def test_teachers_that_cannot_teach_are_refused() -> None:
         (("task.kind=image", "mix.share=0.5"), "mix.share: is 0.5, and teachers see no grids"),
         (("task.kind=image", "mix.consistent=true"), "mix.consistent: there are no grids, mix.share is 0"),
         (("task.kind=image", "model.head=c_tran"), "model.head: c_tran is trained in a way of its own"),
+        (("task.kind=image", "model.start_from=start"), "model.head: rarl is trained in a way of its own"),
+        (("task.kind=image", "model.frozen=true"), "model.frozen: is true, and mix and distil look at images"),
     ],
 )
 def test_what_no_student_can_learn_is_refused_before_teachers_are_trained(
-    changes: tuple[str, ...], why: str, tmp_path: Path
+    changes: tuple[str, ...], why: str, here: Path
 ) -> None:
+    rarl = Architecture("test_resnet", "rarl", 64, head_options={"hidden": 20})
+    save_checkpoint(MultiLabelClassifier(rarl, ["one"]), here / "start")
     config = load_config(None, [f"data.train={SCENES}", *TINY, *PLAIN, "train.epochs=1", "distil.groups=1", *changes])
     with pytest.raises(InputError, match=why):
-        fit(config, tmp_path / "run")
-    assert not list(tmp_path.iterdir())
+        fit(config, here / "run")
+    assert not list(here.glob("run*"))
 
 
 def test_a_command_that_was_stopped_in_a_teacher_goes_on_when_it_is_given_again(

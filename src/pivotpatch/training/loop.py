@@ -23,7 +23,15 @@ from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.open import load_checkpoint
 from pivotpatch.peers.cpsd import divide_labels
 from pivotpatch.process import Progress, StopSignals, ignore
-from pivotpatch.training.build import Run, build_run, none_read, open_loader, open_training_records
+from pivotpatch.training.build import (
+    Run,
+    build_run,
+    choose_frozen,
+    make_model,
+    none_read,
+    open_loader,
+    open_training_records,
+)
 from pivotpatch.training.config import DistilSection, RunConfig, load_config, settle_config
 from pivotpatch.training.dry_run import tell_full_time
 from pivotpatch.training.features import FOLDER, Features
@@ -83,8 +91,8 @@ def fit(
 
 def _train_teachers(config: RunConfig, out: Path, **told: Any) -> tuple[str, ...] | FitResult:
     """Train the teachers of CPSD that are not there yet; their checkpoints, or how one ended that somebody stopped."""
-    check_extras(config)  # teachers that no student could learn from would take as long
     records, home = open_training_records(config).train, out.parent / f"{out.name}-teachers"
+    _check_student(config, records.labels.names)  # teachers that it could not learn from would take as long
     labels = divide_labels(records.labels.names, records.count_pairs(), config.distil.groups)
     for number, (name, group) in enumerate(labels.items(), 1):
         data = config.data.model_copy(update={"labels": group, "test": ()})
@@ -102,6 +110,14 @@ def _train_teachers(config: RunConfig, out: Path, **told: Any) -> tuple[str, ...
         if result.stopped_by is not None:
             return result
     return tuple(str(home / name / "best") for name in labels)
+
+
+def _check_student(config: RunConfig, labels: tuple[str, ...]) -> None:
+    """Refuse what CPSD's student would refuse when its teachers are there."""
+    with torch.random.fork_rng(devices=[]):
+        model = make_model(config, labels)
+    check_extras(config, head=model.architecture.head)
+    choose_frozen(config, model, torch.device("cpu"))
 
 
 def resume(out: Path, *, progress: Progress = ignore, report: Report = ignore, tell: Tell = ignore) -> FitResult:

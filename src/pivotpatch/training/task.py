@@ -335,7 +335,7 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
     loss, mix, distil = make_loss(config.loss), config.mix, config.distil
     if distil.teachers and isinstance(model, PatchClassifier):
         return _make_taught(model, loss, config)
-    check_extras(config)
+    check_extras(config, head=model.architecture.head)
     if distil.teachers:
         assert isinstance(model, MultiLabelClassifier)
         teachers = Teachers([_open_teacher(name) for name in distil.teachers], model)
@@ -351,16 +351,19 @@ def make_task(model: Classifier, config: RunConfig) -> Task:
     return PatchOnlyTask(model, loss) if config.task.kind == "patch_only" else PatchTask(model, loss)
 
 
-def check_extras(config: RunConfig) -> None:
-    """Refuse grids and teachers where no plain model is trained, or where one would hide the other."""
+def check_extras(config: RunConfig, *, head: str) -> None:
+    """Refuse grids and teachers where no plain model is trained, or where one would hide the other.
+
+    The `head` is that of the model, which a checkpoint may have brought.
+    """
     mix, distil = config.mix, config.distil
     asked = {"mix.share": mix.share, "distil.teachers": distil.teachers, "distil.groups": distil.groups}
     for name in (name for name, value in asked.items() if value and config.task.kind != "image"):
         raise InputError(name, f"task.kind is {config.task.kind}", "leave it out, or train task.kind=image")
     if mix.share and (distil.teachers or distil.groups):
         raise InputError("mix.share", f"is {mix.share}, and teachers see no grids", "leave it out, or distil")
-    if any(asked.values()) and config.model.head in ("c_tran", "rarl"):
-        wrong = f"{config.model.head} is trained in a way of its own, which grids or teachers would replace"
+    if any(asked.values()) and head in ("c_tran", "rarl"):
+        wrong = f"{head} is trained in a way of its own, which grids or teachers would replace"
         raise InputError("model.head", wrong, "take another head, or leave out mix.share and distil")
     if mix.consistent and not mix.share:
         raise InputError("mix.consistent", "there are no grids, mix.share is 0", "leave it out, or set mix.share=0.25")
