@@ -147,11 +147,12 @@ def test_training_takes_a_head_only_where_it_fits(tmp_path: Path) -> None:
         assert left is not None
         assert re.search(f"w.pth: its head is of {why}; this one starts anew", left)
     save_checkpoint(model, tmp_path / "ours")
-    file = tmp_path / "ours" / "model.safetensors"
-    assert PatchClassifier("test_resnet", LABELS, weights=file).left_out is None
-    left = PatchClassifier("test_resnet", LABELS[::-1], weights=file).left_out  # rows of other labels, as many
-    assert left is not None
-    assert "its head is of other labels, or in another order" in left
+    torch.save({"model": network.state_dict(), "idx_to_class": dict(enumerate(LABELS))}, tmp_path / "named.pth")
+    for file in (tmp_path / "ours" / "model.safetensors", tmp_path / "named.pth"):
+        assert PatchClassifier("test_resnet", LABELS, weights=file).left_out is None
+        left = PatchClassifier("test_resnet", LABELS[::-1], weights=file).left_out  # rows of other labels, as many
+        assert left is not None
+        assert "its head is of other labels, or in another order" in left
 
 
 @pytest.mark.parametrize("count", [1, 4, 6])

@@ -26,7 +26,7 @@ from pivotpatch.models.checkpoint import (
 )
 from pivotpatch.models.heads import HeadOption, PerLabel, make_head, project_embedding
 from pivotpatch.models.hub import Card, explaining_hub, fetch_folder, write_card
-from pivotpatch.models.weights import Allowance, load_exactly, read_weights, rename_published
+from pivotpatch.models.weights import Allowance, load_exactly, read_labels, read_weights, rename_published
 from pivotpatch.runtime.values import Adaptive, Calibration, Patching
 
 OWN_HEAD = "its own"
@@ -293,10 +293,9 @@ class SharedClassifier(Classifier):
         inner = "backbone.network."
         body = {name.removeprefix(inner): value for name, value in state.items() if name.startswith(inner)}
         load_exactly(self.backbone.network, body, where=str(path))
-        labels = self.labels
-        if path.name == WEIGHTS and path.with_name(DESCRIPTION).is_file():  # a checkpoint, which says whose they are
-            labels = tuple(read_description(path.parent).labels)
-        if labels != self.labels and len(labels) == len(self.labels):
+        ours = path.name == WEIGHTS and path.with_name(DESCRIPTION).is_file()
+        labels = read_description(path.parent).labels if ours else read_labels(path)
+        if labels is not None and tuple(labels) != self.labels and len(labels) == len(self.labels):
             self.left_out = f"{path}: its head is of other labels, or in another order; this one starts anew"
         elif {name: value.shape for name, value in state.items()} == {n: v.shape for n, v in self.state_dict().items()}:
             self.load_state_dict(state)
