@@ -137,6 +137,7 @@ def test_training_takes_a_head_only_where_it_fits(tmp_path: Path) -> None:
     network = make_timm()
     torch.save(network.state_dict(), tmp_path / "w.pth")
     model = PatchClassifier("test_resnet", LABELS, weights=tmp_path / "w.pth")
+    assert all(part.training for part in model.modules())
     for projection in (model.head.project, model.patch_projection, model.weight_projection):
         assert isinstance(projection, nn.Linear)
         torch.testing.assert_close(projection.weight, network.fc.weight)
