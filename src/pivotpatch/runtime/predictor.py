@@ -167,7 +167,8 @@ class Predictor:
         """What is in each of any number of images, in order; they are decoded while the model is at work.
 
         Args:
-            pictures: images.
+            pictures: images. Arrays may be written over once the next one is asked for; of a film that Pillow opened,
+                give copies of its frames, which are one image that moves on while threads still read it.
             threshold: as in `__call__`.
             skip: yield the error of an image that cannot be read in its place.
         """
