@@ -121,7 +121,7 @@ def test_a_full_disk_ends_a_run_and_leaves_its_last_good_state(
     if saved is None:
         fit(SHORT, out)  # the place is still free
     else:
-        assert told.endswith(f"; last/ holds step {saved}, --resume goes on there")
+        assert told.endswith(f"; {out / 'last'} holds step {saved}, --resume {out} goes on there")
         whole = {"config.toml", "environment.json", "log.jsonl", "last", "best", ".lock"}
         assert {path.name for path in out.iterdir()} <= whole  # nothing half-written
         assert read_step(out) == saved
@@ -148,7 +148,7 @@ def test_an_image_that_cannot_be_read_ends_a_run_that_can_go_on(tmp_path: Path) 
     folder = tmp_path / "images"
     config = make_config(f"data.train={write_images(folder)}", "data.hold=nothing", "data.workers=0")
     fit(config, tmp_path / "whole")
-    with pytest.raises(InputError, match=r"png: is in none of .*; last/ holds step 4, --resume goes on there$"):
+    with pytest.raises(InputError, match=r"png: is in none of .*/last holds step 4, --resume .*run goes on there$"):
         fit(config, tmp_path / "run", progress=when("train", 5, lambda: write_images(folder, broken=range(40))))
     write_images(folder)
     resume(tmp_path / "run")

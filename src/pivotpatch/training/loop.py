@@ -193,7 +193,9 @@ class _Trainer:
                 self.folder.write_metrics(metrics)
         except InputError as error:
             where, wrong, todo = error.parts
-            safe = f"last/ holds step {self.saved}, --resume goes on there" if self.saved else "nothing was saved yet"
+            safe = "nothing was saved yet"
+            if self.saved:
+                safe = f"{self.folder.last} holds step {self.saved}, --resume {self.folder.root} goes on there"
             raise InputError(where, wrong, f"{todo}; {safe}") from error
         return FitResult(metrics, stopped_by)
 
