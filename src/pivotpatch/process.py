@@ -94,6 +94,15 @@ def count_workers() -> int:
     return max(min(count_cores() // count_local_processes(), 12), 1)
 
 
+def wait_asleep() -> None:
+    """Let threads of torch sleep while they wait, unless the user says otherwise; to be called before it is imported.
+
+    Else each keeps a core busy that another program could use: two commands at once took twice as long. A command alone
+    is hardly slower.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def keep_freed_memory() -> bool:
     """Let this process keep the memory that it frees, for the next block of its kind; False where that cannot be told.
 

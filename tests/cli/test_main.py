@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 HEAVY = ("numpy", "torch", "torchvision", "timm", "pyarrow", "rich", "pydantic", "PIL", "huggingface_hub")
 # Of verbs other than predict, and of libraries that would import them where they are installed.
 UNUSED = ("accelerate", "matplotlib", "onnx", "onnxruntime", "pandas", "scipy", "sklearn", "starlette", "tensorboard")
@@ -30,6 +32,17 @@ def test_help_imports_nothing_heavy() -> None:
 def test_recipes_do_not_wait_for_torch() -> None:
     loaded = list_loaded("train", "coco-resnet101-pat", "--show-config")
     assert loaded.isdisjoint(("torch", "timm"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other libraries for threads")
+@pytest.mark.parametrize(("said", "turns"), [({}, "0"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")])
+def test_threads_of_torch_sleep_while_they_wait_unless_the_user_says_otherwise(
+    said: dict[str, str], turns: str
+) -> None:
+    code = "from pivotpatch.cli.main import main; main(); import torch"
+    told = {**os.environ, **said, "OMP_DISPLAY_ENV": "VERBOSE"}  # the library tells what it took when it was loaded
+    done = subprocess.run([sys.executable, "-c", code, "recipes"], env=told, capture_output=True, text=True, check=True)
+    assert f"GOMP_SPINCOUNT = '{turns}'" in done.stderr
 
 
 def test_a_reader_who_goes_away_is_no_fault_and_a_full_disk_is_told() -> None:

@@ -9,7 +9,7 @@ from io import TextIOWrapper
 from pivotpatch import __version__
 from pivotpatch.cli.usage import VERBS, add_verb
 from pivotpatch.errors import InputError, explain_missing
-from pivotpatch.process import keep_freed_memory
+from pivotpatch.process import keep_freed_memory, wait_asleep
 
 
 def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(build_parser(first if first in VERBS else None), argv)
     if argv is None:  # the process is this command's own
         keep_freed_memory()
+        wait_asleep()
     try:
         status = int(args.run(args))
         if sys.stdout:  # None where it was closed
