@@ -245,12 +245,12 @@ def test_a_compiled_model_is_the_same(images: str, monkeypatch: pytest.MonkeyPat
 def test_many_runs_of_a_process_are_compiled(images: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the teachers of CPSD and their student are, one after the other."""
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
-    for head in ("linear", "max", "csra", "linear"):
-        run = make_run(images, f"model.head={head}", "precision.compile=true")
-        compile_run(run, steps_left=1)
-        find_gradient(run, take_first(run))
+    # monkeypatch would delete the settings at the end, and whatever compiles later in this process would fail.
+    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
+        for head in ("linear", "max", "csra", "linear"):
+            run = make_run(images, f"model.head={head}", "precision.compile=true")
+            compile_run(run, steps_left=1)
+            find_gradient(run, take_first(run))
 
 
 def test_timing_a_step_changes_nothing(images: str) -> None:
