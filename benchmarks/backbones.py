@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from predict import measure
-from recording import describe_machine, write_json
+from recording import describe_machine, measure, write_json
 from torch import nn
 from word_vectors import fit_head, judge_head, pool_features
 

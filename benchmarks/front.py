@@ -137,8 +137,7 @@ def time_costs(costs: set[Cost], known: dict[str, Any], args: argparse.Namespace
     """Time each cost, and count the arithmetic of its pass; what is known already stays as it is."""
     import numpy as np
     import torch
-    from predict import measure
-    from recording import describe_machine, write_json
+    from recording import describe_machine, measure, write_json
 
     from pivotpatch.export import export_onnx
     from pivotpatch.inference.engine import open_engine

@@ -2,13 +2,11 @@
 
 import argparse
 import platform
-import time
-from collections.abc import Callable
 
-import numpy as np
 import sklearn
 import torch
 import torchmetrics
+from recording import measure
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 from torchmetrics.functional.classification import multilabel_average_precision
@@ -42,17 +40,6 @@ def call_pivotpatch(scores: Tensor, target: Tensor) -> list[float]:
     return [value for value in average_precision(scores, target).per_label if value is not None]
 
 
-def measure(functions: dict[str, Callable[[], list[float]]], rounds: int) -> dict[str, float]:
-    """Median seconds of each function; they take turns, so that a busy moment hits all alike."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            times[name].append(time.perf_counter() - start)
-    return {name: float(np.median(values)) for name, values in times.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -74,7 +61,7 @@ def main() -> None:
                 "scikit-learn": lambda s=scores, t=target: loop_scikit_learn(s, t),  # type: ignore[misc]
                 "torchmetrics": lambda s=scores, t=target: call_torchmetrics(s, t),  # type: ignore[misc]
             },
-            args.rounds,
+            rounds=args.rounds,
         )
         ratio = min(seconds["scikit-learn"], seconds["torchmetrics"]) / seconds["pivotpatch"]
         row = "".join(

@@ -11,10 +11,8 @@ the pictures themselves, so that each effort looks at the share of them that it 
 import argparse
 import json
 import platform
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +21,7 @@ import torch
 from inference import make_published
 from loading import write_photographs
 from PIL import Image
+from recording import measure
 
 from pivotpatch.export import export_onnx
 from pivotpatch.inference.engine import TorchEngine, open_engine
@@ -135,18 +134,6 @@ def aim_efforts(model: PatchClassifier, paths: list[Path]) -> None:
     model.adaptive = Adaptive(calibration, (0.0, 1.0))
     said = Predictor(TorchEngine(model, effort=0))(paths)
     model.adaptive = Adaptive(calibration, find_cutoffs(torch.tensor(np.stack([each.probs for each in said]))))
-
-
-def measure(ways: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
-    """Median seconds of each way, after one call that is not timed."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds + 1):
-        for name, run in ways.items():
-            start = time.perf_counter()
-            run()
-            if number:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def print_table(found: dict[str, dict[str, Any]]) -> None:
