@@ -178,7 +178,7 @@ def time_costs(costs: set[Cost], known: dict[str, Any], args: argparse.Namespace
     write_json(find_times(args.time), {**about, "costs": {**rows, **known["costs"]}})
 
 
-def build(cost: Cost) -> Any:
+def build(cost: Cost, backbone: str = "resnet50") -> Any:
     """A model of such a cost, with drawn weights."""
     from pivotpatch.models.classifier import Architecture, MultiLabelClassifier
     from pivotpatch.models.patch_classifier import PatchClassifier
@@ -187,11 +187,11 @@ def build(cost: Cost) -> Any:
     from pivotpatch.runtime.values import Patching
 
     if cost.regions:
-        shallow = Architecture("resnet50", cost.head, cost.size, head_options={"deep_regions": False})
+        shallow = Architecture(backbone, cost.head, cost.size, head_options={"deep_regions": False})
         return PatchClassifier(shallow, LABELS, patching=Patching(cost.regions), regions=True).eval()
     kinds: dict[str, Any] = {"crops": MCARClassifier, "windows": HCPClassifier, "": MultiLabelClassifier}
     kind = PatchClassifier if cost.patches else kinds[cost.look]
-    return kind("resnet50", LABELS, head=cost.head, image_size=cost.size).eval()
+    return kind(backbone, LABELS, head=cost.head, image_size=cost.size).eval()
 
 
 def count_flops(model: Any, cost: Cost) -> int:

@@ -6,6 +6,7 @@ Parts, each one curve or more:
 
 - grid, resolution: forward and backward of PAT-T's network on views that lie on the device, the floor of `training.py`;
 - labels: the same for each head; where a batch is too large for the device a quarter of it is tried, and so on;
+- systems: the same for every head there is, of a plain model and of PAT-T, and for MCAR and HCP;
 - metrics: the asymmetric loss on the device, average precision and the audit of pairs on the CPU, for 2,000 pictures;
 - processes: `pivotpatch train` on drawn scenes with gloo on the CPU, one thread a process, the same batch in all.
 
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 from floor import attempt, time_call
+from front import Cost, build
 from recording import describe_machine, write_json
 from torch import Tensor
 from training import LABELS, Clock, forget, make_floor_step
@@ -36,6 +38,7 @@ from pivotpatch.audit import rank_pairs, rate_pairs
 from pivotpatch.core.metrics import average_precision
 from pivotpatch.inference.scores import Scores
 from pivotpatch.models.heads import HEADS
+from pivotpatch.models.limits import HEAD_NAMES
 from pivotpatch.runtime.values import Patching
 from pivotpatch.training.processes import own_settings
 
@@ -47,6 +50,7 @@ def main() -> None:
         "grid": grow_grid,
         "resolution": grow_resolution,
         "labels": grow_labels,
+        "systems": list_systems,
         "metrics": grow_metrics,
         "processes": grow_processes,
     }
@@ -85,21 +89,22 @@ def tell(found: Mapping[str, Any]) -> str:
 
 def grow_grid(args: argparse.Namespace, device: torch.device) -> Points:
     for grid in args.grids:
-        work = partial(measure_step, args, device, batch=args.batch, grid=grid)
+        work = partial(measure_step, args, device, partial(make_model, args, grid=grid), batch=args.batch)
         yield str(grid), attempt(work, device)
 
 
 def grow_resolution(args: argparse.Namespace, device: torch.device) -> Points:
     for size in args.sizes:
-        work = partial(measure_step, args, device, batch=args.batch, size=size)
+        work = partial(measure_step, args, device, partial(make_model, args, size=size), batch=args.batch)
         yield str(size), attempt(work, device)
 
 
 def grow_labels(args: argparse.Namespace, device: torch.device) -> Points:
     for head, labels in itertools.product(args.heads, args.labels):
         batch, too_large = args.batch, None
+        make = partial(make_model, args, head=head, labels=labels)
         while True:
-            work = partial(measure_step, args, device, batch=batch, head=head, labels=labels)
+            work = partial(measure_step, args, device, make, batch=batch)
             found = attempt(work, device)
             if batch == 1 or not found.get("error", "").startswith("OutOfMemoryError"):
                 break
@@ -107,20 +112,28 @@ def grow_labels(args: argparse.Namespace, device: torch.device) -> Points:
         yield f"{head} {labels}", found | ({} if too_large is None else {"too_large_batch": too_large})
 
 
+def list_systems(args: argparse.Namespace, device: torch.device) -> Points:
+    """A step of each head, with one look and with PAT-T's five, and of MCAR and HCP, which look again on their own."""
+    costs = [Cost(head, args.size, patches) for head in HEAD_NAMES for patches in (False, True)]
+    for cost in [*costs, *(Cost("linear", args.size, False, look=look) for look in ("crops", "windows"))]:
+        work = partial(measure_step, args, device, partial(build, cost, args.backbone), batch=args.batch)
+        yield str(cost), attempt(work, device)
+
+
+def make_model(
+    args: argparse.Namespace, *, size: int | None = None, grid: int = 2, head: str = "linear", labels: int = LABELS
+) -> Any:
+    """A PAT-T, new."""
+    names = [f"label {index}" for index in range(labels)]
+    return PatchClassifier(args.backbone, names, head=head, image_size=size or args.size, patching=Patching(grid))
+
+
 def measure_step(
-    args: argparse.Namespace,
-    device: torch.device,
-    *,
-    batch: int,
-    size: int | None = None,
-    grid: int = 2,
-    head: str = "linear",
-    labels: int = LABELS,
+    args: argparse.Namespace, device: torch.device, make: Callable[[], Any], *, batch: int
 ) -> dict[str, Any]:
     """Samples a second forward and backward, and the most memory that it took."""
-    names = [f"label {index}" for index in range(labels)]
     with device:
-        model = PatchClassifier(args.backbone, names, head=head, image_size=size or args.size, patching=Patching(grid))
+        model = make().train()
     forget(device)
     with own_settings(device):
         step = make_floor_step(model, batch=batch, compiler={} if args.compile else None)

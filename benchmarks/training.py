@@ -36,8 +36,10 @@ from pivotpatch import AsymmetricLoss, PatchClassifier
 from pivotpatch.accel import quicken_training
 from pivotpatch.core.counterfactual import combine_logits
 from pivotpatch.data.augment import AugmentPolicy, draw_augmentation
+from pivotpatch.models.classifier import Classifier
 from pivotpatch.models.views import Views, make_views
-from pivotpatch.training.task import PatchTask
+from pivotpatch.training.config import load_config
+from pivotpatch.training.task import make_task
 
 LABELS = 80
 PROFILED = 3  # steps in a profile
@@ -352,7 +354,7 @@ def run_floor(backbone: str, paths: list[Path], args: argparse.Namespace, *, dev
 
 
 def make_floor_step(
-    model: PatchClassifier,
+    model: Classifier,
     *,
     batch: int,
     compiler: Mapping[str, Any] | None,
@@ -371,12 +373,16 @@ def make_floor_step(
         views: of `batch` samples; random ones by default.
     """
     order = torch.channels_last if channels_last else torch.contiguous_format
-    task = PatchTask(model.to(memory_format=order).train(), AsymmetricLoss())
+    patches = model.patching.count if isinstance(model, PatchClassifier) else 0
+    task = make_task(
+        model.to(memory_format=order).train(),
+        load_config(None, ["data.train=none", f"task.kind={'patch' if patches else 'image'}"]),
+    )
     device, size = next(model.parameters()).device, model.preprocessing.image_size
-    small = model.patching.patch_size or size
+    small = model.patching.patch_size or size if isinstance(model, PatchClassifier) else size
     if views is None:
         image = torch.randn(batch, 3, size, size, device=device)
-        views = Views(image, torch.randn(batch, model.patching.count, 3, small, small, device=device))
+        views = Views(image, torch.randn(batch, patches, 3, small, small, device=device))
     target = (torch.rand(batch, len(model.labels), device=device) < 0.04).float()
     with torch.no_grad():  # as after some steps: a new network multiplies by zeros, for which a GPU needs less power
         for weight in model.parameters():

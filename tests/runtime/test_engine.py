@@ -1,4 +1,5 @@
 import json
+import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,20 @@ def test_a_file_answers_in_its_own_words(tmp_path: Path) -> None:
     assert (engine.labels, engine.thresholds) == (LABELS, (0.1, 0.5, 0.9))
     predictions = Predictor.load(path)(list(pictures))
     np.testing.assert_allclose([each.probs for each in predictions], expected, atol=1e-4)
+
+
+def test_a_pickled_predictor_opens_its_file_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(here / "a.onnx", describe())
+    predictor, image = Predictor.load("a.onnx", device="cpu"), np.full((8, 8, 3), 20, np.uint8)
+    content = pickle.dumps(predictor)
+    monkeypatch.chdir("/")  # another process may run elsewhere
+    again = pickle.loads(content)
+    np.testing.assert_array_equal(again(image).probs, predictor(image).probs)
+    assert repr(again) == repr(predictor)
+    assert again.engine.session.get_providers() == ["CPUExecutionProvider"]
+    (here / "a.onnx").unlink()
+    with pytest.raises(InputError, match="there is no such file"):
+        pickle.loads(content)
 
 
 @pytest.mark.slow

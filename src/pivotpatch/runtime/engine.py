@@ -225,14 +225,19 @@ def choose_providers(device: str | None, present: Iterable[str]) -> list[Any]:
 class OnnxEngine:
     """An `Engine` that runs an ONNX file; `open_onnx` makes the one of its kind.
 
+    It can be pickled: whoever unpickles it opens the file again.
+
     Attributes:
         path: the file.
         description: what it says of itself.
+        device: where it was asked to run, as in `open_session`.
     """
 
-    def __init__(self, path: str | Path, session: Any, description: Description, *, effort: float) -> None:
+    def __init__(
+        self, path: str | Path, session: Any, description: Description, *, effort: float, device: str | None = None
+    ) -> None:
         """Take what `open_onnx` has opened."""
-        self.path, self.session, self.description = Path(path), session, description
+        self.path, self.session, self.description, self.device = Path(path).absolute(), session, description, device
         self.name, self.effort = str(path), float(effort)
         self.labels, self.thresholds = description.labels, description.thresholds
         self.preferences: Mapping[str, tuple[float, ...]] = description.preferences or {}
@@ -244,6 +249,12 @@ class OnnxEngine:
         if found != description.outputs:
             wrong = f"its outputs are {', '.join(found)}, not {', '.join(description.outputs)}"
             raise InputError(self.name, wrong, _AGAIN)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"session": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"session": open_session(state["path"], device=state["device"])}
 
     def digest(self) -> str:
         """Of the file."""
@@ -271,8 +282,10 @@ class OnnxEngine:
 class LookEngine(OnnxEngine):
     """Runs a graph from views to logits per place, with every effort; says what `TorchEngine` says of its model."""
 
-    def __init__(self, path: str | Path, session: Any, description: Description, *, effort: float) -> None:
-        super().__init__(path, session, description, effort=effort)
+    def __init__(
+        self, path: str | Path, session: Any, description: Description, *, effort: float, device: str | None = None
+    ) -> None:
+        super().__init__(path, session, description, effort=effort, device=device)
         assert description.patching is not None
         assert description.image_size is not None
         self.patching, self.image_size = description.patching, description.image_size
@@ -377,7 +390,7 @@ def open_onnx(path: str | Path, *, effort: float | None = None, device: str | No
         wrong = f"this file looks at every patch, effort is {effort:g}"
         raise InputError(str(path), wrong, "leave effort out, or give the run or checkpoint")
     engine = LookEngine if description.kind == "looks" else OnnxEngine
-    return engine(path, session, description, effort=effort)
+    return engine(path, session, description, effort=effort, device=device)
 
 
 def _calibrate(logits: Array, calibration: Calibration | None) -> Array:
