@@ -138,7 +138,8 @@ def show_tags(args: argparse.Namespace, found: Iterator[str], unread: Counter[st
         else:
             _print(prediction, tags, detailed=len(head) <= DETAILED)
         if args.explain is not None:
-            file = args.explain / f"{tagged:04d}-{Path(str(prediction.picture)).stem}.png" if several else args.explain
+            stem = os.fsencode(Path(str(prediction.picture)).stem)[:200].decode("utf-8", "ignore")  # disks allow 255
+            file = args.explain / f"{tagged:04d}-{stem}.png" if several else args.explain
             with explain_disk_faults(file.parent), replacing(file) as written:
                 prediction.draw(rule.choose(prediction) or prediction.top(3)).save(written, format="png")
             tell(f"wrote {file}")
