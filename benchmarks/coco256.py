@@ -109,6 +109,7 @@ CHANGES = {
     "small160": ["task.patch_size=160"],
     "closer320": ["task.closer_size=320"],
     "closer352": ["task.closer_size=352"],
+    "zero": ["model.head_options.zero=true"],  # the last step begins at zero
     "flip": ["augment.flip=0.5"],
     "weak": ["augment.cutout=0.25", "augment.operations=1"],
     "torchvision": ["augment.randaugment=torchvision"],

@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import pytest
 import timm
 import torch
@@ -5,12 +7,14 @@ from reference.published import State, query2label
 from torch import nn
 
 from pivotpatch.errors import InputError
+from pivotpatch.models.classifier import Architecture
 from pivotpatch.models.heads import (
     HeadOption,
     MLDecoderHead,
     Query2LabelHead,
     make_head,
 )
+from pivotpatch.models.patch_classifier import PatchClassifier
 from pivotpatch.models.weights import rename_published
 from pivotpatch.runtime.values import patch_boxes
 
@@ -86,3 +90,21 @@ def test_shallow_regions_end_before_the_feed_forward_part() -> None:
     layer = deep.decoder
     fed = early + layer.linear2(layer.linear1(early).relu())
     torch.testing.assert_close(layer.norm3(fed), parts)
+
+
+@pytest.mark.parametrize("name", ["linear", "max", "query2label", "ml_decoder", "ml_gcn"])
+def test_a_model_may_begin_with_no_opinion_and_learns_from_there(name: str) -> None:
+    options: dict[str, HeadOption] = {"width": 16} if name in ("query2label", "ml_decoder") else {}
+    built = Architecture("test_resnet", name, 32, head_options={**options, "zero": True})
+    model, images = PatchClassifier(built, ("a", "b", "c")), torch.rand(2, 3, 32, 32)
+    logits = model(images)
+    assert not torch.cat([logits.image_logits, logits.pooled_logits]).any()
+    torch.testing.assert_close(logits.weights, torch.full_like(logits.weights, 0.25))
+    optimiser, before = torch.optim.SGD(model.parameters(), lr=0.1), deepcopy(model.backbone.state_dict())
+    for _ in range(2):  # the first step reaches the last step alone, the second all that lies before it
+        logits = model(images)
+        optimiser.zero_grad()
+        (logits.image_logits - 1).square().add((logits.pooled_logits - 1).square()).sum().backward()
+        optimiser.step()
+    assert any(not torch.equal(before[n], w) for n, w in model.backbone.named_parameters())
+    assert model(images).image_logits.any()

@@ -34,9 +34,10 @@ class Head(nn.Module):
     project: nn.Module
     per_label: ClassVar[PerLabel] = {}
 
-    def set_projection(self, kind: Callable[..., nn.Module], *given: int, **options: Any) -> None:
-        """Say of which kind a last step is, and what it is made with."""
-        self.make_projection = partial(kind, *given, **options)
+    def set_projection(self, kind: Callable[..., nn.Module], *given: int, zero: bool = False, **options: Any) -> None:
+        """Say of which kind a last step is, what it is made with, and whether its weights begin at zero."""
+        make = partial(kind, *given, **options)
+        self.make_projection = partial(_make_zero, make) if zero else make
         self.project = self.make_projection()
 
     def connect(self, network: nn.Module) -> None:
@@ -57,6 +58,14 @@ class Head(nn.Module):
         return project_embedding(self.project, self.embed(features))
 
 
+def _make_zero(make: Callable[[], nn.Module]) -> nn.Module:
+    """What `make` makes, its `last` weights zero: then no label is likelier than another before training."""
+    made = make()
+    for name in getattr(made, "last", ("weight", "bias")):
+        nn.init.zeros_(getattr(made, name))
+    return made
+
+
 def project_embedding(project: nn.Module, embedding: Tensor) -> Tensor:
     """Logits (B,L) of an embedding (B,...) by a last step, in float32 where a model is judged, under autocast too.
 
@@ -73,9 +82,15 @@ def project_embedding(project: nn.Module, embedding: Tensor) -> Tensor:
 class LinearHead(Head):
     """Global average pooling and one linear layer; the embedding is (B,D)."""
 
-    def __init__(self, features: int, labels: int) -> None:
+    def __init__(
+        self,
+        features: int,
+        labels: int,
+        *,
+        zero: bool = False,  # begin with a last step of zeros
+    ) -> None:
         super().__init__()
-        self.set_projection(nn.Linear, features, labels)
+        self.set_projection(nn.Linear, features, labels, zero=zero)
 
     def embed(self, features: Tensor) -> Tensor:
         """Mean (B,D) over the places of a feature map (B,D,h,w)."""
@@ -134,6 +149,7 @@ class Query2LabelHead(Head):
         attention_heads: int = 4,  # of each attention
         feedforward: int = 8192,  # inner width of the feed-forward part
         dropout: float = 0.1,  # of attention, feed-forward and their sums
+        zero: bool = False,  # begin with a last step of zeros
     ) -> None:
         super().__init__()
         self.width = features if width is None else width
@@ -148,7 +164,7 @@ class Query2LabelHead(Head):
         self.encoder = nn.ModuleList(layer(attend_self=True) for _ in range(encoder_layers))
         self.decoder = nn.ModuleList(decoder() for _ in range(decoder_layers))
         self.norm = nn.LayerNorm(self.width)
-        self.set_projection(GroupProjection, labels, queries=labels, width=self.width)
+        self.set_projection(GroupProjection, labels, queries=labels, width=self.width, zero=zero)
         for weights in (*self.encoder.parameters(), *self.decoder.parameters()):
             if weights.dim() > 1:
                 nn.init.xavier_uniform_(weights)
@@ -221,6 +237,7 @@ class MLDecoderHead(Head):
         # Decode a region as far as the whole image. Else the embedding of a region is what its queries have
         # found there, before the feed-forward part, most of what a region costs
         deep_regions: bool = True,
+        zero: bool = False,  # begin with a last step of zeros
     ) -> None:
         super().__init__()
         groups = min(labels, 100 if groups is None else groups)
@@ -229,7 +246,7 @@ class MLDecoderHead(Head):
         self.decoder = TransformerDecoderLayerOptimal(width, nhead=8, dim_feedforward=2048, dropout=0.1)
         self.register_buffer("queries", torch.randn(groups, width))
         self.queries: Tensor
-        self.set_projection(GroupProjection, labels, queries=groups, width=width)
+        self.set_projection(GroupProjection, labels, queries=groups, width=width, zero=zero)
 
     def embed(self, features: Tensor) -> Tensor:
         """Group embeddings (B,G,W) of a feature map (B,D,h,w)."""

@@ -22,10 +22,12 @@ class MLGCNHead(Head):
         vector_width: int = 300,  # numbers of a word vector
         threshold: float = 0.4,  # share of a label's images above which another that they show is its neighbour
         share: float = 0.2,  # of a label's own vector that its neighbours replace
+        zero: bool = False,  # begin with classifiers of zeros
     ) -> None:
         super().__init__()
         make = partial(make_edges, threshold=threshold, share=share)
-        self.set_projection(GraphClassifiers, features, labels, width=width, vector_width=vector_width, make=make)
+        made_with = {"width": width, "vector_width": vector_width, "make": make}
+        self.set_projection(GraphClassifiers, features, labels, zero=zero, **made_with)
 
     def embed(self, features: Tensor) -> Tensor:
         """Largest value (B,D) over the places of a feature map (B,D,h,w)."""
@@ -34,6 +36,8 @@ class MLGCNHead(Head):
 
 class GraphClassifiers(nn.Module):
     """Logits (B,L) of pooled images (B,D), by classifiers (L,D) that two graph convolutions make of word vectors."""
+
+    last = ("second",)
 
     def __init__(self, features: int, labels: int, *, width: int, vector_width: int, make: "partial[Tensor]") -> None:
         super().__init__()
